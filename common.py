@@ -1,0 +1,1260 @@
+"""What every method shares: arguments, data, splits, backbones, small federated tools and the round loop.
+
+A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the upload:
+
+    class Server:                                                   class Client:
+        __init__(args, net, clients)                                    __init__(args, net, k, data)
+        download(k) -> Payload                                          train(down, t) -> Payload
+        update(uploads, t)                                              model(down) -> nn.Module
+        state_dict() / load_state_dict(state)                           state_dict() / load_state_dict(state)
+
+`run(Server, Client, args)` is their only caller. `net` is a scratch module shared by all of them, so nothing may be
+kept in it between calls; what outlives a call is in the two state dicts, plain tensors and numbers. A client may set
+`self.log`, a dict of scalar tensors (its mean training loss, say), which the loop records and which does not travel.
+
+Order of this file: arguments; errors, seeds, files; datasets; splits and clients; backbones; federated tools; processes;
+the round loop; records and figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import difflib
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import math
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torchvision
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
+
+
+# Arguments
+
+
+def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True):
+    """A field of `Args`: its default, its help text and its limits.
+
+    `low`/`high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change any number of a
+    run (folders, checkpoint interval): such fields may differ between a run and the run that resumes it.
+    """
+    meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers)
+    return field(default=default, metadata=meta)
+
+
+@dataclass
+class Args:
+    """What every run has. Method files extend it; `parse` turns it into a command line."""
+
+    dataset: str = arg("digits", "dataset; digits needs no download")
+    scale: str = arg("paper", "paper: the paper's setting; laptop: minutes on two cores; smoke: seconds",
+                     choices=("paper", "laptop", "smoke"))
+    protocol: str = arg("indomain", "indomain: each client is tested on its own test part; lodo: leave one domain out",
+                        choices=("indomain", "lodo"))
+    target: str = arg("all", "lodo: the domain that is left out, by name; all: each in turn")
+    target_part: str = arg("all", "lodo: images of the target that are tested: all, or only its test part",
+                           choices=("all", "test"))
+    split: str = arg("0.8/0.1/0.1", "shares of train/validation/test in each client")
+    clients_per_domain: int = arg(1, "clients that share one domain", low=1)
+    dirichlet: float = arg(0.0, "concentration of the label skew between the clients of a domain; 0: no skew", low=0)
+    participation: float = arg(1.0, "share of the clients that train in a round", above=0, high=1)
+    limit: int = arg(0, "images used of each domain, drawn by the seed; 0: all", low=0)
+    backbone: str = arg("smallcnn_bn", "network", choices=())
+    weights: str = arg("none", "initial weights: none (random), imagenet (torchvision's), or a file of weights")
+    normalize: str = arg("unit", "pixels: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
+                         choices=("unit", "imagenet"))
+    image_size: int = arg(28, "height and width of the images, in pixels", low=8)
+    rounds: int = arg(100, "communication rounds T", low=1)
+    epochs: int = arg(1, "local epochs E in a round", low=1)
+    steps: int = arg(0, "local steps in a round, in place of epochs; 0: use epochs", low=0)
+    batch_size: int = arg(50, "images in a batch B", low=2)
+    lr: float = arg(0.1, "learning rate of the first round", above=0)
+    lr_decay: float = arg(1.0, "factor on the learning rate after each round", above=0, high=1)
+    momentum: float = arg(0.0, "momentum of the local SGD", low=0, high=1)
+    weight_decay: float = arg(0.0, "weight decay of the local SGD", low=0)
+    clip: float = arg(0.0, "largest norm of the gradient over all parameters; 0: no clipping", low=0)
+    seed: int = arg(0, "seed of the split, the initial weights, the batches and all other randomness", low=0)
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 where the processor has it, else fp32",
+                         choices=("auto", "fp32", "tf32", "bf16"))
+    eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    data: str = arg("data", "folder of the datasets, the downloads and the decoded cache", numbers=False)
+    archives: str = arg("", "folder with archives downloaded before; looked at before the network", numbers=False)
+    out: str = arg("", "output folder; empty: runs/<method>-<dataset>-...-<hash of the arguments>", numbers=False)
+    resume: bool = arg(True, "go on with the run in the output folder; --no-resume starts it afresh", numbers=False)
+    checkpoint_every: float = arg(30.0, "seconds between checkpoints, at least; 0: after each round", low=0,
+                                  numbers=False)
+    record: str = arg("", "JSONL file to which the finished run is added as one line", numbers=False)
+
+
+# Settings by dataset for the smaller scales; they go over a method's PAPER table and under the flags that are given.
+SCALES = {
+    "paper": {},
+    "laptop": {
+        "officecaltech": dict(image_size=128, rounds=60),
+        "pacs": dict(image_size=96, rounds=20, epochs=1),
+    },
+    "smoke": {
+        "digits": dict(rounds=2, limit=40, batch_size=16),
+        "rotatedmnist": dict(rounds=2, limit=40, batch_size=16),
+        "rotatedmnist-t10k": dict(rounds=2, limit=40, batch_size=16),
+        "officecaltech": dict(image_size=64, rounds=2, limit=40, epochs=1),
+        "pacs": dict(image_size=64, rounds=2, limit=40, epochs=1),
+    },
+}
+
+
+def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None, *,
+          laptop: dict[str, dict] | None = None, variants: dict[str, dict[str, dict]] | None = None) -> Args:
+    """The arguments of a run from the command line.
+
+    A value comes from the first of these that has one: the flag, the method's `laptop` settings or `SCALES`, the
+    settings of the chosen `--variant` (if the method has variants), the method's `paper` settings of the dataset, the
+    dataclass. Bad usage ends the program with one line on stderr and exit code 2.
+    """
+    module = sys.modules[cls.__module__]
+    name = Path(module.__file__).stem
+    fields = [f for f in dataclasses.fields(cls)]
+    choices = {f.name: f.metadata["choices"] for f in fields}
+    choices |= {"dataset": tuple(paper), "backbone": tuple(BACKBONES)}
+    parser = _Parser(prog=name, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                     description=(module.__doc__ or "").split("\nPaper  ")[0])
+    for f in fields:
+        special = "; ".join(f"{d}: {s[f.name]}" for d, s in paper.items() if f.name in s)
+        text = f"{f.metadata['text']} (default: {f.default if f.default != '' else 'empty'}" \
+               f"{'; ' + special if special else ''})".replace("%", "%%")
+        flag = "--" + f.name.strip("_").replace("_", "-")
+        if isinstance(f.default, bool):
+            parser.add_argument(flag, dest=f.name, help=text, default=argparse.SUPPRESS,
+                                action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag, dest=f.name, help=text, default=argparse.SUPPRESS, type=type(f.default),
+                                choices=choices[f.name], metavar=None if choices[f.name] else type(f.default).__name__)
+    argv = sys.argv[1:] if argv is None else argv
+    parser.set_flags()
+    given = vars(parser.parse_args(["officecaltech" if a == "officecaltech10" else
+                                    a.replace("=officecaltech10", "=officecaltech") for a in argv]))
+    dataset, scale = given.get("dataset", cls.dataset), given.get("scale", cls.scale)
+    values = dict(paper[dataset])
+    if variants:
+        values |= variants.get(given.get("variant", cls.variant), {}).get(dataset, {})
+    values |= SCALES[scale].get(dataset, {})
+    if scale == "laptop" and laptop:
+        values |= laptop.get(dataset, {})
+    args = cls(**(values | given))
+    for f in fields:
+        value, low, high, above = getattr(args, f.name), *(f.metadata[m] for m in ("low", "high", "above"))
+        if isinstance(value, float) and not math.isfinite(value) or low is not None and value < low \
+                or high is not None and value > high or above is not None and value <= above:
+            limits = [f"at least {low}" if low is not None else "", f"above {above}" if above is not None else "",
+                      f"at most {high}" if high is not None else ""]
+            parser.error(f"--{f.name.strip('_').replace('_', '-')} is {value}; it must be a finite number "
+                         f"{' and '.join(x for x in limits if x)}")
+    try:
+        shares(args.split)
+        args.device = choose_device(args.device)
+        args.precision = choose_precision(args.precision, args.device)
+    except Stop as stop:
+        parser.error(str(stop))
+    return args
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
+
+    def set_flags(self):
+        self.flags = [o for a in self._actions for o in a.option_strings]
+
+    def error(self, message):
+        if message.startswith("unrecognized arguments: "):
+            flag = message.split(": ", 1)[1].split()[0].split("=")[0]
+            near = difflib.get_close_matches(flag, self.flags, n=1, cutoff=0.75)
+            message = f"{flag} is not a flag of {self.prog}" + (f"; did you mean {near[0]}?" if near else "")
+        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n")
+
+
+def method_name(args: Args) -> str:
+    """The method file's name, without .py."""
+    return Path(sys.modules[type(args).__module__].__file__).stem
+
+
+def identity(args: Args) -> dict:
+    """The arguments that decide the numbers of a run; two runs are the same when these are."""
+    return {"method": method_name(args)} | {f.name: getattr(args, f.name) for f in dataclasses.fields(args)
+                                            if f.metadata["numbers"]}
+
+
+def shares(split: str) -> tuple[float, float, float]:
+    """'0.8/0.1/0.1' -> (0.8, 0.1, 0.1); they must be positive and sum to 1."""
+    try:
+        train, val, test = (float(s) for s in split.split("/"))
+        if min(train, val, test) <= 0 or abs(train + val + test - 1) > 1e-6:
+            raise ValueError
+    except ValueError:
+        raise Stop(f"--split is {split}; expected three positive shares that sum to 1, such as 0.8/0.1/0.1", 2)
+    return train, val, test
+
+
+def choose_device(device: str) -> str:
+    """'auto' becomes cuda or cpu; anything else must exist."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and "LOCAL_RANK" in os.environ and device == "cuda":
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(torch.cuda.device_count(), 1)}"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        raise Stop(f"--device {device} cannot be used here: {str(e).splitlines()[0]}", 2)
+    return device
+
+
+def choose_precision(precision: str, device: str) -> str:
+    """'auto' becomes bf16 where the processor has bf16 instructions, else fp32; tf32 needs a GPU."""
+    cuda = device.startswith("cuda")
+    if precision == "auto":
+        has = torch.cuda.is_bf16_supported() if cuda else device == "cpu" and torch.cpu._is_avx512_bf16_supported()
+        precision = "bf16" if has else "fp32"
+    if precision == "tf32" and not cuda:
+        raise Stop(f"--precision tf32 needs a GPU; the device is {device}: use fp32 or bf16", 2)
+    return precision
+
+
+# Errors, seeds, files
+
+
+class Stop(Exception):
+    """A run cannot go on: one line that says what was expected, what was found and what to do."""
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.code = code
+
+
+def seed_all(*key) -> torch.Generator:
+    """Seed torch from a key such as (seed, "train", t, k) and return a CPU generator of the same seed.
+
+    Randomness is counter-based: no generator state is carried from one client or round to the next, so a result
+    depends neither on the order in which clients are trained nor on an interruption.
+    """
+    number = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
+    torch.manual_seed(number)
+    return torch.Generator().manual_seed(number)
+
+
+def write_whole(path: Path, write) -> None:
+    """Call `write(file)` on a temporary file beside `path` and rename it at the end: whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value) -> None:
+    write_whole(path, lambda f: f.write((json.dumps(value, indent=1) + "\n").encode()))
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True):
+    """Hold an exclusive lock on a file; without `wait`, Stop if another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
+        yield
+
+
+# Datasets
+
+
+@dataclass
+class Domain:
+    """One domain: its name, images uint8 [N, C, H, W] (stored channels last) and labels int64 [N]."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Folders:
+    """A dataset of image folders <domain>/<class>/: where its archive comes from and what is in it."""
+
+    url: str
+    archive: str  # pattern of the archive's file name
+    domains: dict[str, tuple[str, int]]  # name of the domain: its folder, its number of images
+    classes: tuple[str, ...]
+
+
+FOLDERS = {
+    "officecaltech": Folders(
+        "https://github.com/ChristophRaab/Office_Caltech_DA_Dataset/archive/91ad5c3.zip",
+        "Office_Caltech_DA_Dataset*.zip",
+        {"amazon": ("amazon", 958), "caltech": ("Caltech", 1123), "dslr": ("dslr", 157), "webcam": ("webcam", 295)},
+        ("backpack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug",
+         "projector")),
+    "pacs": Folders(
+        "https://github.com/MachineLearning2020/Homework3-PACS/archive/d586a6c.zip",
+        "Homework3-PACS*.zip",
+        {"art_painting": ("art_painting", 2048), "cartoon": ("cartoon", 2344), "photo": ("photo", 1670),
+         "sketch": ("sketch", 3929)},
+        ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")),
+}
+ANGLES = (0, 15, 30, 45, 60, 75)  # degrees, counter-clockwise (FedSR, Sec. 4.1)
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+
+
+def load_domains(args: Args) -> tuple[list[Domain], tuple[str, ...]]:
+    """The domains of `args.dataset` at `args.image_size`, and the class names."""
+    if args.archives and not Path(args.archives).is_dir():
+        raise Stop(f"--archives {args.archives} is not a folder", 2)
+    if args.dataset == "digits":
+        domains, classes = load_digits(args.image_size), tuple("0123456789")
+    elif args.dataset in ("rotatedmnist", "rotatedmnist-t10k"):
+        images, labels = read_mnist(args, train=args.dataset == "rotatedmnist")
+        domains, classes = rotated_mnist(images, labels, args.image_size), tuple("0123456789")
+    else:
+        domains, classes = load_folders(args, FOLDERS[args.dataset]), FOLDERS[args.dataset].classes
+    if args.limit:
+        for d in domains:
+            keep = torch.randperm(len(d.labels), generator=seed_all(args.seed, "limit", d.name))[:args.limit]
+            d.images, d.labels = d.images[keep], d.labels[keep]
+    for d in domains:
+        if len(d.labels) < len(classes):
+            raise Stop(f"domain {d.name} has {len(d.labels)} images, fewer than the {len(classes)} classes; "
+                       f"{'raise --limit' if args.limit else 'look at its folder'}")
+    return domains, classes
+
+
+def rotate(images: Tensor, angle: float, size: int) -> Tensor:
+    """uint8 [N, 1, h, w] -> [N, 1, size, size], resized and turned counter-clockwise by `angle` degrees, bilinear."""
+    from torchvision.transforms.v2 import InterpolationMode, functional
+    if images.shape[-1] != size:
+        images = functional.resize(images, [size, size], antialias=True)
+    images = functional.rotate(images, angle, interpolation=InterpolationMode.BILINEAR) if angle else images
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def load_digits(size: int) -> list[Domain]:
+    """scikit-learn's 1,797 handwritten digits (8x8), dealt out to six rotations: no image is in two domains."""
+    from sklearn.datasets import load_digits as sklearn_digits
+    bunch = sklearn_digits()
+    images = torch.from_numpy(bunch.images * (255 / 16)).round().to(torch.uint8)[:, None]  # [1797, 1, 8, 8]
+    labels = torch.from_numpy(bunch.target).long()
+    order = torch.randperm(len(labels), generator=seed_all("digits"))
+    return [Domain(f"d{a}", rotate(images[order[i::6]], a, size), labels[order[i::6]]) for i, a in enumerate(ANGLES)]
+
+
+def rotated_mnist(images: Tensor, labels: Tensor, size: int) -> list[Domain]:
+    """FedSR's protocol: the same 1,000 images, 100 of each class, are turned by each of six angles.
+
+    Which images is not published: ours are drawn with a fixed seed. One image is in all domains, once in each.
+    """
+    order = torch.randperm(len(labels), generator=seed_all("rotatedmnist"))
+    picked = torch.cat([order[labels[order] == c][:100] for c in range(10)])
+    if len(picked) < 1000:
+        raise Stop(f"MNIST: expected at least 100 images of each of 10 classes, found {labels.bincount().tolist()}")
+    return [Domain(f"m{a}", rotate(images[picked], a, size), labels[picked]) for a in ANGLES]
+
+
+def read_mnist(args: Args, train: bool) -> tuple[Tensor, Tensor]:
+    """MNIST from its gzip files (in --archives, else downloaded): images uint8 [N, 1, 28, 28], labels int64 [N]."""
+    kind, count = ("train", 60000) if train else ("t10k", 10000)
+    md5s, mirrors, arrays = dict(torchvision.datasets.MNIST.resources), torchvision.datasets.MNIST.mirrors, []
+    for part, magic in (("images-idx3", 2051), ("labels-idx1", 2049)):
+        name = f"{kind}-{part}-ubyte.gz"
+        path = find_archive(args, name) or download(mirrors[-1] + name, Path(args.data) / "downloads" / name)
+        found = hashlib.md5(path.read_bytes()).hexdigest()
+        if found != md5s[name]:
+            raise Stop(f"{path}: expected md5 {md5s[name]}, found {found}; the file is damaged, get it again")
+        with gzip.open(path) as f:
+            raw = f.read()
+        if int.from_bytes(raw[:4], "big") != magic or int.from_bytes(raw[4:8], "big") != count:
+            raise Stop(f"{path}: not the MNIST file of {count} {part.split('-')[0]}")
+        arrays.append(torch.frombuffer(bytearray(raw[16 if magic == 2051 else 8:]), dtype=torch.uint8))
+    return arrays[0].view(count, 1, 28, 28), arrays[1].long()
+
+
+def find_archive(args: Args, pattern: str) -> Path | None:
+    """The first file that matches `pattern` anywhere below --archives or in the downloads."""
+    for folder in ([Path(args.archives)] if args.archives else []) + [Path(args.data) / "downloads"]:
+        for path in sorted(folder.rglob(pattern)) if folder.is_dir() else []:
+            return path
+    return None
+
+
+def download(url: str, path: Path) -> Path:
+    """Fetch `url` to `path`, with a progress bar. An interrupted download goes on where it stopped."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        have = part.stat().st_size if part.exists() else 0
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+        with urllib.request.urlopen(request, timeout=30) as reply, \
+                open(part, "ab" if have and reply.status == 206 else "wb") as file:
+            total = int(reply.headers.get("Content-Length") or 0)
+            with tqdm(total=total or None, unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
+                got = 0
+                while block := reply.read(1 << 20):
+                    file.write(block)
+                    bar.update(len(block))
+                    got += len(block)
+        if total and got != total:
+            raise OSError(f"expected {total} bytes, got {got}")
+        os.replace(part, path)
+    except (OSError, ValueError) as e:
+        raise Stop(f"could not download {url} ({e}); download it by hand and name its folder with --archives")
+    return path
+
+
+class ImageFiles:
+    """The files of an image dataset, in a folder or still in their zip archive: names, fingerprint, contents."""
+
+    def __init__(self, path: Path):
+        self.path, self.zip = path, None
+        if path.is_dir():
+            stats = {p.relative_to(path).as_posix(): p.stat() for p in path.rglob("*") if p.is_file()}
+            self.keys = {n: (s.st_size, s.st_mtime_ns) for n, s in stats.items()}
+        else:
+            try:
+                self.zip = zipfile.ZipFile(path)
+            except (zipfile.BadZipFile, OSError) as e:
+                raise Stop(f"{path} is no whole zip archive ({e}); it may be truncated: get it again")
+            self.keys = {i.filename: (i.file_size, i.CRC) for i in self.zip.infolist() if not i.is_dir()}
+            for name in self.keys:  # nothing is unpacked to disk, but such an archive is not what it says it is
+                if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or ":" in name:
+                    raise Stop(f"{path}: the entry {name} leads outside the folder; the archive is not used")
+
+    def fingerprint(self) -> str:
+        return hashlib.blake2b(repr(sorted(self.keys.items())).encode(), digest_size=6).hexdigest()
+
+    def read(self, name: str) -> bytes:
+        return self.zip.read(name) if self.zip else (self.path / name).read_bytes()
+
+
+def load_folders(args: Args, source: Folders) -> list[Domain]:
+    """A dataset of image folders: decoded once into a memory-mapped uint8 cache, then opened from there."""
+    size, folder = args.image_size, Path(args.data) / args.dataset
+    if folder.is_dir():
+        files = ImageFiles(folder)
+    else:
+        archive = find_archive(args, source.archive)
+        files = ImageFiles(archive or download(source.url, Path(args.data) / "downloads" / f"{source.archive[:-5]}.zip"))
+    cache = Path(args.data) / "cache" / f"{args.dataset}-{size}-{files.fingerprint()}"
+    if not (cache / "index.json").exists():
+        with locked(cache.parent / ".lock"):
+            if not (cache / "index.json").exists():
+                decode(files, list_images(files, source), source, size, cache)
+    try:
+        index = json.loads((cache / "index.json").read_text())
+        domains = []
+        for name, entry in index["domains"].items():
+            images = np.load(cache / f"{name}.npy", mmap_mode="c")  # copy on write: the file is never changed
+            if images.shape != (len(entry["labels"]), size, size, 3):
+                raise ValueError(f"{name}.npy holds {images.shape}")
+            domains.append(Domain(name, torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(entry["labels"])))
+    except (OSError, ValueError, KeyError) as e:
+        raise Stop(f"the cache {cache} is damaged ({e}); delete that folder and start again")
+    if index["left_out"]:
+        print(f"{args.dataset}: {len(index['left_out'])} files are no images and were left out: "
+              f"{', '.join(index['left_out'][:3])}{', ...' if len(index['left_out']) > 3 else ''}", file=sys.stderr)
+    return domains
+
+
+def list_images(files: ImageFiles, source: Folders) -> dict[str, list[tuple[str, int]]]:
+    """{domain: [(file, label), ...]} in a fixed order, and under '' the files that are no images; counts are checked."""
+    first = next(iter(source.domains.values()))[0]
+    roots = {n.split(f"{first}/")[0] for n in files.keys if f"/{first}/" in f"/{n}"}
+    if not roots:
+        raise Stop(f"{files.path}: found no folder {first}; expected the folders "
+                   f"{', '.join(f for f, _ in source.domains.values())}, each with one folder for each class")
+    root, found = min(roots, key=len), {"": []}
+    for name, (folder, count) in source.domains.items():
+        inside = sorted(n for n in files.keys if n.startswith(f"{root}{folder}/"))
+        found[name] = []
+        for c, label in zip(source.classes, range(len(source.classes))):
+            of_class = [n for n in inside if n.startswith(f"{root}{folder}/{c}/")]
+            images = [n for n in of_class if n.lower().endswith(IMAGE_ENDINGS) and not Path(n).name.startswith("._")]
+            if not images:
+                there = sorted({n[len(root) + len(folder) + 1:].split("/")[0] for n in inside if n.count("/") > root.count("/") + 1})
+                raise Stop(f"{files.path}: domain {name} has no images in {folder}/{c}; expected the class folders "
+                           f"{', '.join(source.classes)}, found {', '.join(there) or 'none'}")
+            found[name] += [(n, label) for n in images]
+            found[""] += [(n, -1) for n in of_class if n not in set(images)]
+        if len(found[name]) != count:
+            raise Stop(f"{files.path}: domain {name} has {len(found[name])} images; expected {count}")
+    return found
+
+
+def decode(files: ImageFiles, listed: dict, source: Folders, size: int, cache: Path) -> None:
+    """Decode all images to uint8 [N, size, size, 3] files, one for each domain, in parallel; renamed at the end."""
+    temporary = Path(tempfile.mkdtemp(prefix=cache.name, suffix=".tmp", dir=cache.parent))
+    try:
+        maps = {d: np.lib.format.open_memmap(temporary / f"{d}.npy", "w+", np.uint8, (len(listed[d]), size, size, 3))
+                for d in source.domains}
+
+        def one(job):
+            domain, i, name = job
+            try:
+                maps[domain][i] = to_rgb(files.read(name), size)
+            except (OSError, ValueError, SyntaxError, zipfile.BadZipFile, Image.DecompressionBombError) as e:
+                raise Stop(f"{files.path}: the image {name} cannot be decoded ({e}); replace it or get the archive again")
+
+        jobs = [(d, i, name) for d in source.domains for i, (name, _) in enumerate(listed[d])]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding and resizing release Python's lock
+            try:
+                for _ in tqdm(pool.map(one, jobs), total=len(jobs), unit="image", desc=f"decoding to {size}x{size}",
+                              mininterval=0.5):
+                    pass
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        for m in maps.values():
+            m.flush()
+        index = {"left_out": [n for n, _ in listed[""]],
+                 "domains": {d: {"labels": [y for _, y in listed[d]], "files": [n for n, _ in listed[d]]}
+                             for d in source.domains}}
+        (temporary / "index.json").write_text(json.dumps(index))
+        os.replace(temporary, cache)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def to_rgb(content: bytes, size: int) -> np.ndarray:
+    """An encoded image of any mode -> uint8 [size, size, 3], resized with antialiasing, aspect ratio not kept."""
+    image = Image.open(io.BytesIO(content))
+    if image.mode.startswith("I"):  # 16 bits a pixel (PIL's convert would clip them at 255)
+        pixels = np.asarray(image)
+        if pixels.min() < 0 or pixels.max() > 65535:
+            raise ValueError("32-bit pixels have no defined range")
+        image = Image.fromarray((pixels >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels have no defined range")
+    return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+
+
+DATASETS = ("digits", "rotatedmnist", "rotatedmnist-t10k", *FOLDERS)
+
+
+# Splits and clients
+
+
+@dataclass
+class Data:
+    """A part of a domain: the domain's images uint8 [N, C, H, W], and the rows `index` [n] with `labels` [n] of it."""
+
+    images: Tensor
+    index: Tensor
+    labels: Tensor
+    device: str
+    normalize: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, i: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions i [B] -> x float32 [B, C, H, W] in [0, 1] (or normalized), channels last, and y [B]."""
+        x = self.images[self.index[i]].to(self.device, non_blocking=True).float().div_(255)
+        if self.normalize == "imagenet":
+            x = (x - x.new_tensor([0.485, 0.456, 0.406])[:, None, None]) / \
+                x.new_tensor([0.229, 0.224, 0.225])[:, None, None]
+        return x, self.labels[i]
+
+
+@dataclass
+class ClientData:
+    """What client k holds: the name (its domain's, numbered if there are several clients) and three parts."""
+
+    name: str
+    train: Data
+    val: Data
+    test: Data
+
+
+def make_clients(args: Args, domains: list[Domain], classes: int) -> tuple[list[ClientData], ClientData | None]:
+    """The clients and, for `lodo`, the target. Every image of a domain is in exactly one part of one client.
+
+    The target's `train` and `val` are empty unless `--target-part test`, where they are the parts that nobody uses.
+    """
+    clients, target = [], None
+    for d in domains:
+        if args.device.startswith("cuda") and d.images.nbytes < torch.cuda.mem_get_info()[0] / 4:
+            d = Domain(d.name, d.images.to(args.device), d.labels)  # decoded pixels stay on the device
+        order = torch.randperm(len(d.labels), generator=seed_all(args.seed, "split", d.name))
+        part = lambda rows: Data(d.images, rows.to(d.images.device), d.labels[rows].to(args.device), args.device,
+                                 args.normalize)
+        if args.protocol == "lodo" and d.name == args.target:
+            train, val, test = cut(order, args.split) if args.target_part == "test" else (order[:0], order[:0], order)
+            target = ClientData(d.name, part(train), part(val), part(test))
+            continue
+        for m, rows in enumerate(skewed(args, d, order, classes)):
+            name = d.name if args.clients_per_domain == 1 else f"{d.name}-{m}"
+            train, val, test = (part(r) for r in cut(rows, args.split))
+            if len(train) < 2 or len(val) < 1 or len(test) < 1:
+                raise Stop(f"client {name} has {len(train)}/{len(val)}/{len(test)} images to train, validate and test; "
+                           f"it needs at least 2/1/1: fewer --clients-per-domain, a larger --dirichlet or --limit")
+            clients.append(ClientData(name, train, val, test))
+    return clients, target
+
+
+def cut(rows: Tensor, split: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Shuffled rows -> train, validation, test. Test and then train are rounded down, validation gets the rest.
+
+    (0.8/0.1/0.1 of 157 images gives 126/16/15, as in FDSE's official code.)
+    """
+    train, _, test = shares(split)
+    n_test = int(len(rows) * test + 1e-9)
+    n_train = int((len(rows) - n_test) * train / (1 - test) + 1e-9)
+    return rows[:n_train], rows[n_train:len(rows) - n_test], rows[len(rows) - n_test:]
+
+
+def skewed(args: Args, domain: Domain, order: Tensor, classes: int) -> list[Tensor]:
+    """A domain's rows dealt out to its clients: evenly, or each class by shares drawn from Dirichlet(beta)."""
+    m = args.clients_per_domain
+    if m == 1 or args.dirichlet == 0:
+        return [order[i::m] for i in range(m)]
+    rng = np.random.default_rng(seed_all(args.seed, "dirichlet", domain.name).initial_seed())
+    piles = [[] for _ in range(m)]
+    for c in range(classes):
+        rows = order[domain.labels[order] == c]
+        ends = np.floor(np.cumsum(rng.dirichlet([args.dirichlet] * m)) * len(rows) + 1e-9).astype(int)[:-1]
+        for pile, rows_of_client in zip(piles, np.split(rows.numpy(), ends)):
+            pile.append(torch.from_numpy(rows_of_client))
+    shuffle = seed_all(args.seed, "dirichlet order", domain.name)
+    return [(r := torch.cat(p))[torch.randperm(len(r), generator=shuffle)] for p in piles]
+
+
+def batches(data: Data, args: Args, t: int, k: int):
+    """The batches (x, y) of client k in round t: E epochs, or exactly `--steps` of them; a new order each epoch.
+
+    A last batch of one image is joined to the batch before it, because BN cannot take the variance of one value.
+    """
+    done, epoch = 0, 0
+    while done < args.steps if args.steps else epoch < args.epochs:
+        order = torch.randperm(len(data), generator=seed_all(args.seed, "batches", t, k, epoch))
+        parts = list(order.split(args.batch_size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        for i in parts[:args.steps - done] if args.steps else parts:
+            yield data.batch(i.to(data.index.device))
+            done += 1
+        epoch += 1
+
+
+# Backbones: features(x) -> z [B, D], classify(z) -> logits [B, classes]
+
+
+class Net(nn.Module):
+    """A representation `body` (x -> z [B, D]) and a linear `head` (z -> logits)."""
+
+    def __init__(self, body: nn.Module, dim: int, classes: int):
+        super().__init__()
+        self.body, self.head = body, nn.Linear(dim, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def classify(self, z: Tensor) -> Tensor:
+        return self.head(z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.features(x))
+
+
+def smallcnn(channels: int, bn: bool) -> nn.Module:
+    """The small CNN of the RotatedMNIST experiments: two 3x3 convolutions and one layer to z of 64 (FedSR, Sec. 4.2).
+
+    The text gives neither the channels (32 and 64 here), nor ReLU and 2x2 max pooling, nor BN (on with `bn`).
+    """
+    norm = nn.BatchNorm2d if bn else (lambda _: nn.Identity())
+    return nn.Sequential(nn.Conv2d(channels, 32, 3, padding=1), norm(32), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Conv2d(32, 64, 3, padding=1), norm(64), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(64 * 7 * 7, 64), nn.ReLU())
+
+
+def alexnet_bn() -> nn.Module:
+    """AlexNet with BN, FDSE Table A5, layers 1 to 8."""
+    def conv(s, t, *shape):
+        return nn.Conv2d(s, t, *shape), nn.BatchNorm2d(t), nn.ReLU(inplace=True)
+
+    def fc(s, t):
+        return nn.Linear(s, t), nn.BatchNorm1d(t), nn.ReLU(inplace=True)
+
+    return nn.Sequential(*conv(3, 64, 11, 4, 2), nn.MaxPool2d(3, 2), *conv(64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
+                         *conv(192, 384, 3, 1, 1), *conv(384, 256, 3, 1, 1), *conv(256, 256, 3, 1, 1),
+                         nn.MaxPool2d(3, 2), nn.AdaptiveAvgPool2d(6), nn.Flatten(), *fc(9216, 1024), *fc(1024, 1024))
+
+
+def resnet18_3x3() -> nn.Module:
+    """ResNet18 for 32x32 images: a 3x3 stem with stride 1 and no max pooling (FedGaLA, EasyFL)."""
+    net = torchvision.models.resnet18()
+    net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    return net
+
+
+# name: (builder of a torchvision network or of a body, its last layer to be replaced or None, D, ImageNet weights)
+BACKBONES = {
+    "smallcnn": (lambda a, c: smallcnn(c, bn=False), None, 64, None),
+    "smallcnn_bn": (lambda a, c: smallcnn(c, bn=True), None, 64, None),
+    "alexnet_bn": (lambda a, c: alexnet_bn(), None, 1024, None),
+    "alexnet": (lambda a, c: torchvision.models.alexnet(), "classifier.6", 4096, "AlexNet_Weights.IMAGENET1K_V1"),
+    "resnet18": (lambda a, c: torchvision.models.resnet18(), "fc", 512, "ResNet18_Weights.IMAGENET1K_V1"),
+    "resnet50": (lambda a, c: torchvision.models.resnet50(), "fc", 2048, "ResNet50_Weights.IMAGENET1K_V2"),
+    "resnet18_3x3": (lambda a, c: resnet18_3x3(), "fc", 512, None),
+    "vit_b8": (lambda a, c: torchvision.models.VisionTransformer(a.image_size, 8, 12, 12, 768, 3072), "heads", 768, None),
+}
+
+
+def backbone(args: Args, channels: int, classes: int) -> Net:
+    """The network named by `--backbone`, with `--weights`, for images of `channels` channels."""
+    build, last, dim, imagenet = BACKBONES[args.backbone]
+    if channels != 3 and not args.backbone.startswith("smallcnn"):
+        raise Stop(f"--backbone {args.backbone} takes colour images; those of {args.dataset} have one channel: "
+                   f"use smallcnn or smallcnn_bn", 2)
+    body = build(args, channels)
+    pretrained = None
+    if args.weights == "imagenet":
+        if imagenet is None:
+            raise Stop(f"there are no ImageNet weights for --backbone {args.backbone}; there are for "
+                       f"{', '.join(n for n, b in BACKBONES.items() if b[3])}", 2)
+        pretrained = torchvision.models.get_weight(imagenet).get_state_dict(progress=True, check_hash=True)
+    elif args.weights != "none":
+        pretrained = load_file(Path(args.weights), "weights")
+    if pretrained is not None and not any(key.startswith("body.") for key in pretrained):
+        load_pretrained(body, pretrained, skip=last, origin=args.weights)  # torchvision's names, before the cut
+        pretrained = None
+    if last:
+        setattr(body.get_submodule(last.rpartition(".")[0]), last.rpartition(".")[2], nn.Identity())
+    net = Net(body, dim, classes)
+    if pretrained is not None:
+        load_pretrained(net, pretrained, skip="head", origin=args.weights)
+    return net
+
+
+def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: str) -> None:
+    """Load weights into `module`. Those of the layer `skip` are left out if their shape differs; all others must fit."""
+    have = module.state_dict()
+    if skip:
+        weights = {k: v for k, v in weights.items()
+                   if not k.startswith(skip + ".") or k in have and v.shape == have[k].shape}
+    wrong = sorted(k for k, v in weights.items() if k not in have or v.shape != have[k].shape)
+    missing = sorted(k for k in have if k not in weights and not (skip and k.startswith(skip + ".")))
+    if wrong or missing:
+        raise Stop(f"--weights {origin} does not fit the network: {len(missing)} tensors are missing and "
+                   f"{len(wrong)} do not fit, such as {(missing + wrong)[0]}", 2)
+    module.load_state_dict(weights, strict=False)
+
+
+def load_file(path: Path, what: str):
+    """torch.load of plain tensors and numbers; a file that holds anything else is refused, its code never runs."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise Stop(f"{path}: no such file of {what}", 2)
+    except Exception as e:
+        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise Stop(f"{path} cannot be read as a file of {what}: it is damaged or holds more than tensors ({reason[:120]})")
+
+
+# Federated tools
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's parameters and buffers, which later training does not change."""
+    return {k: v.detach().clone() for k, v in module.state_dict().items()}
+
+
+def load(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """Load a whole state into `module` and return it."""
+    module.load_state_dict(tensors)
+    return module
+
+
+def average(states: list[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
+    """sum_k weights[k] * states[k], entry by entry; the result of an integer buffer is rounded."""
+    out = {}
+    for name, first in states[0].items():
+        mixed = torch.zeros_like(first, dtype=first.dtype if first.is_floating_point() else torch.float64)
+        for s, p in zip(states, weights.tolist()):
+            mixed.add_(s[name], alpha=p)
+        out[name] = mixed if first.is_floating_point() else mixed.round().to(first.dtype)
+    return out
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    """All entries as one vector."""
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def copied(value):
+    """A deep copy of nested dicts of tensors, numbers and strings."""
+    if isinstance(value, dict):
+        return {k: copied(v) for k, v in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def tensors_of(payload) -> list[Tensor]:
+    """All tensors of a payload."""
+    return [t for v in payload.values() for t in (tensors_of(v) if isinstance(v, dict) else [v])]
+
+
+def nbytes(payload: Payload) -> int:
+    """Bytes of a payload on the wire."""
+    return sum(t.numel() * t.element_size() for t in tensors_of(payload))
+
+
+def sgd(module: nn.Module, args: Args, t: int) -> torch.optim.SGD:
+    """A new local SGD optimizer at the learning rate of round t: lr * lr_decay^t."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return torch.optim.SGD(parameters, lr=args.lr * args.lr_decay ** t, momentum=args.momentum,
+                           weight_decay=args.weight_decay, fused=True)
+
+
+def autocast(args: Args):
+    """The context of forward passes and losses: bf16 autocast with `--precision bf16`, else nothing."""
+    return torch.autocast(args.device.split(":")[0], torch.bfloat16, enabled=args.precision == "bf16")
+
+
+@torch.no_grad()
+def correct(model: nn.Module, data: Data, args: Args) -> int:
+    """The number of images of `data` that `model` classifies correctly, in eval mode."""
+    model.eval()
+    hits = torch.zeros((), dtype=torch.long, device=args.device)
+    for i in torch.arange(len(data), device=data.index.device).split(max(args.batch_size, 100)):
+        x, y = data.batch(i)
+        with autocast(args):
+            hits += (model(x).argmax(1) == y).sum()
+    return int(hits)
+
+
+# Processes: with torchrun, client k belongs to process k mod P; process 0 runs the server
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to keep large freed blocks instead of giving them back to the kernel.
+
+    Each training step frees and takes the same activations; without this every step pays their page faults again
+    (measured: 5 to 20% of a step on two cores). No effect where the C library has no mallopt.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def process() -> tuple[int, int]:
+    """The rank of this process and their number P; (0, 1) without torchrun."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def merged(mine: dict) -> dict:
+    """The dicts of all processes merged, sorted by key, in process 0; elsewhere an empty one."""
+    rank, size = process()
+    if size == 1:
+        return mine
+    parts = [None] * size if rank == 0 else None
+    dist.gather_object(to_cpu(mine), parts)
+    return {k: v for k, v in sorted(item for part in parts for item in part.items())} if rank == 0 else {}
+
+
+def from_server(value):
+    """The value that process 0 has, in every process."""
+    box = [to_cpu(value)]
+    if process()[1] > 1:
+        dist.broadcast_object_list(box)
+    return box[0]
+
+
+def to_cpu(value):
+    """Tensors anywhere in nested dicts, lists and tuples moved to the CPU (unchanged in a single process)."""
+    if process()[1] == 1:
+        return value
+    if isinstance(value, dict):
+        return {k: to_cpu(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_cpu(v) for v in value)
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def to_device(value, device: str):
+    """Tensors anywhere in nested dicts moved to the device."""
+    if isinstance(value, dict):
+        return {k: to_device(v, device) for k, v in value.items()}
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+# The round loop
+
+
+def run(Server, Client, args: Args, build=backbone) -> list[dict]:
+    """Train and evaluate a method as `args` says; the main of every method file. Returns the results, one per target.
+
+    `build(args, channels, classes)` makes the network(s). Ends the program with one line on stderr when it cannot go
+    on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last checkpoint is kept).
+    """
+    keep_freed_memory()
+    try:
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")
+        if args.precision == "tf32":
+            torch.set_float32_matmul_precision("high")
+        domains, classes = load_domains(args)
+        names = [d.name for d in domains]
+        if args.protocol == "lodo" and args.target not in ["all", *names]:
+            raise Stop(f"--target {args.target} is not a domain of {args.dataset}; its domains are {', '.join(names)}", 2)
+        if args.protocol != "lodo" and args.target != "all":
+            raise Stop(f"--target {args.target} goes with --protocol lodo; the protocol is {args.protocol}", 2)
+        targets = names if args.protocol == "lodo" and args.target == "all" else [args.target]
+        results = [run_one(Server, Client, dataclasses.replace(
+            args, target=target, out=str(Path(args.out) / target) if args.out and len(targets) > 1 else args.out),
+            build, domains, classes) for target in targets]
+        if len(targets) > 1 and process()[0] == 0:
+            print(f"{method_name(args)} on {args.dataset}, accuracy on each left-out domain (%): " + "  ".join(
+                f"{n} {100 * r['best']['target']:.2f}" for n, r in zip(targets, results)) +
+                f"  mean {100 * np.mean([r['best']['target'] for r in results]):.2f}")
+        return results
+    except Stop as stop:
+        message, code = str(stop), stop.code
+    except OSError as e:
+        message, code = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}; what was written before is whole", 1
+    except KeyboardInterrupt:
+        message, code = "interrupted; the same command goes on from the last checkpoint", 130
+    print(f"{method_name(args)}: {message}", file=sys.stderr)
+    sys.stderr.flush()
+    if dist.is_initialized():
+        os._exit(code)  # the other processes wait in a collective: torchrun ends them
+    sys.exit(code)
+
+
+def run_one(Server, Client, args: Args, build, domains: list[Domain], classes: tuple[str, ...]) -> dict:
+    """One run: the federation, its resume, its rounds, its result. In process 0 it writes the output folder."""
+    rank, size = process()
+    key = identity(args)
+    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4).hexdigest()
+    parts = [key["method"], args.dataset, args.protocol if args.protocol == "indomain" else f"lodo-{args.target}",
+             args.scale, f"s{args.seed}", digest]
+    out = Path(args.out or Path("runs") / "-".join(parts))
+    with locked(out / ".lock", wait=False) if rank == 0 else contextlib.nullcontext():
+        saved = from_server(resumed(out, key, args) if rank == 0 else None)
+        if saved and saved["round"] == args.rounds and (out / "result.json").exists():
+            result = json.loads((out / "result.json").read_text())
+            if rank == 0:
+                print(f"{out} holds this run, finished: {summary(result)}")
+                record(args, result)
+            return result
+        clients, target = make_clients(args, domains, len(classes))
+        seed_all(args.seed, "init")
+        net = build(args, domains[0].images.shape[1], len(classes))
+        try:
+            net.eval()(torch.zeros(2, *domains[0].images.shape[1:]))
+        except RuntimeError as e:
+            raise Stop(f"images of {args.image_size}x{args.image_size} do not fit --backbone {args.backbone} "
+                       f"({str(e).splitlines()[0][:80]}): give another --image-size", 2)
+        net.to(args.device, memory_format=torch.channels_last)
+        server = Server(args, net, len(clients))
+        members = {k: Client(args, net, k, c) for k, c in enumerate(clients) if k % size == rank}
+        if target and (len(clients) % size == rank):
+            members[len(clients)] = Client(args, net, len(clients), target)  # never trained
+        names = [c.name for c in clients] + ([target.name] if target else [])
+        return Loop(server, members, names, bool(target), args, key, out, saved).run()
+
+
+def resumed(out: Path, key: dict, args: Args) -> dict | None:
+    """The checkpoint in the output folder if it is of this run; Stop if it is of another; None to start afresh."""
+    if not args.resume:
+        for name in ("checkpoint.pt", "metrics.jsonl", "timing.jsonl", "result.json", "curves.png"):
+            (out / name).unlink(missing_ok=True)
+    if not (out / "checkpoint.pt").exists():
+        return None
+    saved = load_file(out / "checkpoint.pt", "checkpoint")
+    if not isinstance(saved, dict) or not {"identity", "round", "server", "clients"} <= saved.keys():
+        raise Stop(f"{out / 'checkpoint.pt'} is no checkpoint of a run: give another --out")
+    theirs = json.loads(saved["identity"])
+    different = [k for k in sorted(theirs | key) if theirs.get(k) != key.get(k)]
+    if different:
+        raise Stop(f"{out} holds a run of other arguments ({', '.join(f'{k} {theirs.get(k)}, not {key.get(k)}' for k in different[:3])}"
+                   f"{', ...' if len(different) > 3 else ''}): give another --out, or --no-resume to replace it", 2)
+    return saved
+
+
+class Loop:
+    """The rounds of one run: sample clients, download, train, upload, update, evaluate, log, checkpoint."""
+
+    def __init__(self, server, clients: dict, names: list[str], has_target: bool, args: Args, key: dict, out: Path,
+                 saved: dict | None):
+        self.server, self.clients, self.names, self.args, self.key, self.out = server, clients, names, args, key, out
+        self.K = len(names) - has_target
+        self.has_target = has_target
+        self.t, self.history, self.best = 0, [], None
+        self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
+        self.images, self.saved_at = 0, time.monotonic()
+        if saved:
+            self.t, self.history, self.seconds = saved["round"], json.loads(saved["history"]), saved["seconds"]
+            self.images, self.best = saved["images"], saved["best"]
+            self.restore(saved)
+
+    def run(self) -> dict:
+        args, rank = self.args, process()[0]
+        if rank == 0:
+            lines = "".join(json.dumps(h) + "\n" for h in self.history)
+            write_whole(self.out / "metrics.jsonl", lambda f: f.write(lines.encode()))
+        wide = sys.stderr.isatty()
+        with tqdm(total=args.rounds, initial=self.t, unit="round", desc=f"{self.key['method']} {args.dataset}",
+                  mininterval=0.2 if wide else 30, dynamic_ncols=wide, disable=rank != 0) as bar:
+            while self.t < args.rounds:
+                entry = self.round(self.t)
+                self.t += 1
+                if self.t % args.eval_every == 0 or self.t == args.rounds:
+                    entry |= self.evaluate(self.t)
+                if rank == 0:
+                    self.log(entry, bar)
+                self.checkpoint(entry)
+        result = self.result() if rank == 0 else {}
+        return from_server(result)
+
+    def round(self, t: int) -> dict:
+        """Round t; returns its line of metrics (in process 0)."""
+        args = self.args
+        count = max(1, round(args.participation * self.K))
+        chosen = torch.randperm(self.K, generator=seed_all(args.seed, "sample", t))[:count].sort().values.tolist()
+        started, uploads, logs = time.perf_counter(), {}, {}
+        for k in chosen:
+            if k not in self.clients:
+                continue
+            down = self.server.download(k)
+            seed_all(args.seed, "train", t, k)
+            up = self.clients[k].train(down, t)
+            log = {name: float(v) for name, v in getattr(self.clients[k], "log", {}).items()}
+            broken = [v for v in tensors_of(up) if v.is_floating_point() and not torch.isfinite(v).all()]
+            if broken or not all(math.isfinite(v) for v in log.values()):
+                raise Stop(f"round {t + 1}, client {self.names[k]}: the loss or the weights are no longer finite; the last "
+                           f"good checkpoint is kept in {self.out}: lower --lr, or set --clip")
+            n = len(self.clients[k].data.train)
+            self.images += args.steps * min(args.batch_size, n) if args.steps else args.epochs * n
+            uploads[k], logs[k] = up, {"bytes_down": nbytes(down), "bytes_up": nbytes(up)} | log
+        self.seconds["train"] += time.perf_counter() - started
+        uploads, logs = merged(uploads), merged(logs)
+        started = time.perf_counter()
+        seed_all(args.seed, "server", t)
+        if process()[0] == 0:
+            self.server.update(to_device(uploads, args.device) if process()[1] > 1 else uploads, t)
+        if process()[1] > 1:
+            self.server.load_state_dict(to_device(from_server(self.server.state_dict()), args.device))
+        self.seconds["server"] += time.perf_counter() - started
+        return {"round": t + 1, "lr": args.lr * args.lr_decay ** t, "clients": {self.names[k]: v for k, v in logs.items()}}
+
+    def evaluate(self, rounds: int) -> dict:
+        """Validation and test accuracy of the models of all clients after `rounds` rounds, and of the target."""
+        started, hits = time.perf_counter(), {}
+        for k, client in self.clients.items():
+            seed_all(self.args.seed, "evaluate", rounds, k)
+            model = client.model(self.server.download(k))
+            sizes = len(client.data.val), len(client.data.test)
+            hits[k] = [correct(model, client.data.val, self.args) if k < self.K else 0, sizes[0],
+                       correct(model, client.data.test, self.args), sizes[1]]
+        hits = merged(hits)
+        self.seconds["evaluate"] += time.perf_counter() - started
+        if process()[0]:
+            return {}
+        entry = {}
+        for part, i in (("val", 0), ("test", 2)):
+            right, n = [hits[k][i] for k in range(self.K)], [hits[k][i + 1] for k in range(self.K)]
+            each = [r / m for r, m in zip(right, n)]
+            entry[part] = {"ALL": sum(right) / sum(n), "AVG": sum(each) / self.K,
+                           "clients": dict(zip(self.names, each))}
+        if self.has_target:
+            entry["target"] = hits[self.K][2] / hits[self.K][3]
+        return entry
+
+    def log(self, entry: dict, bar) -> None:
+        """Append the round's metrics (deterministic) and times (not) to their files and show them."""
+        self.history.append(entry)
+        with open(self.out / "metrics.jsonl", "a") as f:
+            f.write(json.dumps(entry) + "\n")
+        with open(self.out / "timing.jsonl", "a") as f:
+            f.write(json.dumps({"round": entry["round"], "seconds": self.seconds}) + "\n")
+        losses = [c["loss"] for c in entry["clients"].values() if "loss" in c]
+        shown = {"loss": f"{np.mean(losses):.3f}"} if losses else {}
+        if "val" in entry:
+            shown |= {"val": f"{100 * entry['val']['ALL']:.1f}", "ALL": f"{100 * entry['test']['ALL']:.1f}",
+                      "AVG": f"{100 * entry['test']['AVG']:.1f}"}
+            shown |= {"target": f"{100 * entry['target']:.1f}"} if self.has_target else {}
+            self.shown = shown
+        bar.set_postfix(getattr(self, "shown", {}) | shown, refresh=False)
+        bar.update()
+
+    def snapshot(self) -> dict:
+        """The federation's state: the server's and, gathered in process 0, all clients'."""
+        return {"server": self.server.state_dict(), "clients": merged({k: c.state_dict() for k, c in self.clients.items()})}
+
+    def restore(self, saved: dict) -> None:
+        self.server.load_state_dict(to_device(saved["server"], self.args.device))
+        for k, client in self.clients.items():
+            client.load_state_dict(to_device(saved["clients"][k], self.args.device))
+
+    def checkpoint(self, entry: dict) -> None:
+        """Keep the state of the best validation round; write last and best state when it is time."""
+        last = self.t == self.args.rounds
+        better = "val" in entry and (self.best is None or entry["val"]["ALL"] > self.best["val"])
+        due = last or time.monotonic() - self.saved_at >= self.args.checkpoint_every
+        better, due = from_server((better, due))
+        if not (better or due):
+            return
+        started, now = time.perf_counter(), self.snapshot()
+        if process()[0] == 0:
+            if better:
+                self.best = {"round": self.t, "val": entry["val"]["ALL"]} | copied(now)
+            if due:
+                content = {"identity": json.dumps(self.key), "round": self.t, "history": json.dumps(self.history),
+                           "seconds": self.seconds, "images": self.images, "best": self.best} | now
+                write_whole(self.out / "checkpoint.pt", lambda f: torch.save(content, f))
+        self.saved_at = time.monotonic() if due else self.saved_at
+        self.seconds["write"] += time.perf_counter() - started
+
+    def result(self) -> dict:
+        """The finished run's result, written to result.json and curves.png and added to `--record`."""
+        args, evaluated = self.args, [h for h in self.history if "val" in h]
+        chosen = next(h for h in evaluated if h["round"] == self.best["round"])
+        outcome = lambda h: {"round": h["round"], "val": h["val"]["ALL"], **h["test"]} | (
+            {"target": h["target"]} if self.has_target else {})
+        up, down = ({h["round"]: sum(c[b] for c in h["clients"].values()) for h in self.history}
+                    for b in ("bytes_up", "bytes_down"))
+        seconds = {k: round(v, 3) for k, v in self.seconds.items()}
+        result = {
+            "id": hashlib.blake2b(json.dumps(self.key, sort_keys=True).encode(), digest_size=8).hexdigest(),
+            "method": self.key["method"], "args": self.key, "command": command(),
+            "best": outcome(chosen), "last": outcome(evaluated[-1]),
+            "curve": {"round": [h["round"] for h in evaluated],
+                      "val": [round(h["val"]["ALL"], 5) for h in evaluated],
+                      "ALL": [round(h["test"]["ALL"], 5) for h in evaluated],
+                      "AVG": [round(h["test"]["AVG"], 5) for h in evaluated]} | (
+                          {"target": [round(h["target"], 5) for h in evaluated]} if self.has_target else {}),
+            "bytes": {"up": sum(up.values()), "down": sum(down.values()),
+                      "up_per_round": sum(up.values()) / len(up), "down_per_round": sum(down.values()) / len(down)},
+            "seconds": seconds, "images_per_second": round(self.images / max(seconds["train"], 1e-9), 1),
+            "peak_memory_mib": peak_memory(), "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        } | provenance(args)
+        draw_curves(self.out / "curves.png", self.history, f"{result['method']}, {args.dataset}, {args.scale}")
+        write_json(self.out / "result.json", result)
+        record(args, result)
+        print(f"{self.out}: {summary(result)}")
+        return result
+
+
+# Records and figures
+
+
+def summary(result: dict) -> str:
+    """One line: the model of the best validation round, and the cost."""
+    best, s = result["best"], result["seconds"]
+    target = f"target {100 * best['target']:.2f}%, " if "target" in best else ""
+    return (f"best validation round {best['round']}: {target}ALL {100 * best['ALL']:.2f}%, AVG {100 * best['AVG']:.2f}%; "
+            f"last round: ALL {100 * result['last']['ALL']:.2f}%, AVG {100 * result['last']['AVG']:.2f}%; "
+            f"{s['train']:.0f} s training, {s['server']:.0f} s server, {s['evaluate']:.0f} s evaluation, "
+            f"{result['images_per_second']:.0f} images/s, {result['peak_memory_mib']} MiB")
+
+
+def record(args: Args, result: dict) -> None:
+    """Append the result to `--record` unless it is there; one line, one write, under a lock."""
+    if not args.record:
+        return
+    path = Path(args.record)
+    with locked(path.with_name(f".{path.name}.lock")):
+        if path.exists() and any(f'"id": "{result["id"]}"' in line for line in path.read_text().splitlines()):
+            return
+        with open(path, "a") as f:
+            f.write(json.dumps(result) + "\n")
+
+
+def command() -> str:
+    """The command of this run, as typed from the repository's folder."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    start = f"python -m {spec.name}" if spec and spec.name != "__main__" else f"python {Path(sys.argv[0]).name}"
+    return " ".join([start, *sys.argv[1:]])
+
+
+def peak_memory() -> int:
+    """MiB of the largest resident size of this process (the mapped pixels that were read count), GPU memory apart."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def provenance(args: Args) -> dict:
+    """Commit, versions and hardware: where a number comes from."""
+    def git(*words):
+        done = subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")), "") if Path("/proc/cpuinfo").exists() else platform.processor()
+    gpu = args.device.startswith("cuda")
+    return {
+        "commit": git("rev-parse", "HEAD"), "uncommitted_changes": bool(git("status", "--porcelain", "-uno")),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                     "torchvision": torchvision.__version__, "numpy": np.__version__},
+        "hardware": {"cpu": cpu, "threads": torch.get_num_threads(), "processes": process()[1],
+                     "gpu": torch.cuda.get_device_name(args.device) if gpu else None,
+                     "gpu_peak_memory_mib": torch.cuda.max_memory_allocated(args.device) >> 20 if gpu else None},
+    }
+
+
+def draw_curves(path: Path, history: list[dict], title: str) -> None:
+    """Accuracy of validation, ALL, AVG and each client, and the mean training loss, over the rounds."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    evaluated = [h for h in history if "val" in h]
+    rounds = [h["round"] for h in evaluated]
+    for name in evaluated[0]["test"]["clients"]:
+        left.plot(rounds, [100 * h["test"]["clients"][name] for h in evaluated], linewidth=0.8, alpha=0.6, label=name)
+    left.plot(rounds, [100 * h["test"]["ALL"] for h in evaluated], "k", label="test ALL")
+    left.plot(rounds, [100 * h["test"]["AVG"] for h in evaluated], "k--", label="test AVG")
+    left.plot(rounds, [100 * h["val"]["ALL"] for h in evaluated], "r:", label="validation ALL")
+    if "target" in evaluated[0]:
+        left.plot(rounds, [100 * h["target"] for h in evaluated], "b", linewidth=2, label="left-out domain")
+    left.set(xlabel="round", ylabel="accuracy (%)", title=title)
+    left.legend(fontsize=7, ncols=2)
+    for name in sorted({n for h in history for n in h["clients"]}):
+        points = [(h["round"], h["clients"][name]["loss"]) for h in history if "loss" in h["clients"].get(name, {})]
+        if points:
+            right.plot(*zip(*points), linewidth=0.8, label=name)
+    right.set(xlabel="round", ylabel="mean training loss", title="training")
+    if right.lines:
+        right.legend(fontsize=7)
+    figure_format = io.BytesIO()
+    figure.savefig(figure_format, dpi=130, format="png")
+    write_whole(path, lambda f: f.write(figure_format.getvalue()))
