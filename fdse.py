@@ -200,9 +200,9 @@ class BatchStatistics(torch.autograd.Function):
     def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(x.dtype, torch.float32)
         ones, zeros = (f(x.shape[1], dtype=exact, device=x.device) for f in (torch.ones, torch.zeros))
-        _, mean, inverse_std = torch.native_batch_norm(x, ones, zeros, None, None, True, 0.0, 0.0)
+        _, mean, inverse_std = torch.native_batch_norm(x, ones, zeros, None, None, True, 0.0, 1e-8)
         ctx.save_for_backward(x, mean)
-        return mean, inverse_std ** -2
+        return mean, (inverse_std ** -2 - 1e-8).clamp_min(0)  # epsilon 0 would give 1/std = 0 for a dead channel
 
     @staticmethod
     def backward(ctx, grad_mean: Tensor, grad_variance: Tensor) -> Tensor:

@@ -1,0 +1,73 @@
+"""Helpers of the tests: small data that the tests make, and runs in this process or in one of their own."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import common  # noqa: E402
+import fdse  # noqa: E402
+import fedavg  # noqa: E402
+
+METHODS = {"fedavg": (fedavg, {}, common.backbone), "fdse": (fdse, {"variants": fdse.VARIANTS}, fdse.build)}
+
+
+def parsed(method: str, *flags: str):
+    module, tables, _ = METHODS[method]
+    return common.parse(module.Args, module.PAPER, [str(f) for f in flags], **tables)
+
+
+def run_here(method: str, out: Path, *flags) -> dict:
+    """Run a method at smoke scale in this process; returns its result."""
+    module, _, build = METHODS[method]
+    args = parsed(method, "--scale", "smoke", "--precision", "fp32", "--out", out, *flags)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return common.run(module.Server, module.Client, args, build)[-1]
+
+
+def start(*words, **kw) -> subprocess.Popen:
+    """Start `python <words>` in the repository's folder, one thread each, output captured."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, **kw)
+
+
+def metrics(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def office(tmp_path, monkeypatch):
+    """A tiny Office-Caltech10 in the official layout: (folder, its expected counts in place of the real ones)."""
+    source = common.FOLDERS["officecaltech"]
+    rng, folder = np.random.default_rng(0), tmp_path / "office"
+    for domain, (name, _) in source.domains.items():
+        for label, c in enumerate(source.classes):
+            (folder / name / c).mkdir(parents=True)
+            for i in range(2):
+                pixels = rng.integers(0, 60, (20, 24, 3), dtype=np.uint8)
+                pixels[2 * label:2 * label + 2] = 255
+                Image.fromarray(pixels).save(folder / name / c / f"{i}.png")
+    tiny = dataclasses.replace(source, domains={d: (f, 20) for d, (f, _) in source.domains.items()})
+    monkeypatch.setitem(common.FOLDERS, "officecaltech", tiny)
+    return folder
+
+
+def zipped(folder: Path, archive: Path, root: str = "Office_Caltech_DA_Dataset-main") -> Path:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(archive, "w") as z:
+        for p in sorted(folder.rglob("*")):
+            z.write(p, f"{root}/{p.relative_to(folder)}")
+    return archive
