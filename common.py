@@ -85,7 +85,7 @@ class Args:
     dirichlet: float = arg(0.0, "concentration of the label skew between the clients of a domain; 0: no skew", low=0)
     participation: float = arg(1.0, "share of the clients that train in a round", above=0, high=1)
     limit: int = arg(0, "images used of each domain, drawn by the seed; 0: all", low=0)
-    backbone: str = arg("smallcnn_bn", "network", choices=())
+    backbone: str = arg("smallcnn_bn", "network that is trained", choices=())
     weights: str = arg("none", "initial weights: none (random), imagenet (torchvision's), or a file of weights")
     normalize: str = arg("unit", "pixels: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
                          choices=("unit", "imagenet"))
@@ -277,8 +277,20 @@ def write_whole(path: Path, write) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as e:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            raise OSError(e.errno, e.strerror, str(path)) from e
+        raise
+
+
+def save(content, file) -> None:
+    """torch.save to an open file; a write that fails is an OSError, whatever torch makes of it."""
+    try:
+        torch.save(content, file)
+    except RuntimeError:
+        file.write(bytes(1 << 20))
+        file.flush()  # raises the OSError behind it: no space left, say
         raise
 
 
@@ -1103,6 +1115,7 @@ class Loop:
 
     def log(self, entry: dict, bar) -> None:
         """Append the round's metrics (deterministic) and times (not) to their files and show them."""
+        started = time.perf_counter()
         self.history.append(entry)
         with open(self.out / "metrics.jsonl", "a") as f:
             f.write(json.dumps(entry) + "\n")
@@ -1117,6 +1130,7 @@ class Loop:
             self.shown = shown
         bar.set_postfix(getattr(self, "shown", {}) | shown, refresh=False)
         bar.update()
+        self.seconds["write"] += time.perf_counter() - started
 
     def snapshot(self) -> dict:
         """The federation's state: the server's and, gathered in process 0, all clients'."""
@@ -1142,7 +1156,7 @@ class Loop:
             if due:
                 content = {"identity": json.dumps(self.key), "round": self.t, "history": json.dumps(self.history),
                            "seconds": self.seconds, "images": self.images, "best": self.best} | now
-                write_whole(self.out / "checkpoint.pt", lambda f: torch.save(content, f))
+                write_whole(self.out / "checkpoint.pt", lambda f: save(content, f))
         self.saved_at = time.monotonic() if due else self.saved_at
         self.seconds["write"] += time.perf_counter() - started
 
