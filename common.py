@@ -117,15 +117,15 @@ class Args:
 SCALES = {
     "paper": {},
     "laptop": {
-        "officecaltech": dict(image_size=128, rounds=60),
-        "pacs": dict(image_size=96, rounds=20, epochs=1),
+        "officecaltech": dict(image_size=160, rounds=60),
+        "pacs": dict(image_size=160, rounds=15, epochs=1),
     },
     "smoke": {
         "digits": dict(rounds=2, limit=40, batch_size=16),
         "rotatedmnist": dict(rounds=2, limit=40, batch_size=16),
         "rotatedmnist-t10k": dict(rounds=2, limit=40, batch_size=16),
-        "officecaltech": dict(image_size=64, rounds=2, limit=40, epochs=1),
-        "pacs": dict(image_size=64, rounds=2, limit=40, epochs=1),
+        "officecaltech": dict(image_size=160, rounds=2, limit=40, epochs=1),
+        "pacs": dict(image_size=160, rounds=2, limit=40, epochs=1),
     },
 }
 
@@ -633,6 +633,8 @@ def make_clients(args: Args, domains: list[Domain], classes: int) -> tuple[list[
         if args.protocol == "lodo" and d.name == args.target:
             train, val, test = cut(order, args.split) if args.target_part == "test" else (order[:0], order[:0], order)
             target = ClientData(d.name, part(train), part(val), part(test))
+            if len(test) < 2:
+                raise Stop(f"the target {d.name} has {len(test)} images to test; it needs 2: raise --limit or the share in --split")
             continue
         for m, rows in enumerate(skewed(args, d, order, classes)):
             name = d.name if args.clients_per_domain == 1 else f"{d.name}-{m}"

@@ -7,17 +7,21 @@ Server keeps w. Client k keeps nothing between rounds. Down: w. Up: w_k, n_k.
 Paper                                              This file
 Alg. 1  "Server executes", last line: the average  Server.update
 Alg. 1  ClientUpdate(k, w): E epochs of batches B   Client.train
-Symbols as in the paper: w global model, w_k local model, n_k samples of client k, E local epochs, B batch size.
-Left out: nothing.
+Alg. 1  the rounds, the random set S_t of clients    common.Loop.round
+Symbols as in the paper: w global model, w_k local model, n_k samples of client k, m_t their sum over the round's clients,
+E local epochs, B batch size. Left out: nothing.
 
 Where the papers that compare with FedAvg, and this file, differ
   what              papers                                       here              flag
-  average           n_k/n (FDSE, FedGaLA), 1/K (FedSR, FedADG,   n_k/n             --average uniform
-                    FedCiR)
+  average           n_k/m_t (FDSE, FedGaLA), 1/K (FedSR,         n_k/m_t           --average uniform
+                    FedADG, FedCiR)
   BN statistics     not said (FLGo, FDSE's framework: averaged   averaged as w     -
                     with the parameters)
   momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 0           --momentum, --weight-decay
   learning rate     FDSE: tuned, value not given; its code 0.1   0.1               --lr
+  its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
+  RotatedMNIST      FedSR: 500 epochs, E = 5 steps a round;      1,500 rounds      --rounds, --backbone
+                    network without BN
 """
 
 from dataclasses import dataclass
@@ -33,7 +37,7 @@ from common import ClientData, Net, Payload, arg, autocast, average, batches, lo
 
 @dataclass
 class Args(common.Args):
-    average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
+    average: str = arg("samples", "weights of the average: samples (n_k/m_t) or uniform (1/K)",
                        choices=("samples", "uniform"))
 
 
@@ -97,7 +101,7 @@ class Server:
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         n = torch.stack([u["n"] for u in uploads.values()]).double()  # [K]
         p = n / n.sum() if self.args.average == "samples" else torch.full_like(n, 1 / len(n))
-        self.w = average([u["w"] for u in uploads.values()], p)  # w_{t+1} = sum_k n_k/n w_k; BN statistics are in w
+        self.w = average([u["w"] for u in uploads.values()], p)  # w_{t+1} = sum_k n_k/m_t w_k, BN's too
 
     def state_dict(self) -> dict:
         return {"w": self.w}
