@@ -24,19 +24,22 @@ import ctypes
 import dataclasses
 import difflib
 import fcntl
+import fnmatch
 import gzip
 import hashlib
+import http.client
 import io
 import json
 import math
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
+import urllib.error
 import urllib.request
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -89,11 +92,11 @@ class Args:
     weights: str = arg("none", "initial weights: none (random), imagenet (torchvision's), or a file of weights")
     normalize: str = arg("unit", "pixels: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
                          choices=("unit", "imagenet"))
-    image_size: int = arg(28, "height and width of the images, in pixels", low=8)
+    image_size: int = arg(28, "height and width of the images, in pixels", low=8, high=4096)
     rounds: int = arg(100, "communication rounds T", low=1)
     epochs: int = arg(1, "local epochs E in a round", low=1)
     steps: int = arg(0, "local steps in a round, in place of epochs; 0: use epochs", low=0)
-    batch_size: int = arg(50, "images in a batch B", low=2)
+    batch_size: int = arg(50, "images in a batch B", low=2, high=1_000_000)
     lr: float = arg(0.1, "learning rate of the first round", above=0)
     lr_decay: float = arg(1.0, "factor on the learning rate after each round", above=0, high=1)
     momentum: float = arg(0.0, "momentum of the local SGD", low=0, high=1)
@@ -154,12 +157,12 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
             parser.add_argument(flag, dest=f.name, help=text, default=argparse.SUPPRESS,
                                 action=argparse.BooleanOptionalAction)
         else:
-            parser.add_argument(flag, dest=f.name, help=text, default=argparse.SUPPRESS, type=type(f.default),
+            kind = canonical if f.name == "dataset" else type(f.default)
+            parser.add_argument(flag, dest=f.name, help=text, default=argparse.SUPPRESS, type=kind,
                                 choices=choices[f.name], metavar=None if choices[f.name] else type(f.default).__name__)
     argv = sys.argv[1:] if argv is None else argv
     parser.set_flags()
-    given = vars(parser.parse_args(["officecaltech" if a == "officecaltech10" else
-                                    a.replace("=officecaltech10", "=officecaltech") for a in argv]))
+    given = vars(parser.parse_args(argv))
     dataset, scale = given.get("dataset", cls.dataset), given.get("scale", cls.scale)
     values = dict(paper[dataset])
     if variants:
@@ -185,6 +188,11 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     return args
 
 
+def canonical(dataset: str) -> str:
+    """The name of a dataset; officecaltech10 is another name of officecaltech."""
+    return {"officecaltech10": "officecaltech"}.get(dataset, dataset)
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
 
@@ -196,7 +204,8 @@ class _Parser(argparse.ArgumentParser):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             near = difflib.get_close_matches(flag, self.flags, n=1, cutoff=0.75)
             message = f"{flag} is not a flag of {self.prog}" + (f"; did you mean {near[0]}?" if near else "")
-        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n")
+        first = os.environ.get("RANK", "0") == "0"  # with torchrun one process speaks for all
+        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if first else None)
 
 
 def method_name(args: Args) -> str:
@@ -206,15 +215,18 @@ def method_name(args: Args) -> str:
 
 def identity(args: Args) -> dict:
     """The arguments that decide the numbers of a run; two runs are the same when these are."""
-    return {"method": method_name(args)} | {f.name: getattr(args, f.name) for f in dataclasses.fields(args)
-                                            if f.metadata["numbers"]}
+    key = {"method": method_name(args)} | {f.name: getattr(args, f.name) for f in dataclasses.fields(args)
+                                           if f.metadata["numbers"]}
+    if Path(args.weights).is_file():
+        key["weights"] += " " + hashlib.blake2b(Path(args.weights).read_bytes(), digest_size=8).hexdigest()
+    return key | {"device": args.device.split(":")[0]}
 
 
 def shares(split: str) -> tuple[float, float, float]:
     """'0.8/0.1/0.1' -> (0.8, 0.1, 0.1); they must be positive and sum to 1."""
     try:
         train, val, test = (float(s) for s in split.split("/"))
-        if min(train, val, test) <= 0 or abs(train + val + test - 1) > 1e-6:
+        if not (min(train, val, test) > 0 and abs(train + val + test - 1) < 1e-6):  # also for nan
             raise ValueError
     except ValueError:
         raise Stop(f"--split is {split}; expected three positive shares that sum to 1, such as 0.8/0.1/0.1", 2)
@@ -222,14 +234,16 @@ def shares(split: str) -> tuple[float, float, float]:
 
 
 def choose_device(device: str) -> str:
-    """'auto' becomes cuda or cpu; anything else must exist."""
+    """'auto' becomes cuda or cpu; a GPU that is named must exist."""
+    if device != "auto" and device.split(":")[0] not in ("cpu", "cuda"):
+        raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and "LOCAL_RANK" in os.environ and device == "cuda":
         device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(torch.cuda.device_count(), 1)}"
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as e:
+    except (RuntimeError, AssertionError) as e:
         raise Stop(f"--device {device} cannot be used here: {str(e).splitlines()[0]}", 2)
     return device
 
@@ -270,15 +284,15 @@ def seed_all(*key) -> torch.Generator:
 def write_whole(path: Path, write) -> None:
     """Call `write(file)` on a temporary file beside `path` and rename it at the end: whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as e:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(e, OSError):
             raise OSError(e.errno, e.strerror, str(path)) from e
         raise
@@ -424,33 +438,45 @@ def read_mnist(args: Args, train: bool) -> tuple[Tensor, Tensor]:
 def find_archive(args: Args, pattern: str) -> Path | None:
     """The first file that matches `pattern` anywhere below --archives or in the downloads."""
     for folder in ([Path(args.archives)] if args.archives else []) + [Path(args.data) / "downloads"]:
-        for path in sorted(folder.rglob(pattern)) if folder.is_dir() else []:
-            return path
+        for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
+            if fnmatch.fnmatch(path.name.lower(), pattern.lower()) and path.is_file():
+                return path
     return None
 
 
 def download(url: str, path: Path) -> Path:
     """Fetch `url` to `path`, with a progress bar. An interrupted download goes on where it stopped."""
-    part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        have = part.stat().st_size if part.exists() else 0
-        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-        with urllib.request.urlopen(request, timeout=30) as reply, \
-                open(part, "ab" if have and reply.status == 206 else "wb") as file:
-            total = int(reply.headers.get("Content-Length") or 0)
-            with tqdm(total=total or None, unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
-                got = 0
-                while block := reply.read(1 << 20):
-                    file.write(block)
-                    bar.update(len(block))
-                    got += len(block)
-        if total and got != total:
-            raise OSError(f"expected {total} bytes, got {got}")
-        os.replace(part, path)
-    except (OSError, ValueError) as e:
+        with locked(path.with_name(f".{path.name}.lock")):
+            for _ in range(2):
+                if path.exists() or fetch(url, path):
+                    return path
+        raise OSError("the server refuses to go on with the part that is there")
+    except (OSError, ValueError, http.client.HTTPException) as e:
         raise Stop(f"could not download {url} ({e}); download it by hand and name its folder with --archives")
-    return path
+
+
+def fetch(url: str, path: Path) -> bool:
+    """One request for what is missing of `path`; False if the part that was there was of no use and is gone now."""
+    part = path.with_name(path.name + ".part")
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        reply = urllib.request.urlopen(request, timeout=30)
+    except urllib.error.HTTPError as e:
+        if e.code != 416:  # 416: nothing lies behind the part, so it is whole or wrong
+            raise
+        part.unlink()
+        return False
+    with reply, open(part, "ab" if reply.status == 206 else "wb") as file:
+        total = file.tell() + int(reply.headers["Content-Length"]) if reply.headers["Content-Length"] else None
+        with tqdm(total=total, initial=file.tell(), unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
+            while block := reply.read(1 << 20):
+                bar.update(file.write(block))
+        if total not in (None, file.tell()):
+            raise OSError(f"expected {total} bytes, got {file.tell()}; the same command goes on from there")
+    os.replace(part, path)
+    return True
 
 
 class ImageFiles:
@@ -459,16 +485,17 @@ class ImageFiles:
     def __init__(self, path: Path):
         self.path, self.zip = path, None
         if path.is_dir():
-            stats = {p.relative_to(path).as_posix(): p.stat() for p in path.rglob("*") if p.is_file()}
+            tops = sorted(path.iterdir())  # rglob follows links at the top only
+            stats = {p.relative_to(path).as_posix(): p.stat() for top in tops for p in [top, *top.rglob("*")] if p.is_file()}
             self.keys = {n: (s.st_size, s.st_mtime_ns) for n, s in stats.items()}
         else:
             try:
                 self.zip = zipfile.ZipFile(path)
-            except (zipfile.BadZipFile, OSError) as e:
+            except (zipfile.BadZipFile, NotImplementedError, OSError) as e:
                 raise Stop(f"{path} is no whole zip archive ({e}); it may be truncated: get it again")
             self.keys = {i.filename: (i.file_size, i.CRC) for i in self.zip.infolist() if not i.is_dir()}
             for name in self.keys:  # nothing is unpacked to disk, but such an archive is not what it says it is
-                if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or ":" in name:
+                if re.match(r"[/\\]|[A-Za-z]:", name) or ".." in re.split(r"[/\\]", name):
                     raise Stop(f"{path}: the entry {name} leads outside the folder; the archive is not used")
 
     def fingerprint(self) -> str:
@@ -489,61 +516,76 @@ def load_folders(args: Args, source: Folders) -> list[Domain]:
     cache = Path(args.data) / "cache" / f"{args.dataset}-{size}-{files.fingerprint()}"
     if not (cache / "index.json").exists():
         with locked(cache.parent / ".lock"):
+            for leftover in cache.parent.glob("*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)
             if not (cache / "index.json").exists():
+                shutil.rmtree(cache, ignore_errors=True)
                 decode(files, list_images(files, source), source, size, cache)
     try:
         index = json.loads((cache / "index.json").read_text())
-        domains = []
-        for name, entry in index["domains"].items():
+        domains, left_out = [], index["left_out"]
+        for name in source.domains:
+            labels = torch.tensor(index["domains"][name]["labels"])
             images = np.load(cache / f"{name}.npy", mmap_mode="c")  # copy on write: the file is never changed
-            if images.shape != (len(entry["labels"]), size, size, 3):
-                raise ValueError(f"{name}.npy holds {images.shape}")
-            domains.append(Domain(name, torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(entry["labels"])))
-    except (OSError, ValueError, KeyError) as e:
-        raise Stop(f"the cache {cache} is damaged ({e}); delete that folder and start again")
-    if index["left_out"]:
-        print(f"{args.dataset}: {len(index['left_out'])} files are no images and were left out: "
-              f"{', '.join(index['left_out'][:3])}{', ...' if len(index['left_out']) > 3 else ''}", file=sys.stderr)
+            if images.shape != (len(labels), size, size, 3) or images.dtype != np.uint8 or \
+                    labels.min() < 0 or labels.max() >= len(source.classes):
+                raise ValueError(f"{name}.npy holds {images.dtype} {images.shape} for {len(labels)} labels")
+            domains.append(Domain(name, torch.from_numpy(images).permute(0, 3, 1, 2), labels))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:
+        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); delete that folder and start again")
+    if left_out:
+        print(f"{args.dataset}: {len(left_out)} files are no images and were left out: "
+              f"{', '.join(left_out[:3])}{', ...' if len(left_out) > 3 else ''}", file=sys.stderr)
     return domains
 
 
 def list_images(files: ImageFiles, source: Folders) -> dict[str, list[tuple[str, int]]]:
     """{domain: [(file, label), ...]} in a fixed order, and under '' the files that are no images; counts are checked."""
     first = next(iter(source.domains.values()))[0]
-    roots = {n.split(f"{first}/")[0] for n in files.keys if f"/{first}/" in f"/{n}"}
+    roots = sorted({f"/{n}".split(f"/{first}/")[0] for n in files.keys if f"/{first}/" in f"/{n}"}, key=lambda r: (len(r), r))
     if not roots:
         raise Stop(f"{files.path}: found no folder {first}; expected the folders "
                    f"{', '.join(f for f, _ in source.domains.values())}, each with one folder for each class")
-    root, found = min(roots, key=len), {"": []}
+    root, found = f"{roots[0]}/"[1:], {"": []}
     for name, (folder, count) in source.domains.items():
         inside = sorted(n for n in files.keys if n.startswith(f"{root}{folder}/"))
         found[name] = []
-        for c, label in zip(source.classes, range(len(source.classes))):
+        for label, c in enumerate(source.classes):
             of_class = [n for n in inside if n.startswith(f"{root}{folder}/{c}/")]
-            images = [n for n in of_class if n.lower().endswith(IMAGE_ENDINGS) and not Path(n).name.startswith("._")]
+            images = [n for n in of_class if is_image(n)]
             if not images:
-                there = sorted({n[len(root) + len(folder) + 1:].split("/")[0] for n in inside if n.count("/") > root.count("/") + 1})
+                there = sorted({n.split("/")[root.count("/") + 1] for n in inside if n.count("/") > root.count("/") + 1})
                 raise Stop(f"{files.path}: domain {name} has no images in {folder}/{c}; expected the class folders "
                            f"{', '.join(source.classes)}, found {', '.join(there) or 'none'}")
             found[name] += [(n, label) for n in images]
-            found[""] += [(n, -1) for n in of_class if n not in set(images)]
+            found[""] += [(n, -1) for n in of_class if not is_image(n)]
         if len(found[name]) != count:
             raise Stop(f"{files.path}: domain {name} has {len(found[name])} images; expected {count}")
     return found
 
 
+def is_image(name: str) -> bool:
+    """By the ending of its name; ._x.jpg is what macOS puts beside x.jpg."""
+    return name.lower().endswith(IMAGE_ENDINGS) and not Path(name).name.startswith("._")
+
+
 def decode(files: ImageFiles, listed: dict, source: Folders, size: int, cache: Path) -> None:
     """Decode all images to uint8 [N, size, size, 3] files, one for each domain, in parallel; renamed at the end."""
-    temporary = Path(tempfile.mkdtemp(prefix=cache.name, suffix=".tmp", dir=cache.parent))
+    temporary = cache.with_name(f"{cache.name}.{os.getpid()}.tmp")
     try:
-        maps = {d: np.lib.format.open_memmap(temporary / f"{d}.npy", "w+", np.uint8, (len(listed[d]), size, size, 3))
-                for d in source.domains}
+        temporary.mkdir()
+        maps = {}
+        for d in source.domains:
+            path = temporary / f"{d}.npy"
+            maps[d] = np.lib.format.open_memmap(path, "w+", np.uint8, (len(listed[d]), size, size, 3))
+            with open(path, "r+b") as f:  # a full disk is an error here, not a crash when a page is written
+                os.posix_fallocate(f.fileno(), 0, path.stat().st_size)
 
         def one(job):
             domain, i, name = job
             try:
                 maps[domain][i] = to_rgb(files.read(name), size)
-            except (OSError, ValueError, SyntaxError, zipfile.BadZipFile, Image.DecompressionBombError) as e:
+            except Exception as e:  # whatever the archive or the decoder makes of a damaged file
                 raise Stop(f"{files.path}: the image {name} cannot be decoded ({e}); replace it or get the archive again")
 
         jobs = [(d, i, name) for d in source.domains for i, (name, _) in enumerate(listed[d])]
@@ -596,6 +638,11 @@ class Data:
     device: str
     normalize: str
 
+    def __post_init__(self):
+        if self.normalize == "imagenet":
+            self.mean = torch.tensor([0.485, 0.456, 0.406], device=self.device)[:, None, None]
+            self.deviation = torch.tensor([0.229, 0.224, 0.225], device=self.device)[:, None, None]
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -603,8 +650,7 @@ class Data:
         """Positions i [B] -> x float32 [B, C, H, W] in [0, 1] (or normalized), channels last, and y [B]."""
         x = self.images[self.index[i]].to(self.device, non_blocking=True).float().div_(255)
         if self.normalize == "imagenet":
-            x = (x - x.new_tensor([0.485, 0.456, 0.406])[:, None, None]) / \
-                x.new_tensor([0.229, 0.224, 0.225])[:, None, None]
+            x = x.sub_(self.mean).div_(self.deviation)
         return x, self.labels[i]
 
 
@@ -623,11 +669,14 @@ def make_clients(args: Args, domains: list[Domain], classes: int) -> tuple[list[
 
     The target's `train` and `val` are empty unless `--target-part test`, where they are the parts that nobody uses.
     """
+    if args.dirichlet and args.clients_per_domain == 1:
+        raise Stop(f"--dirichlet {args.dirichlet} needs several clients in a domain: set --clients-per-domain", 2)
     clients, target = [], None
     for d in domains:
-        if args.device.startswith("cuda") and d.images.nbytes < torch.cuda.mem_get_info()[0] / 4:
+        if args.device.startswith("cuda") and d.images.nbytes < torch.cuda.mem_get_info(args.device)[0] / 4:
             d = Domain(d.name, d.images.to(args.device), d.labels)  # decoded pixels stay on the device
-        order = torch.randperm(len(d.labels), generator=seed_all(args.seed, "split", d.name))
+        twins = args.dataset.startswith("rotatedmnist")  # the same images in all domains: the same split, so that no image
+        order = torch.randperm(len(d.labels), generator=seed_all(args.seed, "split", "" if twins else d.name))  # is in two parts
         part = lambda rows: Data(d.images, rows.to(d.images.device), d.labels[rows].to(args.device), args.device,
                                  args.normalize)
         if args.protocol == "lodo" and d.name == args.target:
@@ -674,20 +723,30 @@ def skewed(args: Args, domain: Domain, order: Tensor, classes: int) -> list[Tens
 
 
 def batches(data: Data, args: Args, t: int, k: int):
-    """The batches (x, y) of client k in round t: E epochs, or exactly `--steps` of them; a new order each epoch.
-
-    A last batch of one image is joined to the batch before it, because BN cannot take the variance of one value.
-    """
+    """The batches (x, y) of client k in round t: E epochs, or exactly `--steps` of them; a new order each epoch."""
     done, epoch = 0, 0
     while done < args.steps if args.steps else epoch < args.epochs:
-        order = torch.randperm(len(data), generator=seed_all(args.seed, "batches", t, k, epoch))
-        parts = list(order.split(args.batch_size))
-        if len(parts) > 1 and len(parts[-1]) == 1:
-            parts[-2:] = [torch.cat(parts[-2:])]
+        order = torch.randperm(len(data), generator=seed_all(args.seed, "batches", t, k, epoch)).to(data.index.device)
+        parts = cut_batches(order, args.batch_size)
         for i in parts[:args.steps - done] if args.steps else parts:
-            yield data.batch(i.to(data.index.device))
+            yield data.batch(i)
             done += 1
         epoch += 1
+
+
+def cut_batches(order: Tensor, size: int) -> list[Tensor]:
+    """An epoch's order in batches. A last batch of one image is joined to the batch before it, because BN cannot take the
+    variance of one value."""
+    parts = list(order.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def images_in_round(n: int, args: Args) -> int:
+    """How many images a client of n training images trains on in a round."""
+    sizes = [len(p) for p in cut_batches(torch.arange(n), args.batch_size)]
+    return sum(sizes[i % len(sizes)] for i in range(args.steps)) if args.steps else args.epochs * n
 
 
 # Backbones: features(x) -> z [B, D], classify(z) -> logits [B, classes]
@@ -769,6 +828,9 @@ def backbone(args: Args, channels: int, classes: int) -> Net:
         pretrained = torchvision.models.get_weight(imagenet).get_state_dict(progress=True, check_hash=True)
     elif args.weights != "none":
         pretrained = load_file(Path(args.weights), "weights")
+        if not isinstance(pretrained, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) and torch.isfinite(v).all()
+                                                       for k, v in pretrained.items()):
+            raise Stop(f"--weights {args.weights} is no file of weights: expected a dict of names and finite tensors", 2)
     if pretrained is not None and not any(key.startswith("body.") for key in pretrained):
         load_pretrained(body, pretrained, skip=last, origin=args.weights)  # torchvision's names, before the cut
         pretrained = None
@@ -801,8 +863,8 @@ def load_file(path: Path, what: str):
     except FileNotFoundError:
         raise Stop(f"{path}: no such file of {what}", 2)
     except Exception as e:
-        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise Stop(f"{path} cannot be read as a file of {what}: it is damaged or holds more than tensors ({reason[:120]})")
+        raise Stop(f"{path} cannot be read as a file of {what}: it is damaged or holds more than tensors "
+                   f"({type(e).__name__}); give another file or folder")
 
 
 # Federated tools
@@ -908,7 +970,7 @@ def merged(mine: dict) -> dict:
 
 def from_server(value):
     """The value that process 0 has, in every process."""
-    box = [to_cpu(value)]
+    box = [to_cpu(value) if process()[0] == 0 else None]
     if process()[1] > 1:
         dist.broadcast_object_list(box)
     return box[0]
@@ -943,8 +1005,9 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     """
     keep_freed_memory()
     try:
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo")
+        join_processes()
+        if args.device.startswith("cuda"):
+            torch.cuda.set_device(args.device)
         if args.precision == "tf32":
             torch.set_float32_matmul_precision("high")
         domains, classes = load_domains(args)
@@ -965,14 +1028,32 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     except Stop as stop:
         message, code = str(stop), stop.code
     except OSError as e:
-        message, code = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}; what was written before is whole", 1
+        message, code = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}; what was written before is kept, make " \
+                        f"room or give another folder and start again", 1
+    except (MemoryError, torch.OutOfMemoryError) as e:
+        message, code = f"out of memory ({str(e).splitlines()[0][:100] if str(e) else 'no details'}): lower --batch-size or " \
+                        f"--image-size", 1
     except KeyboardInterrupt:
-        message, code = "interrupted; the same command goes on from the last checkpoint", 130
-    print(f"{method_name(args)}: {message}", file=sys.stderr)
-    sys.stderr.flush()
+        message, code = "interrupted; started again without --no-resume it goes on from its last checkpoint", 130
+    except RuntimeError as e:
+        if not dist.is_initialized():
+            raise
+        message, code = f"process {process()[0]}: another process has failed, see its line ({str(e).splitlines()[0][:60]})", 1
+    if code != 2 or process()[0] == 0:
+        print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
     if dist.is_initialized():
         os._exit(code)  # the other processes wait in a collective: torchrun ends them
     sys.exit(code)
+
+
+def join_processes() -> None:
+    """With torchrun: join the other processes."""
+    try:
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")
+    except (ValueError, RuntimeError) as e:
+        raise Stop(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but the processes cannot meet ({str(e).splitlines()[0][:80]}): "
+                   f"start them with torchrun, or unset WORLD_SIZE", 2)
 
 
 def run_one(Server, Client, args: Args, build, domains: list[Domain], classes: tuple[str, ...]) -> dict:
@@ -984,19 +1065,18 @@ def run_one(Server, Client, args: Args, build, domains: list[Domain], classes: t
              args.scale, f"s{args.seed}", digest]
     out = Path(args.out or Path("runs") / "-".join(parts))
     with locked(out / ".lock", wait=False) if rank == 0 else contextlib.nullcontext():
-        saved = from_server(resumed(out, key, args) if rank == 0 else None)
-        if saved and saved["round"] == args.rounds and (out / "result.json").exists():
-            result = json.loads((out / "result.json").read_text())
+        saved, result = from_server(resumed(out, key, args) if rank == 0 else None)
+        if result:
             if rank == 0:
                 print(f"{out} holds this run, finished: {summary(result)}")
                 record(args, result)
             return result
         clients, target = make_clients(args, domains, len(classes))
         seed_all(args.seed, "init")
-        net = build(args, domains[0].images.shape[1], len(classes))
         try:
+            net = build(args, domains[0].images.shape[1], len(classes))
             net.eval()(torch.zeros(2, *domains[0].images.shape[1:]))
-        except RuntimeError as e:
+        except (RuntimeError, AssertionError) as e:
             raise Stop(f"images of {args.image_size}x{args.image_size} do not fit --backbone {args.backbone} "
                        f"({str(e).splitlines()[0][:80]}): give another --image-size", 2)
         net.to(args.device, memory_format=torch.channels_last)
@@ -1004,50 +1084,78 @@ def run_one(Server, Client, args: Args, build, domains: list[Domain], classes: t
         members = {k: Client(args, net, k, c) for k, c in enumerate(clients) if k % size == rank}
         if target and (len(clients) % size == rank):
             members[len(clients)] = Client(args, net, len(clients), target)  # never trained
-        names = [c.name for c in clients] + ([target.name] if target else [])
-        return Loop(server, members, names, bool(target), args, key, out, saved).run()
+        return Loop(server, members, clients, target, args, key, out, saved).run()
 
 
-def resumed(out: Path, key: dict, args: Args) -> dict | None:
-    """The checkpoint in the output folder if it is of this run; Stop if it is of another; None to start afresh."""
+def resumed(out: Path, key: dict, args: Args) -> tuple[dict | None, dict | None]:
+    """What the output folder holds of this run: its checkpoint, and its result if it is finished. Stop if the folder holds
+    another run."""
     if not args.resume:
-        for name in ("checkpoint.pt", "metrics.jsonl", "timing.jsonl", "result.json", "curves.png"):
-            (out / name).unlink(missing_ok=True)
-    if not (out / "checkpoint.pt").exists():
-        return None
-    saved = load_file(out / "checkpoint.pt", "checkpoint")
-    if not isinstance(saved, dict) or not {"identity", "round", "server", "clients"} <= saved.keys():
-        raise Stop(f"{out / 'checkpoint.pt'} is no checkpoint of a run: give another --out")
-    theirs = json.loads(saved["identity"])
-    different = [k for k in sorted(theirs | key) if theirs.get(k) != key.get(k)]
-    if different:
-        raise Stop(f"{out} holds a run of other arguments ({', '.join(f'{k} {theirs.get(k)}, not {key.get(k)}' for k in different[:3])}"
-                   f"{', ...' if len(different) > 3 else ''}): give another --out, or --no-resume to replace it", 2)
-    return saved
+        return None, None
+    saved = result = None
+    if (out / "checkpoint.pt").exists():
+        saved = load_file(out / "checkpoint.pt", "checkpoint")
+        try:
+            theirs = json.loads(saved["identity"])
+            whole = Loop.KEPT.keys() <= saved.keys() and all(isinstance(saved[k], kind) for k, kind in Loop.KEPT.items())
+            if not whole or not 0 < saved["round"] <= args.rounds and theirs == key:
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise Stop(f"{out / 'checkpoint.pt'} is no whole checkpoint: give another --out, or --no-resume to replace it")
+    if (out / "result.json").exists():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged result is made again from the checkpoint
+            found = json.loads((out / "result.json").read_text())
+            summary(found)
+            result = found
+    for other in [json.loads(saved["identity"])] if saved else [result["args"]] if result else []:
+        different = [k for k in sorted(other | key) if other.get(k) != key.get(k)]
+        if different:
+            raise Stop(f"{out} holds a run of other arguments ("
+                       f"{', '.join(f'{k} {other.get(k)}, not {key.get(k)}' for k in different[:3])}"
+                       f"{', ...' if len(different) > 3 else ''}): give another --out, or --no-resume to replace it", 2)
+    finished = result and result["args"] == key and (not saved or saved["round"] == args.rounds)
+    return saved, result if finished else None
 
 
 class Loop:
     """The rounds of one run: sample clients, download, train, upload, update, evaluate, log, checkpoint."""
 
-    def __init__(self, server, clients: dict, names: list[str], has_target: bool, args: Args, key: dict, out: Path,
-                 saved: dict | None):
-        self.server, self.clients, self.names, self.args, self.key, self.out = server, clients, names, args, key, out
-        self.K = len(names) - has_target
-        self.has_target = has_target
-        self.t, self.history, self.best = 0, [], None
+    KEPT = {"identity": str, "round": int, "history": str, "seconds": dict, "images": int, "best": dict, "server": dict,
+            "clients": dict}  # a checkpoint's entries
+    FILES = ("result.json", "checkpoint.pt", "best.pt", "metrics.jsonl", "timing.jsonl", "curves.png")
+
+    def __init__(self, server, members: dict, clients: list[ClientData], target: ClientData | None, args: Args, key: dict,
+                 out: Path, saved: dict | None):
+        self.server, self.clients, self.args, self.key, self.out = server, members, args, key, out
+        self.K, self.has_target = len(clients), target is not None
+        self.names = [c.name for c in clients] + ([target.name] if target else [])
+        self.sizes = [len(c.train) for c in clients]
+        self.t, self.history, self.best, self.best_state, self.shown = 0, [], {"round": 0, "val": -1.0}, None, {}
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
         self.images, self.saved_at = 0, time.monotonic()
         if saved:
-            self.t, self.history, self.seconds = saved["round"], json.loads(saved["history"]), saved["seconds"]
-            self.images, self.best = saved["images"], saved["best"]
-            self.restore(saved)
+            try:
+                self.t, self.history, self.seconds = saved["round"], json.loads(saved["history"]), saved["seconds"]
+                self.images, self.best = saved["images"], saved["best"]
+                self.server.load_state_dict(to_device(saved["server"], args.device))
+                for k, client in self.clients.items():
+                    client.load_state_dict(to_device(saved["clients"][k], args.device))
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+                raise Stop(f"{out / 'checkpoint.pt'} does not fit this method ({type(e).__name__}: {e}): give another --out, or "
+                           f"--no-resume to replace it")
+        elif process()[0] == 0:
+            for name in self.FILES:  # --no-resume, or what is left of a run without a checkpoint
+                (out / name).unlink(missing_ok=True)
+        if process()[0] == 0:
+            for leftover in out.glob("*.tmp"):  # of a write that was killed
+                leftover.unlink()
 
     def run(self) -> dict:
         args, rank = self.args, process()[0]
         if rank == 0:
             lines = "".join(json.dumps(h) + "\n" for h in self.history)
             write_whole(self.out / "metrics.jsonl", lambda f: f.write(lines.encode()))
-        wide = sys.stderr.isatty()
+        wide = bool(sys.stderr and sys.stderr.isatty())
         with tqdm(total=args.rounds, initial=self.t, unit="round", desc=f"{self.key['method']} {args.dataset}",
                   mininterval=0.2 if wide else 30, dynamic_ncols=wide, disable=rank != 0) as bar:
             while self.t < args.rounds:
@@ -1074,15 +1182,14 @@ class Loop:
             seed_all(args.seed, "train", t, k)
             up = self.clients[k].train(down, t)
             log = {name: float(v) for name, v in getattr(self.clients[k], "log", {}).items()}
-            broken = [v for v in tensors_of(up) if v.is_floating_point() and not torch.isfinite(v).all()]
-            if broken or not all(math.isfinite(v) for v in log.values()):
-                raise Stop(f"round {t + 1}, client {self.names[k]}: the loss or the weights are no longer finite; the last "
-                           f"good checkpoint is kept in {self.out}: lower --lr, or set --clip")
-            n = len(self.clients[k].data.train)
-            self.images += args.steps * min(args.batch_size, n) if args.steps else args.epochs * n
+            finite = torch.stack([torch.isfinite(v).all() for v in tensors_of(up)]).all()
+            if not finite or not all(math.isfinite(v) for v in log.values()):
+                raise Stop(f"round {t + 1}, client {self.names[k]}: the loss or the weights are no longer finite; the last good "
+                           f"checkpoint, if one was due before, is kept in {self.out}: lower --lr, or set --clip")
             uploads[k], logs[k] = up, {"bytes_down": nbytes(down), "bytes_up": nbytes(up)} | log
-        self.seconds["train"] += time.perf_counter() - started
         uploads, logs = merged(uploads), merged(logs)
+        self.seconds["train"] += time.perf_counter() - started
+        self.images += sum(images_in_round(self.sizes[k], args) for k in chosen)
         started = time.perf_counter()
         seed_all(args.seed, "server", t)
         if process()[0] == 0:
@@ -1130,7 +1237,7 @@ class Loop:
                       "AVG": f"{100 * entry['test']['AVG']:.1f}"}
             shown |= {"target": f"{100 * entry['target']:.1f}"} if self.has_target else {}
             self.shown = shown
-        bar.set_postfix(getattr(self, "shown", {}) | shown, refresh=False)
+        bar.set_postfix(self.shown | shown, refresh=False)
         bar.update()
         self.seconds["write"] += time.perf_counter() - started
 
@@ -1138,15 +1245,10 @@ class Loop:
         """The federation's state: the server's and, gathered in process 0, all clients'."""
         return {"server": self.server.state_dict(), "clients": merged({k: c.state_dict() for k, c in self.clients.items()})}
 
-    def restore(self, saved: dict) -> None:
-        self.server.load_state_dict(to_device(saved["server"], self.args.device))
-        for k, client in self.clients.items():
-            client.load_state_dict(to_device(saved["clients"][k], self.args.device))
-
     def checkpoint(self, entry: dict) -> None:
-        """Keep the state of the best validation round; write last and best state when it is time."""
+        """Keep the state of the best validation round (the first of equals); write it and the last state when it is time."""
         last = self.t == self.args.rounds
-        better = "val" in entry and (self.best is None or entry["val"]["ALL"] > self.best["val"])
+        better = "val" in entry and entry["val"]["ALL"] > self.best["val"]
         due = last or time.monotonic() - self.saved_at >= self.args.checkpoint_every
         better, due = from_server((better, due))
         if not (better or due):
@@ -1154,7 +1256,11 @@ class Loop:
         started, now = time.perf_counter(), self.snapshot()
         if process()[0] == 0:
             if better:
-                self.best = {"round": self.t, "val": entry["val"]["ALL"]} | copied(now)
+                self.best = {"round": self.t, "val": entry["val"]["ALL"]}
+                self.best_state = {"identity": json.dumps(self.key), **self.best, **copied(now)}
+            if due and self.best_state:
+                write_whole(self.out / "best.pt", lambda f: save(self.best_state, f))
+                self.best_state = None
             if due:
                 content = {"identity": json.dumps(self.key), "round": self.t, "history": json.dumps(self.history),
                            "seconds": self.seconds, "images": self.images, "best": self.best} | now
@@ -1210,11 +1316,14 @@ def record(args: Args, result: dict) -> None:
     if not args.record:
         return
     path = Path(args.record)
-    with locked(path.with_name(f".{path.name}.lock")):
-        if path.exists() and any(f'"id": "{result["id"]}"' in line for line in path.read_text().splitlines()):
-            return
-        with open(path, "a") as f:
-            f.write(json.dumps(result) + "\n")
+    with locked(path.with_name(f".{path.name}.lock")), open(path, "a+b") as f:
+        f.seek(0)
+        content = f.read()
+        for line in content.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line is nobody's record
+                if json.loads(line)["id"] == result["id"]:
+                    return
+        f.write((b"\n" if content and not content.endswith(b"\n") else b"") + json.dumps(result).encode() + b"\n")
 
 
 def command() -> str:
@@ -1232,14 +1341,15 @@ def peak_memory() -> int:
 def provenance(args: Args) -> dict:
     """Commit, versions and hardware: where a number comes from."""
     def git(*words):
-        done = subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else None
+        with contextlib.suppress(OSError):  # no git on this machine
+            done = subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True)
+            return done.stdout.strip() if done.returncode == 0 else None
 
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                 if line.startswith("model name")), "") if Path("/proc/cpuinfo").exists() else platform.processor()
     gpu = args.device.startswith("cuda")
     return {
-        "commit": git("rev-parse", "HEAD"), "uncommitted_changes": bool(git("status", "--porcelain", "-uno")),
+        "commit": git("rev-parse", "HEAD"), "uncommitted_changes": None if (changes := git("status", "--porcelain")) is None else bool(changes),
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "torchvision": torchvision.__version__, "numpy": np.__version__},
         "hardware": {"cpu": cpu, "threads": torch.get_num_threads(), "processes": process()[1],

@@ -95,7 +95,7 @@ class Args(common.Args):
     G: int = arg(2, "channels that each DFE channel becomes, Eq. (3); 1: the identity alone", low=1)
     lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0 is without C", low=0)
     beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: the same for all layers", low=0)
-    tau: float = arg(0.5, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=1e-4)
+    tau: float = arg(0.5, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001)
     consensus: bool = arg(True, "A: aggregate theta_u by Eq. (8), else by the plain mean")
     similarity: bool = arg(True, "B: aggregate theta_v by Eq. (9), else leave it to its client")
     unit: str = arg("layer", "a 'layer' of Eqs. (8) and (9): all tensors of a module, or each tensor",
