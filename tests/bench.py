@@ -6,15 +6,12 @@
 Rows: `bare` is forward, backward, clipping and step of the same model on synthetic tensors of the same batches (for FDSE
 with its loss), nothing else; `ours, training` is what `Client.train` takes, with batches, loading and copying of states;
 `ours, whole round` adds aggregation, evaluation of every client, logs and checkpoints; `usual pipeline` is ImageFolder,
-Resize, ToTensor and a DataLoader with two workers around a plain fp32 loop. Rows alternate, the fastest of `--rounds`
-passes counts, and ratios are to the bare row of the same precision.
+Resize, ToTensor and a DataLoader with two workers around a plain fp32 loop. Rows alternate; figures are
+medians over `--rounds` passes after a first one that does not count; ratios are to the bare row of the same precision.
 """
 
 import argparse
-import dataclasses
-import json
-import os
-import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -25,8 +22,10 @@ import torch
 from tabulate import tabulate
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from tqdm import tqdm
 
 import common
+import domains
 import fdse
 import fedavg
 
@@ -56,18 +55,28 @@ def bare(method: str, args, sizes: list[int]) -> float:
     return time.perf_counter() - started
 
 
-def ours(method: str, args, domains, classes) -> tuple[float, float]:
-    """Seconds of training and of everything in the second of two rounds (the first one warms up)."""
-    module, build = METHODS[method]
-    with tempfile.TemporaryDirectory() as out:
-        args = dataclasses.replace(args, rounds=2, out=out, checkpoint_every=0.0)
-        module.Args.__module__ = module.__name__
-        common.run_one(module.Server, module.Client, args, build, domains, classes)
-        first, second = (json.loads(line)["seconds"] for line in (Path(out) / "timing.jsonl").read_text().splitlines())
-        result = json.loads((Path(out) / "result.json").read_text())
-    written = result["seconds"]["write"] / 2
-    train, server, evaluate = (second[k] - first[k] for k in ("train", "server", "evaluate"))
-    return train, train + server + evaluate + written
+class Ours:
+    """A federation whose rounds are run one at a time by the round loop itself, with a checkpoint after each."""
+
+    def __init__(self, method: str, args, data, classes, out: Path):
+        module, build = METHODS[method]
+        clients, _ = common.make_clients(args, data, len(classes))
+        common.seed_all(0)
+        net = build(args, 3, len(classes)).to(memory_format=torch.channels_last)
+        members = {k: module.Client(args, net, k, c) for k, c in enumerate(clients)}
+        out.mkdir()
+        self.loop = common.Loop(module.Server(args, net, len(clients)), members, clients, None, args, {"method": method}, out, None)
+
+    def round(self) -> tuple[float, float]:
+        """Seconds of training and of everything in the next round."""
+        loop, before = self.loop, dict(self.loop.seconds)
+        entry = loop.round(loop.t)
+        loop.t += 1
+        entry |= loop.evaluate(loop.t)
+        loop.log(entry, tqdm(disable=True))
+        loop.checkpoint(entry)
+        spent = {k: v - before[k] for k, v in loop.seconds.items()}
+        return spent["train"], sum(spent.values())
 
 
 def usual(args, clients, folder: Path) -> float:
@@ -75,7 +84,7 @@ def usual(args, clients, folder: Path) -> float:
     from torchvision import datasets, transforms
     transform = transforms.Compose([transforms.Resize((args.image_size,) * 2), transforms.ToTensor()])
     folders = {d: datasets.ImageFolder(next(folder.rglob(f)), transform)
-               for d, (f, _) in common.FOLDERS["officecaltech"].domains.items()}
+               for d, (f, _) in domains.FOLDERS["officecaltech"].domains.items()}
     net = common.backbone(args, 3, 10).train()
     started = time.perf_counter()
     for c in clients:
@@ -95,7 +104,7 @@ def main() -> None:
     parser.add_argument("--archives", default="", help="folder with the Office-Caltech10 archive")
     parser.add_argument("--data", default="data", help="folder of the decoded cache")
     parser.add_argument("--size", type=int, default=224, help="height and width of the images, in pixels")
-    parser.add_argument("--rounds", type=int, default=2, help="passes over all rows; the fastest counts")
+    parser.add_argument("--rounds", type=int, default=3, help="passes over all rows, of which the median is shown")
     parser.add_argument("--only", choices=tuple(METHODS), help="one method instead of both")
     parser.add_argument("--out", default="", help="JSON file for the figures")
     flags = parser.parse_args()
@@ -106,32 +115,32 @@ def main() -> None:
         for precision in ("fp32", "bf16"):
             made[method, precision] = common.parse(module.Args, module.PAPER, [
                 "--dataset", "officecaltech", "--precision", precision, "--image-size", str(flags.size), "--device", "cpu",
-                "--data", flags.data, "--archives", flags.archives])
+                "--data", flags.data, "--archives", flags.archives, "--checkpoint-every", "0"])
     args = next(iter(made.values()))
-    domains, classes = common.load_domains(args)
-    clients, _ = common.make_clients(args, domains, len(classes))
+    data, classes = common.load_domains(args)
+    clients, _ = common.make_clients(args, data, len(classes))
     sizes = [len(b) for c in clients for b in torch.arange(len(c.train)).split(args.batch_size)]
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        archive = common.find_archive(args, common.FOLDERS["officecaltech"].archive)
+        folder = Path(folder)
+        federations = {key: Ours(key[0], a, data, classes, folder / "-".join(key)) for key, a in made.items()}
+        archive = domains.find_archive(args, domains.FOLDERS["officecaltech"].archive)
         if archive:
             zipfile.ZipFile(archive).extractall(folder)
-        for _ in range(flags.rounds):
+        for n in range(-1, flags.rounds):  # the first pass warms up and does not count
             for (method, precision), a in made.items():
-                bare(method, a, sizes[:4])
-                train, whole = ours(method, a, domains, classes)
-                for row, seconds in (("bare", bare(method, a, sizes)), ("ours, training", train), ("ours, whole round", whole)):
-                    times.setdefault(f"{method} {precision}: {row}", []).append(seconds)
-                    print(f"{method} {precision}: {row}: {seconds:.2f} s", file=sys.stderr)
-            if archive and "fedavg fp32: bare" in times:
-                times.setdefault("fedavg fp32: usual pipeline", []).append(usual(args, clients, Path(folder)))
-    best = {row: min(seconds) for row, seconds in times.items()}
-    table = [(row, f"{s:.2f}", f"{s / best[row.split(':')[0] + ': bare']:.3f}", f"{sum(sizes) / s:.0f}") for row, s in best.items()]
+                seconds = bare(method, a, sizes), *federations[method, precision].round()
+                for row, s in zip(("bare", "ours, training", "ours, whole round"), seconds) if n >= 0 else ():
+                    times.setdefault(f"{method} {precision}: {row}", []).append(s)
+                    print(f"{method} {precision}: {row}: {s:.2f} s", file=sys.stderr)
+            if archive and n >= 0 and "fedavg fp32: bare" in times:
+                times.setdefault("fedavg fp32: usual pipeline", []).append(usual(args, clients, folder))
+    middle = {row: statistics.median(seconds) for row, seconds in times.items()}
+    table = [(row, f"{s:.2f}", f"{s / middle[row.split(':')[0] + ': bare']:.3f}", f"{sum(sizes) / s:.0f}") for row, s in middle.items()]
     print(tabulate(table, ["row", "seconds", "of bare", "images/s"], disable_numparse=True))
-    if "fedavg fp32: usual pipeline" in best:
+    if "fedavg fp32: usual pipeline" in middle:
         print(f"fedavg at the default precision ({common.choose_precision('auto', 'cpu')}) is "
-              f"{best['fedavg fp32: usual pipeline'] / best['fedavg bf16: ours, training']:.2f} times as fast as the usual pipeline")
-    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
+              f"{middle['fedavg fp32: usual pipeline'] / middle['fedavg bf16: ours, training']:.2f} times as fast as the usual pipeline")
     if flags.out:
         figures = {"seconds": times, "images": sum(sizes), "command": common.command()} | common.provenance(args)
         common.write_json(Path(flags.out), figures)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import common  # noqa: E402
+import domains  # noqa: E402
 import fdse  # noqa: E402
 import fedavg  # noqa: E402
 
@@ -51,7 +52,7 @@ def metrics(out: Path) -> list[dict]:
 @pytest.fixture
 def office(tmp_path, monkeypatch):
     """A tiny Office-Caltech10 in the official layout: (folder, its expected counts in place of the real ones)."""
-    source = common.FOLDERS["officecaltech"]
+    source = domains.FOLDERS["officecaltech"]
     rng, folder = np.random.default_rng(0), tmp_path / "office"
     for domain, (name, _) in source.domains.items():
         for label, c in enumerate(source.classes):
@@ -61,7 +62,7 @@ def office(tmp_path, monkeypatch):
                 pixels[2 * label:2 * label + 2] = 255
                 Image.fromarray(pixels).save(folder / name / c / f"{i}.png")
     tiny = dataclasses.replace(source, domains={d: (f, 20) for d, (f, _) in source.domains.items()})
-    monkeypatch.setitem(common.FOLDERS, "officecaltech", tiny)
+    monkeypatch.setitem(domains.FOLDERS, "officecaltech", tiny)
     return folder
 
 

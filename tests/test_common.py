@@ -10,8 +10,6 @@ import random
 import re
 import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -23,7 +21,7 @@ import torchvision
 from PIL import Image
 
 import common
-import fedavg
+import domains
 from tests.conftest import METHODS, ROOT, metrics, parsed, run_here, start, zipped
 
 OFFICE = ("--dataset", "officecaltech", "--image-size", "64")
@@ -34,7 +32,7 @@ def fails(capsys, code: int, words: str, call, *args):
     with pytest.raises(SystemExit) as end:
         call(*args)
     error = capsys.readouterr().err.strip().splitlines()
-    lines = [line for line in error if "round/s" not in line and "image/s" not in line]
+    lines = [line for line in error if line and "round/s" not in line and "image/s" not in line]
     assert end.value.code == code and len(lines) == 1 and re.search(words, lines[0]), lines
 
 
@@ -54,7 +52,7 @@ def test_help_explains_every_flag(capsys):
 
 def test_every_field_is_read_somewhere():
     for method, (module, *_) in METHODS.items():
-        source = (ROOT / "common.py").read_text() + (ROOT / f"{method}.py").read_text()
+        source = "".join((ROOT / name).read_text() for name in ("common.py", "domains.py", f"{method}.py"))
         for f in dataclasses.fields(module.Args):
             assert re.search(rf"\b(args|a|cls)\.{f.name}\b", source) or f.name == "variant", f.name
 
@@ -66,6 +64,7 @@ def test_where_a_value_comes_from():
     laptop = parsed("fedavg", "--dataset", "officecaltech", "--scale", "laptop")
     assert laptop.image_size < 224 and laptop.rounds < 500 and laptop.lr_decay == 0.998
     assert parsed("fedavg", "--dataset", "officecaltech", "--scale", "laptop", "--rounds", "7").rounds == 7
+    assert parsed("fedavg", "--dataset=officecaltech10", "--data", "officecaltech10").data == "officecaltech10"
 
 
 @pytest.mark.parametrize("method,flags,words", [
@@ -80,6 +79,8 @@ def test_where_a_value_comes_from():
     ("fedavg", ["--participation", "1.5"], "--participation is 1.5.*above 0 and at most 1"),
     ("fedavg", ["--split", "0.5/0.5"], "--split is 0.5/0.5.*three"),
     ("fedavg", ["--split", "0.9/0.1/0.1"], "sum to 1"),
+    ("fedavg", ["--split", "nan/0.5/0.5"], "--split is nan"),
+    ("fedavg", ["--device", "meta"], "--device is meta; expected"),
     ("fedavg", ["--device", "cuda:99"], "--device cuda:99 cannot be used"),
     ("fedavg", ["--device", "cpu", "--precision", "tf32"], "tf32 needs a GPU"),
     ("fdse", ["--tau", "0"], "--tau is 0.0.*at least 0.0001"),
@@ -97,6 +98,8 @@ def test_bad_flags(capsys, method, flags, words):
     (["--weights", "/no/such/file.pt"], 2, "/no/such/file.pt: no such file of weights"),
     (["--limit", "5"], 1, "5 images, fewer than the 10 classes.*--limit"),
     (["--clients-per-domain", "30"], 1, "needs at least 2/1/1"),
+    (["--dirichlet", "1"], 2, "--dirichlet 1.0 needs several clients"),
+    (["--protocol", "lodo", "--target", "d0", "--target-part", "test", "--limit", "15"], 1, "d0 has 1 images to test; it needs 2"),
 ])
 def test_bad_settings(capsys, tmp_path, flags, code, words):
     fails(capsys, code, words, run_here, "fedavg", tmp_path / "run", *flags)
@@ -106,18 +109,18 @@ def test_bad_settings(capsys, tmp_path, flags, code, words):
 
 
 def test_digits_are_dealt_out_once():
-    domains = common.load_digits(28)
-    assert [d.name for d in domains] == ["d0", "d15", "d30", "d45", "d60", "d75"]
-    assert sum(len(d.labels) for d in domains) == 1797 and domains[0].images.shape[1:] == (1, 28, 28)
-    assert all(len(d.labels.unique()) == 10 for d in domains)
-    upright = [d.images.float().mean() for d in domains]
+    dealt = domains.load_digits(28)
+    assert [d.name for d in dealt] == ["d0", "d15", "d30", "d45", "d60", "d75"]
+    assert sum(len(d.labels) for d in dealt) == 1797 and dealt[0].images.shape[1:] == (1, 28, 28)
+    assert all(len(d.labels.unique()) == 10 for d in dealt)
+    upright = [d.images.float().mean() for d in dealt]
     assert max(upright) - min(upright) < 8  # turned, not lost
 
 
 def test_rotation_is_counter_clockwise_and_not_of_labels():
     image = torch.zeros(1, 1, 29, 29, dtype=torch.uint8)
     image[0, 0, 14, 20:] = 255  # a ray to the right
-    turned = common.rotate(image, 90, 29)[0, 0]
+    turned = domains.rotate(image, 90, 29)[0, 0]
     assert turned[:9, 14].min() == 255 and turned[20:, 14].max() == 0  # now to the top
 
 
@@ -155,7 +158,7 @@ def test_all_image_modes_become_rgb(tmp_path, mode):
         image = Image.fromarray(np.repeat([[4] * 10 + [234] * 10], 20, 0).astype(np.uint8)).convert("RGB").convert(mode)
     path = tmp_path / f"x.{'jpg' if mode == 'CMYK' else 'png'}"
     image.save(path)
-    pixels = common.to_rgb(path.read_bytes(), 8)
+    pixels = domains.to_rgb(path.read_bytes(), 8)
     assert pixels.shape == (8, 8, 3) and pixels.dtype == np.uint8
     assert pixels[:, :2].max() < 30 and pixels[:, -2:].min() > 200
 
@@ -163,7 +166,7 @@ def test_all_image_modes_become_rgb(tmp_path, mode):
 def test_float_pixels_are_refused(tmp_path):
     Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "x.tif")
     with pytest.raises(ValueError, match="no defined range"):
-        common.to_rgb((tmp_path / "x.tif").read_bytes(), 4)
+        domains.to_rgb((tmp_path / "x.tif").read_bytes(), 4)
 
 
 def office_args(tmp_path, *flags):
@@ -226,9 +229,27 @@ def test_bad_folders(tmp_path, office, capsys):
 def test_a_damaged_cache_is_named(tmp_path, office, capsys):
     zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
     common.load_domains(office_args(tmp_path))
-    next((tmp_path / "data").rglob("dslr.npy")).write_bytes(b"x")
-    with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
-        common.load_domains(office_args(tmp_path))
+    pixels, index = (next((tmp_path / "data").rglob(n)) for n in ("dslr.npy", "index.json"))
+    whole = pixels.read_bytes(), index.read_text()
+    np.save(tmp_path / "float.npy", np.zeros((20, 64, 64, 3)))
+    for damaged in ((b"x", whole[1]), (b"", whole[1]), ((tmp_path / "float.npy").read_bytes(), whole[1]), (whole[0], "null"),
+                    (whole[0], whole[1].replace('"dslr": ', '"other": ')), (whole[0], "{")):
+        pixels.write_bytes(damaged[0]), index.write_text(damaged[1])
+        with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
+            common.load_domains(office_args(tmp_path))
+    index.unlink()  # as a whole cache never is: made again
+    assert len(common.load_domains(office_args(tmp_path))[0]) == 4
+
+
+def test_a_full_disk_while_decoding(tmp_path, office, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    fails(capsys, 1, "No space left on device", run_here, "fedavg", tmp_path / "run", *OFFICE, "--data", tmp_path / "data",
+          "--archives", tmp_path / "archives")
+    assert not list((tmp_path / "data" / "cache").glob("office*"))
 
 
 def test_download_goes_on_where_it_stopped(tmp_path):
@@ -238,6 +259,8 @@ def test_download_goes_on_where_it_stopped(tmp_path):
         def do_GET(self):
             asked.append(self.headers.get("Range"))
             begin = int(asked[-1][6:-1]) if asked[-1] else 0
+            if begin >= len(content):
+                return self.send_error(416)
             self.send_response(206 if asked[-1] else 200)
             self.send_header("Content-Length", str(len(content) - begin))
             self.end_headers()
@@ -250,12 +273,14 @@ def test_download_goes_on_where_it_stopped(tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url, path = f"http://127.0.0.1:{server.server_port}/x.zip", tmp_path / "downloads" / "x.zip"
         with pytest.raises(common.Stop, match="could not download.*--archives"):
-            common.download(url, path)
+            domains.download(url, path)
         assert not path.exists()
-        assert common.download(url, path).read_bytes() == content and asked[1] == "bytes=3000000-"
+        assert domains.download(url, path).read_bytes() == content and asked[1] == "bytes=3000000-"
+        path.rename(path.with_name("x.zip.part"))  # killed just before the last renaming
+        assert domains.download(url, path).read_bytes() == content and asked[2:] == ["bytes=5000000-", None]
         server.shutdown()
     with pytest.raises(common.Stop, match="could not download"):
-        common.download(url, tmp_path / "y.zip")
+        domains.download(url, tmp_path / "y.zip")
 
 
 # Splits, clients, batches
@@ -277,6 +302,15 @@ def test_every_image_is_in_one_part_of_one_client():
     assert all(torch.equal(a.train.index, b.train.index) for a, b in zip(clients, again))
     other, _ = common.make_clients(dataclasses.replace(args, seed=1), domains, 10)
     assert not torch.equal(clients[0].train.index, other[0].train.index)
+
+
+def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch):
+    """The six rotations of an image are never trained on in one domain and tested in another."""
+    fake_mnist(tmp_path, monkeypatch)
+    args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path, "--protocol", "indomain")
+    clients, _ = common.make_clients(args, common.load_domains(args)[0], 10)
+    tested = set(torch.cat([c.test.index for c in clients]).tolist())
+    assert tested.isdisjoint(torch.cat([c.train.index for c in clients]).tolist())
 
 
 def test_split_sizes_of_office():
@@ -313,6 +347,12 @@ def test_a_last_batch_of_one_joins_the_batch_before_it():
     args = parsed("fedavg", "--batch-size", "4")
     assert [len(y) for _, y in common.batches(part(9), args, 0, 0)] == [4, 5]
     assert [len(y) for _, y in common.batches(part(5), args, 0, 0)] == [5]
+
+
+def test_images_in_a_round():
+    for flags in (("--epochs", "3"), ("--steps", "7"), ("--steps", "2"), ("--steps", "1", "--batch-size", "40")):
+        args = parsed("fedavg", "--batch-size", "4", *flags)
+        assert common.images_in_round(9, args) == sum(len(y) for _, y in common.batches(part(9), args, 0, 0))
 
 
 def test_pixels():
@@ -508,6 +548,49 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys):
     fails(capsys, 2, "holds a run of other arguments.*lr 0.05, not 0.2", run_here, "fedavg", tmp_path / "run", "--lr", "0.2")
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
     assert run_here("fedavg", tmp_path / "run", "--lr", "0.2", "--no-resume")["args"]["lr"] == 0.2
+
+
+def test_results_and_checkpoints_that_are_not_this_runs(tmp_path, capsys):
+    """A foreign or damaged result is never taken for ours, a damaged checkpoint is named, and nothing is deleted before the
+    new run stands."""
+    out = tmp_path / "run"
+    mine = run_here("fedavg", out)
+    result, checkpoint = (out / "result.json"), (out / "checkpoint.pt")
+    result.write_text("[")
+    again = run_here("fedavg", out)
+    assert again["best"] == mine["best"] and json.loads(result.read_text()) == again
+    fails(capsys, 2, "takes colour images", run_here, "fedavg", out, "--no-resume", "--backbone", "resnet18")
+    assert checkpoint.exists() and result.exists()
+    content = torch.load(checkpoint, weights_only=True)
+    for damage in ({"history": 3}, {"round": 99}, {"round": "2"}, {"identity": "["}, {"best": {"round": 1}}, {"server": {}},
+                   {"server": {"w": {"x": torch.zeros(1)}}}):
+        torch.save(content | damage, checkpoint)
+        result.unlink(missing_ok=True)
+        with pytest.raises(SystemExit) as end:
+            run_here("fedavg", out, *(("--rounds", "3") if "server" in damage or "best" in damage else ()))
+        assert end.value.code in (1, 2) and "--no-resume" in capsys.readouterr().err
+    result.write_text(json.dumps(mine))
+    checkpoint.unlink()
+    fails(capsys, 2, "holds a run of other arguments.*seed 0, not 5", run_here, "fedavg", out, "--seed", "5")
+
+
+def test_weights_are_known_by_their_content(tmp_path):
+    keys = []
+    for value in (0.0, 1.0):
+        torch.save({"x": torch.tensor(value)}, tmp_path / "w.pt")
+        keys.append(common.identity(parsed("fedavg", "--weights", tmp_path / "w.pt")))
+    assert keys[0] != keys[1]
+
+
+def test_record_survives_damaged_lines(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    result = run_here("fedavg", tmp_path / "run")
+    cut = json.dumps(result)[:200]
+    path.write_bytes(b"\xff\n" + cut.encode())
+    for _ in range(2):
+        common.record(parsed("fedavg", "--record", path), result)
+    lines = path.read_bytes().splitlines()
+    assert lines[1] == cut.encode() and json.loads(lines[2]) == result and len(lines) == 3
 
 
 def test_two_processes_in_one_folder(tmp_path, capsys):

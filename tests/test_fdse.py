@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import nn, tensor
+from torch import tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
