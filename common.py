@@ -135,13 +135,14 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     """
     module = sys.modules[cls.__module__]
     name = Path(module.__file__).stem
-    fields = [f for f in dataclasses.fields(cls)]
+    fields = dataclasses.fields(cls)
     choices = {f.name: f.metadata["choices"] for f in fields}
     choices |= {"dataset": tuple(paper), "backbone": tuple(BACKBONES)}
     parser = _Parser(prog=name, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description=(module.__doc__ or "").split("\nPaper  ")[0])
     for f in fields:
-        special = "; ".join(f"{d}: {s[f.name]}" for d, s in paper.items() if f.name in s)
+        special = "; ".join([f"{d}: {s[f.name]}" for d, s in paper.items() if f.name in s] +
+                            [f"{d} at laptop scale: {s[f.name]}" for d, s in SCALES["laptop"].items() if f.name in s])
         text = f"{f.metadata['text']} (default: {f.default if f.default != '' else 'empty'}" \
                f"{'; ' + special if special else ''})".replace("%", "%%")
         flag = "--" + f.name.strip("_").replace("_", "-")
@@ -713,7 +714,7 @@ def resumed(out: Path, key: dict, args: Args) -> tuple[dict | None, dict | None]
         try:
             theirs = json.loads(saved["identity"])
             whole = Loop.KEPT.keys() <= saved.keys() and all(isinstance(saved[k], kind) for k, kind in Loop.KEPT.items())
-            if not whole or not 0 < saved["round"] <= args.rounds and theirs == key:
+            if not whole or theirs == key and not 0 < saved["round"] <= args.rounds:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise Stop(f"{out / 'checkpoint.pt'} is no whole checkpoint: give another --out, or --no-resume to replace it")
