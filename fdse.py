@@ -61,7 +61,9 @@ Where paper, official code (WwZzz/FDSE_CVPR25 @ c0bd90b) and this file differ; -
                        given
   beta                 0.001                        0.05 Office, 0.001 PACS       0.001              --beta
   image size           224 (its Table 4: 256)       256                           224                --image-size
-  Sec. A8.1            "replace the last operator   other files, not read         a whole DSEBlock   -
+  E of Alg. 1          epochs (input), iterations   epochs                        epochs             --epochs, --steps
+                       (line 6)
+  Sec. A8.1            "replace the last operator   no such code                  a whole DSEBlock   -
                        with DSE module"                                           without last ReLU
   unseen client        start not said               no such code                  means of theta_v   -
                                                                                   and BN_DSE's
@@ -270,7 +272,7 @@ def min_norm(gram: Tensor) -> Tensor:
     For v = s u the sum ||D v||^2 + (1'v - 1)^2 is smallest, over s, at q/(1+q) with q = ||D u||^2, which grows with q: so
     non-negative least squares of [D; 1'] v = [0; 1], an active-set method, has the direction of u.
     """
-    values, vectors = torch.linalg.eigh(gram.double().cpu())
+    values, vectors = torch.linalg.eigh(gram.cpu())
     root = values.clamp_min(0).sqrt()[:, None] * vectors.T  # root' root = gram
     v = nnls(torch.cat([root, torch.ones(1, len(gram), dtype=torch.float64)]).numpy(), [0.0] * len(gram) + [1.0])[0]
     return torch.from_numpy(v / v.sum())
@@ -279,13 +281,15 @@ def min_norm(gram: Tensor) -> Tensor:
 def consensus(delta: Tensor) -> Tensor:
     """The clients' updates of a layer [N, P] -> its aggregated update [P], Eq. (8). An update of norm 0 has no direction:
     it counts in the mean norm but is no corner of the hull (it would stop the layer for everybody)."""
-    norms = delta.norm(dim=1)  # [N]
+    gram = sum((part := columns.double()) @ part.T for columns in delta.split(1 << 20, dim=1))  # [N, N], float64 in pieces
+    norms = gram.diagonal().sqrt()  # [N]
     moved = norms > 0
     if not moved.any():
         return torch.zeros_like(delta[0])
-    d = delta[moved] / norms[moved, None]
-    u = min_norm(d.double() @ d.double().T).to(d)
-    return norms.mean() * (u @ d)
+    u = min_norm(gram[moved][:, moved] / torch.outer(norms[moved], norms[moved])).to(gram)  # products of the d_k
+    weights = torch.zeros_like(norms)
+    weights[moved] = norms.mean() * u / norms[moved]  # mean norm, u_k, and 1/norm of d_k
+    return weights.to(delta) @ delta
 
 
 def personalize(V: Tensor, tau: float) -> Tensor:
@@ -425,7 +429,7 @@ class Server:
         N = len(uploads)
         for names in self.parts.u_layers.values():
             old = flatten([self.u[n] for n in names])  # [P]
-            delta = torch.stack([flatten([up["u"][n] for n in names]) for up in uploads.values()]) - old  # [N, P]
+            delta = torch.stack([flatten([up["u"][n] for n in names]) for up in uploads.values()]).sub_(old)  # [N, P]
             new = old + (consensus(delta) if self.args.consensus else delta.mean(0))  # Eq. (8)
             self.u = self.u | vector_to(names, new, self.u)
         for k, up in uploads.items():
