@@ -45,7 +45,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from basics import Stop, load_file, locked, save, seed_all, write_json, write_whole
-from domains import Domain, load_domains
+from domains import Domain, load_domains, seed_name
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 
@@ -126,12 +126,11 @@ SCALES = {
 
 
 def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None, *,
-          laptop: dict[str, dict] | None = None, variants: dict[str, dict[str, dict]] | None = None) -> Args:
+          variants: dict[str, dict[str, dict]] | None = None) -> Args:
     """The arguments of a run from the command line.
 
-    A value comes from the first of these that has one: the flag, the method's `laptop` settings or `SCALES`, the
-    settings of the chosen `--variant` (if the method has variants), the method's `paper` settings of the dataset, the
-    dataclass. Bad usage ends the program with one line on stderr and exit code 2.
+    A value comes from the first of these that has one: the flag, `SCALES`, the settings of the chosen `--variant` (if
+    the method has variants), the method's `paper` settings of the dataset, the dataclass. Bad usage ends the program with one line on stderr and exit code 2.
     """
     module = sys.modules[cls.__module__]
     name = Path(module.__file__).stem
@@ -161,8 +160,6 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     if variants:
         values |= variants.get(given.get("variant", cls.variant), {}).get(dataset, {})
     values |= SCALES[scale].get(dataset, {})
-    if scale == "laptop" and laptop:
-        values |= laptop.get(dataset, {})
     args = cls(**(values | given))
     for f in fields:
         value, low, high, above = getattr(args, f.name), *(f.metadata[m] for m in ("low", "high", "above"))
@@ -197,7 +194,7 @@ class _Parser(argparse.ArgumentParser):
             flag = message.split(": ", 1)[1].split()[0].split("=")[0]
             near = difflib.get_close_matches(flag, self.flags, n=1, cutoff=0.75)
             message = f"{flag} is not a flag of {self.prog}" + (f"; did you mean {near[0]}?" if near else "")
-        first = os.environ.get("RANK", "0") == "0"  # with torchrun one process speaks for all
+        first = os.environ.get("LOCAL_RANK", "0") == "0"  # with torchrun one process of a machine speaks for all
         self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if first else None)
 
 
@@ -232,8 +229,8 @@ def choose_device(device: str) -> str:
         raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and "LOCAL_RANK" in os.environ and device == "cuda":
-        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(torch.cuda.device_count(), 1)}"
+    if device == "cuda":  # with torchrun each process takes its own GPU
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % max(torch.cuda.device_count(), 1)}"
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as e:
@@ -275,10 +272,10 @@ class Data:
 
     def batch(self, i: Tensor) -> tuple[Tensor, Tensor]:
         """Positions i [B] -> x float32 [B, C, H, W] in [0, 1] (or normalized), channels last, and y [B]."""
-        x = self.images[self.index[i]].to(self.device, non_blocking=True).float().div_(255)
+        x = self.images[self.index[i]].to(self.device).float().div_(255)
         if self.normalize == "imagenet":
             x = x.sub_(self.mean).div_(self.deviation)
-        return x, self.labels[i]
+        return x, self.labels[i].to(self.device)
 
 
 @dataclass
@@ -302,9 +299,8 @@ def make_clients(args: Args, domains: list[Domain], classes: int) -> tuple[list[
     for d in domains:
         if args.device.startswith("cuda") and d.images.nbytes < torch.cuda.mem_get_info(args.device)[0] / 4:
             d = Domain(d.name, d.images.to(args.device), d.labels)  # decoded pixels stay on the device
-        twins = args.dataset.startswith("rotatedmnist")  # the same images in all domains: the same split, so that no image
-        order = torch.randperm(len(d.labels), generator=seed_all(args.seed, "split", "" if twins else d.name))  # is in two parts
-        part = lambda rows: Data(d.images, rows.to(d.images.device), d.labels[rows].to(args.device), args.device,
+        order = torch.randperm(len(d.labels), generator=seed_all(args.seed, "split", seed_name(args, d.name)))
+        part = lambda rows: Data(d.images, rows.to(d.images.device), d.labels[rows].to(d.images.device), args.device,
                                  args.normalize)
         if args.protocol == "lodo" and d.name == args.target:
             train, val, test = cut(order, args.split) if args.target_part == "test" else (order[:0], order[:0], order)
@@ -338,14 +334,14 @@ def skewed(args: Args, domain: Domain, order: Tensor, classes: int) -> list[Tens
     m = args.clients_per_domain
     if m == 1 or args.dirichlet == 0:
         return [order[i::m] for i in range(m)]
-    rng = np.random.default_rng(seed_all(args.seed, "dirichlet", domain.name).initial_seed())
+    rng = np.random.default_rng(seed_all(args.seed, "dirichlet", seed_name(args, domain.name)).initial_seed())
     piles = [[] for _ in range(m)]
     for c in range(classes):
         rows = order[domain.labels[order] == c]
         ends = np.floor(np.cumsum(rng.dirichlet([args.dirichlet] * m)) * len(rows) + 1e-9).astype(int)[:-1]
         for pile, rows_of_client in zip(piles, np.split(rows.numpy(), ends)):
             pile.append(torch.from_numpy(rows_of_client))
-    shuffle = seed_all(args.seed, "dirichlet order", domain.name)
+    shuffle = seed_all(args.seed, "dirichlet order", seed_name(args, domain.name))
     return [(r := torch.cat(p))[torch.randperm(len(r), generator=shuffle)] for p in piles]
 
 
@@ -452,7 +448,10 @@ def backbone(args: Args, channels: int, classes: int) -> Net:
         if imagenet is None:
             raise Stop(f"there are no ImageNet weights for --backbone {args.backbone}; there are for "
                        f"{', '.join(n for n, b in BACKBONES.items() if b[3])}", 2)
-        pretrained = torchvision.models.get_weight(imagenet).get_state_dict(progress=True, check_hash=True)
+        try:
+            pretrained = torchvision.models.get_weight(imagenet).get_state_dict(progress=True, check_hash=True)
+        except (OSError, RuntimeError) as e:
+            raise Stop(f"could not get the weights {imagenet} ({e}); download them by hand and give --weights FILE")
     elif args.weights != "none":
         pretrained = load_file(Path(args.weights), "weights")
         if not isinstance(pretrained, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) and torch.isfinite(v).all()
@@ -580,7 +579,8 @@ def merged(mine: dict) -> dict:
     if size == 1:
         return mine
     parts = [None] * size if rank == 0 else None
-    dist.gather_object(to_cpu(mine), parts)
+    with others_alive():
+        dist.gather_object(to_cpu(mine), parts)
     return {k: v for k, v in sorted(item for part in parts for item in part.items())} if rank == 0 else {}
 
 
@@ -588,8 +588,18 @@ def from_server(value):
     """The value that process 0 has, in every process."""
     box = [to_cpu(value) if process()[0] == 0 else None]
     if process()[1] > 1:
-        dist.broadcast_object_list(box)
+        with others_alive():
+            dist.broadcast_object_list(box)
     return box[0]
+
+
+@contextlib.contextmanager
+def others_alive():
+    """Stop when a collective fails because another process has gone."""
+    try:
+        yield
+    except RuntimeError as e:
+        raise Stop(f"process {process()[0]} ends because another one has gone, see its line ({str(e)[:60].splitlines()[0]})")
 
 
 def to_cpu(value):
@@ -624,8 +634,8 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
         join_processes()
         if args.device.startswith("cuda"):
             torch.cuda.set_device(args.device)
-        if args.precision == "tf32":
-            torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = args.precision == "tf32"  # on by default, and then fp32 would not be fp32
         domains, classes = load_domains(args)
         names = [d.name for d in domains]
         if args.protocol == "lodo" and args.target not in ["all", *names]:
@@ -646,20 +656,24 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     except OSError as e:
         message, code = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}; what was written before is kept, make " \
                         f"room or give another folder and start again", 1
-    except (MemoryError, torch.OutOfMemoryError) as e:
-        message, code = f"out of memory ({str(e).splitlines()[0][:100] if str(e) else 'no details'}): lower --batch-size or " \
-                        f"--image-size", 1
     except KeyboardInterrupt:
         message, code = "interrupted; started again without --no-resume it goes on from its last checkpoint", 130
-    except RuntimeError as e:
-        if not dist.is_initialized():
+    except (MemoryError, RuntimeError) as e:
+        if not out_of_memory(e):
             raise
-        message, code = f"process {process()[0]}: another process has failed, see its line ({str(e).splitlines()[0][:60]})", 1
-    if code != 2 or process()[0] == 0:
+        message, code = f"out of memory ({str(e)[:100].splitlines()[0] if str(e) else type(e).__name__}): lower --batch-size " \
+                        f"or --image-size", 1
+    if code != 2 or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
     if dist.is_initialized():
+        sys.stdout.flush()
         os._exit(code)  # the other processes wait in a collective: torchrun ends them
     sys.exit(code)
+
+
+def out_of_memory(e: BaseException) -> bool:
+    """torch says so with an error of its own on a GPU and in the words of a RuntimeError on a CPU."""
+    return isinstance(e, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(e)
 
 
 def join_processes() -> None:
@@ -693,6 +707,8 @@ def run_one(Server, Client, args: Args, build, domains: list[Domain], classes: t
             net = build(args, domains[0].images.shape[1], len(classes))
             net.eval()(torch.zeros(2, *domains[0].images.shape[1:]))
         except (RuntimeError, AssertionError) as e:
+            if out_of_memory(e):
+                raise
             raise Stop(f"images of {args.image_size}x{args.image_size} do not fit --backbone {args.backbone} "
                        f"({str(e).splitlines()[0][:80]}): give another --image-size", 2)
         net.to(args.device, memory_format=torch.channels_last)
@@ -712,17 +728,17 @@ def resumed(out: Path, key: dict, args: Args) -> tuple[dict | None, dict | None]
     if (out / "checkpoint.pt").exists():
         saved = load_file(out / "checkpoint.pt", "checkpoint")
         try:
-            theirs = json.loads(saved["identity"])
+            theirs = dict(json.loads(saved["identity"]))
             whole = Loop.KEPT.keys() <= saved.keys() and all(isinstance(saved[k], kind) for k, kind in Loop.KEPT.items())
             if not whole or theirs == key and not 0 < saved["round"] <= args.rounds:
                 raise ValueError
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             raise Stop(f"{out / 'checkpoint.pt'} is no whole checkpoint: give another --out, or --no-resume to replace it")
     if (out / "result.json").exists():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged result is made again from the checkpoint
             found = json.loads((out / "result.json").read_text())
-            summary(found)
-            result = found
+            if summary(found) and isinstance(found["args"], dict):
+                result = found
     for other in [json.loads(saved["identity"])] if saved else [result["args"]] if result else []:
         different = [k for k in sorted(other | key) if other.get(k) != key.get(k)]
         if different:
@@ -752,10 +768,12 @@ class Loop:
         if saved:
             try:
                 self.t, self.history, self.seconds = saved["round"], json.loads(saved["history"]), saved["seconds"]
-                self.images, self.best = saved["images"], saved["best"]
+                self.images, self.best = saved["images"], {k: saved["best"][k] for k in ("round", "val")}
                 self.server.load_state_dict(to_device(saved["server"], args.device))
                 for k, client in self.clients.items():
                     client.load_state_dict(to_device(saved["clients"][k], args.device))
+                for k in list(self.clients)[:1]:
+                    self.clients[k].model(self.server.download(k))  # fails if the tensors do not fit the network
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
                 raise Stop(f"{out / 'checkpoint.pt'} does not fit this method ({type(e).__name__}: {e}): give another --out, or "
                            f"--no-resume to replace it")
@@ -765,6 +783,10 @@ class Loop:
         if process()[0] == 0:
             for leftover in out.glob("*.tmp"):  # of a write that was killed
                 leftover.unlink()
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # times of rounds that will be run again
+                lines = (out / "timing.jsonl").read_text().splitlines(keepends=True)
+                kept = "".join(line for line in lines if json.loads(line)["round"] <= self.t)
+                write_whole(out / "timing.jsonl", lambda f: f.write(kept.encode()))
 
     def run(self) -> dict:
         args, rank = self.args, process()[0]
@@ -798,7 +820,7 @@ class Loop:
             seed_all(args.seed, "train", t, k)
             up = self.clients[k].train(down, t)
             log = {name: float(v) for name, v in getattr(self.clients[k], "log", {}).items()}
-            finite = torch.stack([torch.isfinite(v).all() for v in tensors_of(up)]).all()
+            finite = torch.stack([torch.isfinite(v).all().to(args.device) for v in tensors_of(up)]).all()
             if not finite or not all(math.isfinite(v) for v in log.values()):
                 raise Stop(f"round {t + 1}, client {self.names[k]}: the loss or the weights are no longer finite; the last good "
                            f"checkpoint, if one was due before, is kept in {self.out}: lower --lr, or set --clip")
@@ -965,7 +987,7 @@ def provenance(args: Args) -> dict:
                 if line.startswith("model name")), "") if Path("/proc/cpuinfo").exists() else platform.processor()
     gpu = args.device.startswith("cuda")
     return {
-        "commit": git("rev-parse", "HEAD"), "uncommitted_changes": None if (changes := git("status", "--porcelain")) is None else bool(changes),
+        "commit": git("rev-parse", "HEAD"), "uncommitted_changes": None if (changes := git("status", "--porcelain", "--", "*.py")) is None else bool(changes),
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "torchvision": torchvision.__version__, "numpy": np.__version__},
         "hardware": {"cpu": cpu, "threads": torch.get_num_threads(), "processes": process()[1],

@@ -83,13 +83,19 @@ def load_domains(args) -> tuple[list[Domain], tuple[str, ...]]:
         domains, classes = load_folders(args, FOLDERS[args.dataset]), FOLDERS[args.dataset].classes
     if args.limit:
         for d in domains:
-            keep = torch.randperm(len(d.labels), generator=seed_all(args.seed, "limit", d.name))[:args.limit]
+            keep = torch.randperm(len(d.labels), generator=seed_all(args.seed, "limit", seed_name(args, d.name)))[:args.limit]
             d.images, d.labels = d.images[keep], d.labels[keep]
     for d in domains:
         if len(d.labels) < len(classes):
             raise Stop(f"domain {d.name} has {len(d.labels)} images, fewer than the {len(classes)} classes; "
                        f"{'raise --limit' if args.limit else 'look at its folder'}")
     return domains, classes
+
+
+def seed_name(args, domain: str) -> str:
+    """What stands for a domain in the seeds of its split. RotatedMNIST's domains are rotations of the same images: they are
+    limited, dealt out and split alike, so that an image is never trained on in one domain and tested in another."""
+    return "" if args.dataset.startswith("rotatedmnist") else domain
 
 
 def rotate(images: Tensor, angle: float, size: int) -> Tensor:
@@ -284,8 +290,9 @@ def decode(files: ImageFiles, listed: dict, source: Folders, size: int, cache: P
         for d in source.domains:
             path = temporary / f"{d}.npy"
             maps[d] = np.lib.format.open_memmap(path, "w+", np.uint8, (len(listed[d]), size, size, 3))
-            with open(path, "r+b") as f:  # a full disk is an error here, not a crash when a page is written
-                os.posix_fallocate(f.fileno(), 0, path.stat().st_size)
+            if hasattr(os, "posix_fallocate"):  # a full disk is an error here, not a crash when a page is written
+                with open(path, "r+b") as f:
+                    os.posix_fallocate(f.fileno(), 0, path.stat().st_size)
 
         def one(job):
             domain, i, name = job
@@ -326,6 +333,3 @@ def to_rgb(content: bytes, size: int) -> np.ndarray:
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no defined range")
     return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-
-
-DATASETS = ("digits", "rotatedmnist", "rotatedmnist-t10k", *FOLDERS)

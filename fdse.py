@@ -322,7 +322,7 @@ def pick(tensors: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
 def vector_to(names: list[str], vector: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `flatten` over the entries `names`, in the shapes of `like`."""
     pieces = vector.split([like[n].numel() for n in names])
-    return {n: piece.view(like[n].shape) for n, piece in zip(names, pieces)}
+    return {n: piece.view(like[n].shape).clone() for n, piece in zip(names, pieces)}  # a view would be saved with all of `vector`
 
 
 class Client:
@@ -395,12 +395,14 @@ class Client:
             with autocast(args):
                 model.features(x)  # lines 4-5
             l_con, hat = self.con([b.statistics for b in self.blocks], glob, hat, args.beta)  # line 6
-            if not torch.isfinite(l_con):
-                raise Stop(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or --adapt-epochs")
             gradients = torch.autograd.grad(l_con, theta_v)
             with torch.no_grad():
                 for p, g in zip(theta_v, gradients):
                     p.sub_(g, alpha=args.adapt_lr)  # line 7
+        for b in self.blocks:
+            b.statistics = None
+        if not torch.isfinite(flatten(theta_v)).all():
+            raise Stop(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or --adapt-epochs")
 
     def state_dict(self) -> dict:
         return {"bn_dse": self.bn_dse, "trained": self.trained}

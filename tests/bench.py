@@ -133,14 +133,17 @@ def main() -> None:
                 for row, s in zip(("bare", "ours, training", "ours, whole round"), seconds) if n >= 0 else ():
                     times.setdefault(f"{method} {precision}: {row}", []).append(s)
                     print(f"{method} {precision}: {row}: {s:.2f} s", file=sys.stderr)
-            if archive and n >= 0 and "fedavg fp32: bare" in times:
-                times.setdefault("fedavg fp32: usual pipeline", []).append(usual(args, clients, folder))
+            if archive and flags.only != "fdse":
+                seconds = usual(args, clients, folder)
+                if n >= 0:
+                    times.setdefault("fedavg fp32: usual pipeline", []).append(seconds)
     middle = {row: statistics.median(seconds) for row, seconds in times.items()}
     table = [(row, f"{s:.2f}", f"{s / middle[row.split(':')[0] + ': bare']:.3f}", f"{sum(sizes) / s:.0f}") for row, s in middle.items()]
     print(tabulate(table, ["row", "seconds", "of bare", "images/s"], disable_numparse=True))
     if "fedavg fp32: usual pipeline" in middle:
-        print(f"fedavg at the default precision ({common.choose_precision('auto', 'cpu')}) is "
-              f"{middle['fedavg fp32: usual pipeline'] / middle['fedavg bf16: ours, training']:.2f} times as fast as the usual pipeline")
+        default = common.choose_precision("auto", "cpu")
+        ratio = middle["fedavg fp32: usual pipeline"] / middle[f"fedavg {default}: ours, training"]
+        print(f"fedavg at the default precision ({default}) is {ratio:.2f} times as fast as the usual pipeline")
     if flags.out:
         figures = {"seconds": times, "images": sum(sizes), "command": common.command()} | common.provenance(args)
         common.write_json(Path(flags.out), figures)
