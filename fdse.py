@@ -431,7 +431,9 @@ class Server:
         N = len(uploads)
         for names in self.parts.u_layers.values():
             old = flatten([self.u[n] for n in names])  # [P]
-            delta = torch.stack([flatten([up["u"][n] for n in names]) for up in uploads.values()]).sub_(old)  # [N, P]
+            delta = old.new_empty(N, len(old))  # [N, P]
+            for row, up in zip(delta, uploads.values()):
+                torch.sub(flatten([up["u"][n] for n in names]), old, out=row)
             new = old + (consensus(delta) if self.args.consensus else delta.mean(0))  # Eq. (8)
             self.u = self.u | vector_to(names, new, self.u)
         for k, up in uploads.items():
