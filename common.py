@@ -1,4 +1,4 @@
-"""What every method shares: arguments, data, splits, backbones, small federated tools and the round loop.
+"""What every method shares: arguments, splits, backbones, small federated tools and the round loop.
 
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the upload:
 
@@ -553,9 +553,6 @@ def correct(model: nn.Module, data: Data, args: Args) -> int:
     return int(hits)
 
 
-# Processes: with torchrun, client k belongs to process k mod P; process 0 runs the server
-
-
 def keep_freed_memory() -> None:
     """Ask glibc to keep large freed blocks instead of giving them back to the kernel.
 
@@ -566,6 +563,9 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+# Processes: with torchrun, client k belongs to process k mod P; process 0 runs the server
 
 
 def process() -> tuple[int, int]:

@@ -203,7 +203,7 @@ class ImageFiles:
         else:
             try:
                 self.zip = zipfile.ZipFile(path)
-            except (zipfile.BadZipFile, NotImplementedError, OSError) as e:
+            except (zipfile.BadZipFile, NotImplementedError, OSError) as e:  # the second: a zip version that Python lacks
                 raise Stop(f"{path} is no whole zip archive ({e}); it may be truncated: get it again")
             self.keys = {i.filename: (i.file_size, i.CRC) for i in self.zip.infolist() if not i.is_dir()}
             for name in self.keys:  # nothing is unpacked to disk, but such an archive is not what it says it is
