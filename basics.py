@@ -71,7 +71,7 @@ def locked(path: Path, wait: bool = True):
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
-        yield
+        yield file
 
 
 def load_file(path: Path, what: str):

@@ -1,5 +1,5 @@
-"""The figures of the papers, drawn from the records: curves over the rounds, accuracy over a parameter, a radar of the domains; and
-those that measures.py makes of the runs' folders."""
+"""The figures of the papers, drawn from the records: curves over the rounds, accuracy over a parameter, a radar of the domains. Those that
+measures.py makes need the runs' folders: `measured` draws them after a run, `draw` only shows them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import statistics
 from pathlib import Path
 
 import measures
-from basics import Stop
 
 
-def draw(table, blocks: list, path: Path, scale: str, folder_of) -> bool:
-    """Draw a figure into `path` from [(block, [(row, cells)])]; False if nothing of it is recorded (a file from before stays)."""
+def draw(table, blocks: list, path: Path, scale: str) -> bool:
+    """Draw a figure into `path` from [(block, [(row, cells)])]; whether there is one."""
     if table.figure == "measure":
-        return measured(table, blocks, path, folder_of) or path.exists()
+        return path.exists()
     least = 2 if table.figure == "parameter" else 1  # points of a line, else there is nothing to see
     shown = [(b, rows) for b, rows in blocks if any(sum(bool(c.records) for c in cells) >= least for _, cells in rows)]
     if not shown:
@@ -73,7 +72,7 @@ def parameter(panel, table, block, rows) -> None:
 def radar(panel, table, block, rows) -> None:
     """Accuracy on each domain, each axis scaled by its largest value: the mean over the seeds."""
     found = {row.method: [r["best"]["clients"] for r in cells[0].records.values()] for row, cells in rows if cells[0].records}
-    names = list(next(iter(found.values()))[0])
+    names = [n for n in next(iter(found.values()))[0] if all(n in r for runs in found.values() for r in runs)]
     means = {m: [statistics.mean(r[n] for r in runs) for n in names] for m, runs in found.items()}
     top = [max(v[i] for v in means.values()) or 1 for i in range(len(names))]
     angles = [2 * math.pi * i / len(names) for i in range(len(names))]
@@ -84,18 +83,22 @@ def radar(panel, table, block, rows) -> None:
     panel.set_yticklabels([])
 
 
-def measured(table, blocks: list, path: Path, folder_of) -> bool:
-    """Let measures.py draw the figure if it is not there yet and the folders of all its runs are."""
-    folders = [folder_of(block, row, block.columns[0]) for block, rows in blocks for row, _ in rows]
-    if path.exists() or not all(folders):
-        return False
+def measured(table, folders: list[Path], path: Path, place) -> list[str]:
+    """Let measures.py draw the figure from its runs' folders, unless it is newer than they are; returns what went wrong, or nothing."""
+    results = [folder / "result.json" for folder in folders]
+    gone = [str(f.parent) for f in results if not f.exists()]
+    if gone:
+        return [] if path.exists() else [f"{table.id}: the runs are recorded, but not here is {', '.join(gone)}"]
+    if path.exists() and path.stat().st_mtime > max(f.stat().st_mtime for f in results):
+        return []
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             what, *flags = shlex.split(table.measure)
-            measures.main([what, *map(str, folders), *flags, "--out", str(path)])
+            places = ["--data", place.data, "--archives", place.archives] if what not in ("curve",) else []
+            measures.main([what, *map(str, folders), *flags, *places, "--out", str(path)])
         except SystemExit:
-            raise Stop(f"{table.id}: {said.getvalue().strip()}")
-    return True
+            return [f"{table.id}: {said.getvalue().strip()}"]
+    return []
 
 
-DRAW = {"curves": curves, "parameter": parameter, "radar": radar, "measure": measured}
+DRAW = {"curves": curves, "parameter": parameter, "radar": radar, "measure": None}

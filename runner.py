@@ -1,7 +1,8 @@
 """Runs the missing runs of reproduce_tables.py: on this machine, several at once, or on a cluster; estimates their time.
 
-Nothing is lost or repeated: a run holds a lock while it is going on, so that another runner in the same folder passes it by; a finished
-run is one line of the records, written under a lock by the run itself; a run that was cut off goes on from its checkpoint.
+Nothing is lost or repeated: a run's process holds a lock while it is going on, also when its runner is gone, so that another runner in
+the same folder passes it by; a finished run is one line of the records, written under a lock by the run itself; a run that was cut off
+goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import os
 import queue
 import signal
@@ -44,10 +46,11 @@ class Place:
 # Datasets
 
 
-def unavailable(dataset: str, place: Place) -> str:
-    """Why a dataset cannot be had here, or nothing: its archives are there, it is decoded, or its source answers."""
+def availability(dataset: str, place: Place) -> tuple[str, int]:
+    """(why a dataset cannot be had here, or nothing; bytes to download, as far as the source says). It can be had if its archives are
+    there, or if its sources answer with a file and not with a page."""
     if dataset == "digits":
-        return ""
+        return "", 0
     if dataset.startswith("rotatedmnist"):
         kind = "t10k" if dataset.endswith("t10k") else "train"
         names = [f"{kind}-{part}-ubyte.gz" for part in ("images-idx3", "labels-idx1")]
@@ -55,37 +58,51 @@ def unavailable(dataset: str, place: Place) -> str:
     else:
         source = domains.FOLDERS[dataset]
         if source.unpacked and any((Path(f) / source.unpacked).is_dir() for f in (place.archives, place.data) if f):
-            return ""
+            return "", 0
         needed = {pattern: url for pattern, (url, _) in source.files.items()}
-    missing = [p for p in needed if p not in domains.find_archives(place, list(needed))]
-    for pattern in missing:
+    total, there = 0, domains.find_archives(place, list(needed))
+    for pattern in (p for p in needed if p not in there):
+        where = f"{pattern} is not in {place.archives or place.data}"
         try:
-            urllib.request.urlopen(urllib.request.Request(needed[pattern], method="HEAD"), timeout=5).close()
+            with urllib.request.urlopen(urllib.request.Request(needed[pattern], method="HEAD"), timeout=5) as answer:
+                if answer.headers.get_content_type() == "text/html":
+                    return f"{where} and must be downloaded by hand from {needed[pattern]}", 0
+                total += int(answer.headers.get("Content-Length") or 0)
         except (OSError, ValueError) as e:
-            return f"{pattern} is not in {place.archives or place.data} and cannot be downloaded here ({str(e)[:60]})"
-    return ""
+            return f"{where} and cannot be downloaded here ({str(e)[:60]})", 0
+    return "", total
+
+
+def size(n: float) -> str:
+    """12.3 MiB, 1.5 GiB."""
+    return f"{n / 2 ** 30:.1f} GiB" if n >= 2 ** 30 else f"{n / 2 ** 20:.1f} MiB"
 
 
 # Time
 
 
-def calibrated(args: common.Args, build, channels: int, classes: int, steps: int = 2) -> float:
-    """Seconds of a training step of the network on synthetic images, after one that does not count."""
+STARTUP = 8.0  # seconds until a run trains: Python, torch, the data (measured on two cores)
+
+
+def calibrated(args: common.Args, build, channels: int, classes: int, steps: int = 3) -> float:
+    """Seconds of a training step of the network on synthetic images: the fastest of some, after one that does not count."""
     common.seed_all(0)
+    common.keep_freed_memory()
     net = build(args, channels, classes).to(args.device, memory_format=torch.channels_last).train()
     size = args.crop or args.image_size
     x = torch.rand(args.batch_size * args.views, channels, size, size, device=args.device).contiguous(memory_format=torch.channels_last)
     parameters = [p for p in net.parameters() if p.requires_grad]
-    for n in range(1 + steps):
-        if n == 1:
-            started = time.perf_counter()
+    seconds = []
+    for _ in range(1 + steps):
+        started = time.perf_counter()
         with common.autocast(args):
             loss = net.loss(*x.chunk(2)) if hasattr(net, "loss") else net(x).float().square().mean()
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
         if x.is_cuda:
             torch.cuda.synchronize()
         del grads
-    return (time.perf_counter() - started) / steps
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
 
 
 def images_of(args: common.Args) -> tuple[list[int], int] | None:
@@ -108,7 +125,7 @@ def images_of(args: common.Args) -> tuple[list[int], int] | None:
 
 
 def estimate(args: common.Args, seconds_of_step: float) -> float | None:
-    """Seconds of a run: its steps, and a third of a step's time for each batch that is evaluated; None without counts."""
+    """Seconds of a run: its start, its steps, and a third of a step's time for each batch that is evaluated; None without counts."""
     known = images_of(args)
     if known is None:
         return None
@@ -116,7 +133,7 @@ def estimate(args: common.Args, seconds_of_step: float) -> float | None:
     each = [args.steps or args.epochs * len(common.cut_batches(torch.arange(n), args)) for n in train]
     steps = args.rounds * sum(each) * args.participation
     evaluations = -(-args.rounds // args.eval_every) * evaluated / args.batch_size / args.views
-    return seconds_of_step * (steps + evaluations / 3)
+    return STARTUP + seconds_of_step * (steps + evaluations / 3)
 
 
 class Times:
@@ -153,32 +170,47 @@ def clock(seconds: float | None) -> str:
 # Execution
 
 
-def claim(run, place: Place):
-    """The lock of a run: held while it goes on, by whichever runner of this folder is on it."""
+def claim(run):
+    """The lock of a run, held by whoever is on it in this folder."""
     name = hashlib.blake2b(run.key.encode(), digest_size=8).hexdigest()
     return locked(ROOT / "runs" / ".claims" / f"{name}.lock", wait=False)
 
 
 def command_of(run, place: Place) -> list[str]:
     words = ["-m", run.module] if "." in run.module else [f"{run.module}.py"]
-    places = ["--data", place.data] * (place.data != "data") + ["--archives", place.archives] * bool(place.archives)
+    places = ["--data", place.data] * (place.data != str(ROOT / "data")) + ["--archives", place.archives] * bool(place.archives)
     return [sys.executable, *words, *run.flags, *places, "--record", place.record]
 
 
 def execute(run, place: Place, recorded, env: dict | None = None, started=lambda process: None) -> tuple[str, str]:
     """Run one run to its end: ("done" | "skipped" | "failed", its last lines). Skipped: recorded, or another runner has it."""
     try:
-        with claim(run, place):
+        with claim(run) as lock:
             if recorded(run):
                 return "skipped", "recorded meanwhile"
-            process = subprocess.Popen(command_of(run, place), cwd=ROOT, env=os.environ | (env or {}), text=True, stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(command_of(run, place), cwd=ROOT, env=os.environ | (env or {}), text=True, errors="replace",
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, pass_fds=(lock.fileno(),))
             started(process)
             said = process.communicate()[0]
             lines = [line for line in said.replace("\r", "\n").splitlines() if line.strip()][-3:]
             return ("done" if process.returncode == 0 else "failed"), "\n".join(lines)
     except Stop:
         return "skipped", "another runner is on it"
+    except OSError as e:
+        return "failed", f"it could not be started: {e}"
+
+
+@contextlib.contextmanager
+def interruptible():
+    """SIGTERM and SIGHUP end the runner as Ctrl-C does."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 @dataclass
@@ -193,10 +225,17 @@ class Local:
         processes, stopping = set(), threading.Event()
         for r in runs:
             todo.put(r)
-        total = sum(estimates.get(r.key) or 60 for r in runs)
+        time_of = lambda run: estimates.get(run.key) or 60.0
         wide = bool(sys.stderr and sys.stderr.isatty())
-        bar = tqdm(total=round(total), unit="s", desc="runs", mininterval=0.5 if wide else 30, dynamic_ncols=wide,
+        bar = tqdm(total=sum(map(time_of, runs)), unit="s", desc=f"{len(runs)} runs", mininterval=0.5 if wide else 30, dynamic_ncols=wide,
                    bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}")
+
+        def on(process) -> None:
+            """A run has started; if Ctrl-C came meanwhile, it stops at once."""
+            with lock:
+                processes.add(process)
+                if stopping.is_set():
+                    interrupt(process)
 
         def work(n: int) -> None:
             threads = max(1, (os.cpu_count() or 1) // self.jobs)
@@ -206,38 +245,46 @@ class Local:
                     run = todo.get_nowait()
                 except queue.Empty:
                     return
-                own = []
                 with lock:
                     counts["running"] += 1
-                    bar.set_postfix(dict(counts))
-                outcome, said = execute(run, place, recorded, env, lambda p: (own.append(p), processes.add(p)))
-                processes.difference_update(own)
+                    bar.set_postfix({k: v for k, v in counts.items() if v})
+                try:
+                    outcome, said = execute(run, place, recorded, env, on)
+                except Exception as e:  # whatever a run dies of is reported, the others go on
+                    outcome, said = "failed", f"{type(e).__name__}: {e}"
                 with lock:
+                    processes.difference_update([p for p in processes if p.poll() is not None])
                     counts["running"] -= 1
-                    if stopping.is_set() and outcome == "failed":
-                        outcome = "interrupted"
+                    outcome = "interrupted" if stopping.is_set() and outcome == "failed" else outcome
                     counts[outcome] += 1
-                    bar.update(round(estimates.get(run.key) or 60))
+                    bar.update(time_of(run))
                     bar.set_postfix({k: v for k, v in counts.items() if v})
                     if outcome == "failed":
                         tqdm.write(f"failed: {run.command}\n    {said.replace(chr(10), chr(10) + '    ')}", file=sys.stderr)
 
         workers = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(self.jobs)]
-        for w in workers:
-            w.start()
-        try:
-            while any(w.is_alive() for w in workers):
-                time.sleep(0.1)
-        except KeyboardInterrupt:
-            stopping.set()
-            for p in list(processes):
-                with contextlib.suppress(ProcessLookupError):
-                    p.send_signal(signal.SIGINT)
-            for w in workers:
-                w.join()
-            counts["stopped"] = 1
+        with interruptible():
+            try:
+                for w in workers:
+                    w.start()
+                while any(w.is_alive() for w in workers):
+                    time.sleep(0.1)
+            except KeyboardInterrupt:
+                with lock:
+                    stopping.set()
+                    for p in processes:
+                        interrupt(p)
+                for w in workers:
+                    if w.ident:
+                        w.join()
+                counts["stopped"] = 1
         bar.close()
         return counts
+
+
+def interrupt(process: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
 
 
 @dataclass
@@ -250,26 +297,35 @@ class Slurm:
     timeout_min: int = 24 * 60
     gpus: int = 1
 
-    def run(self, runs: list, place: Place, recorded, estimates: dict) -> Counter:
-        try:
-            import submitit
-        except ImportError:
+    def __post_init__(self):
+        if importlib.util.find_spec("submitit") is None:
             raise Stop("--executor slurm needs submitit: pip install submitit", 2)
-        executor = submitit.AutoExecutor(folder=str(ROOT / self.folder), cluster=self.cluster)
+
+    def run(self, runs: list, place: Place, recorded, estimates: dict) -> Counter:
+        import submitit
+        try:
+            executor = submitit.AutoExecutor(folder=str(ROOT / self.folder), cluster=self.cluster)
+        except RuntimeError as e:
+            raise Stop(f"--executor slurm: {e}", 2)
         executor.update_parameters(timeout_min=self.timeout_min, **({"slurm_array_parallelism": self.jobs, "gpus_per_node": self.gpus,
                                                                      "cpus_per_task": 4} if self.cluster == "slurm" else {}))
         submitted = executor.map_array(_job, runs, [place] * len(runs))
         counts = Counter()
-        with tqdm(total=len(runs), unit="run", desc="jobs", disable=None) as bar:
-            for run, job in zip(runs, submitted):
-                try:
-                    outcome, said = job.result()
-                except Exception as e:  # whatever a job dies of is reported, the others go on
-                    outcome, said = "failed", str(e).strip().splitlines()[-1]
-                counts[outcome] += 1
-                bar.update()
-                if outcome == "failed":
-                    tqdm.write(f"failed: {run.command}\n    {said}", file=sys.stderr)
+        with interruptible(), tqdm(total=len(runs), unit="run", desc="jobs", disable=None) as bar:
+            try:
+                for run, job in zip(runs, submitted):
+                    try:
+                        outcome, said = job.result()
+                    except Exception as e:  # whatever a job dies of is reported, the others go on
+                        outcome, said = "failed", (str(e).strip() or type(e).__name__).splitlines()[-1]
+                    counts[outcome] += 1
+                    bar.update()
+                    if outcome == "failed":
+                        tqdm.write(f"failed: {run.command}\n    {said}", file=sys.stderr)
+            except KeyboardInterrupt:
+                for job in submitted:
+                    job.cancel()
+                counts["stopped"] = 1
         return counts
 
 

@@ -1,4 +1,4 @@
-"""The README's numbers are those of the recorded runs."""
+"""The numbers of results/findings.md are those of the recorded runs; test_reproduce.py looks at what is rendered."""
 
 import itertools
 import json
@@ -12,14 +12,18 @@ RECORDS = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").read_t
 def test_every_record_says_where_it_comes_from():
     assert len({r["id"] for r in RECORDS}) == len(RECORDS)
     for r in RECORDS:
-        assert r["command"].startswith(f"python {r['method']}.py") and r["commit"] and not r["uncommitted_changes"]
+        start = f"python -m baselines.{r['method']} " if (ROOT / "baselines" / f"{r['method']}.py").exists() else f"python {r['method']}.py "
+        assert r["command"].startswith(start) and r["commit"] and not r["uncommitted_changes"]
         assert r["curve"]["round"][-1] == r["args"]["rounds"] and {"torch", "numpy"} <= r["versions"].keys()
-        i = r["curve"]["val"].index(max(r["curve"]["val"]))
-        assert r["curve"]["round"][i] == r["best"]["round"] and abs(r["curve"]["ALL"][i] - r["best"]["ALL"]) < 1e-5
+        if r["args"]["protocol"] == "linear":  # without labels, no validation: the last round
+            assert r["best"] == r["last"] and abs(r["curve"]["target"][-1] - r["last"]["target"]) < 1e-5
+        else:
+            i = r["curve"]["val"].index(max(r["curve"]["val"]))
+            assert r["curve"]["round"][i] == r["best"]["round"] and abs(r["curve"]["ALL"][i] - r["best"]["ALL"]) < 1e-5
 
 
-def test_the_table_of_the_readme():
-    readme = (ROOT / "README.md").read_text()
+def test_fdses_table_is_of_the_records():
+    findings = (ROOT / "results" / "findings.md").read_text()
     for method in ("fedavg", "fdse"):
         runs = [r for r in RECORDS if r["method"] == method and r["args"]["dataset"] == "officecaltech" and
                 (r["args"]["scale"], r["args"]["image_size"]) == ("laptop", 160) and r["args"]["precision"] == "bf16"]
@@ -27,28 +31,16 @@ def test_the_table_of_the_readme():
         for outcome in ("best", "last"):
             for measure in ("ALL", "AVG"):
                 values = [100 * r[outcome][measure] for r in runs]
-                assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in readme, (method, outcome, measure)
+                assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" in findings, (method, outcome, measure)
 
 
 def cells(title: str) -> dict[str, dict[str, str]]:
-    """The rows of the README's table below the line that starts with `title`: {row: {column: cell}}."""
-    below = (ROOT / "README.md").read_text().split(title, 1)[1].splitlines()
+    """The rows of the first table of the findings below the line that has `title`: {row: {column: cell}}."""
+    below = (ROOT / "results" / "findings.md").read_text().split(title, 1)[1].splitlines()
     lines = itertools.takewhile(lambda line: line.startswith("|"), itertools.dropwhile(lambda line: not line.startswith("|"), below))
     table = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
     return {row[0]: dict(zip([f"{i} {c}" if table[0].count(c) > 1 else c for i, c in enumerate(table[0])], row))
             for row in table[2:]}
-
-
-def test_fedsrs_table_1_is_of_the_records():
-    """Each cell is the last round's accuracy on the left-out domain, seed 0; what has no record is a dash."""
-    shown, rows = cells("FedSR's Table 1"), {"FedAvg": "fedavg", "FedL2R": "fedl2r", "FedCMI": "fedcmi", "FedSR": "fedsr"}
-    runs = [r for r in RECORDS if r["args"]["dataset"] == "rotatedmnist-t10k" and r["args"]["scale"] == "paper"]
-    assert runs and all(r["args"]["seed"] == 0 and r["args"]["rounds"] == 1500 for r in runs)
-    for row, variant in [*rows.items(), ("FedADG", "paper")]:
-        of_row = {r["args"]["target"]: r for r in runs if r["args"].get("variant") == variant}
-        for column in ("M0", "M15", "M30", "M45", "M60", "M75"):
-            run = of_row.get(column.lower())
-            assert shown[row][column].split()[0] == (f"{100 * run['last']['target']:.1f}" if run else "-"), (row, column)
 
 
 def of(records, method: str, variant: str, **args) -> list[dict]:
@@ -64,9 +56,9 @@ def spread(values: list[float]) -> str:
 
 def test_fedcirs_table_is_of_the_records():
     """The last round's ALL and AVG, mean and deviation over the recorded seeds."""
-    for row, shown in cells("FedCiR's methods").items():
+    for row, shown in cells("## FedCiR").items():
         for dataset, column in (("officecaltech", "Office"), ("pacs", "PACS")):
-            method, variant = {"FedAvg": ("fedavg", "fedcir"), "FedSR": ("fedsr", "fedcir" if dataset == "pacs" else "fedsr"),
+            method, variant = {"FedAvg": ("fedavg", "fedcir"), "FedSR": ("fedsr", "fedcir"),
                                "FedReg": ("fedcir", "fedreg"), "FedAlign": ("fedcir", "fedalign"), "FedCiR": ("fedcir", "fedcir")}[row]
             runs = of(RECORDS, method, variant, dataset=dataset, scale="laptop", image_size=64, protocol="indomain", steps=20)
             assert int(shown[f"{column} seeds"]) == len(runs) == len({r["args"]["seed"] for r in runs})
@@ -76,7 +68,7 @@ def test_fedcirs_table_is_of_the_records():
 
 def test_fedadgs_switches_are_of_the_records():
     """The last round's accuracy on each left-out domain of `digits`."""
-    for row, shown in cells("FedADG's switches").items():
+    for row, shown in cells("## FedADG").items():
         flags = row.split("`")[1].split() if "`" in row else []
         runs = {r["args"]["target"]: r for r in of(RECORDS, "fedadg", "paper", dataset="digits")
                 if r["command"].split(" --record")[0].split()[8:] == flags}
@@ -88,7 +80,7 @@ def test_fedadgs_switches_are_of_the_records():
 
 def test_fedadgs_laptop_table_is_of_the_records():
     """The last round's accuracy on each left-out domain, mean over the seeds that have all four."""
-    for row, shown in cells("FedADG at **laptop").items():
+    for row, shown in cells("(a ResNet18 from scratch instead of AlexNet").items():
         choice = ("fedsr", "fedsr", {}) if row == "FedSR" else ("fedadg", "paper", {"adversarial": False}) if "FedAvg" in row else (
             "fedadg", "paper", {"adversarial": True, "lambda0": 0.15 if "0.15" in row else 0.85})
         values = list(shown.values())
