@@ -52,6 +52,7 @@ def curves(panel, table, block, rows) -> None:
             panel.fill_between(x, [m - s for m, s in zip(mean, spread)], [m + s for m, s in zip(mean, spread)], alpha=0.2,
                                color=line.get_color())
     panel.set(xlabel="round", ylabel=f"{table.axis} (%)")
+    panel.xaxis.get_major_locator().set_params(integer=True)
 
 
 def parameter(panel, table, block, rows) -> None:

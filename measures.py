@@ -591,7 +591,7 @@ def draw_gradients(path, runs: list[dict]) -> None:
         x, y = ([p[m] for p in run["pairs"].values()] for m in ("information", "covariance"))
         panel.scatter(x, y, s=36, label=run["method"])
         for name, u, v in zip(run["pairs"], x, y):
-            panel.annotate(name, (u, v), textcoords="offset points", xytext=(5, 4), fontsize=7)
+            panel.annotate(name, (u, v), textcoords="offset points", xytext=(0, 5), ha="center", fontsize=7)
     panel.set(xlabel="mutual information of the images, Eq. (3) (nats)", ylabel="covariance of the gradients")
     panel.margins(0.2)
     panel.legend(fontsize=8)

@@ -302,6 +302,8 @@ class Slurm:
             raise Stop("--executor slurm needs submitit: pip install submitit", 2)
 
     def run(self, runs: list, place: Place, recorded, estimates: dict) -> Counter:
+        if not runs:
+            return Counter()
         import submitit
         try:
             executor = submitit.AutoExecutor(folder=str(ROOT / self.folder), cluster=self.cluster)
