@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from tabulate import tabulate
+from tqdm import tqdm
 
 import common
 import domains
@@ -62,7 +63,8 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
                 pages.append((scale, name, text, measured))
                 shown.append(as_text(table, blocks, scale))
     for paper, (measured, computed, cells, without) in counts["paper"].items():
-        summary.append([PAPERS[paper], cells, measured, computed, counts["laptop"][paper][0], without, cells - without - measured - computed])
+        if cells:
+            summary.append([PAPERS[paper], cells, measured, computed, counts["laptop"][paper][0], without, cells - without - measured - computed])
     head = ["cells of the tables of", "all", "measured", "computed", "measured at laptop scale", "of baselines to come", "not run"]
     if whole:
         if out.name == "results" and (out.parent / "README.md").exists():
@@ -321,7 +323,7 @@ def work(flags: argparse.Namespace) -> int:
         executor = (runner.Slurm(flags.jobs or 1, gpus=int(gpus[0]) if gpus else 1) if flags.executor == "slurm" else
                     runner.Local(flags.jobs or len(gpus) or 1, gpus))
         clock = runner.Times()
-        times = {key: clock.of(run, arguments) for key, (run, _) in todo.items()}
+        times = {key: clock.of(run, arguments) for key, (run, _) in tqdm(todo.items(), "calibration", disable=None, leave=False)}
         todo = dict(sorted(todo.items(), key=lambda item: times[item[0]] or math.inf))  # cheapest first
         if flags.plan:
             print(show_plan(todo, times, place, gone))

@@ -84,25 +84,31 @@ def size(n: float) -> str:
 STARTUP = 8.0  # seconds until a run trains: Python, torch, the data (measured on two cores)
 
 
-def calibrated(args: common.Args, build, channels: int, classes: int, steps: int = 3) -> float:
-    """Seconds of a training step of the network on synthetic images: the fastest of some, after one that does not count."""
+FEW = 8  # images with which a step is timed first
+
+
+def calibrated(args: common.Args, build, channels: int, classes: int) -> float:
+    """Seconds of a training step of the network on synthetic images: timed with the whole batch if that is quick, else with a few images and
+    in proportion to them."""
     common.seed_all(0)
     common.keep_freed_memory()
     net = build(args, channels, classes).to(args.device, memory_format=torch.channels_last).train()
-    size = args.crop or args.image_size
-    x = torch.rand(args.batch_size * args.views, channels, size, size, device=args.device).contiguous(memory_format=torch.channels_last)
     parameters = [p for p in net.parameters() if p.requires_grad]
-    seconds = []
-    for _ in range(1 + steps):
+    size, batch = args.crop or args.image_size, args.batch_size * args.views
+
+    def step(images: int) -> float:
+        x = torch.rand(images, channels, size, size, device=args.device).contiguous(memory_format=torch.channels_last)
         started = time.perf_counter()
         with common.autocast(args):
             loss = net.loss(*x.chunk(2)) if hasattr(net, "loss") else net(x).float().square().mean()
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        torch.autograd.grad(loss, parameters, allow_unused=True)
         if x.is_cuda:
             torch.cuda.synchronize()
-        del grads
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])
+        return time.perf_counter() - started
+
+    step(FEW)  # the first one makes kernels and buffers
+    few = step(FEW)
+    return few * batch / FEW if few * batch / FEW > 1 else min(step(batch) for _ in range(3))
 
 
 def images_of(args: common.Args) -> tuple[list[int], int] | None:
