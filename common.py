@@ -1,4 +1,4 @@
-"""What every method shares: arguments, splits, backbones, small federated tools and the round loop.
+"""What every method shares: arguments, splits, small federated tools and the round loop.
 
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the upload:
 

@@ -55,7 +55,7 @@ Where paper, official code (MahdiyarMM/FedGaLA) and this file differ
   Theta of lines 5, 12  t - 1 and t                  the model that was sent     the model sent       -
   optimizer's state     not said                     kept over the rounds        kept                 --no-keep-optimizer
   optimizers, rates     Adam 3e-3; SGD 0.025 (MoCo), Adam 1e-4; SGD 0.03 (MoCo,  the paper's          --variant official
-                        0.03, decay 3e-4             BYOL), 0.025, decay 1e-4
+                        0.03, decay 3e-4             BYOL), 0.025, decay 1e-4   (laptop: Adam 3e-4)
   optimizer of FedGaLA  not said                     that of the learner         that of the learner  --optimizer, --lr
    with MoCo, BYOL
   start of the network  not said                     PyTorch's layers' own       as the code          -
@@ -103,7 +103,7 @@ class Args(common.LinearArgs):
     variant: str = arg("paper", "settings: the paper's, or the official code's", choices=("paper", "official"))
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS)
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others", choices=("adam", "sgd"))
-    lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003, SGD 0.03, with --ssl moco 0.025", above=0)
+    lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003 (0.0003 at laptop scale), SGD 0.03, with --ssl moco 0.025", above=0)
     momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
     weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
     keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over the rounds, else start it anew")

@@ -421,6 +421,10 @@ def gradient_pairs(folder, which: str = "best", batches: int = 16, data: str = "
     {"a / b": {"covariance", "cosine", "information", "chance"}}}; information in nats, see `mutual_information`.
     """
     made = args, server, _, targets, _ = federation(folder, which, data, archives)
+    travelling = server.download(0).get("w")
+    if travelling is None:
+        raise Stop(f"{folder} is a run of {common.method_name(args)}, whose clients do not get a whole network w; gradients needs one, as of "
+                   "fedavg, fedsr, fedcir or fedgala", 2)
     gradients, parts = {}, {}
     for k, (_, client, model) in enumerate(tested(folder, which, made=made)):
         name, part = client.data.name, client.data.test if client in targets else client.data.train
@@ -431,7 +435,6 @@ def gradient_pairs(folder, which: str = "best", batches: int = 16, data: str = "
             with autocast(args):
                 loss = model.loss(*x.chunk(2)) if args.protocol == "linear" else cross_entropy(model(x), y)
             (loss / batches).backward()
-        travelling = server.download(0)["w"]
         gradients[name] = torch.cat([p.grad.flatten() for n, p in model.named_parameters() if n in travelling and p.grad is not None])
         parts[name] = part
     pairs = {}

@@ -65,7 +65,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
     for paper, (measured, computed, cells, without) in counts["paper"].items():
         if cells:
             summary.append([PAPERS[paper], cells, measured, computed, counts["laptop"][paper][0], without, cells - without - measured - computed])
-    head = ["cells of the tables of", "all", "measured", "computed", "measured at laptop scale", "of baselines to come", "not run"]
+    head = ["cells of the tables of", "all", "measured", "computed", "measured at laptop scale", "of baselines not written yet", "not run"]
     if whole:
         if out.name == "results" and (out.parent / "README.md").exists():
             update_readme(out.parent / "README.md", pages, pictures, tabulate(summary, head, "github"))
@@ -178,7 +178,7 @@ def as_markdown(table: Table, blocks: list, scale: str) -> str:
             continue
         parts += [f"## {block.title}", tabulate(body(block, rows, scale), ["", *(c.name for c in block.columns)], "github", disable_numparse=True)]
         run = next((run for row, _ in rows if row.implemented and (run := run_of(block, row, block.columns[0], scale, 0))), None)
-        parts += [f"`{run.command}`"] if run else []
+        parts += [f"First row and column, seed 0: `{run.command}`"] if run else []
         compared = comparisons(table, block, rows)
         parts += ["".join(f"- {line}\n" for line in compared).rstrip()] if compared else []
     notes = dict.fromkeys([*table.notes, *(f"{r.method}: {r.note}" for b in table.block for r in b.row if r.note)])
@@ -258,7 +258,7 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--plan", action="store_true", help="show the runs that are missing, their commands and the time they would take here")
     add("--run", action="store_true", help="run them, cheapest first, and render")
-    add("--only", default="", help="ids of tables, such as fdse-1,fedsr-*; empty: all (default: empty)")
+    add("--only", default="", help="ids of tables, such as 'fdse-1,fedsr-*'; empty: all (default: empty)")
     add("--scale", default="paper", choices=("paper", "laptop", "smoke"), help="scale of --plan and --run (default: paper)")
     add("--seeds", type=int, default=1, help="seeds of each cell, 0 to SEEDS - 1 (default: 1)")
     add("--jobs", type=int, default=0, help="runs at a time; 0: one for each GPU of --gpus, or one (default: 0)")

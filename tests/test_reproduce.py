@@ -28,8 +28,6 @@ from tests.conftest import ROOT, run_here, start
 EVERY = read_tables()
 TABLES, FIGURES = [t for t in EVERY if not t.figure], [t for t in EVERY if t.figure]
 PUBLISHED = Path(__file__).parent / "published"
-# names in the tables by those of the published files, where they differ
-RENAMED = {"- align": "FDSE - align"}
 BASELINES = "local centralized fedprox scaffold feddyn moon lgfedavg ditto partialfed fedbn fedfa fedheal feddg_ga fedproc fedgen fedema".split()
 
 
