@@ -94,3 +94,21 @@ def test_fedadgs_laptop_table_is_of_the_records():
             means = [statistics.mean(w[t] for w in whole) for t in targets] if whole else []
             expected = [f"{m:.1f}" for m in [*means, statistics.mean(means)]] if whole else ["-"] * 5
             assert found == [str(len(whole)), *expected], (row, dataset)
+
+
+def test_fedgalas_table_is_of_the_records():
+    """The linear classifier's accuracy on photo after ten rounds, and the share of discarded gradients, means over the seeds."""
+    below = (ROOT / "results" / "findings.md").read_text().split("## FedGaLA", 1)[1]
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in below.splitlines() if line.startswith("| ") and "`" in line]
+    runs = [r for r in RECORDS if r["args"]["dataset"] == "pacs" and r["args"]["protocol"] == "linear" and r["args"]["rounds"] == 10
+            and r["args"]["scale"] == "laptop"]
+    assert len(rows) == 13
+    for _, flags, seeds, tenth, third, early, late in rows:
+        flags = flags.strip("`")
+        found = [r for r in runs if (r["method"] == "fedema" if flags == "baselines.fedema" else f"photo {flags} --seed" in r["command"])]
+        assert len(found) == int(seeds) == len({r["args"]["seed"] for r in found}) == 2, flags
+        for share, cell in (("0.1", tenth), ("0.3", third)):
+            assert cell == spread([100 * r["last"]["linear"]["photo"][share] for r in found]), (flags, share)
+        for cell, part in ((early, slice(1, 4)), (late, slice(7, 10))):
+            values = [v for r in found for v in r["logs"].get("discarded", [])[part]]
+            assert cell == (f"{100 * statistics.mean(values):.0f}%" if values else "-"), flags
