@@ -48,7 +48,8 @@ COSTS = ("parameters", "flops", "mib")
 
 @dataclass
 class Column:
-    """`value`: a path in the record such as best/ALL, `mean` of the other columns, or a `cost/...` of the network."""
+    """`value`: a path in the record such as best/ALL; `mean` of the other columns; `cost/...` of the network; `seconds` of a client's
+    training in a round; or `reach/...`, what is measured of the run's folder."""
 
     name: str
     value: str
@@ -160,9 +161,13 @@ class Run:
     key: str
 
     @property
+    def words(self) -> list[str]:
+        """What stands behind `python`."""
+        return [*(["-m", self.module] if "." in self.module else [f"{self.module}.py"]), *self.flags]
+
+    @property
     def command(self) -> str:
-        words = ["-m", self.module] if "." in self.module else [f"{self.module}.py"]
-        return shlex.join(["python", *words, *self.flags])
+        return shlex.join(["python", *self.words])
 
 
 @functools.cache

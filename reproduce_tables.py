@@ -230,22 +230,21 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int])
     return found
 
 
-def show_plan(todo: dict, times: dict, place: runner.Place, gone: dict[str, tuple[str, int]]) -> str:
+def show_plan(todo: dict, times: dict, downloads: dict[str, int], gone: dict[str, tuple[str, int]]) -> str:
+    """The missing runs and their times, bytes to download and on disk, and the datasets that are left out: {name: (why, runs)}."""
     rows = [[runner.clock(times[key]), ", ".join(ids), run.command] for key, (run, ids) in todo.items()]
     known = [t for t in times.values() if t]
     lines = [tabulate(rows, ["time here", "tables", "command"], disable_numparse=True)] if rows else [] if gone else ["Nothing is missing."]
     lines += [f"{len(rows)} runs, {runner.clock(sum(known))} one after the other, by a calibration of single steps on this machine" +
               (f"; {len(rows) - len(known)} of unknown size" if len(known) < len(rows) else "")] if rows else []
-    sizes, fetched = {}, {}
+    sizes = {}
     for run, _ in todo.values():
         args = arguments(run.module, run.flags)
         counts = {d: n for d, (_, n) in domains.FOLDERS[args.dataset].domains.items()} if args.dataset in domains.FOLDERS else {}
         if counts and None not in counts.values():
             sizes[args.dataset, args.image_size] = sum(counts.values()) * 3 * args.image_size ** 2
-        if args.dataset not in fetched:
-            fetched[args.dataset] = runner.availability(args.dataset, place)[1]
-    if any(fetched.values()):
-        lines.append("To download: " + ", ".join(f"{d} {runner.size(n)}" for d, n in fetched.items() if n))
+    if downloads:
+        lines.append("To download: " + ", ".join(f"{d} {runner.size(n)}" for d, n in downloads.items()))
     if sizes:
         lines.append("Decoded images on disk: " + ", ".join(f"{d} at {s}x{s} {runner.size(n)}" for (d, s), n in sorted(sizes.items())))
     return "\n".join(lines + [f"Left out, {dataset} ({n} runs): {why}" for dataset, (why, n) in gone.items()])
@@ -283,7 +282,7 @@ def main(argv: list[str] | None = None) -> None:
     if (flags.tables, flags.records) != ("tables", "results/runs.jsonl") and flags.out == "results":
         parser.error("with other --tables or --records give another --out too: results/ is of results/runs.jsonl")
     try:
-        sys.exit(work(flags))
+        sys.exit(work(flags, gpus))
     except Stop as stop:
         message, code = str(stop), stop.code
     except OSError as e:
@@ -294,7 +293,7 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def work(flags: argparse.Namespace) -> int:
+def work(flags: argparse.Namespace, gpus: list[str]) -> int:
     """What the command line asks for; returns the exit code."""
     every = read_tables(ROOT / flags.tables)
     path = (ROOT / flags.records).resolve()
@@ -314,19 +313,18 @@ def work(flags: argparse.Namespace) -> int:
         seeds = list(range(flags.seeds))
         todo = missing(tables, records, flags.scale, seeds)
         dataset_of = {key: arguments(run.module, run.flags).dataset for key, (run, _) in todo.items()}
-        gone = {d: (why, list(dataset_of.values()).count(d)) for d in dict.fromkeys(dataset_of.values())
-                if (why := runner.availability(d, place)[0])}
+        found = {d: runner.availability(d, place) for d in dict.fromkeys(dataset_of.values())}
+        gone = {d: (why, list(dataset_of.values()).count(d)) for d, (why, _) in found.items() if why}
         for dataset, (why, n) in gone.items() if flags.run else ():
             print(f"left out, {dataset} ({n} runs): {why}", file=sys.stderr)
         todo = {key: v for key, v in todo.items() if dataset_of[key] not in gone}
-        gpus = [g.strip() for g in flags.gpus.split(",")] if flags.gpus else []
         executor = (runner.Slurm(flags.jobs or 1, gpus=int(gpus[0]) if gpus else 1) if flags.executor == "slurm" else
                     runner.Local(flags.jobs or len(gpus) or 1, gpus))
         clock = runner.Times()
         times = {key: clock.of(run, arguments) for key, (run, _) in tqdm(todo.items(), "calibration", disable=None, leave=False)}
         todo = dict(sorted(todo.items(), key=lambda item: times[item[0]] or math.inf))  # cheapest first
         if flags.plan:
-            print(show_plan(todo, times, place, gone))
+            print(show_plan(todo, times, {d: n for d, (_, n) in found.items() if n}, gone))
             return 0
         counts = executor.run([run for run, _ in todo.values()], place, lambda run: Records(path).get(run) is not None, times)
         print(", ".join(f"{n} {what}" for what, n in counts.items() if n and what not in ("running", "stopped")) or "nothing to run")

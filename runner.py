@@ -183,9 +183,8 @@ def claim(run):
 
 
 def command_of(run, place: Place) -> list[str]:
-    words = ["-m", run.module] if "." in run.module else [f"{run.module}.py"]
     places = ["--data", place.data] * (place.data != str(ROOT / "data")) + ["--archives", place.archives] * bool(place.archives)
-    return [sys.executable, *words, *run.flags, *places, "--record", place.record]
+    return [sys.executable, *run.words, *places, "--record", place.record]
 
 
 def execute(run, place: Place, recorded, env: dict | None = None, started=lambda process: None) -> tuple[str, str]:
