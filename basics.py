@@ -20,6 +20,25 @@ class Stop(Exception):
         self.code = code
 
 
+def ending(e: BaseException, kept: str) -> tuple[str, int]:
+    """The line and the exit code with which a program ends on an error: 2 for bad usage, 1 for failures, 130 for Ctrl-C. `kept` says what
+    is not lost. An error that is a fault of the program itself is raised again."""
+    if isinstance(e, Stop):
+        return str(e), e.code
+    if isinstance(e, KeyboardInterrupt):
+        return f"interrupted; {kept}", 130
+    if out_of_memory(e):
+        return f"out of memory ({str(e)[:100].splitlines()[0] if str(e) else type(e).__name__}): lower --batch-size or --image-size", 1
+    if isinstance(e, OSError):
+        return f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}; make room or give another file or folder; {kept}", 1
+    raise e
+
+
+def out_of_memory(e: BaseException) -> bool:
+    """torch says so with an error of its own on a GPU and in the words of a RuntimeError on a CPU."""
+    return isinstance(e, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(e)
+
+
 def seed_all(*key) -> torch.Generator:
     """Seed torch from a key such as (seed, "train", t, k) and return a CPU generator of the same seed.
 

@@ -46,7 +46,7 @@ from tqdm import tqdm
 
 import linear
 from augment import AUGMENTATIONS, Augmentation, augment
-from basics import Stop, load_file, locked, save, seed_all, write_json, write_whole
+from basics import Stop, ending, load_file, locked, out_of_memory, save, seed_all, write_json, write_whole
 from domains import Domain, load_domains, seed_name
 from networks import BACKBONES, backbone
 
@@ -662,29 +662,14 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
                 f"{n} {100 * r['best']['target']:.2f}" for n, r in zip(targets, results)) +
                 f"  mean {100 * np.mean([r['best']['target'] for r in results]):.2f}")
         return results
-    except Stop as stop:
-        message, code = str(stop), stop.code
-    except OSError as e:
-        message, code = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}; what was written before is kept, make " \
-                        f"room or give another folder and start again", 1
-    except KeyboardInterrupt:
-        message, code = "interrupted; started again without --no-resume it goes on from its last checkpoint", 130
-    except (MemoryError, RuntimeError) as e:
-        if not out_of_memory(e):
-            raise
-        message, code = f"out of memory ({str(e)[:100].splitlines()[0] if str(e) else type(e).__name__}): lower --batch-size " \
-                        f"or --image-size", 1
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
+        message, code = ending(e, "what was written before is kept: the same command without --no-resume goes on from the last checkpoint")
     if code != 2 or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
     if dist.is_initialized():
         sys.stdout.flush()
         os._exit(code)  # the other processes wait in a collective: torchrun ends them
     sys.exit(code)
-
-
-def out_of_memory(e: BaseException) -> bool:
-    """torch says so with an error of its own on a GPU and in the words of a RuntimeError on a CPU."""
-    return isinstance(e, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(e)
 
 
 def join_processes() -> None:

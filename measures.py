@@ -33,17 +33,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.manifold import TSNE
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 import common
-from basics import Stop, load_file, seed_all, write_json, write_whole
+from basics import Stop, ending, load_file, seed_all, write_json, write_whole
 from common import Args, Data, autocast, images_in_round, make_clients, representations, targets_of, to_device
 from domains import load_domains
 
@@ -230,6 +226,9 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     0.04 of the best C in 1e-4...1, but for low-rank sets of 60 rows in 64 dimensions (0.08), where C = 1 is better. C is not
     chosen by the test half, which would bias eps downwards. Stop if a set has fewer than 4 rows.
     """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import LinearSVC
     a, b = (np.asarray(x, np.float64) for x in (a, b))
     n = min(len(a), len(b))
     if n < 4:
@@ -517,6 +516,7 @@ def figure_format(path) -> str:
 
 def embed(a: Tensor, b: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """[N, D] and [M, D] -> [N, 2] and [M, 2]: one t-SNE of both together, so that equal places are equal representations."""
+    from sklearn.manifold import TSNE
     n = len(a) + len(b)
     if n < 5:
         raise Stop(f"a t-SNE needs at least 5 images; there are {n}", 2)
@@ -785,12 +785,8 @@ def main(argv: list[str] | None = None) -> None:
         if given["json"]:
             write_json(Path(given["json"]), found)
         return
-    except Stop as stop:
-        message, code = str(stop), stop.code
-    except OSError as e:
-        message, code = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1
-    except KeyboardInterrupt:
-        message, code = "interrupted; the runs are as they were", 130
+    except (Stop, OSError, KeyboardInterrupt) as e:
+        message, code = ending(e, "the runs are as they were")
     print(f"measures: {message}", file=sys.stderr)
     sys.exit(code)
 

@@ -27,7 +27,7 @@ import domains
 import figures
 import measures
 import runner
-from basics import Stop, locked, write_whole
+from basics import Stop, ending, locked, write_whole
 from cells import PAPERS, ROOT, SCALES, Block, Records, Run, Table, arguments, cells_of, every_cell, paired, read_tables, run_of
 
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}  # each paper's method
@@ -283,12 +283,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("with other --tables or --records give another --out too: results/ is of results/runs.jsonl")
     try:
         sys.exit(work(flags, gpus))
-    except Stop as stop:
-        message, code = str(stop), stop.code
-    except OSError as e:
-        message, code = f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}", 1
-    except KeyboardInterrupt:
-        message, code = "interrupted; every finished run is recorded", 130
+    except (Stop, OSError, KeyboardInterrupt) as e:
+        message, code = ending(e, "every finished run is recorded")
     print(f"reproduce_tables: {message}", file=sys.stderr)
     sys.exit(code)
 

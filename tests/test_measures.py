@@ -222,7 +222,8 @@ def test_figures_are_written_whole(runs, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         measures.main(["risk", *folders, "--out", str(out)])
     assert out.read_bytes() == before and [*out.parent.iterdir()] == [out]
-    assert capsys.readouterr().err == f"measures: No space left on device: {out}\n"
+    expected = "No space left on device: {}; make room or give another file or folder; the runs are as they were"
+    assert capsys.readouterr().err == f"measures: {expected.format(out)}\n"
 
 
 def test_cost_and_labels(runs, tmp_path, capsys):
