@@ -294,7 +294,7 @@ class Cell:
     trials: int = 0
     records: dict[int, dict] = field(default_factory=dict)  # of a figure
     computed: bool = False  # from the network alone, without a run
-    elsewhere: bool = False  # a time, which depends on the machine: no difference is shown
+    elsewhere: bool = False  # a time or cost, which depends on the machine or on what is counted: no difference is shown
 
     @property
     def mean(self) -> float | None:
@@ -387,6 +387,7 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
         return cells
     for cell, column in zip(cells, block.columns):
         kind, _, what = column.value.partition("/")
+        cell.computed, cell.elsewhere = kind == "cost", kind in ("seconds", "reach")
         recorded = records.seeds.get((row.module.rpartition(".")[2], block.dataset, scale), set())
         if kind == "mean" or not (recorded or seeds or kind == "cost"):
             continue
@@ -394,7 +395,6 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
         if first is None:
             continue
         if kind in ("cost", "seconds"):
-            cell.computed, cell.elsewhere = kind == "cost", kind == "seconds"
             if scale == "paper":
                 value = cost(row.module, first.flags)[what] if kind == "cost" else seconds_of_round(first, records)
                 cell.values = {} if value is None else {0: value}

@@ -13,7 +13,7 @@ tested. Nothing here trains or changes a run, except that `training_flops` train
 
 Figure or table                     Function
 FedSR App. C.2, Fig. 1   t-SNE      draw_tsne
-FedCiR Sec. 6.4, Fig. 11 risks      local_risks (of a state), risk_curve (of the training losses, by round), draw_curves
+FedCiR Sec. 6.4, Fig. 11 risks      local_risks (of a state), risk_curve (of the training losses, by round), draw_risks
 FedCiR Sec. 6.4, Fig. 12 PAD        proxy_a_distance, pad_table, draw_pad
 FedCiR Sec. 6.5, Table 3 overhead   flops, training_flops, cost_to_reach
 FedGaLA Sec. 5.2, Fig. 2(a)         gradient_pairs, mutual_information, draw_gradients
@@ -601,17 +601,40 @@ def draw_gradients(path, runs: list[dict]) -> None:
     write_figure(path, figure)
 
 
+def draw_risks(path, runs: list[dict], curves: dict[str, tuple[list[int], list[float]]]) -> None:
+    """FedCiR, Fig. 11. Left: for each result of `local_risks` the global model's cross-entropy on the test images of each client and its
+    mean, a dot where that of the training images is; right: the clients' mean training loss over the rounds."""
+    from matplotlib.figure import Figure
+    names = list(dict.fromkeys(n for r in runs for n in r["clients"]))
+    figure = Figure(figsize=(max(5.0, 0.9 * len(names) + 2.6) + 4.4, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[max(5.0, 0.9 * len(names) + 2.6), 4.4])
+    width = 0.8 / len(runs)
+    for i, run in enumerate(runs):
+        shown = [(j, run["clients"][n]) for j, n in enumerate(names) if n in run["clients"]] + [(len(names), run["mean"])]
+        x = [j + (i + 0.5) * width - 0.4 for j, _ in shown]
+        left.bar(x, [r["test"] for _, r in shown], 0.9 * width, color=f"C{i}", label=run["method"])
+        left.plot(x, [r["train"] for _, r in shown], ".", color="0.2", label="on its training images" if run is runs[-1] else None)
+    left.set_xticks(range(len(names) + 1), [*names, "mean"], rotation=20 if len(names) > 4 else 0)
+    left.set(ylabel="cross-entropy of the global model (nats)")
+    left.legend(fontsize=8)
+    plot_curves(right, curves, "training loss of the local models")
+    write_figure(path, figure)
+
+
 def draw_curves(path, curves: dict[str, tuple[list[int], list[float]]], ylabel: str) -> None:
     """For each label a curve over the rounds."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(5.4, 3.8), layout="constrained")
-    panel = figure.subplots()
+    plot_curves(figure.subplots(), curves, ylabel)
+    write_figure(path, figure)
+
+
+def plot_curves(panel, curves: dict[str, tuple[list[int], list[float]]], ylabel: str) -> None:
     for name, (rounds, values) in curves.items():
         panel.plot(rounds, values, linewidth=1.4, label=name, marker="." if len(rounds) < 30 else None)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set(xlabel="round", ylabel=ylabel)
     panel.legend(fontsize=8)
-    write_figure(path, figure)
 
 
 # Command line
@@ -681,7 +704,7 @@ def show_risk(given: dict) -> dict:
         table += [[r["method"], f"{r['target']['name']} (left out)", None, r["target"]["test"]]] if "target" in r else []
         table += [[r["method"], "mean of the clients", r["mean"]["train"], r["mean"]["test"]]]
     if given["out"]:
-        draw_curves(given["out"], curves, "mean training loss of the clients")
+        draw_risks(given["out"], runs, curves)
     print(tabulate(table, ["method", "client", "train risk", "test risk"], floatfmt=".4f"))
     return {"runs": [r | {"curve": {"round": rounds, "loss": losses}} for r, (rounds, losses) in zip(runs, curves.values())]}
 

@@ -140,6 +140,17 @@ def test_rows_of_a_block_have_one_budget_at_laptop_scale():
             assert len(budgets) < 2, (table.id, b.title, budgets)
 
 
+def test_rows_of_a_block_have_one_budget_at_paper_scale():
+    """In FDSE's and FedCiR's tables, whose papers train every method equally long on the same images; FedADG and FedGaLA have rows about it."""
+    for table in EVERY:
+        for b in table.block if table.paper in ("fdse", "fedcir") else ():
+            for c in b.columns:
+                runs = [run_of(b, r, c, "paper", 0) for r in b.row if r.implemented and c.value != "mean"]
+                args = [arguments(r.module, r.flags) for r in runs]
+                found = {(a.rounds, a.steps or f"{a.epochs} epochs", a.image_size, a.batch_size) for a in args}
+                assert len(found) < 2, (table.id, b.title, c.name, found)
+
+
 def test_a_smaller_scale_has_its_own_budget():
     """A table's rounds and image sizes are the paper's; where they are what a column is about, there is no smaller cell."""
     block = Block("", "pacs", [], [], flags="--target photo")
