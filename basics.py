@@ -28,7 +28,7 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
     if isinstance(e, KeyboardInterrupt):
         return f"interrupted; {kept}", 130
     if out_of_memory(e):
-        return f"out of memory ({str(e)[:100].splitlines()[0] if str(e) else type(e).__name__}): lower --batch-size or --image-size", 1
+        return f"out of memory ({str(e)[:100].splitlines()[0] if str(e) else type(e).__name__}): give smaller batches or images", 1
     if isinstance(e, OSError):
         return f"{e.strerror or e}{f': {e.filename}' if e.filename else ''}; make room or give another file or folder; {kept}", 1
     raise e

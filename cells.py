@@ -38,7 +38,6 @@ SCHEMA = {"id": str, "method": str, "args": dict, "command": str, "best": dict, 
           "bytes": dict, "finished": str, "versions": dict, "hardware": dict}
 HARDWARE = ("device", "precision")  # arguments that choose how, not what, is computed
 BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
-SCALES = ("paper", "laptop", "smoke")
 KINDS = ("best", "last", "curve", "logs", "mean", "cost", "reach", "seconds")  # of a column's value
 COSTS = ("parameters", "flops", "mib")
 
@@ -157,13 +156,14 @@ class Run:
     """A command and the arguments that it stands for."""
 
     module: str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # without the seed
+    seed: int
     key: str
 
     @property
     def words(self) -> list[str]:
         """What stands behind `python`."""
-        return [*(["-m", self.module] if "." in self.module else [f"{self.module}.py"]), *self.flags]
+        return [*(["-m", self.module] if "." in self.module else [f"{self.module}.py"]), *self.flags, "--seed", str(self.seed)]
 
     @property
     def command(self) -> str:
@@ -202,7 +202,7 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
     if scale != "paper" and dataclasses.replace(args, scale="paper", seed=0) == arguments(
             row.module, ("--dataset", block.dataset, *without_budget(own), *of_column)):
         return None
-    return Run(row.module, (*flags, "--seed", str(seed)), key_of(row.module.rpartition(".")[2], type(args), common.identity(args)))
+    return Run(row.module, tuple(flags), seed, key_of(row.module.rpartition(".")[2], type(args), common.identity(args)))
 
 
 def without_budget(flags: list[str]) -> list[str]:
@@ -220,8 +220,8 @@ class Records:
             try:
                 record = json.loads(line)
                 check_record(record)
-                key = key_of(record["method"], args_class(record["method"]), record["args"])
-            except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
+                key = key_of(record["method"], measures.method(record["method"]).Args, record["args"])
+            except (Stop, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
                 self.damaged.append(f"{path}, line {number} is skipped: {str(e)[:80]}")
                 continue
             self.by_key.setdefault(key, record)
@@ -249,11 +249,11 @@ def check_record(record: dict) -> None:
     if wrong:
         raise ValueError(f"{wrong[0]} is missing or of another type")
     args = record["args"]
-    for f in dataclasses.fields(args_class(record["method"])):
+    for f in dataclasses.fields(measures.method(record["method"]).Args):
         kinds = (int, float) if isinstance(f.default, float) else (type(f.default),)
         if f.name in args and type(args[f.name]) not in kinds or f.name not in args and f.name in ("dataset", "scale", "seed", "rounds"):
             raise ValueError(f"the argument {f.name} is {args.get(f.name, 'missing')!r}")
-    if args["scale"] not in SCALES:
+    if args["scale"] not in common.SCALES:
         raise ValueError(f"the scale is {args['scale']!r}")
     for field_ in ("best", "last", "curve", "logs", "seconds", "bytes"):
         for path, value in leaves(record.get(field_, {})):
@@ -271,14 +271,6 @@ def leaves(value, path: str = ""):
             yield from leaves(v, f"{path}/{k}".lstrip("/"))
     else:
         yield path, value
-
-
-def args_class(method: str) -> type[common.Args]:
-    """The Args of a recorded method; a record's method is the file's name, also in baselines/."""
-    for name in (method, f"baselines.{method}"):
-        if method.isidentifier() and (ROOT / (name.replace(".", "/") + ".py")).is_file():
-            return importlib.import_module(name).Args
-    raise ValueError(f"{method!r} is no method of this repository")
 
 
 # Cells
@@ -360,7 +352,7 @@ def found_at(record: dict, path: str) -> float | None:
 @functools.cache
 def cost(module: str, flags: tuple[str, ...]) -> dict[str, float]:
     """FDSE's Table 4 of a network: parameters in 1e7, MiB of its float32 state, multiply-adds of 50 images of 256x256 in 1e10."""
-    args = dataclasses.replace(arguments(module, flags[:-2]), image_size=256)
+    args = dataclasses.replace(arguments(module, flags), image_size=256)
     with torch.device("meta"):
         net = getattr(sys.modules[module], "build", backbone)(args, 3, 10)
         flops = measures.flops(net, (50, 3, 256, 256))[0]
@@ -370,7 +362,7 @@ def cost(module: str, flags: tuple[str, ...]) -> dict[str, float]:
 
 def seconds_of_round(run: Run, records: Records) -> float | None:
     """Seconds of training of a client in a round: the mean of the longest recorded run of the same network, images and batch."""
-    args = dataclasses.asdict(arguments(run.module, run.flags[:-2]))
+    args = dataclasses.asdict(arguments(run.module, run.flags))
     same = [r for r in records.by_key.values() if r["method"] == run.module.rpartition(".")[2] and all(
         r["args"].get(k) == args[k] for k in ("dataset", "backbone", "image_size", "batch_size", "epochs", "scale"))]
     if not same:

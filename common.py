@@ -30,6 +30,7 @@ import math
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -75,8 +76,8 @@ class Args:
                      choices=("paper", "laptop", "smoke"))
     protocol: str = arg("indomain", "indomain: each client is tested on its own test part; lodo: leave one domain out",
                         choices=("indomain", "lodo"))
-    target: str = arg("all", "lodo: the domain that is left out, by name; all: each in turn")
-    target_part: str = arg("all", "lodo: images of the target that are tested: all, or only its test part",
+    target: str = arg("all", "lodo, linear: the domain that is left out, by name; all: each in turn")
+    target_part: str = arg("all", "lodo, linear: images of the target that are used: all, or only its test part by --split",
                            choices=("all", "test"))
     split: str = arg("0.8/0.1/0.1", "shares of train/validation/test in each client")
     clients_per_domain: int = arg(1, "clients that share one domain", low=1)
@@ -172,7 +173,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     fields = dataclasses.fields(cls)
     choices = {f.name: f.metadata["choices"] for f in fields}
     choices |= {"dataset": tuple(paper), "backbone": tuple(BACKBONES)}
-    parser = _Parser(prog=name, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(prog=name, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description=(module.__doc__ or "").split("\nPaper  ")[0])
     for f in fields:
         special = "; ".join([f"{d}: {s[f.name]}" for d, s in paper.items() if f.name in s] +
@@ -225,7 +226,7 @@ def canonical(dataset: str) -> str:
     return {"officecaltech10": "officecaltech"}.get(dataset, dataset)
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
 
     def set_flags(self):
@@ -501,15 +502,24 @@ def nbytes(payload: Payload) -> int:
     return sum(t.numel() * t.element_size() for t in tensors_of(payload))
 
 
-def optimizer(module: nn.Module, args: Args, t: int, kept: dict[str, dict[str, Tensor]]) -> torch.optim.Optimizer:
-    """SGD or Adam (`--optimizer`) at the learning rate of round t; it goes on from what `optimizer_state` has kept."""
-    if args.optimizer == "sgd":
-        opt = sgd(module, args, t)
-    else:
-        opt = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=args.lr * args.lr_decay ** t,
-                               weight_decay=args.weight_decay, fused=True)
+def sgd(module: nn.Module, args: Args, t: int, kept: dict[str, dict[str, Tensor]] | None = None) -> torch.optim.SGD:
+    """Local SGD at the learning rate of round t, lr * lr_decay^t; it goes on from what `optimizer_state` has kept."""
+    opt = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=args.lr * args.lr_decay ** t,
+                          momentum=args.momentum, weight_decay=args.weight_decay, fused=True)
+    return going_on(opt, module, kept)
+
+
+def adam(module: nn.Module, args: Args, t: int, kept: dict[str, dict[str, Tensor]] | None = None) -> torch.optim.Adam:
+    """The same with Adam."""
+    opt = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=args.lr * args.lr_decay ** t,
+                           weight_decay=args.weight_decay, fused=True)
+    return going_on(opt, module, kept)
+
+
+def going_on(opt: torch.optim.Optimizer, module: nn.Module, kept: dict[str, dict[str, Tensor]] | None) -> torch.optim.Optimizer:
+    """The optimizer with what another one of the same module remembered; a copy, as its steps change it in place."""
     named = dict(module.named_parameters())
-    for n, values in kept.items():
+    for n, values in (kept or {}).items():
         opt.state[named[n]] = {name: v.clone() for name, v in values.items()}
     return opt
 
@@ -519,25 +529,15 @@ def optimizer_state(module: nn.Module, opt: torch.optim.Optimizer) -> dict[str, 
     return {n: dict(opt.state[p]) for n, p in module.named_parameters() if opt.state.get(p)}
 
 
-def sgd(module: nn.Module, args: Args, t: int, kept: dict[str, Tensor] | None = None) -> torch.optim.SGD:
-    """A new local SGD optimizer at the learning rate of round t, lr * lr_decay^t; it goes on from the momentum in `kept`."""
-    named = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    opt = torch.optim.SGD(named.values(), lr=args.lr * args.lr_decay ** t, momentum=args.momentum,
-                          weight_decay=args.weight_decay, fused=True)
-    for n, buffer in (kept or {}).items():
-        opt.state[named[n]]["momentum_buffer"] = buffer
-    return opt
-
-
-def momentum(module: nn.Module, opt: torch.optim.SGD) -> dict[str, Tensor]:
-    """The momentum of the module's parameters, to be kept for the next round; empty without momentum."""
-    found = {n: opt.state[p].get("momentum_buffer") for n, p in module.named_parameters() if p in opt.state}
-    return {n: buffer for n, buffer in found.items() if buffer is not None}
-
-
 def autocast(args: Args):
     """The context of forward passes and losses: bf16 autocast with `--precision bf16`, else nothing."""
     return torch.autocast(args.device.split(":")[0], torch.bfloat16, enabled=args.precision == "bf16")
+
+
+def in_order(data: Data, args: Args):
+    """The batches of an evaluation, (x, y): every image once."""
+    for i in torch.arange(len(data), device=data.index.device).split(max(args.batch_size, 100)):
+        yield data.batch(i)
 
 
 @torch.no_grad()
@@ -545,8 +545,7 @@ def correct(model: nn.Module, data: Data, args: Args) -> int:
     """The number of images of `data` that `model` classifies correctly, in eval mode."""
     model.eval()
     hits = torch.zeros((), dtype=torch.long, device=args.device)
-    for i in torch.arange(len(data), device=data.index.device).split(max(args.batch_size, 100)):
-        x, y = data.batch(i)
+    for x, y in in_order(data, args):
         with autocast(args):
             hits += (model(x).argmax(1) == y).sum()
     return int(hits)
@@ -558,8 +557,7 @@ def representations(model: nn.Module, data: Data, args: Args) -> tuple[Tensor, T
     probabilistic network gives its mean; precision and batches are those of `correct`."""
     model.eval()
     zs, ys = [], []
-    for i in torch.arange(len(data), device=data.index.device).split(max(args.batch_size, 100)):
-        x, y = data.batch(i)
+    for x, y in in_order(data, args):
         with autocast(args):
             z = model.features(x)
         zs.append(z.float().flatten(1).cpu())
@@ -1017,8 +1015,8 @@ def record(args: Args, result: dict) -> None:
 def command() -> str:
     """The command of this run, as typed from the repository's folder."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    start = f"python -m {spec.name}" if spec and spec.name != "__main__" else f"python {Path(sys.argv[0]).name}"
-    return " ".join([start, *sys.argv[1:]])
+    start = ["-m", spec.name] if spec and spec.name != "__main__" else [Path(sys.argv[0]).name]
+    return shlex.join(["python", *start, *sys.argv[1:]])
 
 
 def peak_memory() -> int:
@@ -1035,9 +1033,9 @@ def provenance(args: Args) -> dict:
 
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                 if line.startswith("model name")), "") if Path("/proc/cpuinfo").exists() else platform.processor()
-    gpu = args.device.startswith("cuda")
+    gpu, changes = args.device.startswith("cuda"), git("status", "--porcelain", "--", "*.py")
     return {
-        "commit": git("rev-parse", "HEAD"), "uncommitted_changes": None if (changes := git("status", "--porcelain", "--", "*.py")) is None else bool(changes),
+        "commit": git("rev-parse", "HEAD"), "uncommitted_changes": None if changes is None else bool(changes),
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "torchvision": torchvision.__version__, "numpy": np.__version__},
         "hardware": {"cpu": cpu, "threads": torch.get_num_threads(), "processes": process()[1],

@@ -163,7 +163,7 @@ def download(url: str, path: Path, md5: str | None = None) -> Path:
                     return path
         raise OSError("the server refuses to go on with the part that is there")
     except (OSError, ValueError, http.client.HTTPException) as e:
-        raise Stop(f"could not download {path.name} from {url} ({e}); download it by hand and name its folder with --archives")
+        raise Stop(f"could not download {path.name} from {url} ({e}); download it by hand, under this name, and name its folder with --archives")
 
 
 def fetch(url: str, path: Path, md5: str | None) -> bool:
@@ -198,14 +198,19 @@ def fetch(url: str, path: Path, md5: str | None) -> bool:
     return True
 
 
+def unpacked(args, dataset: str) -> Path | None:
+    """The folder with a dataset's unpacked images, if there is one: `dataset` in --data, or its archive's folder in --archives or --data."""
+    own, name = Path(args.data) / dataset, FOLDERS[dataset].unpacked
+    if own.is_dir():
+        return own
+    folders = [Path(b) / name for b in (args.archives, args.data) if b and name]
+    return next((f for f in folders if f.is_dir() and any(p.is_dir() for p in f.iterdir())), None)  # else it only has archives
+
+
 def locate(args, source: Folders) -> list[Path]:
     """What a dataset is read from: a folder with its unpacked images, else its archives, downloaded if they are missing."""
-    own, bases = Path(args.data) / args.dataset, [Path(b) for b in (args.archives, args.data) if b]
-    if own.is_dir():
-        return [own]
-    for folder in [b / source.unpacked for b in bases] if source.unpacked else []:
-        if folder.is_dir() and any(p.is_dir() for p in folder.iterdir()):  # else it only has archives
-            return [folder]
+    if folder := unpacked(args, args.dataset):
+        return [folder]
     found, downloads = find_archives(args, source.files), Path(args.data) / "downloads"
     return [found.get(pattern) or download(url, downloads / pattern.replace("*", ""), md5)
             for pattern, (url, md5) in source.files.items()]

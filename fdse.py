@@ -133,7 +133,7 @@ VARIANTS = {"official": {
     "digits": OFFICIAL, "rotatedmnist": OFFICIAL, "rotatedmnist-t10k": OFFICIAL,
     "officecaltech": dict(**OFFICIAL, image_size=256, lambda_=0.05, beta=0.05),
     "pacs": dict(**OFFICIAL, image_size=256, lambda_=0.5),
-    "domainnet10": dict(**OFFICIAL, image_size=256, epochs=1),
+    "domainnet10": dict(**OFFICIAL, image_size=256),
 }}
 
 

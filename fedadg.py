@@ -22,7 +22,7 @@ laplace. Fig. 4: --projection-size. Left out: nothing. FedSR's tables have FedAD
 published: on rotatedmnist the defaults are FedSR's (momentum kept over the rounds, 5 local iterations, of which E0 = 2).
 
 Where paper, official code (wzml/FedADG; read in the copy Haoxiang-Wang/FedADG) and this file differ; --variant official sets
-all that have a flag, on VLCS its program's for VLCS, elsewhere its program's for PACS
+those with a flag but --keep-momentum and --target-part, on VLCS its program's for VLCS, elsewhere its program's for PACS
   what                  paper                        official code                 here (default)     flag
   L_adv_d, L_adv_g      Eqs. (1), (3): D and G both  VLCS: Eq. (1); Eq. (3) on a   the game of [23],  --d-loss printed,
                         drive D(h') to 1; nothing    detached h' (G never          D with a sigmoid:  --g-loss printed,
@@ -79,7 +79,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import common
 from basics import seed_all
-from common import ClientData, Payload, Stop, arg, autocast, average, batches, cut_batches, momentum, parse, run, sgd, state
+from common import ClientData, Payload, Stop, arg, autocast, average, batches, cut_batches, optimizer_state, parse, run, sgd, state
 from networks import Net, backbone
 
 
@@ -132,7 +132,8 @@ VARIANTS = {"official": {d: PACS for d in PAPER} | {
     "vlcs": dict(**VLCS, projection_size=1024, lr=0.001, lr_adversarial=0.0007)}}
 # AlexNet needs its ImageNet weights to learn in so few rounds; a ResNet18 learns from scratch.
 LAPTOP = {d: dict(backbone="resnet18", weights="none", image_size=64, rounds=10, steps=10, E0=3, batch_size=32, lr=0.01,
-                  momentum=0.9, projection_size=128) for d in ("pacs", "officecaltech", "vlcs", "officehome", "domainnet")}
+                  momentum=0.9, projection_size=128) for d in ("pacs", "officecaltech", "vlcs", "officehome", "domainnet")} | {
+    d: dict(rounds=150) for d in ("rotatedmnist", "rotatedmnist-t10k")}
 SMOKE = {d: dict(E0=1, epochs=2) for d in PAPER if "steps" not in PAPER[d]}
 
 
@@ -285,7 +286,7 @@ class Client:
                 step()
         self.w_d = state(model.D) if args.adversarial else {}
         if args.keep_momentum:
-            self.momentum = {name: momentum(m, opts[name]) for name, m in modules.items()}
+            self.momentum = {name: optimizer_state(m, opts[name]) for name, m in modules.items()}
         self.log = {name: torch.stack(values).mean() for name, values in losses.items() if values}
         return {"w": self.shared()}  # step c9
 

@@ -75,7 +75,8 @@ from torch.nn.functional import cross_entropy, one_hot, relu
 from torch.nn.utils import clip_grad_norm_
 
 import common
-from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state
+from common import (ClientData, Payload, arg, autocast, average, batches, going_on, load, optimizer_state, parse, run, sgd,
+                    state)
 from networks import GaussianNet, backbone, gaussian_kl
 
 
@@ -237,17 +238,14 @@ class Server:
         args, G = self.args, load(self.net.G, self.w_g).train().requires_grad_(True)
         weight, bias = (torch.stack([w[f"head.{n}"] for w in uploaded]) for n in ("weight", "bias"))  # [K, C, D], [K, C]
         kind = torch.optim.Adam if args.generator_optimizer == "adam" else torch.optim.SGD
-        opt = kind(G.parameters(), lr=args.generator_lr)
-        for name, p in G.named_parameters():
-            if name in self.adam:
-                opt.state[p] = {k: v.clone() for k, v in self.adam[name].items()}
+        opt = going_on(kind(G.parameters(), lr=args.generator_lr), G, self.adam)
         for _ in range(args.generator_steps):
             y = torch.randint(G.classes, (args.batch_size,), device=args.device)  # p(y) uniform
             loss = ensemble_loss(G(y), y, weight, bias)  # Eq. (15)
             opt.zero_grad()
             loss.backward()
             opt.step()  # line 9
-        self.adam = {n: dict(opt.state[p]) for n, p in G.named_parameters() if opt.state[p] and kind is torch.optim.Adam}
+        self.adam = optimizer_state(G, opt)
         self.w_g = state(G)
         return G
 

@@ -92,7 +92,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, cut_batches, optimizer, optimizer_state, parse, run,
+from common import (ClientData, Payload, adam, arg, autocast, average, batches, cut_batches, optimizer_state, parse, run, sgd,
                     state)
 from learners import LEARNERS, Learner
 from networks import backbone
@@ -209,6 +209,11 @@ def shared(name: str, args: Args) -> bool:
     return name.startswith(("f.", "g.", "q.") if args.predictor == "shared" else ("f.", "g."))
 
 
+def gram_of(g: Tensor) -> Tensor:
+    """The inner products [K, K] of the rows of g [K, P], in float64, on the CPU."""
+    return sum(part.double() @ part.double().T for part in g.split(2 ** 20, 1)).cpu()
+
+
 class Client:
     def __init__(self, args: Args, net: Learner, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
@@ -225,7 +230,7 @@ class Client:
         named = dict(model.named_parameters())
         theta_g = {n: received[n] for n in named if n in received}
         change = {n: w - self.before[n] for n, w in theta_g.items()} if self.before else {}  # line 18, g_est
-        opt = optimizer(model, args, t, self.opt)
+        opt = (sgd if args.optimizer == "sgd" else adam)(model, args, t, self.opt)
         losses, discarded = [], []
         for x, _ in batches(self.data.train, args, t, self.k):  # line 15; x [2B, C, crop, crop]: two views
             with autocast(args):
@@ -316,11 +321,6 @@ class Server:
 
     def load_state_dict(self, saved: dict) -> None:
         self.w = saved["w"]
-
-
-def gram_of(g: Tensor) -> Tensor:
-    """The inner products [K, K] of the rows of g [K, P], in float64, on the CPU."""
-    return sum(part.double() @ part.double().T for part in g.split(2 ** 20, 1)).cpu()
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -66,7 +66,7 @@ from torch.nn.functional import cross_entropy, softplus
 from torch.nn.utils import clip_grad_norm_
 
 import common
-from common import (ClientData, Payload, Stop, arg, autocast, average, batches, folders_of, momentum, parse, process, run, sgd,
+from common import (ClientData, Payload, Stop, arg, autocast, average, batches, folders_of, optimizer_state, parse, process, run, sgd,
                     state)
 from networks import GaussianNet, backbone, gaussian_kl
 
@@ -117,7 +117,8 @@ VARIANTS = {"fedavg": {d: dict(alpha_l2r=0.0, alpha_cmi=0.0) for d in PAPER},
             "fedcir": {"pacs": dict(**FEDCIR, alpha_cmi=1e-6)} | {d: PAPER[d] for d in (
                 "officecaltech", "domainnet10", "camelyon17", "iwildcam")}}
 LAPTOP = {"pacs": dict(weights="none", image_size=64, rounds=10, steps=10, batch_size=32, eval_every=1),
-          "officecaltech": dict(image_size=64, rounds=10)}
+          "officecaltech": dict(image_size=64, rounds=10),
+          "rotatedmnist": dict(rounds=150), "rotatedmnist-t10k": dict(rounds=150)}
 
 
 def l2r(z: Tensor, norm: str) -> Tensor:
@@ -146,6 +147,8 @@ def cmi(mu: Tensor, sigma: Tensor, y: Tensor, r: Reference) -> Tensor:
 
 def build(args: Args, channels: int, classes: int) -> nn.Module:
     """Encoder and classifier, and for a probabilistic encoder (FedSR's and FedCMI's) `r`."""
+    if args.tsne and args.protocol != "lodo":
+        raise Stop(f"--tsne draws a source and the left-out domain: give --protocol lodo, not {args.protocol}", 2)
     if args.tsne and not (Path(args.tsne) / "result.json").is_file():
         raise Stop(f"--tsne {args.tsne} is no folder of a finished run: expected a result.json in it", 2)
     probabilistic = args.variant not in ("fedl2r", "fedavg")
@@ -193,7 +196,7 @@ class Client:
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()
-        self.momentum = momentum(model, opt) if args.keep_momentum else {}
+        self.momentum = optimizer_state(model, opt) if args.keep_momentum else {}
         self.log = {name: torch.stack(values).mean().detach()
                     for name, values in (("loss", losses), ("l2r", l2rs), ("cmi", cmis)) if values}
         after = state(model)

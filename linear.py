@@ -27,14 +27,14 @@ def ratios(text: str) -> list[float]:
 def stratified(labels: Tensor, ratio: float, name: str = "the target", seed: int = 0) -> tuple[Tensor, Tensor]:
     """Rows to fit and rows to test: of each class a share `ratio`, rounded, at least one image, for the fit; labels [N]."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    fit = torch.zeros(len(labels), dtype=torch.bool)
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
     for c in labels.unique():
         rows = order[labels[order] == c]
-        fit[rows[:max(1, round(ratio * len(rows)))]] = True
-    if fit.all():
+        chosen[rows[:max(1, round(ratio * len(rows)))]] = True
+    if chosen.all():
         raise Stop(f"{name} has {len(labels)} images, none of which is left to test with {ratio:g} of the labels: lower "
                    f"--label-ratio, or raise --limit", 2)
-    return fit.nonzero()[:, 0], (~fit).nonzero()[:, 0]
+    return chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]
 
 
 def fit(z: Tensor, y: Tensor, classes: int, seed: int, *, lr: float, epochs: int, batch: int) -> nn.Linear:

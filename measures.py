@@ -40,7 +40,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 import common
 from basics import Stop, ending, load_file, seed_all, write_json, write_whole
-from common import Args, Data, autocast, images_in_round, make_clients, representations, targets_of, to_device
+from common import Args, Data, autocast, images_in_round, in_order, make_clients, representations, targets_of, to_device
 from domains import load_domains
 
 HERE = Path(__file__).resolve().parent
@@ -285,8 +285,7 @@ def risk(model: nn.Module, data: Data, args: Args) -> float:
     """The mean cross-entropy of `model` on `data`, in eval mode, in nats."""
     model.eval()
     total = 0.0
-    for i in torch.arange(len(data), device=data.index.device).split(max(args.batch_size, 100)):
-        x, y = data.batch(i)
+    for x, y in in_order(data, args):
         with autocast(args):
             logits = model(x)
         total += float(cross_entropy(logits.float(), y, reduction="sum"))
@@ -748,22 +747,20 @@ def show_curve(given: dict) -> dict:
 # each flag: the commands that have it, its default, its help text
 FLAGS = {
     "out": ("tsne pad risk gradients curve", "", "file of the figure, .png, .pdf or .svg; pad draws two folders, the first on "
-            "the y axis (default: tsne: tsne.png in the first folder; the others: no figure)"),
-    "source": ("tsne", "", "domain of the left panels (default: the run's first client)"),
-    "target": ("tsne", "", "domain of the right panels (default: the run's left-out domain)"),
-    "images": ("tsne", 1000, "most images of a domain in a panel, drawn by the run's seed (default: 1000)"),
-    "part": ("tsne pad", "", "images that are represented: test (the clients' test parts) or all (default: tsne: all; pad: "
-             "test)"),
-    "which": ("tsne pad risk gradients", "best", "state of the run: best (validation round) or last (default: best)"),
-    "accuracy": ("cost", 0.6, "accuracy to reach, above 0 and at most 1 (default: 0.6)"),
-    "by": ("cost", "AVG", "accuracy that is meant: AVG, ALL or target (default: AVG)"),
-    "batches": ("gradients", 16, "batches behind the gradient of a domain (default: 16)"),
-    "of": ("curve", "target", "what is drawn over the rounds: target, ALL, AVG, loss, discarded, ... (default: target)"),
-    "flops": ("cost", 0.0, "FLOPs of training for each image (default: 0, counted in one more round of a client)"),
-    "data": ("tsne pad risk cost gradients", "data", "folder of the datasets and of the decoded cache (default: data)"),
-    "archives": ("tsne pad risk cost gradients", "", "folder with archives downloaded before; looked at before the network "
-                 "(default: empty)"),
-    "json": ("tsne pad risk cost gradients curve", "", "file for the numbers behind the table and the figure (default: none)"),
+            "the y axis; empty: tsne.png in the first folder for tsne, else no figure"),
+    "source": ("tsne", "", "domain of the left panels; empty: the run's first client"),
+    "target": ("tsne", "", "domain of the right panels; empty: the run's left-out domain"),
+    "images": ("tsne", 1000, "most images of a domain in a panel, drawn by the run's seed"),
+    "part": ("tsne pad", "", "images that are represented: test (the clients' test parts) or all; empty: all for tsne, test for pad"),
+    "which": ("tsne pad risk gradients", "best", "state of the run: best (validation round) or last"),
+    "accuracy": ("cost", 0.6, "accuracy to reach, above 0 and at most 1"),
+    "by": ("cost", "AVG", "accuracy that is meant: AVG, ALL or target"),
+    "batches": ("gradients", 16, "batches behind the gradient of a domain"),
+    "of": ("curve", "target", "what is drawn over the rounds: target, ALL, AVG, loss, discarded, ..."),
+    "flops": ("cost", 0.0, "FLOPs of training for each image; 0: counted in one more round of a client"),
+    "data": ("tsne pad risk cost gradients", "data", "folder of the datasets and of the decoded cache"),
+    "archives": ("tsne pad risk cost gradients", "", "folder with archives downloaded before; looked at before the network"),
+    "json": ("tsne pad risk cost gradients curve", "", "file for the numbers behind the table and the figure; empty: none"),
 }
 CHOICES = {"part": ("test", "all"), "which": ("best", "last"), "by": ("AVG", "ALL", "target")}
 SHOW = {"tsne": show_tsne, "pad": show_pad, "risk": show_risk, "cost": show_cost, "gradients": show_gradients, "curve": show_curve}
@@ -771,16 +768,17 @@ SHOW = {"tsne": show_tsne, "pad": show_pad, "risk": show_risk, "cost": show_cost
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Bad usage or a folder that is no run ends it with one line on stderr and exit code 2."""
-    parser = common._Parser(prog="measures", allow_abbrev=False, description=__doc__.split("\n\n")[0],
-                            epilog="A run is changed by none of these. Numbers are from the networks that the run tested.")
+    parser = common.Parser(prog="measures", allow_abbrev=False, description=__doc__.split("\n\n")[0],
+                           epilog="A run is changed by none of these. Numbers are from the networks that the run tested.")
     parser.add_argument("what", choices=tuple(SHOW), help="tsne: representations of two domains, a row for each run; "
                         "pad: proxy A-distances between clients; risk: cross-entropy on the clients' images; cost: what a "
                         "client spends to reach an accuracy; gradients: covariance of the domains' gradients and mutual "
                         "information of their images; curve: what a run logs, over the rounds")
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a finished run")
     for name, (commands, default, text) in FLAGS.items():
-        parser.add_argument(f"--{name}", help=f"[{', '.join(commands.split())}] {text}", default=None, type=type(default),
-                            choices=CHOICES.get(name), metavar=None if name in CHOICES else type(default).__name__)
+        text = f"[{', '.join(commands.split())}] {text} (default: {default if default != '' else 'empty'})"
+        parser.add_argument(f"--{name}", help=text, default=None, type=type(default), choices=CHOICES.get(name),
+                            metavar=None if name in CHOICES else type(default).__name__)
     parser.set_flags()
     given = vars(parser.parse_args(argv))
     what = given["what"]
@@ -808,7 +806,7 @@ def main(argv: list[str] | None = None) -> None:
         if given["json"]:
             write_json(Path(given["json"]), found)
         return
-    except (Stop, OSError, KeyboardInterrupt) as e:
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
         message, code = ending(e, "the runs are as they were")
     print(f"measures: {message}", file=sys.stderr)
     sys.exit(code)

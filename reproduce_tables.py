@@ -28,7 +28,7 @@ import figures
 import measures
 import runner
 from basics import Stop, ending, locked, write_whole
-from cells import PAPERS, ROOT, SCALES, Block, Records, Run, Table, arguments, cells_of, every_cell, paired, read_tables, run_of
+from cells import PAPERS, ROOT, Block, Records, Run, Table, arguments, cells_of, every_cell, paired, read_tables, run_of
 
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}  # each paper's method
 
@@ -39,8 +39,8 @@ OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "Fe
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
     """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md into `out`; returns the text for the terminal."""
     shown, pages, pictures, summary = [], [], [], []
-    counts = {scale: {paper: [0, 0, 0, 0] for paper in PAPERS} for scale in SCALES}  # measured, computed, all, not implemented
-    for scale in SCALES:
+    counts = {scale: {paper: [0, 0, 0, 0] for paper in PAPERS} for scale in common.SCALES}  # measured, computed, all, not implemented
+    for scale in common.SCALES:
         for table in tables:
             blocks = [(b, [(r, cells_of(table, b, r, records, scale, [])) for r in b.row]) for b in table.block]
             name = table.id if scale == "paper" else f"{table.id}-{scale}"
@@ -108,8 +108,7 @@ def reach(folder: Path, place: runner.Place) -> dict[str, float]:
 
 def folder_of(run: Run) -> Path:
     """The output folder of a run."""
-    args = arguments(run.module, run.flags[:-2])
-    return ROOT / common.folder_of(dataclasses.replace(args, seed=int(run.flags[-1])))
+    return ROOT / common.folder_of(dataclasses.replace(arguments(run.module, run.flags), seed=run.seed))
 
 
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
@@ -157,7 +156,7 @@ LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), diff
 OTHER = "A cell: published mean ± deviation / ours ± deviation (seeds) at this scale, without a difference."
 
 
-def body(block: Block, rows: list, scale: str) -> list[list[str]]:
+def body(rows: list, scale: str) -> list[list[str]]:
     label = lambda r: r.method + (" (quoted)" if r.quoted else "" if r.implemented else f" (not implemented yet: {r.module})")
     decimals = lambda row: max((len(str(float(v)).partition(".")[2]) for c in row.published for v in c if float(v) % 1), default=0)
     return [[label(row), *(c.text(decimals(row), scale != "paper") for c in cells)] for row, cells in rows]
@@ -166,7 +165,7 @@ def body(block: Block, rows: list, scale: str) -> list[list[str]]:
 def as_text(table: Table, blocks: list, scale: str) -> str:
     parts = [title(table, scale), f"{table.protocol}"]
     for block, rows in blocks:
-        parts.append(f"{block.title}\n" + tabulate(body(block, rows, scale), ["", *(c.name for c in block.columns)], disable_numparse=True))
+        parts.append(f"{block.title}\n" + tabulate(body(rows, scale), ["", *(c.name for c in block.columns)], disable_numparse=True))
     return "\n".join(parts)
 
 
@@ -176,7 +175,7 @@ def as_markdown(table: Table, blocks: list, scale: str) -> str:
     for block, rows in blocks:
         if scale != "paper" and not any(c.values for _, cells in rows for c in cells):
             continue
-        parts += [f"## {block.title}", tabulate(body(block, rows, scale), ["", *(c.name for c in block.columns)], "github", disable_numparse=True)]
+        parts += [f"## {block.title}", tabulate(body(rows, scale), ["", *(c.name for c in block.columns)], "github", disable_numparse=True)]
         run = next((run for row, _ in rows if row.implemented and (run := run_of(block, row, block.columns[0], scale, 0))), None)
         parts += [f"First row and column, seed 0: `{run.command}`"] if run else []
         compared = comparisons(table, block, rows)
@@ -252,23 +251,27 @@ def show_plan(todo: dict, times: dict, downloads: dict[str, int], gone: dict[str
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 for bad usage, 1 if a run has failed, 130 after Ctrl-C."""
-    parser = common._Parser(prog="reproduce_tables", allow_abbrev=False, description=__doc__.split("\n\n")[0],
-                            epilog="Without --plan or --run it renders what is recorded and trains nothing.")
-    add = parser.add_argument
-    add("--plan", action="store_true", help="show the runs that are missing, their commands and the time they would take here")
-    add("--run", action="store_true", help="run them, cheapest first, and render")
-    add("--only", default="", help="ids of tables, such as 'fdse-1,fedsr-*'; empty: all (default: empty)")
-    add("--scale", default="paper", choices=("paper", "laptop", "smoke"), help="scale of --plan and --run (default: paper)")
-    add("--seeds", type=int, default=1, help="seeds of each cell, 0 to SEEDS - 1 (default: 1)")
-    add("--jobs", type=int, default=0, help="runs at a time; 0: one for each GPU of --gpus, or one (default: 0)")
-    add("--gpus", default="", help="GPUs that the runs take in turn, such as 0,1; with slurm the number that a job asks for "
-        "(default: the methods' own choice; with slurm 1)")
-    add("--executor", default="local", choices=("local", "slurm"), help="this machine, or jobs of a Slurm cluster through submitit")
-    add("--data", default="data", help="folder of the datasets and of the decoded cache (default: data)")
-    add("--archives", default="", help="folder with archives downloaded before; looked at before the network (default: empty)")
-    add("--tables", default="tables", help="folder of the tables (default: tables)")
-    add("--records", default="results/runs.jsonl", help="JSONL file of the finished runs (default: results/runs.jsonl)")
-    add("--out", default="results", help="folder of what is rendered (default: results)")
+    parser = common.Parser(prog="reproduce_tables", allow_abbrev=False, description=__doc__.split("\n\n")[0],
+                           epilog="Without --plan or --run it renders what is recorded and trains nothing.")
+    flag = parser.add_argument
+
+    def add(name: str, default, text: str, **how) -> None:
+        flag(name, default=default, type=type(default), help=f"{text} (default: {default if default != '' else 'empty'})", **how)
+
+    flag("--plan", action="store_true", help="show the runs that are missing, their commands and the time they would take here")
+    flag("--run", action="store_true", help="run them, cheapest first, and render")
+    add("--only", "", "ids of tables, such as 'fdse-1,fedsr-*'; empty: all")
+    add("--scale", "paper", "scale of --plan and --run", choices=tuple(common.SCALES))
+    add("--seeds", 1, "seeds of each cell, 0 to SEEDS - 1")
+    add("--jobs", 0, "runs at a time; 0: one for each GPU of --gpus, or one")
+    add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; with slurm the number that a job asks for; empty: the methods' own "
+        "choice, with slurm 1")
+    add("--executor", "local", "this machine, or jobs of a Slurm cluster through submitit", choices=("local", "slurm"))
+    add("--data", "data", "folder of the datasets and of the decoded cache")
+    add("--archives", "", "folder with archives downloaded before; looked at before the network")
+    add("--tables", "tables", "folder of the tables")
+    add("--records", "results/runs.jsonl", "JSONL file of the finished runs")
+    add("--out", "results", "folder of what is rendered")
     parser.set_flags()
     flags = parser.parse_args(argv)
     if flags.seeds < 1:
@@ -283,7 +286,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("with other --tables or --records give another --out too: results/ is of results/runs.jsonl")
     try:
         sys.exit(work(flags, gpus))
-    except (Stop, OSError, KeyboardInterrupt) as e:
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
         message, code = ending(e, "every finished run is recorded")
     print(f"reproduce_tables: {message}", file=sys.stderr)
     sys.exit(code)

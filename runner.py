@@ -56,10 +56,9 @@ def availability(dataset: str, place: Place) -> tuple[str, int]:
         names = [f"{kind}-{part}-ubyte.gz" for part in ("images-idx3", "labels-idx1")]
         needed = {name: domains.torchvision.datasets.MNIST.mirrors[-1] + name for name in names}
     else:
-        source = domains.FOLDERS[dataset]
-        if source.unpacked and any((Path(f) / source.unpacked).is_dir() for f in (place.archives, place.data) if f):
+        if domains.unpacked(place, dataset):
             return "", 0
-        needed = {pattern: url for pattern, (url, _) in source.files.items()}
+        needed = {pattern: url for pattern, (url, _) in domains.FOLDERS[dataset].files.items()}
     total, there = 0, domains.find_archives(place, list(needed))
     for pattern in (p for p in needed if p not in there):
         where = f"{pattern} is not in {place.archives or place.data}"
@@ -124,6 +123,7 @@ def images_of(args: common.Args) -> tuple[list[int], int] | None:
     counts = {d: min(n, args.limit or n) for d, n in counts.items()}
     targets = common.targets_of(args, list(counts))
     sources = [n for d, n in counts.items() if d not in targets and (not args.sources or d in args.sources.split(","))]
+    sources = [n // args.clients_per_domain for n in sources for _ in range(args.clients_per_domain)]
     train, val, test = common.shares(args.split)
     if args.protocol == "linear":
         return sources, sum(counts[t] for t in targets)
@@ -220,7 +220,7 @@ def interruptible():
 
 @dataclass
 class Local:
-    """Runs on this machine, `jobs` at a time, on the given GPUs in turn; Ctrl-C lets each write its checkpoint and stops."""
+    """Runs on this machine, `jobs` at a time, on the given GPUs in turn; Ctrl-C stops them: each goes on from its last checkpoint."""
 
     jobs: int
     gpus: list[str] = field(default_factory=list)

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 import common
-from common import ClientData, Payload, arg, autocast, average, batches, optimizer, optimizer_state, parse, run, state
+from common import ClientData, Payload, adam, arg, autocast, average, batches, optimizer_state, parse, run, sgd, state
 from learners import Learner
 from networks import backbone
 
@@ -90,6 +90,13 @@ def travels(name: str) -> bool:
     return not name.startswith("target.")
 
 
+def divergence(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> Tensor:
+    """d_k of two online networks: the norm of the difference of the encoders, or the mean of those of their convolutions."""
+    names = [n for n in b if n.startswith("f.") and (kind == "full" or b[n].ndim == 4)]
+    norms = torch.stack([(a[n] - b[n]).norm() for n in names])
+    return norms.norm() if kind == "full" else norms.mean()
+
+
 class Client:
     def __init__(self, args: Args, net: Learner, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
@@ -108,7 +115,7 @@ class Client:
         else:
             self.mix(model, down["w"])
         self.start = online(model)
-        opt = optimizer(model, args, t, self.opt)
+        opt = (sgd if args.optimizer == "sgd" else adam)(model, args, t, self.opt)
         losses = []
         for x, _ in batches(self.data.train, args, t, self.k):  # x [2B, C, crop, crop]: two views
             with autocast(args):
@@ -154,13 +161,6 @@ class Client:
 def online(model: Learner) -> dict[str, Tensor]:
     """A copy of the parameters of the online network."""
     return {n: p.detach().clone() for n, p in model.named_parameters() if travels(n)}
-
-
-def divergence(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> Tensor:
-    """d_k of two online networks: the norm of the difference of the encoders, or the mean of those of their convolutions."""
-    names = [n for n in b if n.startswith("f.") and (kind == "full" or b[n].ndim == 4)]
-    norms = torch.stack([(a[n] - b[n]).norm() for n in names])
-    return norms.norm() if kind == "full" else norms.mean()
 
 
 class Server:

@@ -55,7 +55,7 @@ COMPARED = {
     "FedSR": (fedsr, fedsr.build, ["--alpha-l2r", "0.01", "--alpha-cmi", "0.001"], "a linear layer to mu and sigma"),
     "FedCiR": (fedcir, fedcir.build, [], "the same, and the generator's forward pass"),
     "FedADG": (fedadg, fedadg.build, ["--projection-size", "128", "--E0", "6"],
-               "in 14 of 20 steps: a second forward pass of F, six of D, one of G, and their backward passes"),
+               "in 14 of 20 steps: a second forward pass of F, four of D, one of G, and their backward passes"),
     "FDSE": (fdse, fdse.build, [], "blocks with half of the channels, L_Con"),
 }
 
@@ -134,7 +134,7 @@ def compare(passes: int) -> list[list]:
     for row, (module, build, flags, _) in COMPARED.items():
         args = module.arguments([
             "--dataset", "officecaltech", "--backbone", "resnet18", "--weights", "none", "--normalize", "unit", "--augment", "none",
-            "--protocol", "indomain", "--image-size", "64", "--steps", "20", "--batch-size", "32", "--clip", "0", "--lr", "0.01",
+            "--device", "cpu", "--protocol", "indomain", "--image-size", "64", "--steps", "20", "--batch-size", "32", "--clip", "0", "--lr", "0.01",
             "--momentum", "0.9", "--weight-decay", "0.0005", *flags])
         clients, _ = common.make_clients(args, [common.Domain("made", images, torch.arange(800) % 10)], 10)
         common.seed_all(0)
@@ -158,8 +158,8 @@ def compare(passes: int) -> list[list]:
     return rows
 
 
-def candidates(size: int) -> dict:
-    """What makes SimCLR's views of uint8 images [64, 3, size, size]: {name: images -> float [64, 3, 32, 32]}."""
+def candidates() -> dict:
+    """What makes SimCLR's views of uint8 images [64, 3, H, W]: {name: images -> float [64, 3, 32, 32]}."""
     from torchvision.transforms import v2
     each = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True),
                        v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8), v2.RandomGrayscale(0.2)])
@@ -195,7 +195,7 @@ def views(size: int, passes: int) -> list[list]:
             loss.backward()
             opt.step()
 
-    rows = {name: (lambda call=call: call(images[:64].repeat(2, 1, 1, 1)), 64) for name, call in candidates(size).items()}
+    rows = {name: (lambda call=call: call(images[:64].repeat(2, 1, 1, 1)), 64) for name, call in candidates().items()}
     rows |= {"bare steps": (bare, 64 * args.steps), "FedGaLA's steps": (lambda: client.train(server.download(0), 1), 64 * args.steps)}
     seconds = {name: [] for name in rows}
     for n in range(-1, passes):

@@ -571,6 +571,14 @@ def test_lodo_over_all_targets(tmp_path, capsys):
     assert "left-out domain" in capsys.readouterr().out
 
 
+def test_the_recorded_command_can_be_typed(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/fdse.py", "--out", "my runs/a b", "--seed", "1"])
+    monkeypatch.setattr("__main__.__spec__", None)
+    assert common.command() == "python fdse.py --out 'my runs/a b' --seed 1"
+    monkeypatch.setattr("__main__.__spec__", type("Spec", (), {"name": "baselines.fedema"}))
+    assert common.command() == "python -m baselines.fedema --out 'my runs/a b' --seed 1"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_command_gives_the_same_bytes(tmp_path, method):
     for out in ("a", "b"):

@@ -441,7 +441,7 @@ def test_nothing_is_there_and_no_download(tmp_path, monkeypatch, dataset):
     expect(monkeypatch, dataset)
     first = catalog.FOLDERS[dataset].archive
     stops(re.escape(f"could not download {first.replace('*', '')} from {NOWHERE}{first} (<urlopen error") +
-          ".*download it by hand and name its folder with --archives", domains.load_domains, args(tmp_path, dataset))
+          ".*download it by hand, under this name, and name its folder with --archives", domains.load_domains, args(tmp_path, dataset))
     assert nothing_is_left(tmp_path)
 
 

@@ -460,7 +460,7 @@ def test_momentum_is_kept_for_each_module_or_not_at_all():
     train(client, server)
     shapes = {name: {n: p.shape for n, p in module.named_parameters() if p.requires_grad}
               for name, module in (("FC", net.net), ("D", net.D), ("G", net.G))}
-    assert {name: {n: v.shape for n, v in kept.items()} for name, kept in client.momentum.items()} == shapes
+    assert {name: {n: v["momentum_buffer"].shape for n, v in kept.items()} for name, kept in client.momentum.items()} == shapes
     assert "project.weight" not in shapes["D"]
     server, (client, _), _ = federation(dataclasses.replace(args, keep_momentum=False))
     train(client, server)

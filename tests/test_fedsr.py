@@ -398,3 +398,9 @@ def test_runs_at_smoke_scale(tmp_path, flags):
     assert ("target" in result["best"]) == ("lodo" in flags)
     logged = {n for h in metrics(tmp_path / "run") for c in h["clients"].values() for n in c}
     assert ("cmi" in logged) == ("fedl2r" not in flags) and ("l2r" in logged) == ("fedcmi" not in flags)
+
+
+def test_a_tsne_needs_a_domain_that_is_left_out(tmp_path):
+    """Said before the training, not after it."""
+    with pytest.raises(common.Stop, match="--tsne draws a source and the left-out domain"):
+        fedsr.build(parsed("fedsr", "--tsne", tmp_path), 1, 10)

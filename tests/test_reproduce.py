@@ -437,6 +437,9 @@ def test_estimates(monkeypatch):
     evaluated = runner.images_of(args)[1]
     assert abs(evaluated - 0.2 * 2533) < 3
     assert runner.estimate(args, 0.5) == pytest.approx(runner.STARTUP + 0.5 * (steps + 500 * evaluated / 50 / 3))
+    shared = arguments("fedcir", ("--dataset", "pacs", "--clients-per-domain", "13", "--participation", "0.5"))
+    assert len(runner.images_of(shared)[0]) == 52 and sum(runner.images_of(shared)[0]) == pytest.approx(0.8 * 9991, rel=0.02)
+    assert runner.estimate(shared, 1.0) == pytest.approx(runner.STARTUP + 300 * 20 * 26, rel=0.2)  # half of 52 clients, 20 steps each
     linear = arguments("fedgala", ("--dataset", "pacs", "--target", "photo"))
     train, evaluated = runner.images_of(linear)
     assert sorted(train) == [2048, 2344, 3929] and evaluated == 1670
@@ -571,6 +574,10 @@ def test_what_can_be_had(monkeypatch, tmp_path):
     assert "cannot be downloaded here (no route)" in runner.availability("pacs", place)[0]
     (tmp_path / "Homework3-PACS-master.zip").touch()
     assert runner.availability("pacs", place) == ("", 0)
+    (tmp_path / "VLCS").mkdir()  # empty: of an archive, say
+    assert "cannot be downloaded here" in runner.availability("vlcs", place)[0]
+    (tmp_path / "data" / "vlcs").mkdir(parents=True)
+    assert runner.availability("vlcs", place) == ("", 0)
 
 
 def test_what_needs_the_runs_folders(monkeypatch, tmp_path):
