@@ -1013,10 +1013,18 @@ def record(args: Args, result: dict) -> None:
 
 
 def command() -> str:
-    """The command of this run, as typed from the repository's folder."""
+    """The command of this run, as typed from the repository's folder, without the flags that change no number: the folders are this machine's."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = ["-m", spec.name] if spec and spec.name != "__main__" else [Path(sys.argv[0]).name]
-    return shlex.join(["python", *start, *sys.argv[1:]])
+    others = {"--" + f.name.replace("_", "-"): f.default for f in dataclasses.fields(Args) if not f.metadata["numbers"]}
+    kept, words = [], iter(sys.argv[1:])
+    for word in words:
+        flag, has_value, _ = word.replace("--no-", "--").partition("=")
+        if flag not in others:
+            kept.append(word)
+        elif not has_value and not isinstance(others[flag], bool):
+            next(words, None)
+    return shlex.join(["python", *start, *kept])
 
 
 def peak_memory() -> int:

@@ -571,12 +571,13 @@ def test_lodo_over_all_targets(tmp_path, capsys):
     assert "left-out domain" in capsys.readouterr().out
 
 
-def test_the_recorded_command_can_be_typed(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/somewhere/fdse.py", "--out", "my runs/a b", "--seed", "1"])
+def test_the_recorded_command_can_be_typed_elsewhere(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/fdse.py", "--no-resume", "--archives", "/a", "--weights", "my weights.pt",
+                                     "--no-consensus", "--out=/o", "--checkpoint-every", "0", "--seed", "1"])
     monkeypatch.setattr("__main__.__spec__", None)
-    assert common.command() == "python fdse.py --out 'my runs/a b' --seed 1"
+    assert common.command() == "python fdse.py --weights 'my weights.pt' --no-consensus --seed 1"
     monkeypatch.setattr("__main__.__spec__", type("Spec", (), {"name": "baselines.fedema"}))
-    assert common.command() == "python -m baselines.fedema --out 'my runs/a b' --seed 1"
+    assert common.command() == "python -m baselines.fedema --weights 'my weights.pt' --no-consensus --seed 1"
 
 
 @pytest.mark.parametrize("method", METHODS)
