@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -27,6 +28,7 @@ import fedgala  # noqa: E402
 import fedsr  # noqa: E402
 from baselines import fedema  # noqa: E402
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would what the tests start
 
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in (
     ("fedavg", fedavg), ("fdse", fdse), ("fedsr", fedsr), ("fedcir", fedcir), ("fedadg", fedadg), ("fedgala", fedgala),
