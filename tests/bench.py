@@ -187,7 +187,7 @@ def views(size: int, passes: int) -> list[list]:
     x = torch.rand(128, 3, 32, 32).contiguous(memory_format=torch.channels_last)
 
     def bare():
-        model, opt = net.train(), common.optimizer(net, args, 1, {})
+        model, opt = net.train(), common.adam(net, args, 1)
         for _ in range(args.steps):
             with common.autocast(args):
                 loss = model.loss(*x.chunk(2))

@@ -10,6 +10,8 @@ import random
 import re
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -745,3 +747,11 @@ def test_one_of_two_processes_fails(tmp_path):
 
 def numbers_out(value):
     return {k: numbers_out(v) for k, v in value.items() if not isinstance(v, (int, float))} if isinstance(value, dict) else value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--views", "--size", "40"], ["--methods"]])
+def test_the_benchmark_runs(tmp_path, flags):
+    """Its numbers are no test; that it measures every row is."""
+    done = subprocess.run([sys.executable, "-m", "tests.bench", *flags, "--rounds", "1", "--out", str(tmp_path / "b.json")], cwd=ROOT)
+    assert done.returncode == 0 and len(json.loads((tmp_path / "b.json").read_text())["rows"]) >= 4
