@@ -178,8 +178,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     for f in fields:
         special = "; ".join([f"{d}: {s[f.name]}" for d, s in paper.items() if f.name in s] +
                             [f"{d} at laptop scale: {s[f.name]}" for d, s in scales["laptop"].items() if f.name in s])
-        text = f"{f.metadata['text']} (default: {f.default if f.default != '' else 'empty'}" \
-               f"{'; ' + special if special else ''})".replace("%", "%%")
+        text = with_default(f.metadata["text"], f.default, special).replace("%", "%%")
         flag = "--" + f.name.strip("_").replace("_", "-")
         if isinstance(f.default, bool):
             parser.add_argument(flag, dest=f.name, help=text, default=argparse.SUPPRESS,
@@ -224,6 +223,11 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
 def canonical(dataset: str) -> str:
     """The name of a dataset; officecaltech10 is another name of officecaltech."""
     return {"officecaltech10": "officecaltech"}.get(dataset, dataset)
+
+
+def with_default(text: str, default, special: str = "") -> str:
+    """A help text that ends with the flag's default, and with where it is another one."""
+    return f"{text} (default: {default if default != '' else 'empty'}{'; ' + special if special else ''})"
 
 
 class Parser(argparse.ArgumentParser):

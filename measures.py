@@ -605,8 +605,9 @@ def draw_risks(path, runs: list[dict], curves: dict[str, tuple[list[int], list[f
     mean, a dot where that of the training images is; right: the clients' mean training loss over the rounds."""
     from matplotlib.figure import Figure
     names = list(dict.fromkeys(n for r in runs for n in r["clients"]))
-    figure = Figure(figsize=(max(5.0, 0.9 * len(names) + 2.6) + 4.4, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[max(5.0, 0.9 * len(names) + 2.6), 4.4])
+    widths = max(5.0, 0.9 * len(names) + 2.6), 4.4
+    figure = Figure(figsize=(sum(widths), 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=widths)
     width = 0.8 / len(runs)
     for i, run in enumerate(runs):
         shown = [(j, run["clients"][n]) for j, n in enumerate(names) if n in run["clients"]] + [(len(names), run["mean"])]
@@ -776,7 +777,7 @@ def main(argv: list[str] | None = None) -> None:
                         "information of their images; curve: what a run logs, over the rounds")
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a finished run")
     for name, (commands, default, text) in FLAGS.items():
-        text = f"[{', '.join(commands.split())}] {text} (default: {default if default != '' else 'empty'})"
+        text = common.with_default(f"[{', '.join(commands.split())}] {text}", default)
         parser.add_argument(f"--{name}", help=text, default=None, type=type(default), choices=CHOICES.get(name),
                             metavar=None if name in CHOICES else type(default).__name__)
     parser.set_flags()

@@ -256,7 +256,7 @@ def main(argv: list[str] | None = None) -> None:
     flag = parser.add_argument
 
     def add(name: str, default, text: str, **how) -> None:
-        flag(name, default=default, type=type(default), help=f"{text} (default: {default if default != '' else 'empty'})", **how)
+        flag(name, default=default, type=type(default), help=common.with_default(text, default), **how)
 
     flag("--plan", action="store_true", help="show the runs that are missing, their commands and the time they would take here")
     flag("--run", action="store_true", help="run them, cheapest first, and render")
