@@ -4,91 +4,78 @@
     python fdse.py --dataset officecaltech --scale laptop                   # minutes on two cores
     python fdse.py --dataset officecaltech --protocol lodo --target dslr    # an unseen domain, Table 2
 
-Each layer is split into a domain-agnostic feature extractor (DFE), shared by all clients, and a small domain-specific
-skew eraser (DSE), personal to each.
-Server keeps theta_u (DFE modules, BN_DFE scale and shift, head), the BN_DFE statistics, and for each client k its
-theta_v,k (DSE convolutions, BN_DSE scale and shift) and a copy of its BN_DSE statistics. Client k keeps its BN_DSE statistics.
-Down: theta_u, BN_DFE statistics, theta_v,k (an unseen client: the means over all clients of theta_v and BN_DSE statistics).
-Up: all of these as trained, and the BN_DSE statistics, which are used for unseen clients only.
+Each layer is split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
+eraser (DSE), one for each client. Server keeps theta_u (DFE modules, BN_DFE scale and shift, head), BN_DFE
+statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift) and a copy of its BN_DSE
+statistics. Client k keeps its BN_DSE statistics. Down: theta_u, BN_DFE statistics, theta_v,k (to an unseen
+client the means of theta_v and of the BN_DSE statistics). Up: the same, trained, and the BN_DSE statistics.
 
-Paper                                                    This file
-Eqs. (2)-(3), Table A7  DSEBlock                         DSEBlock
-Table A6, Sec. A8.1     the networks                     build
-Eq. (4)                 statistics of a batch            BatchStatistics
-Eqs. (5)-(7)            consistency regularization       consistency
-Eq. (8)                 consensus maximization, A        min_norm, consensus
-Eq. (9)                 similarity-aware aggregation, B  personalize
-Algorithm 1             lines 1-2; 4; 6-10; 12           Parts, Server.__init__; Server.download; Client.train;
-                        (3, 5: common.Loop)              Server.update
-Algorithm 3             adaptation without labels        Client.adapt
-Symbols as in the paper: S, T channels in and out, G, lambda, tau, beta, theta_u, theta_v, N clients; mu_g, var_g the global
-and mu_hat, var_hat the running statistics of the input of BN_DFE; gamma = 1 - BN momentum = 0.9.
-Table 3: without A --no-consensus (the plain mean of theta_u), without B --no-similarity (each client gets its own theta_v
-back; the paper does not say what replaces A and B), without C --lambda 0. Table 2, row "- align": --adapt-epochs 0.
-Left out: nothing. Algorithm 2 is FedBN's.
+Paper                                                            This file
+Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
+Table A6, Sec. A8.1       the networks                           build
+Eq. (4)                   statistics of a batch                  BatchStatistics
+Eqs. (5)-(7)              consistency regularization, C          consistency
+Eq. (8)                   consensus maximization, A              consensus, min_norm
+Eq. (9)                   similarity-aware personalization, B    personalize
+Alg. 1                    lines 1; 2; 3 and 5                    Parts; Server.__init__; common.rounds
+Alg. 1                    lines 4; 6-10; 12                      Server.download; Client.train; Server.update
+Alg. 3                    adaptation without labels              Client.adapt
+Symbols as in the paper: S, T channels in and out, G, lambda, tau, beta, theta_u, theta_v, N clients; mu_g,
+var_g global and mu_hat, var_hat running statistics of the input of BN_DFE; gamma = 1 - BN momentum = 0.9.
+Table 3: without A --no-consensus (plain mean), B --no-similarity (own theta_v stays), C --lambda 0. Table 2:
+"- align" is --adapt-epochs 0. Left out: nothing. Algorithm 2 is FedBN's.
 
-Where paper, official code (WwZzz/FDSE_CVPR25 @ c0bd90b) and this file differ; --variant official sets all that have a flag
-  what                 paper                        official code                 here (default)     flag
-  L_Con                Eq. 6                        a KL-like form of scalars     Eq. 6              --con-loss
-                                                    shared by all layers
-  L_Con in round 1     not said                     off                           on                 --con-from 1
-  start of Eq. 5       not said                     the first batch's             mu_g, var_g        (--con-loss)
-  statistics, Eq. 4    over the batch; biased       over channels of the means    over the batch and -
-                                                                                  positions; biased
-  mu_g, var_g          "global statistics"          BN_DFE's running ones         BN_DFE's running   -
-                                                                                  ones (unbiased)
-  L_Con acts on        "each DSE module"            each BN_DFE's input           each BN_DFE's      -
-                                                                                  input (identity
-                                                                                  half, FC blocks)
-  BN scale and shift   not said                     BN_DSE theta_v, BN_DFE        as the code, by    -
-                                                    theta_u                       the BNs' names
-  ReLU after BN_DSE    yes (Eq. 3)                  no                            yes                --no-dse-relu
-  padding, layers 3-5  1 (Table A6)                 0; needs 160 pixels           1                  --no-pad
-  padding, layers 7-8  1 (Table A6), on a 1x1 map   0                             linear layers      -
-  biases               not said                     DFE conv, and T a block       both convs         --block-bias
-  one channel of G is  the identity (Table A7),     the identity                  the identity       --no-fc-identity
-                       no identity (Eq. 3)          (first version, dd266a2: not in linear blocks)
-  DSE convolution      dense as printed (Table A7)  depthwise                     depthwise (Eq. 3)  -
-  "layer" of Eqs. 8-9  not said                     each tensor                   a module's tensors --unit tensor
-  argmin of Eq. 8      no constraint (0 solves it)  simplex, interior point       simplex, by NNLS   -
-  update of norm 0     not said                     in the hull as 0              out of the hull    -
-  evaluated model      not said                     after local training          after aggregation  --evaluated
-  lr decay per round   0.998                        0.9998                        0.998              --lr-decay
-  weight decay         not given                    1e-3                          0                  --weight-decay
-  lr                   tuned, value not given       0.1 Office, 0.05 PACS         as the code        --lr
-  lambda               in {.01,.1,1}, not given     0.05 Office, 0.5 PACS         0.1 (ours)         --lambda
-  tau                  in {.001,.01,.1,.5}, not     0.5                           0.5                --tau
-                       given
-  beta                 0.001                        0.05 Office, 0.001 PACS       0.001              --beta
-  image size           224 (its Table 4: 256)       256                           224                --image-size
-  E of Alg. 1          epochs (input), iterations   epochs                        epochs             --epochs, --steps
-                       (line 6)
-  Sec. A8.1            "replace the last operator   no such code                  a whole DSEBlock   -
-                       with DSE module"                                           without last ReLU
-  unseen client        start not said               no such code                  means of theta_v   -
-                                                                                  and BN_DSE's
-  adaptation           "several epochs", no lr      no such code                  5 epochs, lr 1     --adapt-epochs, -lr
-  its BNs              BN_DFE fixed                 no such code                  BN_DFE normalizes  -
-                                                                                  by global, BN_DSE
-                                                                                  by batch statistics
-                                                                                  that it re-estimates
-Table 4 counts as MiB the whole state of the first version's AlexNet (--block-bias --no-fc-identity without bias in the DSE
-convolutions: 24.87; ours has 24.86) and multiply-adds of a batch of 50 at 256x256.
+Where paper, official code (WwZzz/FDSE_CVPR25 @ c0bd90b) and this file differ (in full: docs/methods/fdse.md);
+--variant official takes the code's side of every row but the last four
+  what                   paper                 official code          here                flag
+  L_Con                  Eq. (6)               KL-like, of scalars    Eq. (6)             --con-loss
+  its first round        not said              the second             the first           --con-from 1
+  ReLU after BN_DSE      yes, Eq. (3)          no                     yes                 --no-dse-relu
+  padding, layers 3-5    1, Table A6           0                      1                   --no-pad
+  biases                 not said              DFE conv.; T a block   both convolutions   --block-bias
+  "layer", Eqs. (8)-(9)  not said              a tensor               a module's tensors  --unit tensor
+  model that is tested   not said              locally trained        aggregated          --evaluated trained
+  lr decay               .998                  .9998                  .998                --lr-decay
+  weight decay           not given             1e-3                   0                   --weight-decay
+  lambda                 .01, .1 or 1          .05 Office, .5 PACS    .1                  --lambda
+  beta; image size       .001; 224             .05 Office, .001; 256  .001; 224           --beta, --image-size
+  identity in G          A7: yes, Eq. (3): no  yes (dd266a2: not FC)  yes                 --no-fc-identity
+  lr; tau                tuned, not given      .1, PACS .05; .5       as the code         --lr, --tau
+  E of Alg. 1            epochs or iterations  epochs                 epochs              --epochs, --steps
+  adaptation             "several epochs"      no such code           5 epochs at lr 1    --adapt-epochs, -lr
+Without a flag: Eq. (4) is over batch and positions; the argmin of Eq. (8) is over the simplex.
 """
 
 import dataclasses
 import math
 from dataclasses import dataclass
 
+import common
+from common import (
+    ClientData,
+    Net,
+    Payload,
+    Stop,
+    arg,
+    autocast,
+    average,
+    backbone,
+    batches,
+    flatten,
+    group_by,
+    load,
+    parse,
+    pick,
+    run,
+    sgd,
+    state,
+    uniform,
+)
+
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.nn.utils import clip_grad_norm_
-
-import common
-from common import ClientData, Payload, Stop, arg, autocast, average, batches, flatten, parse, run, sgd, state
-from networks import Net, backbone
 
 
 @dataclass
@@ -96,7 +83,7 @@ class Args(common.Args):
     variant: str = arg("paper", "choices where paper and official code differ", choices=("paper", "official"))
     G: int = arg(2, "channels that each DFE channel becomes, Eq. (3); 1: the identity alone", low=1)
     lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0 is without C", low=0)
-    beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: the same for all layers", low=0)
+    beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: all layers alike", low=0)
     tau: float = arg(0.5, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001)
     consensus: bool = arg(True, "A: aggregate theta_u by Eq. (8), else by the plain mean")
     similarity: bool = arg(True, "B: aggregate theta_v by Eq. (9), else leave it to its client")
@@ -105,263 +92,360 @@ class Args(common.Args):
     con_loss: str = arg("eq6", "L_Con: Eq. (6), or the official code's", choices=("eq6", "official"))
     con_from: int = arg(0, "first round with L_Con, counted from 0", low=0)
     dse_relu: bool = arg(True, "ReLU between BN_DSE and the DSE convolution, Eq. (3)")
-    pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; without it images need 160 pixels")
+    pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; else images need 160 pixels")
     block_bias: bool = arg(False, "a bias of T channels before BN_DFE in place of the DSE convolution's")
     fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too")
-    evaluated: str = arg("aggregated", "model that is tested: aggregated (the next round's) or trained (the last local)",
-                         choices=("aggregated", "trained"))
+    evaluated: str = arg("aggregated", "model that is tested: aggregated (the next round's) or trained (the "
+                                       "last local)", choices=("aggregated", "trained"))
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0)
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3", above=0)
 
 
-# Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS), decay 0.998, clipping at 10, 224x224; lr and tau are
-# those of the official config (config/*/fdse.yml), lambda is ours, from the paper's grid. Table 2 tests the target's 10%.
-SHARED = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr_decay=0.998, clip=10.0,
-              target_part="test")
+# FDSE, Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS, DomainNet), decay 0.998, clipping
+# at 10, 224x224; lr and tau are those of the official config (config/*/fdse.yml; for DomainNet it has only an
+# lr, config/domainnet.yml), lambda is ours, from the paper's grid. Table 2 tests the target's 10%.
+FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr_decay=0.998, clip=10.0,
+            target_part="test")
 MNIST = dict(protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)  # ours
 PAPER = {
     "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
     "rotatedmnist": MNIST,
     "rotatedmnist-t10k": MNIST,
-    "officecaltech": dict(**SHARED, epochs=1, lr=0.1),
-    "pacs": dict(**SHARED, epochs=5, lr=0.05),
-    "domainnet10": dict(**SHARED, epochs=5, lr=0.1),  # Sec. 5.1; lr as on Office, the official code has none
+    "officecaltech": dict(**FDSE, epochs=1, lr=0.1),
+    "pacs": dict(**FDSE, epochs=5, lr=0.05),
+    "domainnet10": dict(**FDSE, epochs=5, lr=0.1),
 }
 OFFICIAL = dict(con_loss="official", con_from=1, dse_relu=False, pad=False, block_bias=True, unit="tensor",
                 evaluated="trained", weight_decay=1e-3, lr_decay=0.9998)
-VARIANTS = {"official": {
-    "digits": OFFICIAL, "rotatedmnist": OFFICIAL, "rotatedmnist-t10k": OFFICIAL,
-    "officecaltech": dict(**OFFICIAL, image_size=256, lambda_=0.05, beta=0.05),
-    "pacs": dict(**OFFICIAL, image_size=256, lambda_=0.5),
-    "domainnet10": dict(**OFFICIAL, image_size=256),
-}}
+VARIANTS = {
+    "official": {
+        "digits": OFFICIAL,
+        "rotatedmnist": OFFICIAL,
+        "rotatedmnist-t10k": OFFICIAL,
+        "officecaltech": dict(**OFFICIAL, image_size=256, lambda_=0.05, beta=0.05),
+        "pacs": dict(**OFFICIAL, image_size=256, lambda_=0.5),
+        "domainnet10": dict(**OFFICIAL, image_size=256),
+    },
+}
+
+
+# The networks and their parts
 
 
 class DSEBlock(nn.Module):
-    """A layer S -> T with BN and ReLU, decomposed (Table A7). Linear blocks (kernel 0) take x [..., S]."""
+    """A layer S -> T with its BN and ReLU, decomposed (Table A7): x [B, S, h, w] -> [B, T, h', w']. A block
+    without a kernel is a linear layer: x [..., S] -> [..., T]."""
 
-    def __init__(self, args: Args, S: int, T: int, kernel: int = 0, stride: int = 1, padding: int = 0, dw: int = 3,
-                 last_relu: bool = True):
+    def __init__(self, args: Args, S: int, T: int, kernel: int = 0, stride: int = 1, padding: int = 0,
+                 dw: int = 3, last_relu: bool = True):
         super().__init__()
-        self.T, self.linear, self.dse_relu, self.last_relu = T, kernel == 0, args.dse_relu, last_relu
-        self.watch = args.lambda_ > 0 or args.protocol == "lodo" and args.adapt_epochs > 0  # L_Con needs the statistics
-        self.statistics = None
-        mid = math.ceil(T / args.G)  # T_DFE
+        self.T, self.linear = T, kernel == 0
+        self.dse_relu, self.last_relu = args.dse_relu, last_relu
         self.identity = args.fc_identity or not self.linear
-        ghosts = mid * (args.G - self.identity)
-        self.dfe = nn.Linear(S, mid) if self.linear else nn.Conv2d(S, mid, kernel, stride, padding)
-        self.bn_dse = nn.BatchNorm1d(mid) if self.linear else nn.BatchNorm2d(mid)
-        conv, dw = (nn.Conv1d, 1) if self.linear else (nn.Conv2d, dw)
-        self.dse = conv(mid, ghosts, dw, 1, dw // 2, groups=mid, bias=not args.block_bias) if ghosts else None
-        self.bias = nn.Parameter(torch.zeros(T)) if args.block_bias else None
-        self.bn_dfe = nn.BatchNorm1d(T) if self.linear else nn.BatchNorm2d(T)
+        T_DFE = math.ceil(T / args.G)
+        filters = args.G  # of the DSE convolution, for each channel of X_DFE
+        if self.identity:
+            filters -= 1  # one of the G channels is X_DFE's own (Sec. A7.2)
+        if self.linear:
+            self.dfe = nn.Linear(S, T_DFE)
+            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1  # dw of layers 7 and 8 in Table A6
+        else:
+            self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
+            Conv, BatchNorm = nn.Conv2d, nn.BatchNorm2d
+        self.bn_dse = BatchNorm(T_DFE)
+        self.dse = self.bias = None
+        if filters:
+            self.dse = Conv(T_DFE, T_DFE * filters, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
+        if args.block_bias:
+            self.bias = nn.Parameter(torch.zeros(T))
+        self.bn_dfe = BatchNorm(T)
+        adapts = args.protocol == "lodo" and args.adapt_epochs > 0
+        self.watch = args.lambda_ > 0 or adapts  # only L_Con needs the statistics
+        self.statistics = None  # of the last batch in training, Eq. (4)
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[:-1]
-        h = self.bn_dse(self.dfe(x.flatten(0, -2) if self.linear else x))  # BN_DSE of X_DFE, Eq. (2)
-        h = relu(h) if self.dse_relu else h  # [B, T_DFE(, h, w)]
-        parts = [h] if self.identity else []
-        if self.dse is not None:
-            parts.append(self.dse(h[..., None]).squeeze(-1) if self.linear else self.dse(h))  # X_DSE, Eq. (3)
-        out = torch.cat(parts, 1)[:, :self.T]  # Table A7, layer 3: [B, T(, h, w)]
+        if self.linear:
+            x = x.flatten(0, -2)  # the tokens of all images are one batch
+        x_dfe = self.dfe(x)  # X_DFE, Eq. (2): [B, T_DFE(, h', w')]
+        h = self.bn_dse(x_dfe)
+        if self.dse_relu:
+            h = relu(h)
+        parts = []
+        if self.identity:
+            parts.append(h)
+        if self.dse is not None and self.linear:
+            parts.append(self.dse(h[..., None]).squeeze(-1))
+        elif self.dse is not None:
+            parts.append(self.dse(h))  # X_DSE, Eq. (3): each channel by filters of its own
+        out = torch.cat(parts, 1)[:, :self.T]  # Concat, Eq. (3): [B, T(, h', w')]
         if self.bias is not None:
-            out = out + (self.bias if self.linear else self.bias[:, None, None])
+            out = out + per_channel(self.bias, out)
         if self.training and self.watch:
             self.statistics = BatchStatistics.apply(out)
         out = self.bn_dfe(out)
-        out = relu(out, inplace=True) if self.last_relu else out  # X_out, Eq. (3)
-        return out.unflatten(0, lead) if self.linear and len(lead) > 1 else out
+        if self.last_relu:
+            out = relu(out, inplace=True)  # X_out, Eq. (3)
+        if self.linear:
+            out = out.unflatten(0, lead)
+        return out
+
+
+def per_channel(v: Tensor, x: Tensor) -> Tensor:
+    """v [T] in the shape in which it goes with the channels of x [B, T(, h, w)]."""
+    return v.view([-1] + [1] * (x.dim() - 2))
 
 
 def build(args: Args, channels: int, classes: int) -> Net:
-    """AlexNet of Table A6; the small CNN with its layers as blocks; ResNet and ViT with the last operator of each residual
-    block and of each feed-forward layer replaced (Sec. A8.1)."""
-    def block(*shape, **kw):
-        return DSEBlock(args, *shape, **kw)
-
+    """The network of `--backbone` with DSE blocks. Stop if there is none."""
     if args.backbone == "alexnet_bn" and channels == 3 and args.weights == "none":
-        p = 1 if args.pad else 0
-        body = nn.Sequential(block(3, 64, 11, 4, 2), nn.MaxPool2d(3, 2), block(64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
-                             block(192, 384, 3, 1, p), block(384, 256, 3, 1, p), block(256, 256, 3, 1, p),
-                             nn.MaxPool2d(3, 2), nn.AdaptiveAvgPool2d(6), nn.Flatten(), block(9216, 1024),
-                             block(1024, 1024))
+        p = int(args.pad)
+        body = nn.Sequential(  # Table A6, layers 1 to 8; 7 and 8 are linear
+            DSEBlock(args, 3, 64, 11, 4, 2), nn.MaxPool2d(3, 2),
+            DSEBlock(args, 64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
+            DSEBlock(args, 192, 384, 3, 1, p),
+            DSEBlock(args, 384, 256, 3, 1, p),
+            DSEBlock(args, 256, 256, 3, 1, p), nn.MaxPool2d(3, 2),
+            nn.AdaptiveAvgPool2d(6), nn.Flatten(), DSEBlock(args, 9216, 1024), DSEBlock(args, 1024, 1024))
         return Net(body, 1024, classes)
     if args.backbone == "smallcnn_bn" and args.weights == "none":
-        body = nn.Sequential(block(channels, 32, 3, 1, 1), nn.MaxPool2d(2), block(32, 64, 3, 1, 1), nn.MaxPool2d(2),
-                             nn.AdaptiveAvgPool2d(7), nn.Flatten(), block(3136, 64))
+        body = nn.Sequential(  # the layers of common.smallcnn_bn (ours)
+            DSEBlock(args, channels, 32, 3, 1, 1), nn.MaxPool2d(2),
+            DSEBlock(args, 32, 64, 3, 1, 1), nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(7), nn.Flatten(), DSEBlock(args, 3136, 64))
         return Net(body, 64, classes)
-    if args.backbone in ("resnet18", "resnet50", "resnet18_3x3"):
+    if args.backbone in ("resnet18", "resnet50", "resnet18_3x3", "vit_b8"):
         net = backbone(args, channels, classes)
-        for stage in (net.body.layer1, net.body.layer2, net.body.layer3, net.body.layer4):
-            for residual in stage:
-                last = "3" if hasattr(residual, "conv3") else "2"
-                conv = getattr(residual, f"conv{last}")
-                setattr(residual, f"conv{last}", block(conv.in_channels, conv.out_channels, conv.kernel_size[0], 1,
-                                                       conv.padding[0], last_relu=False))
-                setattr(residual, f"bn{last}", nn.Identity())
+        replace_last_operators(args, net.body)
         return net
+    raise Stop(f"fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 and "
+               f"vit_b8, the first two without --weights; not --backbone {args.backbone} --weights "
+               f"{args.weights} on {args.dataset}", 2)
+
+
+def replace_last_operators(args: Args, body: nn.Module) -> None:
+    """Sec. A8.1: the last convolution, with its BN, of each residual block, or the last linear layer of each
+    feed-forward layer, becomes a DSE block; without the last ReLU, as both end in an addition."""
     if args.backbone == "vit_b8":
-        net = backbone(args, channels, classes)
-        for layer in net.body.encoder.layers:
-            layer.mlp[3] = block(layer.mlp[3].in_features, layer.mlp[3].out_features, last_relu=False)
-        return net
-    raise Stop(f"fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 and vit_b8, the first "
-               f"two without --weights; not --backbone {args.backbone} --weights {args.weights} on {args.dataset}", 2)
+        for layer in body.encoder.layers:
+            linear = layer.mlp[3]
+            layer.mlp[3] = DSEBlock(args, linear.in_features, linear.out_features, last_relu=False)
+        return
+    for residual in (*body.layer1, *body.layer2, *body.layer3, *body.layer4):
+        last = 3 if hasattr(residual, "conv3") else 2
+        conv = getattr(residual, f"conv{last}")
+        block = DSEBlock(args, conv.in_channels, conv.out_channels, conv.kernel_size[0], 1, conv.padding[0],
+                         last_relu=False)
+        setattr(residual, f"conv{last}", block)
+        setattr(residual, f"bn{last}", nn.Identity())
 
 
-# The objective's terms and the two aggregations
+class Parts:
+    """Alg. 1, line 1: the names of a network's entries by what happens to them."""
+
+    def __init__(self, net: nn.Module, unit: str):
+        self.blocks = [name for name, module in net.named_modules() if isinstance(module, DSEBlock)]
+        trained = list(dict(net.named_parameters()))
+        statistics = [name for name in net.state_dict() if name not in trained]
+        self.v = [name for name in trained if ".dse." in name or ".bn_dse." in name]  # theta_v
+        self.u = [name for name in trained if name not in self.v]  # theta_u
+        self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
+        self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
+        owner = self.layer if unit == "layer" else str
+        self.u_layers = group_by(self.u, owner)  # {l: its names}, the layers of Eq. (8)
+        self.v_layers = group_by(self.v, owner)  # and those of Eq. (9)
+
+    def layer(self, name: str) -> str:
+        """The block that an entry is in; outside the blocks its module."""
+        for block in self.blocks:
+            if name.startswith(block + "."):
+                return block
+        return name.rpartition(".")[0]
+
+
+# The terms of the objective
 
 
 class BatchStatistics(torch.autograd.Function):
-    """x [B, T(, h, w)] -> mean and biased variance of each channel, [T] and [T], over the batch and all positions: Eq. (4).
+    """x [B, T(, h, w)] -> mean [T] and biased variance [T] of each channel over batch and positions: Eq. (4).
 
-    The forward pass takes them from the BN kernel and the backward pass is one affine map of x, rounded to x's precision:
-    on a CPU in bf16 that takes a thirtieth (first block) to a third (linear blocks) of autograd through torch.var_mean,
-    and the relative error of the gradient is below 1% while a channel's mean is below 5 of its deviations.
+    The forward pass takes them from the BN kernel and the backward pass is one affine map of x, rounded to
+    x's precision: faster than autograd through torch.var_mean by 3 to 30 times (bf16 on a CPU), and the error
+    of the gradient is below 1% while a channel's mean is below 5 of its deviations.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(x.dtype, torch.float32)
-        ones, zeros = (f(x.shape[1], dtype=exact, device=x.device) for f in (torch.ones, torch.zeros))
+        ones = torch.ones(x.shape[1], dtype=exact, device=x.device)
+        zeros = torch.zeros(x.shape[1], dtype=exact, device=x.device)
         _, mean, inverse_std = torch.native_batch_norm(x, ones, zeros, None, None, True, 0.0, 1e-8)
         ctx.save_for_backward(x, mean)
-        return mean, (inverse_std ** -2 - 1e-8).clamp_min(0)  # epsilon 0 would give 1/std = 0 for a dead channel
+        return mean, (inverse_std ** -2 - 1e-8).clamp_min(0)  # epsilon 0: 1/std would be 0 for a dead channel
 
     @staticmethod
     def backward(ctx, grad_mean: Tensor, grad_variance: Tensor) -> Tensor:
         x, mean = ctx.saved_tensors
-        n, shape = x.numel() // x.shape[1], [-1] + [1] * (x.dim() - 2)
-        slope = 2 * grad_variance / n  # d variance / d x = 2 (x - mean) / n
+        n = x.numel() // x.shape[1]
+        slope = 2 * grad_variance / n  # d mean/d x = 1/n, d variance/d x = 2 (x - mean)/n
         offset = grad_mean / n - slope * mean
-        return torch.addcmul(offset.to(x.dtype).view(shape), x, slope.to(x.dtype).view(shape))
+        offset, slope = per_channel(offset.to(x.dtype), x), per_channel(slope.to(x.dtype), x)
+        return torch.addcmul(offset, x, slope)
 
 
 def depth_weights(layers: int, beta: float) -> list[float]:
     """w_l of Eq. (7), l = 1..L; they sum to 1."""
-    return torch.softmax(beta * torch.arange(1, layers + 1, dtype=torch.float64), 0).tolist()
+    l = torch.arange(1, layers + 1, dtype=torch.float64)
+    return torch.softmax(beta * l, 0).tolist()
 
 
-def consistency(batch: list, glob: list, hat: list | None, beta: float, gamma: float = 0.9) -> tuple[Tensor, list]:
-    """L_Con of Eqs. (5)-(7), and the running statistics that the next batch takes as `hat` (None: start from `glob`).
-
-    `batch`, `glob`, `hat`: for each block l its (mean [T], variance [T]).
-    """
+def consistency(batch: list, glob: list, hat: list | None, beta: float, gamma: float = 0.9):
+    """L_Con of Eqs. (5)-(7), and the running statistics, which the next batch takes as `hat` (None: start
+    from `glob`). `batch`, `glob`, `hat`: for each block l its (mean [T], variance [T])."""
+    if hat is None:
+        hat = glob
     loss, running = 0, []
-    for w, (mu_b, var_b), (mu_g, var_g), (mu, var) in zip(depth_weights(len(batch), beta), batch, glob, hat or glob):
-        mu_hat, var_hat = gamma * mu + (1 - gamma) * mu_b, gamma * var + (1 - gamma) * var_b  # Eq. (5)
-        l_con = (mu_hat - mu_g).square().mean() + (var_hat.mean() - var_g.mean()).square()  # Eq. (6); variances are >= 0
-        loss = loss + w * l_con  # Eq. (7)
+    for l, w in enumerate(depth_weights(len(batch), beta)):
+        mu_b, var_b = batch[l]  # Eq. (4)
+        mu_g, var_g = glob[l]
+        mu, var = hat[l]
+        mu_hat = gamma * mu + (1 - gamma) * mu_b  # Eq. (5)
+        var_hat = gamma * var + (1 - gamma) * var_b
+        center = (mu_hat - mu_g).square().mean()  # ||mu_hat - mu_g||^2 / d
+        size = (var_hat.mean() - var_g.mean()).square()  # variances are >= 0: L1 norm / d is their mean
+        loss = loss + w * (center + size)  # Eqs. (6) and (7)
         running.append((mu_hat.detach(), var_hat.detach()))
     return loss, running
 
 
-def consistency_official(batch: list, glob: list, hat: list | None, beta: float, gamma: float = 0.9):
-    """L_Con of the official code: the mean and variance over a layer's channel means, one running pair for all layers."""
-    loss, (f, v) = 0, hat or (None, None)
-    for w, (mu_b, _), (mu_g, var_g) in zip(depth_weights(len(batch), beta), batch, glob):
-        f = mu_b.mean() if f is None else gamma * f + (1 - gamma) * mu_b.mean()
-        v = mu_b.var() if v is None else gamma * v + (1 - gamma) * mu_b.var()
-        mean_part = ((mu_g.square() - f.square()) / (2 * v)).mean()
-        variance_part = 0.5 * (torch.log(v / (var_g + 1e-8)) + var_g / (v + 1e-8)).mean()
+def consistency_official(batch: list, glob: list, hat: tuple | None, beta: float, gamma: float = 0.9):
+    """L_Con of the official code: mean and variance over a layer's channel means, and one running pair that
+    goes from layer to layer and on to the next batch."""
+    loss = 0
+    for l, w in enumerate(depth_weights(len(batch), beta)):
+        mu_b, _ = batch[l]
+        mu_g, var_g = glob[l]
+        mean, var = mu_b.mean(), mu_b.var()
+        if hat is not None:
+            mean = gamma * hat[0] + (1 - gamma) * mean
+            var = gamma * hat[1] + (1 - gamma) * var
+        hat = mean, var
+        mean_part = ((mu_g.square() - mean.square()) / (2 * var)).mean()
+        variance_part = 0.5 * (torch.log(var / (var_g + 1e-8)) + var_g / (var + 1e-8)).mean()
         loss = loss + w * (mean_part + variance_part)
-    return loss, (f.detach(), v.detach())
+    return loss, (mean.detach(), var.detach())
+
+
+CONSISTENCY = {"eq6": consistency, "official": consistency_official}
+
+
+# The two aggregations
 
 
 def min_norm(gram: Tensor) -> Tensor:
     """u [N] on the simplex that minimizes u' gram u: the min-norm point of the hull of N vectors.
 
-    For v = s u the sum ||D v||^2 + (1'v - 1)^2 is smallest, over s, at q/(1+q) with q = ||D u||^2, which grows with q: so
-    non-negative least squares of [D; 1'] v = [0; 1], an active-set method, has the direction of u.
+    For v = s u the sum ||R v||^2 + (1'v - 1)^2, with R'R = gram, is smallest, over s, at q/(1+q) with
+    q = ||R u||^2, which grows with q: so non-negative least squares of [R; 1'] v = [0; 1], an active-set
+    method, has the direction of u.
     """
+    from scipy.optimize import nnls  # a quarter of a second, which --help does not wait for
+    N = len(gram)
     values, vectors = torch.linalg.eigh(gram.cpu())
-    root = values.clamp_min(0).sqrt()[:, None] * vectors.T  # root' root = gram
-    v = nnls(torch.cat([root, torch.ones(1, len(gram), dtype=torch.float64)]).numpy(), [0.0] * len(gram) + [1.0])[0]
+    R = values.clamp_min(0).sqrt()[:, None] * vectors.T
+    ones = torch.ones(1, N, dtype=torch.float64)
+    v, _ = nnls(torch.cat([R, ones]).numpy(), [0.0] * N + [1.0])
     return torch.from_numpy(v / v.sum())
 
 
 def consensus(delta: Tensor) -> Tensor:
-    """The clients' updates of a layer [N, P] -> its aggregated update [P], Eq. (8). An update of norm 0 has no direction:
-    it counts in the mean norm but is no corner of the hull (it would stop the layer for everybody)."""
-    gram = sum((part := columns.double()) @ part.T for columns in delta.split(1 << 20, dim=1))  # [N, N], float64 in pieces
-    norms = gram.diagonal().sqrt()  # [N]
+    """The clients' updates delta_k of a layer, [N, P] -> the aggregated update [P]: Eq. (8).
+
+    The unit vectors d_k = delta_k / ||delta_k|| are never formed: the argmin needs their products only, and
+    the sum is one over the delta_k. An update of norm 0 has no direction: it counts in the mean norm but is
+    no corner of the hull (it would stop the layer for everybody).
+    """
+    gram = 0  # delta_j . delta_k, [N, N], in float64; a float64 copy of all updates could fill the memory
+    for columns in delta.split(1 << 20, dim=1):
+        columns = columns.double()
+        gram = gram + columns @ columns.T
+    norms = gram.diagonal().sqrt()  # ||delta_k||, [N]
+    d_bar = norms.mean()
     moved = norms > 0
     if not moved.any():
         return torch.zeros_like(delta[0])
-    u = min_norm(gram[moved][:, moved] / torch.outer(norms[moved], norms[moved])).to(gram)  # products of the d_k
+    d_products = gram[moved][:, moved] / torch.outer(norms[moved], norms[moved])  # d_j . d_k
+    u = min_norm(d_products).to(gram)  # argmin ||sum_k u_k d_k||^2
     weights = torch.zeros_like(norms)
-    weights[moved] = norms.mean() * u / norms[moved]  # mean norm, u_k, and 1/norm of d_k
-    return weights.to(delta) @ delta
+    weights[moved] = d_bar * u / norms[moved]
+    return weights.to(delta) @ delta  # d_bar sum_k u_k d_k
 
 
 def personalize(V: Tensor, tau: float) -> Tensor:
-    """The clients' theta_v of a layer [N, P] -> the next ones [N, P]: attention between clients, Eq. (9)."""
-    Q = V.double() / V.double().norm(dim=1, keepdim=True).clamp_min(1e-12)  # a small tau magnifies rounding
-    return torch.softmax(Q @ Q.T / tau, dim=1).to(V) @ V
+    """The clients' theta_v,k of a layer, [N, P] -> the next ones, [N, P]: self-attention, Eq. (9)."""
+    exact = V.double()  # a small tau magnifies rounding
+    Q = K = exact / exact.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    attention = torch.softmax(Q @ K.T / tau, dim=1)  # [N, N]; row k is for client k
+    return attention.to(V) @ V  # theta_v,k,next
 
 
-class Parts:
-    """The names of a network's entries by what happens to them, and the layers of theta_u and theta_v."""
-
-    def __init__(self, net: nn.Module, unit: str):
-        blocks = {n: m for n, m in net.named_modules() if isinstance(m, DSEBlock)}
-        trainable = [n for n, _ in net.named_parameters()]
-        inside = lambda n, *modules: any(n.startswith(f"{b}.{m}.") for b in blocks for m in modules)
-        self.v = [n for n in trainable if inside(n, "dse", "bn_dse")]
-        self.u = [n for n in trainable if n not in set(self.v)]
-        buffers = [n for n in net.state_dict() if n not in set(trainable)]
-        self.bn_dse = [n for n in buffers if inside(n, "bn_dse")]  # statistics that stay local
-        self.bn_dfe = [n for n in buffers if n not in set(self.bn_dse)]  # statistics that are averaged
-        owner = lambda n: n if unit == "tensor" else next((b for b in blocks if n.startswith(b + ".")), n.rpartition(".")[0])
-        self.u_layers, self.v_layers = ({o: [n for n in names if owner(n) == o] for o in map(owner, names)}
-                                        for names in (self.u, self.v))
+def rows(uploads: dict[int, Payload], part: str, names: list[str]) -> Tensor:
+    """The entries `names` of a part of each upload as one row: [N, P]."""
+    vectors = []
+    for up in uploads.values():
+        vectors.append(flatten([up[part][name] for name in names]))
+    return torch.stack(vectors)
 
 
-def pick(tensors: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    return {n: tensors[n] for n in names}
-
-
-def vector_to(names: list[str], vector: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `flatten` over the entries `names`, in the shapes of `like`."""
-    pieces = vector.split([like[n].numel() for n in names])
-    return {n: piece.view(like[n].shape).clone() for n, piece in zip(names, pieces)}  # a view would be saved with all of `vector`
+def entries(row: Tensor, names: list[str], like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A row [P] as the entries `names` again, in the shapes of `like`."""
+    pieces = row.split([like[name].numel() for name in names])
+    tensors = {}
+    for name, piece in zip(names, pieces):
+        tensors[name] = piece.view(like[name].shape).clone()  # a view would be saved with the whole row
+    return tensors
 
 
 class Client:
     def __init__(self, args: Args, net: Net, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.parts, self.blocks = Parts(net, args.unit), [m for m in net.modules() if isinstance(m, DSEBlock)]
-        self.con = consistency if args.con_loss == "eq6" else consistency_official
+        self.parts = Parts(net, args.unit)
+        self.blocks = [module for module in net.modules() if isinstance(module, DSEBlock)]
+        self.consistency = CONSISTENCY[args.con_loss]
+        self.initial = pick(state(net), self.parts.bn_dse)
         self.bn_dse = {}  # own BN_DSE statistics; empty before the first training
         self.trained = {}  # own model after local training, only for --evaluated trained
-        self.initial = pick(state(net), self.parts.bn_dse)
 
-    def assemble(self, down: Payload) -> Net:
-        """theta_k = (theta_u, theta_v,k) with the global BN_DFE and the own BN_DSE statistics."""
-        own = self.bn_dse or down.get("bn_dse") or self.initial
-        self.net.load_state_dict(down["u"] | down["v"] | down["bn_dfe"] | own)
-        return self.net
+    def theta(self, down: Payload) -> dict[str, Tensor]:
+        """theta_k = (theta_u, theta_v,k) with the global BN_DFE statistics and the client's own of BN_DSE."""
+        bn_dse = self.initial
+        if self.data.unseen:
+            bn_dse = down["bn_dse"]
+        elif self.bn_dse:
+            bn_dse = self.bn_dse
+        return down["u"] | down["v"] | down["bn_dfe"] | bn_dse
 
     def global_statistics(self) -> list[tuple[Tensor, Tensor]]:
         """(mu_g, var_g) of each block: the BN_DFE statistics of the received model."""
         return [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in self.blocks]
 
     def train(self, down: Payload, t: int) -> Payload:
-        """Algorithm 1, lines 6-10."""
+        """Alg. 1, lines 6-10."""
         args = self.args
-        model = self.assemble(down).train()
-        glob, hat = self.global_statistics(), None
+        model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        losses, cons = [], []
+        glob, hat = self.global_statistics(), None
+        losses = []
+        cons = []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)  # L_task
             losses.append(loss.detach())
             if args.lambda_ and t >= args.con_from:
-                l_con, hat = self.con([b.statistics for b in self.blocks], glob, hat, args.beta)
-                loss = loss + args.lambda_ * l_con  # line 7
+                l_con, hat = self.consistency([b.statistics for b in self.blocks], glob, hat, args.beta)
                 cons.append(l_con.detach())
+                loss = loss + args.lambda_ * l_con  # line 7
             opt.zero_grad()
             loss.backward()
             if args.clip:
@@ -369,38 +453,42 @@ class Client:
             opt.step()  # line 8
             for b in self.blocks:
                 b.statistics = None  # frees the graph
-        after = state(model)
-        self.bn_dse = pick(after, self.parts.bn_dse)
-        self.trained = after if args.evaluated == "trained" else {}
-        self.log = {"loss": torch.stack(losses).mean()} | ({"consistency": torch.stack(cons).mean()} if cons else {})
-        return {part: pick(after, getattr(self.parts, part)) for part in ("u", "v", "bn_dfe", "bn_dse")}  # line 10
+        self.log = {"loss": torch.stack(losses).mean()}
+        if cons:
+            self.log["consistency"] = torch.stack(cons).mean()
+        w = state(model)
+        self.bn_dse = pick(w, self.parts.bn_dse)
+        if args.evaluated == "trained":
+            self.trained = w
+        u, v, bn_dfe = pick(w, self.parts.u), pick(w, self.parts.v), pick(w, self.parts.bn_dfe)
+        return {"u": u, "v": v, "bn_dfe": bn_dfe, "bn_dse": self.bn_dse}  # line 10
 
     def model(self, down: Payload) -> nn.Module:
         if self.trained:
-            self.net.load_state_dict(self.trained)
-            return self.net
-        model = self.assemble(down)
-        if "bn_dse" in down and self.args.adapt_epochs:  # an unseen client
+            return load(self.net, self.trained)
+        model = load(self.net, self.theta(down))
+        if self.data.unseen and self.args.adapt_epochs:
             self.adapt(model)
         return model
 
     def adapt(self, model: Net) -> None:
-        """Algorithm 3 on the client's own test images, without labels: DSE modules follow the global statistics."""
+        """Alg. 3 on the client's own test images, without labels."""
         args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0)
         model.train()
+        follows = [b.bn_dse for b in self.blocks]
         for module in model.modules():  # line 1: BN_DFE, and any BN outside the blocks, keep their statistics
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module not in [b.bn_dse for b in self.blocks]:
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module not in follows:
                 module.eval()
-        theta_v = [p for n, p in model.named_parameters() if n in set(self.parts.v)]
+        theta_v = list(pick(dict(model.named_parameters()), self.parts.v).values())
         glob, hat = self.global_statistics(), None
         for x, _ in batches(self.data.test, args, 0, self.k):  # lines 2-3; labels are not looked at
             with autocast(args):
-                model.features(x)  # lines 4-5
-            l_con, hat = self.con([b.statistics for b in self.blocks], glob, hat, args.beta)  # line 6
+                model.features(x)  # line 4
+            l_con, hat = self.consistency([b.statistics for b in self.blocks], glob, hat, args.beta)  # 5-6
             gradients = torch.autograd.grad(l_con, theta_v)
             with torch.no_grad():
-                for p, g in zip(theta_v, gradients):
-                    p.sub_(g, alpha=args.adapt_lr)  # line 7
+                for p, gradient in zip(theta_v, gradients):
+                    p.sub_(gradient, alpha=args.adapt_lr)  # line 7
         for b in self.blocks:
             b.statistics = None
         if not torch.isfinite(flatten(theta_v)).all():
@@ -415,42 +503,49 @@ class Client:
 
 class Server:
     def __init__(self, args: Args, net: Net, clients: int):
-        self.args, self.parts = args, Parts(net, args.unit)
-        start = state(net)
-        self.u, self.bn_dfe = pick(start, self.parts.u), pick(start, self.parts.bn_dfe)
-        self.v, self.bn_dse = ({k: pick(start, names) for k in range(clients)}  # line 2
-                               for names in (self.parts.v, self.parts.bn_dse))
+        self.args = args
+        self.parts = Parts(net, args.unit)
+        w = state(net)
+        self.u = pick(w, self.parts.u)
+        self.bn_dfe = pick(w, self.parts.bn_dfe)
+        self.v = {k: pick(w, self.parts.v) for k in range(clients)}  # line 2
+        self.bn_dse = {k: pick(w, self.parts.bn_dse) for k in range(clients)}
 
     def download(self, k: int) -> Payload:
-        """Line 4; an unseen client gets the means of theta_v and of the BN_DSE statistics."""
+        """Alg. 1, line 4. An unseen client has no theta_v of its own: it gets means over all clients."""
         if k in self.v:
             return {"u": self.u, "bn_dfe": self.bn_dfe, "v": self.v[k]}
-        v, bn_dse = (average(list(x.values()), torch.full((len(x),), 1 / len(x))) for x in (self.v, self.bn_dse))
+        p = uniform(len(self.v))
+        v = average(list(self.v.values()), p)
+        bn_dse = average(list(self.bn_dse.values()), p)
         return {"u": self.u, "bn_dfe": self.bn_dfe, "v": v, "bn_dse": bn_dse}
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
-        """Line 12, layer by layer; BN_DFE's statistics are directly averaged (Sec. 4.3.2)."""
-        N = len(uploads)
+        """Alg. 1, line 12, layer by layer; BN_DFE's statistics are directly averaged (Sec. 4.3.2)."""
         for names in self.parts.u_layers.values():
-            old = flatten([self.u[n] for n in names])  # [P]
-            delta = old.new_empty(N, len(old))  # [N, P]
-            for row, up in zip(delta, uploads.values()):
-                torch.sub(flatten([up["u"][n] for n in names]), old, out=row)
-            new = old + (consensus(delta) if self.args.consensus else delta.mean(0))  # Eq. (8)
-            self.u = self.u | vector_to(names, new, self.u)
+            old = flatten([self.u[name] for name in names])  # [P]
+            delta = rows(uploads, "u", names) - old  # [N, P]
+            if self.args.consensus:
+                step = consensus(delta)  # Eq. (8)
+            else:
+                step = delta.mean(0)
+            self.u = self.u | entries(old + step, names, self.u)
         for k, up in uploads.items():
-            self.v[k], self.bn_dse[k] = up["v"], up["bn_dse"]
-        for names in self.parts.v_layers.values() if self.args.similarity else ():
-            V = torch.stack([flatten([up["v"][n] for n in names]) for up in uploads.values()])  # [N, P]
-            for k, theta in zip(uploads, personalize(V, self.args.tau)):  # Eq. (9)
-                self.v[k] = self.v[k] | vector_to(names, theta, self.v[k])
-        self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], torch.full((N,), 1 / N))
+            self.v[k] = up["v"]
+            self.bn_dse[k] = up["bn_dse"]
+        if self.args.similarity:
+            for names in self.parts.v_layers.values():
+                V_next = personalize(rows(uploads, "v", names), self.args.tau)  # Eq. (9): [N, P]
+                for k, theta_v in zip(uploads, V_next):
+                    self.v[k] = self.v[k] | entries(theta_v, names, self.v[k])
+        self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], uniform(len(uploads)))
 
     def state_dict(self) -> dict:
         return {"u": self.u, "v": self.v, "bn_dfe": self.bn_dfe, "bn_dse": self.bn_dse}
 
     def load_state_dict(self, saved: dict) -> None:
-        self.u, self.v, self.bn_dfe, self.bn_dse = saved["u"], saved["v"], saved["bn_dfe"], saved["bn_dse"]
+        self.u, self.v = saved["u"], saved["v"]
+        self.bn_dfe, self.bn_dse = saved["bn_dfe"], saved["bn_dse"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -1,25 +1,23 @@
-"""FedAvg: local SGD from the common model, averaged at the server (McMahan et al., AISTATS 2017; arXiv 1602.05629v4).
+"""FedAvg: local SGD from the common model, averaged at the server (McMahan et al., AISTATS 2017, v4).
 
     python fedavg.py --dataset officecaltech --scale laptop
 
 Server keeps w. Client k keeps nothing between rounds. Down: w. Up: w_k, n_k.
 
-Paper                                              This file
-Alg. 1  "Server executes", last line: the average  Server.update
+Paper                                               This file
+Alg. 1  "Server executes", last line: the average   Server.update
 Alg. 1  ClientUpdate(k, w): E epochs of batches B   Client.train
-Alg. 1  the rounds, the random set S_t of clients    common.Loop.round
-Symbols as in the paper: w global model, w_k local model, n_k samples of client k, m_t their sum over the round's clients,
-E local epochs, B batch size. Left out: nothing.
+Alg. 1  the rounds, the random set S_t of clients   common.rounds
+Symbols as in the paper: w global model, w_k local model, n_k samples of client k, m_t their sum over the
+round's clients, E local epochs, B batch size. Left out: nothing.
 
-Where the papers that compare with FedAvg, and this file, differ
+Where the papers that compare with FedAvg, and this file, differ (in full: docs/methods/fedavg.md)
   what              papers                                       here              flag
   average           n_k/m_t (FDSE, FedGaLA), 1/K (FedSR,         n_k/m_t           --average uniform
                     FedADG, FedCiR)
-  BN statistics     not said (FLGo, FDSE's framework: averaged   averaged as w     -
-                    with the parameters)
-  momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 0           --momentum, --weight-decay
   learning rate     FDSE: tuned, value not given; its code 0.1   0.1               --lr
   its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
+  momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 0           --momentum, --weight-decay
   RotatedMNIST      FedSR: 500 epochs, E = 5 steps a round;      1,500 rounds,     --rounds, --momentum
                     no word on momentum                          0.9, new each
                                                                  round
@@ -27,14 +25,13 @@ Where the papers that compare with FedAvg, and this file, differ
 
 from dataclasses import dataclass
 
+import common
+from common import ClientData, Net, Payload, arg, autocast, average, batches, load, parse, run, sgd, state
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-
-import common
-from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state
-from networks import Net
 
 
 @dataclass
@@ -44,20 +41,23 @@ class Args(common.Args):
                        choices=("samples", "uniform"))
 
 
-# FDSE, Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS), decay 0.998, clipping at 10, 224x224; the
-# learning rate was tuned, the value is that of its official code (config/*/fedavg.yml).
-FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998, clip=10.0,
-            target_part="test")
-# FedSR, Sec. 4.2: lr 0.001, batch 64, 5 local iterations a round; 500 epochs are about 1,500 such rounds; 90/10 splits of
-# which the test half is ours. Its own FedAvg row keeps the momentum over the rounds: fedsr.py --variant fedavg.
-MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, batch_size=64, lr=0.001, momentum=0.9,
-             split="0.9/0.05/0.05", average="uniform", eval_every=50)
+# FDSE, Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS), decay 0.998, clipping at 10,
+# 224x224; the learning rate was tuned, the value is that of its official code (config/*/fedavg.yml).
+FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998,
+            clip=10.0, target_part="test")
+# FedSR, Sec. 4.2: lr 0.001, batch 64, 5 local iterations a round; 500 epochs are about 1,500 such rounds;
+# 90/10 splits of which the test half is ours. Its own FedAvg row keeps the momentum over the rounds:
+# fedsr.py --variant fedavg.
+MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, batch_size=64,
+             lr=0.001, momentum=0.9, split="0.9/0.05/0.05", average="uniform", eval_every=50)
 # FedCiR, Sec. 6.1: the defaults of the two datasets that only it has, and --variant fedcir.
-FEDCIR = dict(backbone="resnet18", protocol="indomain", target_part="all", image_size=128, rounds=300, steps=20, batch_size=32,
-              lr=0.01, lr_decay=1.0, momentum=0.9, weight_decay=5e-4, clip=0.0, average="uniform")
+FEDCIR = dict(backbone="resnet18", protocol="indomain", target_part="all", image_size=128, rounds=300,
+              steps=20, batch_size=32, lr=0.01, lr_decay=1.0, momentum=0.9, weight_decay=5e-4, clip=0.0,
+              average="uniform")
 # FedSR, Sec. 4.2, and, of the datasets without supervised tables, its settings as ours.
-FEDSR = dict(weights="imagenet", normalize="imagenet", augment="fedsr", protocol="lodo", image_size=224, rounds=1000, steps=5,
-             batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4, split="0.9/0.05/0.05", average="uniform", eval_every=20)
+FEDSR = dict(weights="imagenet", normalize="imagenet", augment="fedsr", protocol="lodo", image_size=224,
+             rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4,
+             split="0.9/0.05/0.05", average="uniform", eval_every=20)
 PAPER = {
     "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
     "rotatedmnist": MNIST,
@@ -73,7 +73,15 @@ PAPER = {
     "terrainc": dict(**FEDSR, backbone="resnet18"),  # ours
     "domainnet20": dict(**FEDSR, backbone="resnet18"),  # ours
 }
-VARIANTS = {"fedcir": {d: FEDCIR for d in ("officecaltech", "pacs", "domainnet10", "camelyon17", "iwildcam")}}
+VARIANTS = {
+    "fedcir": {
+        "officecaltech": FEDCIR,
+        "pacs": FEDCIR,
+        "domainnet10": FEDCIR,
+        "camelyon17": FEDCIR,
+        "iwildcam": FEDCIR,
+    },
+}
 
 
 class Client:
@@ -90,12 +98,12 @@ class Client:
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)
+            losses.append(loss.detach())
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # w <- w - eta grad l(w; b)
-            losses.append(loss.detach())
         self.log = {"loss": torch.stack(losses).mean()}
         return {"w": state(model), "n": torch.tensor(len(self.data.train))}
 
@@ -111,15 +119,19 @@ class Client:
 
 class Server:
     def __init__(self, args: Args, net: Net, clients: int):
-        self.args, self.w = args, state(net)
+        self.args = args
+        self.w = state(net)
 
     def download(self, k: int) -> Payload:
         return {"w": self.w}
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
-        n = torch.stack([u["n"] for u in uploads.values()]).double()  # [K]
-        p = n / n.sum() if self.args.average == "samples" else torch.full_like(n, 1 / len(n))
-        self.w = average([u["w"] for u in uploads.values()], p)  # w_{t+1} = sum_k n_k/m_t w_k, BN's too
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        if self.args.average == "samples":
+            p = n / n.sum()
+        else:
+            p = torch.full_like(n, 1 / len(n))
+        self.w = average([up["w"] for up in uploads.values()], p)  # w_{t+1} = sum_k n_k/m_t w_k, BN's too
 
     def state_dict(self) -> dict:
         return {"w": self.w}

@@ -1,83 +1,76 @@
 """FedCiR: client-invariant representation learning for federated non-IID features (Li et al., IEEE TMC).
 
-    python fedcir.py --dataset officecaltech --scale laptop                                  # minutes on two cores
-    python fedcir.py --dataset pacs --variant fedreg                                         # one of its two ablations
-    python fedcir.py --dataset pacs --clients-per-domain 12 --dirichlet 0.5 --participation 0.2   # label skew, Figs. 6, 8
+    python fedcir.py --dataset officecaltech --scale laptop               # minutes on two cores
+    python fedcir.py --dataset pacs --variant fedreg                      # one of its two ablations
+    python fedcir.py --dataset pacs --clients-per-domain 12 --dirichlet 0.5 --participation 0.2   # Figs. 6, 8
 
-A generator at the server learns, from the uploaded classifiers alone, representations that all clients classify alike. Clients
-train their classifiers on its samples (L_reg) and pull their Gaussian encoders to class-wise Gaussians fitted to them (L_align).
-Server keeps w (encoder w1, classifier w2), the generator w_g and {mu_g(y), sigma_g(y)}. Client k keeps nothing.
-Down: w, w_g, {mu_g(y), sigma_g(y)} (only what has a weight; none in round 1). Up: w_k.
+A generator at the server learns, from the uploaded classifiers alone, representations that all clients
+classify alike. Clients train their classifiers on its samples (L_reg) and pull their Gaussian encoders to
+class-wise Gaussians fitted to them (L_align).
+Server keeps w (encoder w1, classifier w2), the generator w_g, {mu_g(y), sigma_g(y)}. Client k keeps nothing.
+Down: w; from round 2 on w_g and {mu_g(y), sigma_g(y)}, each if its term has a weight. Up: w_k.
 
-Paper                                                     This file
-Sec. 5.1        p(z|x), a Gaussian                        networks.GaussianNet
-Eq. (8)         prediction as a mean over z               networks.GaussianNet.forward
-Eqs. (4)-(5)    local steps, the uniform mean             Client.train, Server.update
-Eqs. (9)-(10)   L_fl                                      Client.train (one sample of z in the place of the mean, as in the text)
-Eq. (12)        L_reg                                     Client.train
-Eqs. (14), (17) L_align                                   networks.gaussian_kl, Client.train
-Eq. (15)        L_g on the ensemble of the classifiers    ensemble_loss
-Eqs. (16), (18) the objectives                            Client.train
-Algorithm 1     lines 1; 2-7; 8-10; 11; 12                Server.__init__; common.Loop.round; Server.train_generator; moments;
-                                                          Server.update
-                ClientUpdate                              Client.train
+Paper                                                      This file
+Sec. 5.1, Eq. (8)   p(z|x); the prediction, a mean over z  GaussianNet
+Eqs. (4)-(5)        local steps; the uniform mean          Client.train; Server.update
+Eqs. (9)-(10)       L_fl                                   Client.train (of one sample of z, as in the text)
+Eq. (12)            L_reg                                  Client.train
+Eqs. (14), (17)     L_align                                gaussian_kl, Client.train
+Eq. (15)            L_g, of the ensemble of classifiers    ensemble_loss
+Eqs. (16), (18)     the objectives                         Client.train
+Algorithm 1         lines 1; 2-7; 6                        Server.__init__; common.rounds; Server.download
+                    lines 8-10; 11; 12                     Server.train_generator; moments; Server.update
+                    ClientUpdate                           Client.train
 Eqs. (1)-(3), (6)-(7), (11), (13) define or bound risks; nothing of them is computed.
-Symbols as in the paper: w = w1 o w2, G, w_g, epsilon, E local steps (--steps), E_g, K_t, C classes, gamma (--lr), gamma_g.
---variant fedreg: L_reg alone; fedalign: L_align alone (Table 1). With both weights 0 it is FedAvg on the Gaussian network; FedAvg
-on a plain ResNet18 by this paper's settings is fedavg.py --variant fedcir, FedSR is fedsr.py --variant fedcir.
-Figs. 5-10: --clients-per-domain (of each domain, so 48 or 52 clients on PACS, 48 or 54 on DomainNet in place of 50), --dirichlet,
---participation, --steps. Figs. 11, 12 and Table 3: python measures.py risk, pad, cost. Left out: nothing. No official code is known.
+Symbols as in the paper: w = w1 o w2, G, w_g, epsilon, E local steps (--steps), E_g, K_t, C classes, gamma
+(--lr), gamma_g. --variant fedreg: L_reg alone; fedalign: L_align alone. Table 1's FedAvg and FedSR: fedavg.py
+and fedsr.py with --variant fedcir. Figs. 5-10: --clients-per-domain, --dirichlet, --participation, --steps.
+Figs. 11, 12, Table 3: python -m reproduce.measures risk, pad, cost. Left out: nothing. Official code: none.
 
-What the paper leaves open or prints differently, and what is done here
-  what                  paper                               here (default)                              flag
-  round 1               line 6 sends what line 11 computes  neither regularizer                         --reg-from 0: the untrained
-                        first after round 1                                                             generator's
-  line 9                no gradient sign                    w_g - gamma_g grad L_g                      -
-  its optimizer         line 9 is plain SGD; rate not       Adam, 1e-3                                  --generator-optimizer,
-                        given                                                                           --generator-lr
-  p^(y|k,z) in Eq. 15   "logit"                             a probability: the mean of softmaxes is     -
-                                                            inside the logarithm
-  p(k) in Eq. 15        not said; sum over all clients      1/|K_t|, over the uploaded classifiers      -
-  Eq. (17)              log sigma(y); no sum over z         log sigma(x); summed, as FedSR              -
-  Eq. (18)              last term outside the mean          mean over the batch                         -
-  size of G             not given; Table 3 implies 3/4 of   64 noise dimensions and the one-hot label,  --noise, --width
-                        the model                           256 wide (1.3% of ResNet18), no output
-                                                            activation
-  ResNet18              initial weights, augmentation,      from scratch, none, unit pixels; BN         --weights, --augment,
-                        pixels, BN's statistics: not said   averaged with w                             --normalize
-  momentum              over the rounds: not said           new in each round                           -
-  clients of Table 1    active ratio not given              all                                         --participation
-  BN of G               not said                            batch statistics while it is trained,       -
-                                                            running ones for samples
-  MLE                   samples not given                   1,000 of each class                         --mle-samples
-  sigma_g               no lower limit                      at least 0.001                              --sigma-min
-  z, sigma              not given                           512 (ResNet18), softplus of half of one     -
-                                                            linear layer
-  prediction            Eq. (8), samples not given          20 samples of z                             --samples
-  L_reg's gradient      Fig. 2, text: not clear             the classifier's alone: G is fixed          -
-  average               p(k) (Eq. 2), uniform (Eq. 5,       uniform                                     -
-                        line 12)
-  DomainNet             classes not said                    FedBN's ten: domainnet10                    --dataset
-  test data, split      not said                            0.8/0.1/0.1 in each client, its own test    --split
-                                                            part
-  lambdas on PACS       App. E: 5e-7, 0.5; Sec. 6.3: above  App. E's                                    --lambda-align
-                        1e-6 is better (E = 100)
-At App. E's lambda_align the term adds less than 0.01 to the loss. A large one (0.01 on digits) needs a trained generator, else
-all classes are pulled to one Gaussian: raise --reg-from or --generator-lr with it.
+What the paper leaves open or prints differently, and what is done here (in full: docs/methods/fedcir.md)
+  what        paper                               here                             flag
+  round 1     line 6 sends what line 11 computes  neither regularizer              --reg-from
+  line 9      plain SGD; rate not given           Adam, at 1e-3                    --generator-optimizer
+                                                                                   --generator-lr
+  Eq. (15)    a "logit"; sum over all clients     a softmax; over the uploads      -
+  Eq. (17)    no sum over the dimensions of z     the sum, as FedSR                -
+  size of G   not given                           noise of 64, hidden 256          --noise, --width
+  MLE         samples not given; no lower limit   1,000 a class; sigma_g >= 0.001  --mle-samples, --sigma-min
+  prediction  samples of z not given              20                               --samples
+  ResNet18    start, augmentation: not said       from scratch, none               --weights, --augment
+  pixels      not said                            in [0, 1]                        --normalize
+  Table 1     active clients, splits: not said    all; 0.8/0.1/0.1 of each client  --participation, --split
+  DomainNet   classes not said                    FedBN's ten: domainnet10         --dataset
+  PACS        App. E: 5e-7; Sec. 6.3: above 1e-6  5e-7                             --lambda-align
 """
 
 import math
 from dataclasses import dataclass
 
+import common
+from common import (
+    ClientData,
+    Net,
+    Payload,
+    arg,
+    autocast,
+    average,
+    backbone,
+    batches,
+    going_on,
+    load,
+    optimizer_state,
+    parse,
+    run,
+    sgd,
+    state,
+    uniform,
+)
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot, relu
+from torch.nn.functional import cross_entropy, one_hot, relu, softplus
 from torch.nn.utils import clip_grad_norm_
-
-import common
-from common import (ClientData, Payload, arg, autocast, average, batches, going_on, load, optimizer_state, parse, run, sgd,
-                    state)
-from networks import GaussianNet, backbone, gaussian_kl
 
 
 @dataclass
@@ -85,19 +78,21 @@ class Args(common.Args):
     variant: str = arg("fedcir", "fedcir, or one of its ablations", choices=("fedcir", "fedreg", "fedalign"))
     lambda_reg: float = arg(0.5, "weight of L_reg, Eq. (18)", low=0)
     lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0)
-    reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: once the generator has been trained", low=0)
+    reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: once the generator has "
+                           "been trained", low=0)
     generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1)
     generator_optimizer: str = arg("adam", "optimizer of the generator: adam, or sgd as line 9 is printed",
                                    choices=("adam", "sgd"))
     generator_lr: float = arg(1e-3, "learning rate gamma_g of the generator", above=0)
     noise: int = arg(64, "dimensions of the generator's noise epsilon", low=1)
     width: int = arg(256, "width of the generator's hidden layer", low=1)
-    mle_samples: int = arg(1000, "generated representations of each class behind mu_g(y) and sigma_g(y)", low=2)
+    mle_samples: int = arg(1000, "generated representations of each class behind mu_g(y) and sigma_g(y)",
+                           low=2)
     sigma_min: float = arg(1e-3, "lower limit of sigma_g(y)", above=0)
     samples: int = arg(20, "samples of z behind a prediction, Eq. (8); 0: the mean of z", low=0)
 
 
-# Sec. 6.1 and App. E (the pairs of its search set are printed in swapped order, the values that it chose are not).
+# Sec. 6.1 and App. E, the values that it chose (the pairs of its search set are printed in swapped order).
 IMAGES = dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01, momentum=0.9,
               weight_decay=5e-4, lambda_reg=0.5)
 PAPER = {
@@ -109,99 +104,192 @@ PAPER = {
     "camelyon17": dict(**IMAGES, lambda_align=5e-7),
     "iwildcam": dict(**IMAGES, lambda_align=1e-6),
 }
-VARIANTS = {"fedreg": {d: dict(lambda_align=0.0) for d in PAPER}, "fedalign": {d: dict(lambda_reg=0.0) for d in PAPER}}
+VARIANTS = {
+    "fedreg": {
+        "digits": dict(lambda_align=0.0),
+        "officecaltech": dict(lambda_align=0.0),
+        "pacs": dict(lambda_align=0.0),
+        "domainnet10": dict(lambda_align=0.0),
+        "domainnet": dict(lambda_align=0.0),
+        "camelyon17": dict(lambda_align=0.0),
+        "iwildcam": dict(lambda_align=0.0),
+    },
+    "fedalign": {
+        "digits": dict(lambda_reg=0.0),
+        "officecaltech": dict(lambda_reg=0.0),
+        "pacs": dict(lambda_reg=0.0),
+        "domainnet10": dict(lambda_reg=0.0),
+        "domainnet": dict(lambda_reg=0.0),
+        "camelyon17": dict(lambda_reg=0.0),
+        "iwildcam": dict(lambda_reg=0.0),
+    },
+}
 # A thirtieth of the rounds, so the generator learns faster.
-LAPTOP = {d: dict(image_size=64, rounds=10, generator_lr=0.01) for d in ("pacs", "officecaltech")}
+LAPTOP = {
+    "pacs": dict(image_size=64, rounds=10, generator_lr=0.01),
+    "officecaltech": dict(image_size=64, rounds=10, generator_lr=0.01),
+}
+
+
+class GaussianNet(nn.Module):
+    """p(z|x) = N(z; mu(x), sigma(x)), the encoder w1 of Sec. 5.1, and a linear classifier w2 on z.
+
+    mu and sigma come from one linear layer `last` behind the backbone; that, the softplus and the dimensions
+    of z, the backbone's D (512 of ResNet18), are ours: the paper does not say. The same code stands in
+    fedsr.py, where FedL2R's z is not `probabilistic`; FedCiR's always is.
+    """
+
+    def __init__(self, net: Net, probabilistic: bool, samples: int):
+        super().__init__()
+        self.probabilistic, self.samples, self.head = probabilistic, samples, net.head
+        D = net.head.in_features
+        outputs = 2 * D if probabilistic else D
+        ends_linear = isinstance(net.body, nn.Sequential) and isinstance(net.body[-1], nn.Linear)
+        if not ends_linear:
+            self.body, self.last = net.body, nn.Linear(D, outputs)
+        elif probabilistic:  # in the place of smallcnn's own layer to z
+            self.body, self.last = net.body[:-1], nn.Linear(net.body[-1].in_features, outputs)
+        else:
+            self.body, self.last = net.body[:-1], net.body[-1]
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x -> mu [B, D] and sigma [B, D] (None if not probabilistic), float32."""
+        out = self.last(self.body(x)).float()
+        if not self.probabilistic:
+            return out, None
+        mu, raw = out.chunk(2, 1)
+        return mu, softplus(raw) + 1e-6  # not 0, whose logarithm is in Eq. (17)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The mean of p(z|x) [B, D]."""
+        return self.encode(x)[0]
+
+    def classify(self, z: Tensor) -> Tensor:
+        return self.head(z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """log p^(y|x) [B, C], Eq. (8): of the mean probability over `samples` draws of z. With 0 samples, or
+        not probabilistic, the logits of the mean of z."""
+        mu, sigma = self.encode(x)
+        if sigma is None or not self.samples:
+            return self.classify(mu)
+        z = mu + sigma * torch.randn(self.samples, *mu.shape, device=mu.device)  # [S, B, D]
+        log_p = self.classify(z).float().log_softmax(2)  # [S, B, C]
+        return log_p.logsumexp(0) - math.log(self.samples)
+
+
+def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
+    """D_KL(N(mu, sigma) || N(mu_r, sigma_r)), diagonal, sigma deviations, each [B, D]; summed over D -> [B].
+    Eq. (17), in which log sigma(y) is read as log sigma(x)."""
+    ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
+    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)
 
 
 class Generator(nn.Module):
-    """G(y, epsilon) -> z [B, D]: two linear layers with BN and ReLU between them (Sec. 6.1)."""
+    """G(y, epsilon) -> z [B, D], a sample of q(z|y) (Sec. 5.3): two linear layers with BN and ReLU between
+    them (Sec. 6.1)."""
 
     def __init__(self, noise: int, classes: int, width: int, dim: int):
         super().__init__()
         self.noise, self.classes = noise, classes
-        self.first, self.bn, self.second = nn.Linear(noise + classes, width), nn.BatchNorm1d(width), nn.Linear(width, dim)
+        self.first = nn.Linear(noise + classes, width)
+        self.bn = nn.BatchNorm1d(width)
+        self.second = nn.Linear(width, dim)
 
     def forward(self, y: Tensor) -> Tensor:
-        """Labels y [B] -> representations z [B, D] for new noise."""
-        epsilon = torch.randn(len(y), self.noise, device=y.device)
-        h = self.first(torch.cat([epsilon, one_hot(y, self.classes).float()], 1))
+        """Labels y [B] -> representations z [B, D] of new noise."""
+        epsilon = torch.randn(len(y), self.noise, device=y.device)  # [B, noise], N(0, I)
+        label = one_hot(y, self.classes).float()  # [B, C]
+        h = self.first(torch.cat([epsilon, label], 1))  # [B, width]
         return self.second(relu(self.bn(h)))
 
 
+class ModelAndGenerator(nn.Module):
+    """The model w = w1 o w2 and, beside it, the generator G: two networks with a state each."""
+
+    def __init__(self, model: GaussianNet, G: Generator):
+        super().__init__()
+        self.model, self.G = model, G
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
 def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """L_g of Eq. (15), with p(k) = 1/K: z [B, D], labels y [B], the K classifiers' weight [K, C, D] and bias [K, C]."""
+    """L_g of Eq. (15) with p(k) = 1/K: z [B, D], labels y [B], the K classifiers' weight [K, C, D] and bias
+    [K, C]."""
+    K, B = len(weight), len(y)
     logits = torch.einsum("bd,kcd->kbc", z, weight) + bias[:, None]  # [K, B, C]
-    log_p = logits.log_softmax(2)[:, torch.arange(len(y)), y]  # [K, B]: log p^(y|k,z)
-    return -(log_p.logsumexp(0) - math.log(len(log_p))).mean()
+    log_p = logits.log_softmax(2)[:, torch.arange(B), y]  # [K, B]: log p^(y|k, z)
+    ensemble = log_p.logsumexp(0) - math.log(K)  # [B]: log sum_k p(k) p^(y|k, z)
+    return -ensemble.mean()
 
 
 @torch.no_grad()
-def moments(G: Generator, samples: int, sigma_min: float, device) -> tuple[Tensor, Tensor]:
-    """Algorithm 1, line 11: maximum likelihood mu_g(y) and sigma_g(y) [C, D] of generated representations of each class."""
+def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[Tensor, Tensor]:
+    """Algorithm 1, line 11: maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated
+    representations of each class y."""
     G.eval()
-    found = []
+    mus, sigmas = [], []
     for c in range(G.classes):
-        z = G(torch.full((samples,), c, device=device))  # [S, D]
-        found.append((z.mean(0), z.std(0, correction=0)))  # the MLE divides by S
-    mu, sigma = (torch.stack(part) for part in zip(*found))
-    return mu, sigma.clamp_min(sigma_min)
+        y = torch.full((samples,), c, device=device)  # [S]
+        z = G(y)  # [S, D]
+        mus.append(z.mean(0))
+        sigmas.append(z.std(0, correction=0))  # the MLE divides by S
+    return torch.stack(mus), torch.stack(sigmas).clamp_min(sigma_min)
 
 
-def build(args: Args, channels: int, classes: int) -> GaussianNet:
-    """Encoder w1 and classifier w2, and the generator beside them."""
-    net = GaussianNet(backbone(args, channels, classes), True, args.samples)
-    net.G = Generator(args.noise, classes, args.width, net.head.in_features)
-    return net
-
-
-def split(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The network's entries: w, and w_g with the generator's own names."""
-    return ({n: v for n, v in tensors.items() if not n.startswith("G.")},
-            {n[2:]: v for n, v in tensors.items() if n.startswith("G.")})
+def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
+    """The model w, and the generator w_g."""
+    model = GaussianNet(backbone(args, channels, classes), True, args.samples)
+    return ModelAndGenerator(model, Generator(args.noise, classes, args.width, model.head.in_features))
 
 
 class Client:
-    def __init__(self, args: Args, net: GaussianNet, k: int, data: ClientData):
+    def __init__(self, args: Args, net: ModelAndGenerator, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
         """ClientUpdate of Algorithm 1: E steps of Eq. (18)."""
-        args, model = self.args, self.load(down).train()
-        model.G.eval().requires_grad_(False)
+        args = self.args
+        model = load(self.net.model, down["w"]).train()
+        if "w_g" in down:
+            G = load(self.net.G, down["w_g"]).eval().requires_grad_(False)
         opt = sgd(model, args, t)
-        losses = {"loss": [], "reg": [], "align": []}
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
+        losses = []
+        regs, aligns = [], []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
             with autocast(args):
-                mu, sigma = model.encode(x)  # p(z|k, x): [B, D], [B, D]
-                z = mu + sigma * torch.randn_like(mu)  # one sample, reparameterized
+                mu, sigma = model.encode(x)  # of p(z|k, x): [B, D], [B, D]
+                z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 5.1)
                 loss = cross_entropy(model.classify(z), y)  # Eq. (9)
-            losses["loss"].append(loss.detach())
+            losses.append(loss.detach())
             if "w_g" in down:
                 with autocast(args):
-                    y_g = torch.randint(model.G.classes, y.shape, device=y.device)  # p(y) uniform
-                    reg = cross_entropy(model.classify(model.G(y_g)), y_g)  # Eq. (12)
-                losses["reg"].append(reg.detach())
-                loss = loss + args.lambda_reg * reg
+                    y_g = torch.randint(G.classes, y.shape, device=y.device)  # [B], p(y) uniform
+                    z_g = G(y_g)  # [B, D], from q(z|y); G is fixed, so the gradient is the classifier's alone
+                    reg = cross_entropy(model.classify(z_g), y_g)  # L_reg, Eq. (12)
+                regs.append(reg.detach())
+                loss = loss + args.lambda_reg * reg  # Eq. (18), second term
             if "mu_g" in down:
-                align = gaussian_kl(mu, sigma, down["mu_g"][y], down["sigma_g"][y]).mean()  # Eqs. (14), (17)
-                losses["align"].append(align.detach())
-                loss = loss + args.lambda_align * align  # Eq. (18)
+                mu_g, sigma_g = down["mu_g"][y], down["sigma_g"][y]  # [B, D], [B, D], of q(z|y)
+                align = gaussian_kl(mu, sigma, mu_g, sigma_g).mean()  # L_align, Eqs. (14), (17)
+                aligns.append(align.detach())
+                loss = loss + args.lambda_align * align  # Eq. (18), third term
             opt.zero_grad()
             loss.backward()
             if args.clip:
-                clip_grad_norm_([p for p in model.parameters() if p.requires_grad], args.clip)
-            opt.step()
-        self.log = {name: torch.stack(values).mean() for name, values in losses.items() if values}
-        return {"w": split(state(model))[0]}
-
-    def load(self, down: Payload) -> GaussianNet:
-        w_g = down.get("w_g") or self.net.G.state_dict()  # without one the generator has no part in what follows
-        self.net.load_state_dict(down["w"] | {f"G.{n}": v for n, v in w_g.items()})
-        return self.net
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()  # ClientUpdate, line 2; Eq. (4)
+        self.log = {"loss": torch.stack(losses).mean()}
+        if regs:
+            self.log["reg"] = torch.stack(regs).mean()
+        if aligns:
+            self.log["align"] = torch.stack(aligns).mean()
+        return {"w": state(model)}
 
     def model(self, down: Payload) -> nn.Module:
-        return self.load(down)
+        return load(self.net.model, down["w"])
 
     def state_dict(self) -> dict:
         return {}
@@ -211,49 +299,67 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: GaussianNet, clients: int):
-        self.args, self.net, self.t = args, net, 0
-        self.w, self.w_g = split(state(net))  # line 1
-        self.adam = {}  # first and second moments of Adam and its steps, by the generator's parameters
+    def __init__(self, args: Args, net: ModelAndGenerator, clients: int):
+        self.args = args
+        self.net = net
+        self.t = 0  # rounds that are over
+        self.w = state(net.model)  # line 1
+        self.w_g = state(net.G)  # line 1
+        self.adam = {}  # moments and steps of the generator's Adam, by its parameters
         self.mu_g, self.sigma_g = moments(net.G, args.mle_samples, args.sigma_min, args.device)
 
     def download(self, k: int) -> Payload:
-        """Line 6: what a weight of Eq. (18) asks for; in the rounds before --reg-from the model alone."""
-        ready = self.t >= self.args.reg_from
-        return {"w": self.w} | ({"w_g": self.w_g} if ready and self.args.lambda_reg else {}) | (
-            {"mu_g": self.mu_g, "sigma_g": self.sigma_g} if ready and self.args.lambda_align else {})
+        """Line 6: the model, and after --reg-from rounds what the terms of Eq. (18) with a weight ask for."""
+        down = {"w": self.w}
+        if self.t < self.args.reg_from:
+            return down
+        if self.args.lambda_reg:
+            down["w_g"] = self.w_g
+        if self.args.lambda_align:
+            down["mu_g"] = self.mu_g
+            down["sigma_g"] = self.sigma_g
+        return down
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         args = self.args
         if args.lambda_reg or args.lambda_align:
-            G = self.train_generator([up["w"] for up in uploads.values()])
+            G = self.train_generator([up["w"] for up in uploads.values()])  # lines 8-10
         if args.lambda_align:
             self.mu_g, self.sigma_g = moments(G, args.mle_samples, args.sigma_min, args.device)  # line 11
-        K = len(uploads)
-        self.w = average([up["w"] for up in uploads.values()], torch.full((K,), 1 / K))  # line 12, Eq. (5)
+        p = uniform(len(uploads))  # [K]
+        self.w = average([up["w"] for up in uploads.values()], p)  # line 12, Eq. (5): 1/|K_t| each, BN's too
         self.t = t + 1
 
     def train_generator(self, uploaded: list[dict[str, Tensor]]) -> Generator:
-        """Lines 8-10: E_g steps on the ensemble of the uploaded classifiers."""
-        args, G = self.args, load(self.net.G, self.w_g).train().requires_grad_(True)
-        weight, bias = (torch.stack([w[f"head.{n}"] for w in uploaded]) for n in ("weight", "bias"))  # [K, C, D], [K, C]
-        kind = torch.optim.Adam if args.generator_optimizer == "adam" else torch.optim.SGD
-        opt = going_on(kind(G.parameters(), lr=args.generator_lr), G, self.adam)
-        for _ in range(args.generator_steps):
-            y = torch.randint(G.classes, (args.batch_size,), device=args.device)  # p(y) uniform
-            loss = ensemble_loss(G(y), y, weight, bias)  # Eq. (15)
+        """Lines 8-10: E_g steps on the ensemble of the uploaded classifiers; returns the trained G."""
+        args = self.args
+        weight = torch.stack([w["head.weight"] for w in uploaded])  # [K, C, D]
+        bias = torch.stack([w["head.bias"] for w in uploaded])  # [K, C]
+        G = load(self.net.G, self.w_g).train().requires_grad_(True)
+        if args.generator_optimizer == "adam":
+            opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr)
+        else:
+            opt = torch.optim.SGD(G.parameters(), lr=args.generator_lr)
+        going_on(opt, G, self.adam)
+        for _ in range(args.generator_steps):  # line 8: e = 1, ..., E_g
+            y = torch.randint(G.classes, (args.batch_size,), device=args.device)  # [B], p(y) uniform
+            z = G(y)  # [B, D], from q(z|y)
+            loss = ensemble_loss(z, y, weight, bias)  # L_g, Eq. (15)
             opt.zero_grad()
             loss.backward()
-            opt.step()  # line 9
+            opt.step()  # line 9: w_g <- w_g - gamma_g grad L_g
         self.adam = optimizer_state(G, opt)
         self.w_g = state(G)
         return G
 
     def state_dict(self) -> dict:
-        return {"t": self.t, "w": self.w, "w_g": self.w_g, "adam": self.adam, "mu_g": self.mu_g, "sigma_g": self.sigma_g}
+        return {"t": self.t, "w": self.w, "w_g": self.w_g, "adam": self.adam,
+                "mu_g": self.mu_g, "sigma_g": self.sigma_g}
 
     def load_state_dict(self, saved: dict) -> None:
-        self.t, self.w, self.w_g, self.adam = saved["t"], saved["w"], saved["w_g"], saved["adam"]
+        self.t = saved["t"]
+        self.w, self.w_g = saved["w"], saved["w_g"]
+        self.adam = saved["adam"]
         self.mu_g, self.sigma_g = saved["mu_g"], saved["sigma_g"]
 
 

@@ -1,131 +1,123 @@
-"""FedGaLA: federated unsupervised domain generalization by global and local alignment of gradients (Pourpanah et al., AAAI 2025).
+"""FedGaLA: federated domain generalization without labels by aligned gradients (Pourpanah et al., AAAI 2025).
 
-    python fedgala.py --dataset pacs --target photo                           # SimCLR, a cell of the paper's Table 1
-    python fedgala.py --dataset pacs --scale laptop --ssl byol                # another learner (Table 3), minutes
+    python fedgala.py --dataset pacs --target photo                # SimCLR, a cell of the paper's Table 1
+    python fedgala.py --dataset pacs --scale laptop --ssl byol     # another learner (Table 3), minutes
 
-Clients learn without labels. A client discards the gradient of each layer that does not point as the global model's last change
-of that layer does; the server gives more weight to the clients whose updates point as the mean update does.
-Server keeps Theta (encoder, projector). Client k keeps its optimizer's state, the global model that it was sent last, and what its
-learner has beside the encoder and the projector (predictor, target network, queue: learners.py).
-Down: Theta. Up: Theta_k and its numbers of images and batches.
+Clients learn without labels. A client discards the gradient of each layer that does not point as the global
+model's last change does; the server gives more weight to clients whose updates point as the mean update does.
+Server keeps Theta (encoder, projector). Client k keeps its optimizer's state, the global model it was sent
+last, and what else its learner has (predictor, target network, queue). Down: Theta. Up: Theta_i and the
+client's numbers of images and batches.
 
-Paper                                                         This file
-Alg. 1, l. 5-11 global alignment                              Server.update, aligned_weights
-Alg. 1, l. 12-13 the new global model, sent to all            Server.update, Server.download
-Alg. 1, l. 15-16 batch gradients of the learner's loss        Client.train, learners.py
-Alg. 1, l. 17-23 local alignment                              Client.align, unaligned
-Eqs. (54)-(56) L2 and proximal term                           Client.train (--l2, --prox)
-App. B.1 augmentation, App. B.3 linear evaluation             augment.py (simclr), linear.py
-Symbols as in the paper: Theta, g_i the update of client i (l. 5), g_ij the gradient of its batch j, g_est the reference, tau the
-threshold (--tau), w_i the weights, l a layer.
+Paper                                                  This file
+Alg. 1, l. 5-11   global alignment                     Server.weights, aligned_weights
+Alg. 1, l. 12-13  the new model, sent to all           Server.update, Server.download
+Alg. 1, l. 15-16  gradients of the learner's loss      Client.train, Learner.loss
+Alg. 1, l. 17-23  local alignment                      Client.align, unaligned (line 18: Client.train)
+Eqs. (54)-(56)    L2 and proximal term (Table 7)       Client.train, squared_norm (--l2, --prox)
+App. B.1, B.3     augmentation, linear evaluation      --augment simclr, common.fit_linear
+Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient of batch j, g_est, tau.
+--local-alignment off --no-global-alignment is FedSimCLR, FedMoCo, FedBYOL or FedSimSiam (--ssl) of Table 1;
+one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-alignment reweight. Figs. 2, 3:
+--batch-size, --tau, --ga-iterations, --label-ratio. Left out: the rows that Table 2 quotes.
 
-With --local-alignment off --no-global-alignment this IS FedSimCLR, FedMoCo, FedBYOL or FedSimSiam (--ssl), the baselines of Table
-1 (FedEMA: baselines/fedema.py). Table 3: --ssl. Table 4: each alignment switched off alone. Table 5: --epochs, --rounds. Table 6:
---local-alignment reweight --reweight-factor 0.001. Table 7: --l2, --prox. Fig. 2(a): measures.py gradients; 2(b): the logged
-`discarded`, measures.py curve; 2(c): --batch-size; 2(d): --tau, --epochs; 3(a): --ga-iterations; 3(b), 3(d): the accuracies of a run;
-3(c): --label-ratio 0.1/0.2/0.3/0.4/0.5/0.6. Left out: the centralized rows of Table 2, which the paper quotes.
-
-Where paper, official code (MahdiyarMM/FedGaLA) and this file differ
-  what                  paper                        official code               here (default)       flag
-  sign of line 19       cos(gradient, change) > tau  as printed                  as printed           --alignment-sign
-                        is kept: the step then goes                                                   descent: cos of minus
-                        AGAINST the last change;                                                      the gradient
-                        the text says the contrary
-  a layer               not said                     each tensor                 module: weight and   --align-unit tensor
-                                                                                 bias together
-  discard, with Adam    not said                     no gradient: the tensor's   as the code          --discard zero
-                                                     moments and step stand still
-  cos = tau             line 19 discards, text keeps kept                        discarded, but for   -
-                                                                                 a layer that did not
-                                                                                 change: all is kept
-  first rounds          no g_est yet; not said       no discarding in two        none in the first    -
-                                                     rounds
-  g_est of a client     Theta^t - Theta^(t-1)        the same, all take part     the change since its -
-   that skipped rounds                                                           last round
-  global alignment of   not said                     each tensor, BN's           the whole update,    --ga-unit layer,
-                                                     statistics too              parameters alone     tensor
-  its vectors           g_i, from FedAvg's mean      p_i g_i (p_i: weights of    the paper's          --ga-vectors scaled
-                                                     line 6), from their plain
-                                                     mean; in the first round
-                                                     the models, not updates
-  its iterations        as printed each gives the    feeds the result back       as the code          --ga-iterations
-                        same; three (Sec. 3.3)
-  line 6, "FedAVG"      "averaging all"              by number of full batches   by images            --average batches,
-                                                                                                      uniform
-  Theta of lines 5, 12  t - 1 and t                  the model that was sent     the model sent       -
-  optimizer's state     not said                     kept over the rounds        kept                 --no-keep-optimizer
-  optimizers, rates     Adam 3e-3; SGD 0.025 (MoCo), Adam 1e-4; SGD 0.03 (MoCo,  the paper's          --variant official
-                        0.03, decay 3e-4             BYOL), 0.025, decay 1e-4   (laptop: Adam 3e-4)
-  optimizer of FedGaLA  not said                     that of the learner         that of the learner  --optimizer, --lr
-   with MoCo, BYOL
-  start of the network  not said                     PyTorch's layers' own       as the code          -
-  views                 crop, flip, colour           and greyscale, 0.2          as the code          --augment
-  proximal term         mu ||Theta_i - Theta_g||^2   norms of each tensor, not   the paper's          -
-                                                     squared
-  temperature           not said                     0.07                        0.07                 --temperature
-  projector, predictor  two layers                   512-4096-2048; SimSiam      512-4096-2048 and    --hidden, --dim
-                                                     has three layers, MoCo one  2048-4096-2048, all
-  predictor             not averaged (Sec. 4)        SimSiam's averaged; BYOL's  local, not aligned   --predictor shared
-                                                     local but aligned
-  MoCo                  not said                     queue 65536, momentum       4096 and 0.99 as     --queue, --ema
-                                                     0.999; averaged with the    EasyFL (not its two-
-                                                     model until batches fail    way loss and reset
-                                                                                 keys), local
-  BYOL's target         moving average               never updated (--ema 1)     0.99 (EasyFL)        --ema
-  last, smaller batch   not said                     left out                    left out             --no-drop-last
-  linear classifier on  the frozen encoder, which    projector (2048)            encoder (512)        --probe projector
-                        ends in the two-layer MLP
-  its rate              3e-3                         1e-4                        3e-3                 --linear-lr
-  10% of the labels     not said                     PACS: the first of a list   drawn, class by      --seed
-                                                                                 class
-  evaluation            after training               10% of the labels: mean of  one classifier       --eval-every
-                                                     10 classifiers, each 10
-                                                     rounds
-  DomainNet's sources   painting, real, sketch       all other five domains      the paper's          --sources
-  pixels                not said                     [0, 1]                      [0, 1]               --normalize
+Where paper, official code (MahdiyarMM/FedGaLA) and this file differ (in full: docs/methods/fedgala.md)
+  what              paper; official code                              here                  flag
+  sign of line 19   cos(gradient, last change) > tau is kept, the     as printed and coded  --alignment-sign
+                    text says the contrary; as printed
+  cos = tau         discarded by line 19, kept by the text; kept      discarded             -
+  no g_est yet      not said; nothing discarded in two rounds         in the first round    -
+  a layer           not said; each tensor                             weight with bias      --align-unit
+  discarded, Adam   not said; the tensor's moments stand still too    as the code           --discard
+  what has one w_i  whole update; each tensor, BN's statistics too    whole, parameters     --ga-unit
+  scale of g_i      g_i; p_i g_i, from their plain mean               g_i                   --ga-vectors
+  l. 10 into l. 8   as printed no; yes                                yes, three times      --ga-iterations
+  line 6, FedAvg    "averaging all"; by full batches                  by images             --average
+  optimizer state   not said; kept over the rounds                    kept                  --keep-optimizer
+  optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4              the paper's           --variant, --lr
+  projector         two layers; 512-4096-2048, SimSiam 3, MoCo 1      512-4096-2048         --hidden, --dim
+  predictor         not averaged; SimSiam's is, BYOL's is aligned     local, not aligned    --predictor
+  MoCo; BYOL        not said; queue 65536, m 0.999; target frozen     4096, 0.99; 0.99      --queue, --ema
+  proximal term     squared norm; norm of each tensor, not squared    the paper's           --prox
+  classifier        on the encoder, lr 3e-3; projector, 1e-4          the paper's           --probe
+  10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
+  DomainNet         learns on painting, real, sketch; on five         the paper's           --sources
+As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
+last smaller batch is left out (--drop-last). Ours: one classifier every 10 rounds (--eval-every).
 """
 
+import copy
 from dataclasses import dataclass
+
+import common
+from common import (
+    ClientData,
+    Net,
+    Payload,
+    adam,
+    arg,
+    autocast,
+    average,
+    backbone,
+    batches,
+    flatten,
+    group_by,
+    load,
+    optimizer_state,
+    parse,
+    pick,
+    run,
+    sgd,
+    state,
+    steps_in_epoch,
+)
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy, interpolate, normalize
 from torch.nn.utils import clip_grad_norm_
 
-import common
-from common import (ClientData, Payload, adam, arg, autocast, average, batches, cut_batches, optimizer_state, parse, run, sgd,
-                    state)
-from learners import LEARNERS, Learner
-from networks import backbone
+LEARNERS = ("simclr", "moco", "byol", "simsiam")
 
 
 @dataclass
 class Args(common.LinearArgs):
-    variant: str = arg("paper", "settings: the paper's, or the official code's", choices=("paper", "official"))
+    variant: str = arg("paper", "settings: the paper's, or the official code's",
+                       choices=("paper", "official"))
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS)
-    optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others", choices=("adam", "sgd"))
-    lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003 (0.0003 at laptop scale), SGD 0.03, with --ssl moco 0.025", above=0)
+    optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
+                         choices=("adam", "sgd"))
+    lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003 (0.0003 at laptop scale), SGD 0.03, "
+                          "with --ssl moco 0.025", above=0)
     momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
     weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
-    keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over the rounds, else start it anew")
-    local_alignment: str = arg("discard", "gradients that are not aligned: discard them, reweight them (Table 6), or off",
-                               choices=("discard", "reweight", "off"))
-    alignment_sign: str = arg("paper", "paper: keep gradients whose cosine with the last global change is above tau (line 19 as "
-                              "printed); descent: those whose negative's is", choices=("paper", "descent"))
+    keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over the rounds, else start "
+                                     "it anew")
+    local_alignment: str = arg("discard", "gradients that are not aligned: discard them, reweight them "
+                                          "(Table 6), or off", choices=("discard", "reweight", "off"))
+    alignment_sign: str = arg("paper", "paper: keep gradients whose cosine with the last global change is "
+                                       "above tau (line 19 as printed); descent: those whose negative's is",
+                              choices=("paper", "descent"))
     tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1)
-    align_unit: str = arg("layer", "what is discarded as one: a layer's tensors together, or each tensor", choices=("layer", "tensor"))
-    discard: str = arg("skip", "a discarded gradient: skip the tensors' step with its moments and weight decay, or make it zero",
-                       choices=("skip", "zero"))
-    reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment reweight", low=0)
-    global_alignment: bool = arg(True, "weights of the average by the cosines of the clients' updates with the mean update")
+    align_unit: str = arg("layer", "what is discarded as one: a layer's tensors together, or each tensor",
+                          choices=("layer", "tensor"))
+    discard: str = arg("skip", "a discarded gradient: skip the tensors' step with its moments and weight "
+                               "decay, or make it zero", choices=("skip", "zero"))
+    reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment "
+                                      "reweight", low=0)
+    global_alignment: bool = arg(True, "weights of the average by the cosines of the clients' updates with "
+                                       "the mean update")
     ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1)
-    ga_unit: str = arg("model", "what has one weight: the whole update, each layer, or each tensor", choices=("model", "layer", "tensor"))
-    ga_vectors: str = arg("updates", "what the cosines compare: the updates, or these times FedAvg's weights (official code)",
-                          choices=("updates", "scaled"))
-    average: str = arg("samples", "FedAvg's weights, where the global alignment starts: by images, by batches, or uniform",
-                       choices=("samples", "batches", "uniform"))
+    ga_unit: str = arg("model", "what has one weight: the whole update, each layer, or each tensor",
+                       choices=("model", "layer", "tensor"))
+    ga_vectors: str = arg("updates", "what the cosines compare: the updates, or these times FedAvg's weights "
+                                     "(official code)", choices=("updates", "scaled"))
+    average: str = arg("samples", "FedAvg's weights, where the global alignment starts: by images, by "
+                                  "batches, or uniform", choices=("samples", "batches", "uniform"))
     l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0)
     prox: float = arg(0.0, "mu of the proximal term, Eq. (56)", low=0)
-    predictor: str = arg("local", "the predictor of byol and simsiam: stays on its client, or is averaged", choices=("local", "shared"))
+    predictor: str = arg("local", "the predictor of byol and simsiam: stays on its client, or is averaged",
+                         choices=("local", "shared"))
     temperature: float = arg(0.07, "temperature of simclr and moco", above=0)
     hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1)
     dim: int = arg(2048, "outputs of projector and predictor", low=1)
@@ -142,61 +134,266 @@ PAPER = {
     "terrainc": IMAGES,
     "domainnet20": dict(**IMAGES, sources="painting,real,sketch"),
 }
-OFFICIAL = dict(average="batches", align_unit="tensor", ga_unit="tensor", ga_vectors="scaled", probe="projector", linear_lr=1e-4,
-                queue=65536)
-VARIANTS = {"official": {d: PAPER[d] | OFFICIAL for d in PAPER}}
-LAPTOP = {"pacs": dict(image_size=64, rounds=10, epochs=1, steps=4, batch_size=64, eval_every=5, queue=1024)} | {
-    d: dict(image_size=64, rounds=10, steps=4, batch_size=64, eval_every=5, queue=1024) for d in ("officehome", "terrainc",
-                                                                                                 "domainnet20")}
-SMOKE = {d: dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1) for d in PAPER if d != "digits"} | {
-    "digits": dict(eval_every=1)}
+OFFICIAL = dict(average="batches", align_unit="tensor", ga_unit="tensor", ga_vectors="scaled",
+                probe="projector", linear_lr=1e-4, queue=65536)
+VARIANTS = {
+    "official": {
+        "digits": OFFICIAL,
+        "pacs": OFFICIAL,
+        "officehome": OFFICIAL,
+        "terrainc": OFFICIAL,
+        "domainnet20": OFFICIAL,
+    },
+}
+AT_LAPTOP_SCALE = dict(image_size=64, rounds=10, steps=4, batch_size=64, eval_every=5, queue=1024)
+LAPTOP = {
+    "pacs": AT_LAPTOP_SCALE,
+    "officehome": AT_LAPTOP_SCALE,
+    "terrainc": AT_LAPTOP_SCALE,
+    "domainnet20": AT_LAPTOP_SCALE,
+}
+AT_SMOKE_SCALE = dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1)
+SMOKE = {
+    "digits": dict(eval_every=1),
+    "pacs": AT_SMOKE_SCALE,
+    "officehome": AT_SMOKE_SCALE,
+    "terrainc": AT_SMOKE_SCALE,
+    "domainnet20": AT_SMOKE_SCALE,
+}
+
+# What follows from the learner and its optimizer (App. B.3; pairs that it does not name are ours).
+OPTIMIZER = {"simclr": "adam", "moco": "sgd", "byol": "sgd", "simsiam": "sgd"}
+BY_LEARNER = {
+    ("paper", "simclr", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
+    ("paper", "simclr", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
+    ("paper", "moco", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
+    ("paper", "moco", "sgd"): dict(lr=0.025, momentum=0.9, weight_decay=3e-4),
+    ("paper", "byol", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
+    ("paper", "byol", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
+    ("paper", "simsiam", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
+    ("paper", "simsiam", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
+    ("official", "simclr", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0),
+    ("official", "simclr", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=1e-4),
+    ("official", "moco", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0, ema=0.999),
+    ("official", "moco", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=1e-4, ema=0.999),
+    ("official", "byol", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0, ema=1.0),
+    ("official", "byol", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=1e-4, ema=1.0),
+    ("official", "simsiam", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0, predictor="shared"),
+    ("official", "simsiam", "sgd"): dict(lr=0.025, momentum=0.9, weight_decay=1e-4, predictor="shared"),
+}
 
 
 def by_learner(values: dict) -> dict:
-    """The optimizer of a learner, App. B.3; with --variant official the code's, and its target network and predictor."""
-    ssl, official = values["ssl"], values["variant"] == "official"
-    found = {}
-    if official:
-        found = dict(simclr={}, moco=dict(ema=0.999), byol=dict(ema=1.0), simsiam=dict(predictor="shared"))[ssl]
-    if (values["optimizer"] or ("adam" if ssl == "simclr" else "sgd")) == "adam":
-        short = values["scale"] == "laptop" and values["dataset"] in LAPTOP  # at 3e-3 forty steps leave SimCLR's loss at that of chance
-        return found | dict(optimizer="adam", lr=1e-4 if official else 3e-4 if short else 3e-3, momentum=0.0, weight_decay=0.0)
-    lr = {"moco": 0.03, "simsiam": 0.025} if official else {"moco": 0.025}
-    return found | dict(optimizer="sgd", lr=lr.get(ssl, 0.03), momentum=0.9, weight_decay=1e-4 if official else 3e-4)
+    """Values that follow from others: the learner's optimizer, and what goes with both in the variant."""
+    optimizer = values["optimizer"]
+    if not optimizer:
+        optimizer = OPTIMIZER[values["ssl"]]
+    derived = {"optimizer": optimizer} | BY_LEARNER[values["variant"], values["ssl"], optimizer]
+    short = values["scale"] == "laptop" and values["dataset"] in LAPTOP
+    if short and optimizer == "adam" and values["variant"] == "paper":
+        derived["lr"] = 3e-4  # at 3e-3 forty steps leave SimCLR's loss at that of chance
+    return derived
 
 
-def units(names: list[str], unit: str) -> dict[str, list[str]]:
-    """Entries of a state by the unit that they belong to: {unit: names}. A layer is a module: conv1.weight and conv1.bias."""
-    key = {"model": lambda n: "", "layer": lambda n: n.rpartition(".")[0], "tensor": lambda n: n}[unit]
-    found = {}
-    for n in names:
-        found.setdefault(key(n), []).append(n)
-    return found
+# Model parts and terms of the objective
 
 
-def unaligned(gradient: dict[str, Tensor], change: dict[str, Tensor], groups: list[list[str]], tau: float, sign: str) -> Tensor:
-    """Alg. 1, line 19, for each group of tensors: bool [L], whether cos(g_ij, g_est) <= tau; with sign "descent" cos(-g_ij, g_est).
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """The projector's and the predictor's shape: two layers with BN and ReLU between them (App. B.2)."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True),
+                         nn.Linear(hidden, outputs))
 
-    A group whose change is zero has no direction; none of its gradients is unaligned.
+
+class Learner(nn.Module):
+    """Encoder f, projector g, and what else the self-supervised learner `args.ssl` has.
+
+    Learner   trained   kept by the client       loss                    source
+    SimCLR    f, g      -                        nt_xent                 Chen et al., ICML 2020, Eq. (1)
+    MoCo      f, g      target f', g'; queue     info_nce                He et al., CVPR 2020, Eqs. (1)-(2)
+    BYOL      f, g, q   predictor q, f', g'      regression, both ways   Grill et al., NeurIPS 2020, Eq. (2)
+    SimSiam   f, g, q   predictor q              -cosine / 2, both ways  Chen & He, CVPR 2021, Eqs. (1)-(4)
     """
-    total = lambda products: torch.stack([torch.stack([products[n] for n in group]).sum() for group in groups])  # [L]
-    norms = [total({n: v.square().sum() for n, v in vectors.items()}).sqrt() for vectors in (gradient, change)]
-    dot = total({n: torch.dot(gradient[n].flatten(), change[n].flatten()) for n in gradient})
-    cosine = (-dot if sign == "descent" else dot) / (norms[0] * norms[1]).clamp(min=1e-30)
-    return (cosine <= tau) & (norms[1] > 0)
+
+    def __init__(self, net: Net, args):
+        super().__init__()
+        self.args = args
+        self.f = net.body
+        self.g = mlp(net.head.in_features, args.hidden, args.dim)
+        if args.ssl in ("byol", "simsiam"):
+            self.q = mlp(args.dim, args.hidden, args.dim)
+        if args.ssl in ("byol", "moco"):
+            copies = {"f": copy.deepcopy(self.f), "g": copy.deepcopy(self.g)}
+            self.target = nn.ModuleDict(copies).requires_grad_(False)
+        if args.ssl == "moco":
+            self.register_buffer("queue", normalize(torch.randn(args.queue, args.dim)))
+            self.register_buffer("position", torch.zeros((), dtype=torch.long))  # of the oldest key
+
+    def project(self, x: Tensor) -> Tensor:
+        """x [B, C, H, W] -> z [B, D']."""
+        return self.g(self.f(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the linear classifier sees of images x [B, C, H, W] of any size: f(x), or g(f(x)) with
+        `--probe projector`."""
+        size = self.args.crop
+        if x.shape[2:] != (size, size):
+            x = interpolate(x, (size, size), mode="bilinear", antialias=True)
+        if self.args.probe == "encoder":
+            return self.f(x)
+        return self.project(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+    def begin(self) -> None:
+        """A client's first round: the target network is the received one, the queue has random keys."""
+        if self.args.ssl in ("byol", "moco"):
+            self.target["f"].load_state_dict(self.f.state_dict())
+            self.target["g"].load_state_dict(self.g.state_dict())
+        if self.args.ssl == "moco":
+            self.queue.copy_(normalize(torch.randn(self.queue.shape)))
+            self.position.zero_()
+
+    def loss(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """The learner's loss for two views [B, C, H, W]. MoCo remembers the keys for `after_step`."""
+        ssl = self.args.ssl
+        if ssl == "simclr":
+            return nt_xent(self.project(torch.cat([x1, x2])), self.args.temperature)
+        if ssl == "moco":
+            self.keys = self.aim(x2)
+            return info_nce(self.project(x1), self.keys, self.queue, self.args.temperature)
+        if ssl == "byol":
+            one_way = regression(self.q(self.project(x1)), self.aim(x2))
+            other_way = regression(self.q(self.project(x2)), self.aim(x1))
+            return one_way + other_way
+        z1, z2 = self.project(x1), self.project(x2)
+        one_way = mean_cosine(self.q(z1), z2.detach())  # stop-gradient: SimSiam, Eq. (4)
+        other_way = mean_cosine(self.q(z2), z1.detach())
+        return -(one_way + other_way) / 2
+
+    @torch.no_grad()
+    def aim(self, x: Tensor) -> Tensor:
+        """The target network's g'(f'(x)) [B, D'], in training mode as the network itself; no gradient."""
+        return self.target["g"](self.target["f"](x))
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """The target network follows: w' <- m w' + (1 - m) w. MoCo's keys take the oldest ones' places."""
+        if self.args.ssl in ("byol", "moco"):
+            trained = [*self.f.parameters(), *self.g.parameters()]
+            targets = [*self.target["f"].parameters(), *self.target["g"].parameters()]
+            torch._foreach_lerp_(targets, trained, 1 - self.args.ema)
+        if self.args.ssl == "moco":
+            turn = torch.arange(len(self.keys), device=self.queue.device)
+            places = (self.position + turn) % len(self.queue)
+            newest = slice(-len(self.queue), None)  # of more keys than there are places
+            self.queue[places[newest]] = normalize(self.keys[newest].float())
+            self.position.add_(len(self.keys)).remainder_(len(self.queue))
+            self.keys = None
 
 
-def aligned_weights(gram: Tensor, start: Tensor, iterations: int) -> Tensor:
-    """Alg. 1, lines 7-11: the weights w [K] from the inner products <g_i, g_j> [K, K] of the updates.
+def nt_xent(z: Tensor, tau: float) -> Tensor:
+    """SimCLR, Eq. (1): z [2B, D], row i and row i + B of the same image; the mean over all rows of -log
+    softmax of the other view's similarity among those to all other rows."""
+    B = len(z) // 2
+    with torch.autocast(z.device.type, enabled=False):  # float32 also where autocast would make products bf16
+        z = normalize(z.float())
+        similarity = (z @ z.T / tau).fill_diagonal_(float("-inf"))  # [2B, 2B]
+        other_view = torch.arange(2 * B, device=z.device).roll(B)
+        return cross_entropy(similarity, other_view)
 
-    The global update of each iteration is sum_j w_j g_j, so its products with the g_i are gram w, and its square is w gram w.
+
+def info_nce(q: Tensor, k: Tensor, queue: Tensor, tau: float) -> Tensor:
+    """MoCo, Eq. (1): queries q [B, D], their keys k [B, D], old keys [M, D] of unit length; the mean of -log
+    softmax of q k among q k and q times the queue."""
+    with torch.autocast(q.device.type, enabled=False):
+        q, k = normalize(q.float()), normalize(k.float())
+        own = (q * k).sum(1, keepdim=True)  # [B, 1]
+        logits = torch.cat([own, q @ queue.T], 1) / tau  # [B, 1 + M]
+        return cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))
+
+
+def mean_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The mean cosine of the rows of a and b [B, D]."""
+    return cosine_similarity(a.float(), b.float()).mean()
+
+
+def regression(p: Tensor, target: Tensor) -> Tensor:
+    """BYOL, Eq. (2): the mean squared distance of the normalized rows, 2 - 2 cos."""
+    return 2 - 2 * mean_cosine(p, target)
+
+
+def squared_norm(tensors: list[Tensor]) -> Tensor:
+    """||.||_2^2 of all entries: of Theta_i in Eq. (54), of Theta_i - Theta_g in Eq. (56)."""
+    return sum(v.square().sum() for v in tensors)
+
+
+# The alignments
+
+
+def units(names: list[str], unit: str) -> list[list[str]]:
+    """Entries of a state by what they belong to: all to one model, to a layer (a module: conv1.weight and
+    conv1.bias), or each tensor by itself."""
+    if unit == "model":
+        return [names]
+    if unit == "tensor":
+        return [[n] for n in names]
+    return list(group_by(names, module_of).values())
+
+
+def module_of(name: str) -> str:
+    """f.conv1.weight -> f.conv1"""
+    return name.rpartition(".")[0]
+
+
+def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[list[str]], tau: float,
+              sign: str) -> Tensor:
+    """Alg. 1, line 19, of each layer l: bool [L], whether Cosine(g_ij^l, g_est^l) <= tau; with sign "descent"
+    it is the cosine of -g_ij. A layer that did not change has no direction: nothing is unaligned to it."""
+    products, norms, references = [], [], []
+    for names in layers:  # line 17
+        products.append(torch.stack([torch.dot(g_ij[n].flatten(), g_est[n].flatten()) for n in names]).sum())
+        norms.append(norm(g_ij, names))
+        references.append(norm(g_est, names))
+    reference = torch.stack(references)  # [L]
+    cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
+    if sign == "descent":
+        cosine = -cosine
+    return (cosine <= tau) & (reference > 0)
+
+
+def norm(tensors: dict[str, Tensor], names: list[str]) -> Tensor:
+    """The norm of a layer's tensors as one vector."""
+    return torch.stack([tensors[n].square().sum() for n in names]).sum().sqrt()
+
+
+def aligned_weights(g: list[Tensor], p: Tensor, iterations: int) -> Tensor:
+    """Alg. 1, lines 6-11: the weights w [K] of the updates g_i [P] of K clients; line 6 averages by p [K].
+
+    Line 10's result goes back into line 8 (Sec. 3.3). Sums and cosines are float64. Of float32 updates, which
+    take the memory of the uploads once more, only one is held as float64 at a time, beside the mean.
     """
-    w = start
-    for _ in range(iterations):
-        norms = gram.diagonal().sqrt() * (w @ gram @ w).clamp(min=0).sqrt()
-        w = ((gram @ w) / norms.clamp(min=1e-300) + 1) / 2  # line 8
-        w = w / w.sum() if w.sum() > 0 else start  # line 9
+    g_mean = weighted_sum(g, p)  # line 6, FedAvg
+    for _ in range(iterations):  # line 7
+        cosines = torch.stack([cosine(g_i, g_mean) for g_i in g])  # [K]
+        w = (cosines + 1) / 2  # line 8
+        w = w / w.sum()  # line 9
+        g_mean = weighted_sum(g, w)  # line 10
     return w
+
+
+def weighted_sum(g: list[Tensor], w: Tensor) -> Tensor:
+    """sum_i w_i g_i [P], in float64."""
+    total = torch.zeros_like(g[0], dtype=torch.float64)
+    for g_i, w_i in zip(g, w.tolist()):
+        total.add_(g_i, alpha=w_i)
+    return total
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of two vectors [P], in float64; 0 if one of them is 0."""
+    a, b = a.double(), b.double()
+    return torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-300)
 
 
 def build(args: Args, channels: int, classes: int) -> Learner:
@@ -205,80 +402,90 @@ def build(args: Args, channels: int, classes: int) -> Learner:
 
 
 def shared(name: str, args: Args) -> bool:
-    """Whether an entry of the learner's state travels: encoder and projector, and the predictor with --predictor shared."""
-    return name.startswith(("f.", "g.", "q.") if args.predictor == "shared" else ("f.", "g."))
-
-
-def gram_of(g: Tensor) -> Tensor:
-    """The inner products [K, K] of the rows of g [K, P], in float64, on the CPU."""
-    return sum(part.double() @ part.double().T for part in g.split(2 ** 20, 1)).cpu()
+    """Whether an entry of the learner's state travels: f and g, and q with --predictor shared."""
+    if args.predictor == "shared" and name.startswith("q."):
+        return True
+    return name.startswith(("f.", "g."))
 
 
 class Client:
     def __init__(self, args: Args, net: Learner, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.own = {n: v for n, v in state(net).items() if not shared(n, args)}  # predictor, target network, queue
+        self.own = {n: v for n, v in state(net).items() if not shared(n, args)}  # predictor, target, queue
         self.before = {}  # the global model of the client's last round
         self.opt = {}  # the optimizer's state by parameter
 
     def train(self, down: Payload, t: int) -> Payload:
         """Alg. 1, lines 14-25, with E local epochs."""
-        args, received = self.args, down["w"]
-        model = self.load(down).train()
+        args = self.args
+        model = self.model(down).train()
         if not self.before:
             model.begin()
-        named = dict(model.named_parameters())
-        theta_g = {n: received[n] for n in named if n in received}
-        change = {n: w - self.before[n] for n, w in theta_g.items()} if self.before else {}  # line 18, g_est
-        opt = (sgd if args.optimizer == "sgd" else adam)(model, args, t, self.opt)
-        losses, discarded = [], []
+        theta_i = dict(model.named_parameters())
+        theta_g = {n: down["w"][n] for n in theta_i if shared(n, args)}
+        g_est = {}
+        if self.before:
+            for n, w in theta_g.items():
+                g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
+        if args.optimizer == "sgd":
+            opt = sgd(model, args, t, self.opt)
+        else:
+            opt = adam(model, args, t, self.opt)
+        losses = []
+        discarded = []  # of each batch the share of the layers
         for x, _ in batches(self.data.train, args, t, self.k):  # line 15; x [2B, C, crop, crop]: two views
             with autocast(args):
                 loss = model.loss(*x.chunk(2))  # l_i
             losses.append(loss.detach())
             if args.l2:
-                loss = loss + args.l2 * sum(p.square().sum() for p in named.values() if p.requires_grad)  # Eqs. (54)-(55)
+                trained = [p for p in model.parameters() if p.requires_grad]
+                loss = loss + args.l2 * squared_norm(trained)  # Eqs. (54)-(55)
             if args.prox:
-                loss = loss + args.prox * sum((named[n] - w).square().sum() for n, w in theta_g.items())  # Eq. (56)
+                moved = [theta_i[n] - w for n, w in theta_g.items()]
+                loss = loss + args.prox * squared_norm(moved)  # Eq. (56)
             opt.zero_grad()
             loss.backward()  # line 16, g_ij
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
-            if change and args.local_alignment != "off":
-                discarded.append(self.align(named, change))
+            if g_est and args.local_alignment != "off":
+                discarded.append(self.align(theta_i, g_est))  # lines 17-19
             opt.step()  # lines 20-21
             model.after_step()
-        self.log = {"loss": torch.stack(losses).mean()} | ({"discarded": torch.stack(discarded).mean()} if discarded else {})
+        self.log = {"loss": torch.stack(losses).mean()}
+        if discarded:
+            self.log["discarded"] = torch.stack(discarded).mean()
         self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
-        after, n = state(model), len(self.data.train)
-        self.own = {name: v for name, v in after.items() if not shared(name, args)}
-        self.before = received
-        return {"w": {name: v for name, v in after.items() if shared(name, args)}, "n": torch.tensor(n),
-                "batches": torch.tensor(len(cut_batches(torch.arange(n), args)))}  # line 25
+        self.before = down["w"]
+        after = state(model)
+        self.own = {n: v for n, v in after.items() if not shared(n, args)}
+        w = {n: v for n, v in after.items() if shared(n, args)}
+        n = len(self.data.train)
+        return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
 
-    def align(self, named: dict[str, nn.Parameter], change: dict[str, Tensor]) -> Tensor:
-        """Lines 17-23: discard (or reweight) the gradients of the layers that are not aligned; returns their share."""
+    def align(self, theta_i: dict[str, nn.Parameter], g_est: dict[str, Tensor]) -> Tensor:
+        """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
+        reweighted). Returns the share of these layers."""
         args = self.args
-        groups = list(units(list(change), args.align_unit).values())
-        bad = unaligned({n: named[n].grad for n in change}, change, groups, args.tau, args.alignment_sign)  # [L]
+        layers = units(list(g_est), args.align_unit)
+        g_ij = {n: theta_i[n].grad for n in g_est}
+        bad = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
         if args.local_alignment == "discard" and args.discard == "skip":
-            for group in (g for g, b in zip(groups, bad.tolist()) if b):  # L booleans to the host, once in a batch
-                for n in group:
-                    named[n].grad = None
-        else:
-            factor = args.reweight_factor if args.local_alignment == "reweight" else 0
-            for group, b in zip(groups, bad):
-                for n in group:
-                    named[n].grad.mul_(torch.where(b, factor, 1.0))
+            for names, is_bad in zip(layers, bad.tolist()):  # L booleans to the host, once in a batch
+                if is_bad:
+                    for n in names:
+                        theta_i[n].grad = None  # opt.step() then leaves theta_i^l and its moments alone
+            return bad.float().mean()
+        factor = 0.0
+        if args.local_alignment == "reweight":
+            factor = args.reweight_factor
+        for names, is_bad in zip(layers, bad):
+            for n in names:
+                g_ij[n].mul_(torch.where(is_bad, factor, 1.0))
         return bad.float().mean()
 
-    def load(self, down: Payload) -> Learner:
-        """The received encoder and projector with the client's own predictor, target network and queue."""
-        self.net.load_state_dict(down["w"] | self.own)
-        return self.net
-
     def model(self, down: Payload) -> nn.Module:
-        return self.load(down)
+        """The received encoder and projector with the client's own predictor, target network and queue."""
+        return load(self.net, down["w"] | self.own)
 
     def state_dict(self) -> dict:
         return {"own": self.own, "before": self.before, "opt": self.opt}
@@ -289,32 +496,49 @@ class Client:
 
 class Server:
     def __init__(self, args: Args, net: Learner, clients: int):
-        self.args, self.w = args, {n: v for n, v in state(net).items() if shared(n, args)}
+        self.args = args
+        self.w = {n: v for n, v in state(net).items() if shared(n, args)}
         self.parameters = {n for n, _ in net.named_parameters()}
 
     def download(self, k: int) -> Payload:
         return {"w": self.w}  # line 13
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
-        """Alg. 1, lines 4-12. The weights sum to 1, so Theta + sum_i w_i (Theta_i - Theta) is the average of the Theta_i. BN's
-        statistics have the weights of their unit; as tensors, their own."""
-        args, models = self.args, [up["w"] for up in uploads.values()]
-        sizes = {"samples": "n", "batches": "batches"}.get(args.average)
-        n = torch.stack([up[sizes] for up in uploads.values()]).double().cpu() if sizes else torch.ones(len(models)).double()
-        fedavg = n / n.sum()  # line 6
-        if not args.global_alignment:
-            self.w = average(models, fedavg)
+        """Alg. 1, lines 4-12."""
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        if self.args.average == "samples":
+            p = n / n.sum()
+        elif self.args.average == "batches":
+            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
+            p = n_batches / n_batches.sum()
+        else:
+            p = torch.full_like(n, 1 / len(n))
+        if not self.args.global_alignment:
+            self.w = average([up["w"] for up in uploads.values()], p)
             return
+        models = [up["w"] for up in uploads.values()]
         new = {}
-        for names in units(list(self.w), args.ga_unit).values():
-            vectors = [n for n in names if n in self.parameters] or [n for n in names if self.w[n].is_floating_point()]
-            gram = sum(gram_of(torch.stack([(m[n] - self.w[n]).flatten() for m in models])) for n in vectors)  # of line 5's g_i
-            start = fedavg
-            if args.ga_vectors == "scaled":
-                gram, start = gram * torch.outer(fedavg, fedavg), torch.full_like(fedavg, 1 / len(models))
-            weights = aligned_weights(gram, start, args.ga_iterations) if vectors else fedavg  # lines 7-11
-            new |= average([{n: m[n] for n in names} for m in models], weights)  # line 12
+        for names in units(list(self.w), self.args.ga_unit):
+            w = self.weights(models, names, p)
+            # Line 12: the weights sum to 1, so Theta + sum_i w_i (Theta_i - Theta) is the average of Theta_i.
+            new |= average([pick(theta_i, names) for theta_i in models], w)
         self.w = new
+
+    def weights(self, models: list[dict[str, Tensor]], names: list[str], p: Tensor) -> Tensor:
+        """Alg. 1, lines 5-11: the weights w_i [K] of one unit's entries. Its parameters decide, also for BN's
+        statistics; statistics that are a unit by themselves have their own, counters FedAvg's p [K]."""
+        compared = [n for n in names if n in self.parameters]
+        if not compared:
+            compared = [n for n in names if self.w[n].is_floating_point()]
+        if not compared:
+            return p
+        g = []
+        for theta_i in models:
+            g.append(flatten([theta_i[n] - self.w[n] for n in compared]))  # line 5; [P]
+        if self.args.ga_vectors == "scaled":  # differs, see "scale of g_i"
+            g = [p_i * g_i.double() for p_i, g_i in zip(p.tolist(), g)]
+            p = torch.full_like(p, 1 / len(p))
+        return aligned_weights(g, p, self.args.ga_iterations)
 
     def state_dict(self) -> dict:
         return {"w": self.w}

@@ -5,103 +5,153 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+
+import common
+import fdse
+import fedadg
+import fedavg
+import fedcir
+import fedgala
+import fedsr
+from baselines import fedema
+from plumbing.catalog import FOLDERS
+from plumbing.runfolder import RunFolder
 
 import numpy as np
 import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
 
-import common  # noqa: E402
-import domains  # noqa: E402
-import fdse  # noqa: E402
-import fedadg  # noqa: E402
-import fedavg  # noqa: E402
-import fedcir  # noqa: E402
-import fedgala  # noqa: E402
-import fedsr  # noqa: E402
-from baselines import fedema  # noqa: E402
+# A shell's background jobs ignore it, and so would what the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would what the tests start
+MODULES = {
+    "fedavg": fedavg,
+    "fdse": fdse,
+    "fedsr": fedsr,
+    "fedcir": fedcir,
+    "fedadg": fedadg,
+    "fedgala": fedgala,
+    "baselines.fedema": fedema,
+}
+METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 
-METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in (
-    ("fedavg", fedavg), ("fdse", fdse), ("fedsr", fedsr), ("fedcir", fedcir), ("fedadg", fedadg), ("fedgala", fedgala),
-    ("baselines.fedema", fedema))}
+
+# Runs
 
 
 def one_run(method: str) -> list[str]:
-    """The flags with which a method's default command is one run: without labels it would be one for each target."""
-    return ["--target", "d0"] if issubclass(METHODS[method][0].Args, common.LinearArgs) else []
+    """The flags that make a method's default command one run: without labels it would be one for each
+    target."""
+    if issubclass(MODULES[method].Args, common.LinearArgs):
+        return ["--target", "d0"]
+    return []
 
 
 def script(method: str) -> list[str]:
     """What stands behind `python` to start a method."""
-    return ["-m", method] if "." in method else [f"{method}.py"]
+    if "." in method:
+        return ["-m", method]
+    return [f"{method}.py"]
 
 
-def parsed(method: str, *flags: str):
-    return METHODS[method][0].arguments([str(f) for f in flags])
+def parsed(method: str, *flags) -> common.Args:
+    """A method's arguments from a command line."""
+    return MODULES[method].arguments([str(flag) for flag in flags])
+
+
+def run_all(method: str, args: common.Args) -> list[dict]:
+    """The results of a method, one for each target."""
+    module, build = METHODS[method]
+    return common.run(module.Server, module.Client, args, build)
 
 
 def run_here(method: str, out: Path, *flags) -> dict:
     """Run a method at smoke scale in this process; returns its result."""
-    module, build = METHODS[method]
     args = parsed(method, "--scale", "smoke", "--precision", "fp32", "--out", out, *flags)
     with contextlib.redirect_stdout(io.StringIO()):
-        return common.run(module.Server, module.Client, args, build)[-1]
+        return run_all(method, args)[-1]
 
 
 def interrupted(method: str, monkeypatch, out: Path, *flags, after: int) -> None:
     """A run that is interrupted once the checkpoint of round `after` is written."""
-    checkpoint = common.Loop.checkpoint
+    checkpoint = RunFolder.checkpoint
 
-    def stopping(loop, entry):
-        checkpoint(loop, entry)
-        if loop.t == after:
+    def stopping(folder, entry, federation):
+        checkpoint(folder, entry, federation)
+        if folder.t == after:
             raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr(common.Loop, "checkpoint", stopping)
+        patch.setattr(RunFolder, "checkpoint", stopping)
         run_here(method, out, *flags)
     assert stopped.value.code == 130
 
 
-def start(*words, **kw) -> subprocess.Popen:
+def start(*words, **how) -> subprocess.Popen:
     """Start `python <words>` in the repository's folder, one thread each, output captured."""
+    command = [sys.executable, *map(str, words)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, **kw)
+    captured = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=ROOT, env=env, **captured, **how)
+
+
+# What a run leaves
+
+
+def fails(capsys, code: int, words: str, call: Callable, *args) -> None:
+    """`call` ends the program with this exit code and one line on stderr that matches `words`."""
+    with pytest.raises(SystemExit) as end:
+        call(*args)
+    lines = []
+    for line in capsys.readouterr().err.strip().splitlines():
+        of_a_progress_bar = "round/s" in line or "image/s" in line
+        if line and not of_a_progress_bar:
+            lines.append(line)
+    assert end.value.code == code, lines
+    assert len(lines) == 1 and re.search(words, lines[0]), lines
 
 
 def metrics(out: Path) -> list[dict]:
+    """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+# Small data
+
+
 @pytest.fixture
-def office(tmp_path, monkeypatch):
-    """A tiny Office-Caltech10 in the official layout: (folder, its expected counts in place of the real ones)."""
-    source = domains.FOLDERS["officecaltech"]
+def office(tmp_path, monkeypatch) -> Path:
+    """The folder of a tiny Office-Caltech10 in the official layout, whose counts stand for the real ones.
+
+    Two images of each class in each domain; a bright bar across the image shows the class.
+    """
+    source = FOLDERS["officecaltech"]
     rng, folder = np.random.default_rng(0), tmp_path / "office"
-    for domain, (name, _) in source.domains.items():
+    for name, _ in source.domains.values():
         for label, c in enumerate(source.classes):
             (folder / name / c).mkdir(parents=True)
             for i in range(2):
                 pixels = rng.integers(0, 60, (20, 24, 3), dtype=np.uint8)
                 pixels[2 * label:2 * label + 2] = 255
                 Image.fromarray(pixels).save(folder / name / c / f"{i}.png")
-    tiny = dataclasses.replace(source, domains={d: (f, 20) for d, (f, _) in source.domains.items()})
-    monkeypatch.setitem(domains.FOLDERS, "officecaltech", tiny)
+    counts = {domain: (name, 20) for domain, (name, _) in source.domains.items()}
+    monkeypatch.setitem(FOLDERS, "officecaltech", dataclasses.replace(source, domains=counts))
     return folder
 
 
 def zipped(folder: Path, archive: Path, root: str = "Office_Caltech_DA_Dataset-main") -> Path:
+    """The archive, in which all that is in the folder is below `root`."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(archive, "w") as z:
-        for p in sorted(folder.rglob("*")):
-            z.write(p, f"{root}/{p.relative_to(folder)}")
+        for path in sorted(folder.rglob("*")):
+            z.write(path, f"{root}/{path.relative_to(folder)}")
     return archive

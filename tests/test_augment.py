@@ -1,186 +1,288 @@
-"""Augmentation: every operation, the whole chain and the distributions against torchvision, which takes single images."""
+"""Augmentation: every operation, the whole chain and the distributions against torchvision's."""
 
 import math
 
+import plumbing.augment
+from plumbing.augment import (
+    AUGMENTATIONS,
+    Augmentation,
+    augment,
+    brightness,
+    contrast,
+    draw,
+    grey,
+    hue,
+    resample,
+    saturation,
+    taps,
+)
+
 import pytest
 import torch
-from torch import tensor
+from torch import Tensor, tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
-
-import augment as module
-from augment import AUGMENTATIONS, Augmentation, augment, draw, resample, taps
 
 FACTORS = [0.0, 0.2, 0.7, 1.0, 1.3, 1.8]
 TURNS = [-0.5, -0.2, 0.0, 0.1, 0.37, 0.5]
 ADJUST = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
-EVERYTHING = Augmentation(scale=(0.08, 1), flip=0.5, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5, jitter=0.8,
-                          gray=0.3)
+BOX = ("top", "left", "height", "width")
+EVERYTHING = Augmentation(
+    scale=(0.08, 1), flip=0.5, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5, jitter=0.8, gray=0.3
+)
+SETTINGS = {
+    **AUGMENTATIONS,
+    "everything": EVERYTHING,
+    "smaller": Augmentation(size=11, scale=(0.5, 1), flip=1),
+}
 
 
-def images(n, C=3, H=24, W=24):
+def images(n: int, C: int = 3, H: int = 24, W: int = 24) -> Tensor:
     x = torch.rand(n, C, H, W, generator=torch.Generator().manual_seed(5))
     x[:, :, :4] = x[:, :1, :4]  # grey pixels
     x[:, :, 4:8] = (2 * x[:, :, 4:8]).round() / 2  # channels that tie, black and white
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def close(a, b, tolerance):
-    assert a.shape == b.shape and (a - b).abs().max() < tolerance, f"differ by up to {(a - b).abs().max():.1e}"
+def close(a: Tensor, b: Tensor, tolerance: float) -> None:
+    assert a.shape == b.shape
+    difference = (a - b).abs().max()
+    assert difference < tolerance, f"differ by up to {difference:.1e}"
 
 
-def by_torchvision(x, p, how):
+def seeded(seed: int, x: Tensor, how: Augmentation) -> Tensor:
+    torch.manual_seed(seed)
+    return augment(x, how)
+
+
+# The operations
+
+
+def by_torchvision(x: Tensor, p: dict[str, Tensor], how: Augmentation) -> Tensor:
     """The parameters `p` of `draw`, applied to one image after the other by torchvision's functions."""
+    size = [how.size or x.shape[2], how.size or x.shape[3]]
     out = []
     for b, image in enumerate(x):
-        size = [how.size or x.shape[2], how.size or x.shape[3]]
-        box = [int(p[k][b]) for k in ("top", "left", "height", "width")]
+        box = [int(p[side][b]) for side in BOX]
         image = tv.resized_crop(image, *box, size, antialias=True)
         if p["flip"][b]:
             image = tv.horizontal_flip(image)
         for k in p["order"][b].tolist():
             if k >= 0:
                 image = ADJUST[k](image, p["factors"][b, k].item())
-        out.append(tv.rgb_to_grayscale(image, 3) if p["gray"][b] and len(image) == 3 else image)
+        if p["gray"][b] and len(image) == 3:
+            image = tv.rgb_to_grayscale(image, 3)
+        out.append(image)
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("C", [1, 3])
-@pytest.mark.parametrize("name, factors", [("brightness", FACTORS), ("contrast", FACTORS), ("saturation", FACTORS),
-                                           ("hue", TURNS)])
-def test_each_colour_operation_is_torchvisions(name, factors, C):
-    if C == 1 and name in ("saturation", "hue"):
-        pytest.skip("one channel has neither")
+@pytest.mark.parametrize("operation, theirs, factors, C", [
+    (brightness, tv.adjust_brightness, FACTORS, 1),
+    (brightness, tv.adjust_brightness, FACTORS, 3),
+    (contrast, tv.adjust_contrast, FACTORS, 1),
+    (contrast, tv.adjust_contrast, FACTORS, 3),
+    (saturation, tv.adjust_saturation, FACTORS, 3),
+    (hue, tv.adjust_hue, TURNS, 3)])
+def test_each_colour_operation_is_torchvisions(operation, theirs, factors, C):
     x = images(len(factors), C)
-    expected = torch.stack([getattr(tv, f"adjust_{name}")(image, f) for image, f in zip(x, factors)])
-    close(getattr(module, name)(x.clone(), tensor(factors)[:, None, None, None]), expected, 2e-6)
+    expected = torch.stack([theirs(image, f) for image, f in zip(x, factors)])
+    close(operation(x.clone(), tensor(factors)[:, None, None, None]), expected, 2e-6)
 
 
 def test_grey_is_torchvisions():
-    close(module.grey(images(4)), tv.rgb_to_grayscale(images(4)), 2e-7)
+    close(grey(images(4)), tv.rgb_to_grayscale(images(4)), 2e-7)
 
 
-@pytest.mark.parametrize("H, W, size", [(40, 30, (40, 30)), (40, 30, (24, 24)), (40, 30, (57, 57)), (64, 64, (7, 7))])
-def test_crop_is_torchvisions_antialiased_resized_crop(H, W, size):
-    """Smaller, larger and equal output; crops of one pixel, of the whole image and between. (float32 weights: 5e-6.)"""
+@pytest.mark.parametrize("H, W, h, w", [(40, 30, 40, 30), (40, 30, 24, 24), (40, 30, 57, 57), (64, 64, 7, 7)])
+def test_crop_is_torchvisions_antialiased_resized_crop(H, W, h, w):
+    """Smaller, larger and equal output; crops of one pixel, of the whole image and between."""
     boxes = tensor([[0, 0, H, W], [3, 5, 1, 1], [H - 4, W - 9, 4, 9], [2, 1, 20, 13], [0, 7, H, 20]])
     x = images(len(boxes), 3, H, W)
+    expected = []
+    for image, box in zip(x, boxes.tolist()):
+        expected.append(tv.resized_crop(image, *box, [h, w], antialias=True))
     top, left, height, width = boxes.T
-    expected = torch.stack([tv.resized_crop(i, *b, size, antialias=True) for i, b in zip(x, boxes.tolist())])
-    close(resample(x, *taps(top, height, H, size[0]), *taps(left, width, W, size[1])).mT, expected, 5e-6)
+    rows, a = taps(top, height, H, h)
+    columns, b = taps(left, width, W, w)
+    close(resample(x, rows, a, columns, b).mT, torch.stack(expected), 5e-6)  # the weights are float32
+
+
+# The whole chain
 
 
 @pytest.mark.parametrize("C", [1, 3])
-@pytest.mark.parametrize("how", [*AUGMENTATIONS.values(), EVERYTHING, Augmentation(size=11, scale=(0.5, 1), flip=1)])
+@pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS)
 def test_the_whole_chain_is_torchvisions(how, C):
     x = images(48, C, 26, 22)
-    before = x.clone()
+    y = seeded(3, x, how)
     torch.manual_seed(3)
-    y = augment(x, how)
-    torch.manual_seed(3)
-    close(y, by_torchvision(x, draw(48, 26, 22, how), how), 2e-5)
-    assert torch.equal(x, before)
+    p = draw(48, 26, 22, how)
+    close(y, by_torchvision(x, p, how), 2e-5)
+
+
+@pytest.mark.parametrize("C", [1, 3])
+@pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS)
+def test_form_and_range_of_the_output(how, C):
+    x = images(48, C, 26, 22)
+    y = seeded(3, x, how)
     assert y.dtype == torch.float32 and y.is_contiguous(memory_format=torch.channels_last)
-    assert y.shape == (48, C, how.size or 26, how.size or 22) and y.min() >= 0 and y.max() <= 1
+    assert y.shape == (48, C, how.size or 26, how.size or 22)
+    assert y.min() >= 0 and y.max() <= 1
+    assert torch.equal(x, images(48, C, 26, 22))  # left as it is
 
 
-def test_range_survives_extreme_pixels():
-    for value in (0.0, 1.0):
-        y = augment(torch.full((64, 3, 20, 20), value), EVERYTHING)
-        assert y.min() >= 0 and y.max() <= 1 and y.isfinite().all()
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_range_survives_extreme_pixels(value):
+    y = seeded(3, torch.full((64, 3, 20, 20), value), EVERYTHING)
+    assert y.min() >= 0 and y.max() <= 1 and y.isfinite().all()
 
 
 def test_nothing_switched_on_changes_nothing():
     close(augment(images(3), Augmentation()), images(3), 1e-6)
 
 
-def test_parameters_differ_in_a_batch_and_repeat_with_the_seed():
+def test_every_image_and_view_has_its_own_parameters():
     x = images(1).expand(32, -1, -1, -1)
     torch.manual_seed(1)
     first, second = augment(x, EVERYTHING), augment(x, EVERYTHING)
     assert len(first.flatten(1).unique(dim=0)) == 32
     assert not torch.equal(first, second)  # two views of a batch
-    torch.manual_seed(1)
-    assert torch.equal(augment(x, EVERYTHING), first)
 
 
-def test_pieces_change_nothing(monkeypatch):
+def test_parameters_repeat_with_the_seed():
+    x = images(32)
+    assert torch.equal(seeded(1, x, EVERYTHING), seeded(1, x, EVERYTHING))
+    assert not torch.equal(seeded(1, x, EVERYTHING), seeded(2, x, EVERYTHING))
+
+
+@pytest.mark.parametrize("piece", [5000, 10 ** 9])
+def test_pieces_change_nothing(monkeypatch, piece):
     """On a CPU a batch is augmented in pieces, on a GPU at once."""
-    results = []
-    for piece in (1, 5000, 10 ** 9):
-        monkeypatch.setattr(module, "PIECE", piece)
-        torch.manual_seed(2)
-        results.append(augment(images(10), EVERYTHING))
-    close(results[1], results[0], 1e-6)
-    close(results[2], results[0], 1e-6)
+    monkeypatch.setattr(plumbing.augment, "PIECE", 1)
+    one_by_one = seeded(2, images(10), EVERYTHING)
+    monkeypatch.setattr(plumbing.augment, "PIECE", piece)
+    close(seeded(2, images(10), EVERYTHING), one_by_one, 1e-6)
+
+
+def test_parameters_are_drawn_on_the_cpu():
+    devices = {name: p.device.type for name, p in draw(4, 20, 20, EVERYTHING).items()}
+    assert set(devices.values()) == {"cpu"}, devices
 
 
 def test_parameters_do_not_depend_on_the_device():
-    """They are drawn on the CPU, and nothing else draws: another device leaves the CPU's generator as the CPU does."""
-    assert {p.device.type for p in draw(4, 20, 20, EVERYTHING).values()} == {"cpu"}
-    states = []
-    for run in (lambda: augment(images(8), EVERYTHING), lambda: augment(images(8).to("meta"), EVERYTHING),
-                lambda: draw(8, 24, 24, EVERYTHING)):
-        torch.manual_seed(4)
-        run()
-        states.append(torch.get_rng_state())
-    assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])
+    """Nothing but `draw` draws: another device leaves the CPU's generator as the CPU does."""
+    seeded(4, images(8), EVERYTHING)
+    on_cpu = torch.get_rng_state()
+    seeded(4, images(8).to("meta"), EVERYTHING)
+    elsewhere = torch.get_rng_state()
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    draw(8, 24, 24, EVERYTHING)
+    assert torch.equal(on_cpu, elsewhere) and torch.equal(on_cpu, torch.get_rng_state())
+    assert not torch.equal(on_cpu, before)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_equals_cpu():
+@pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS)
+def test_gpu_equals_cpu(how):
     x = images(64, 3, 40, 40)
-    for how in (*AUGMENTATIONS.values(), EVERYTHING):
-        torch.manual_seed(4)
-        expected = augment(x, how)
-        torch.manual_seed(4)
-        y = augment(x.cuda(), how)
-        assert y.is_contiguous(memory_format=torch.channels_last)
-        close(y.cpu(), expected, 2e-5)
+    y = seeded(4, x.cuda(), how)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    close(y.cpu(), seeded(4, x, how), 2e-5)
+
+
+# The distributions
+
+
+def crops_of_torchvision(n: int, H: int, W: int, scale: tuple[float, float]) -> dict[str, Tensor]:
+    transform = v2.RandomResizedCrop(32, scale=scale)
+    crops = [transform.make_params([torch.empty(3, H, W)]) for _ in range(n)]
+    return {side: tensor([crop[side] for crop in crops]) for side in BOX}
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest distance of the distribution functions of two samples (Kolmogorov and Smirnov's)."""
+    a, b = a.sort().values, b.sort().values
+    both = torch.cat([a, b])
+    below_a = torch.searchsorted(a, both, right=True) / len(a)
+    below_b = torch.searchsorted(b, both, right=True) / len(b)
+    return float((below_a - below_b).abs().max())
+
+
+QUANTITIES = {
+    "area": lambda d, H, W: d["height"] * d["width"] / (H * W),
+    "ratio": lambda d, H, W: (d["width"] / d["height"]).log(),
+    "place": lambda d, H, W: d["left"] / W - d["top"] / H,
+}
 
 
 @pytest.mark.parametrize("H, W, scale", [(32, 32, (0.08, 1)), (32, 32, (0.8, 1)), (40, 60, (0.5, 1))])
 def test_crops_are_distributed_as_torchvisions(H, W, scale):
-    """Two samples of 6,000: the largest distance of their distribution functions (Kolmogorov and Smirnov's) is below
-    1.95 sqrt(2 / n) in 999 of 1,000 pairs from one distribution. Sides are whole pixels, so quantiles would jump."""
+    """The distance of two samples of n is below 1.95 sqrt(2 / n) in 999 of 1,000 pairs from one distribution.
+    Sides are whole pixels, so quantiles would jump."""
     n = 6000
     torch.manual_seed(0)
-    p = draw(n, H, W, Augmentation(scale=scale))
-    other = v2.RandomResizedCrop(32, scale=scale)
-    q = [other.make_params([torch.empty(3, H, W)]) for _ in range(n)]
-    q = {k: tensor([d[k] for d in q]) for k in ("top", "left", "height", "width")}
-    area = lambda d: d["height"] * d["width"] / (H * W)
-    ratio = lambda d: (d["width"] / d["height"]).log()
-    place = lambda d: d["left"] / W - d["top"] / H
-    for quantity in (area, ratio, place):
-        mine, theirs = quantity(p).sort().values, quantity(q).sort().values
-        below = [torch.searchsorted(v, torch.cat([mine, theirs]), right=True) / n for v in (mine, theirs)]
-        assert (below[0] - below[1]).abs().max() < 1.95 * math.sqrt(2 / n)
-    for d in (p, q):
-        assert (d["top"] >= 0).all() and (d["top"] + d["height"] <= H).all() and (d["left"] + d["width"] <= W).all()
+    ours = draw(n, H, W, Augmentation(scale=scale))
+    theirs = crops_of_torchvision(n, H, W, scale)
+    for name, quantity in QUANTITIES.items():
+        assert distance(quantity(ours, H, W), quantity(theirs, H, W)) < 1.95 * math.sqrt(2 / n), name
+
+
+@pytest.mark.parametrize("H, W, scale", [(32, 32, (0.08, 1)), (32, 32, (0.8, 1)), (40, 60, (0.5, 1)),
+                                         (9, 1, (1, 1))])
+def test_crops_are_inside_the_image(H, W, scale):
+    torch.manual_seed(0)
+    p = draw(6000, H, W, Augmentation(scale=scale))
+    assert p["top"].min() >= 0 and p["height"].min() >= 1 and (p["top"] + p["height"]).max() <= H
+    assert p["left"].min() >= 0 and p["width"].min() >= 1 and (p["left"] + p["width"]).max() <= W
 
 
 @pytest.mark.parametrize("H, W", [(20, 60), (60, 20)])
 def test_central_crop_where_no_try_fits(H, W):
-    p = draw(50, H, W, Augmentation(scale=(0.9, 1)))
-    q = v2.RandomResizedCrop(32, scale=(0.9, 1)).make_params([torch.empty(3, H, W)])
-    for k in ("top", "left", "height", "width"):
-        assert (p[k] == q[k]).all()
+    ours = draw(50, H, W, Augmentation(scale=(0.9, 1)))
+    theirs = crops_of_torchvision(50, H, W, (0.9, 1))
+    for side in BOX:
+        assert torch.equal(ours[side], theirs[side]), side
 
 
-def test_frequencies_and_factors():
-    n = 20_000
+N = 20_000
+
+
+def error(share: float) -> float:
+    """Four standard deviations of a frequency in N draws."""
+    return 4 * math.sqrt(share * (1 - share) / N)
+
+
+def simclr() -> dict[str, Tensor]:
     torch.manual_seed(0)
-    p = draw(n, 8, 8, AUGMENTATIONS["simclr"])
-    error = lambda share: 4 * math.sqrt(share * (1 - share) / n)
-    for values, share in ((p["flip"], 0.5), (p["gray"], 0.2), (p["order"][:, 0] >= 0, 0.8)):
-        assert abs(values.float().mean() - share) < error(share)
-    order = p["order"][p["order"][:, 0] >= 0]
-    assert torch.equal(order.sort(1).values, torch.arange(4).expand(len(order), 4))
-    each, counts = order.unique(dim=0, return_counts=True)
-    assert len(each) == 24 and abs(counts / len(order) - 1 / 24).max() < 1.2 * error(1 / 24)
-    for k, (low, high) in enumerate([(0.2, 1.8)] * 3 + [(-0.2, 0.2)]):
-        f = (p["factors"][:, k] - low) / (high - low)
-        assert f.min() >= 0 and f.max() <= 1
-        assert abs(f.quantile(torch.linspace(0, 1, 11)) - torch.linspace(0, 1, 11)).max() < 0.02
-    assert draw(n, 8, 8, Augmentation(brightness=2.0))["factors"][:, 0].min() >= 0  # a factor is never negative
+    return draw(N, 8, 8, AUGMENTATIONS["simclr"])
+
+
+def test_frequencies():
+    p = simclr()
+    assert abs(p["flip"].double().mean() - 0.5) < error(0.5)
+    assert abs(p["gray"].double().mean() - 0.2) < error(0.2)
+    assert abs((p["order"][:, 0] >= 0).double().mean() - 0.8) < error(0.8)
+
+
+def test_every_order_is_as_frequent():
+    order = simclr()["order"]
+    none = order[:, 0] < 0
+    assert (order[none] == -1).all()
+    orders, counts = order[~none].unique(dim=0, return_counts=True)
+    assert torch.equal(orders.sort(1).values, torch.arange(4).expand(24, 4))
+    frequencies = counts / counts.sum()
+    assert (frequencies - 1 / 24).abs().max() < 1.2 * error(1 / 24)
+
+
+@pytest.mark.parametrize("k, low, high", [(0, 0.2, 1.8), (1, 0.2, 1.8), (2, 0.2, 1.8), (3, -0.2, 0.2)])
+def test_factors_are_uniform(k, low, high):
+    f = (simclr()["factors"][:, k] - low) / (high - low)
+    shares = torch.linspace(0, 1, 11)
+    assert f.min() >= 0 and f.max() <= 1
+    assert (f.quantile(shares) - shares).abs().max() < 0.02
+
+
+def test_a_factor_is_never_negative():
+    factors = draw(N, 8, 8, Augmentation(brightness=2.0))["factors"][:, 0]
+    assert 0 <= factors.min() < 0.1 and factors.max() > 2.9

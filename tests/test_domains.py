@@ -14,15 +14,15 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import catalog  # noqa: E402
+import domains  # noqa: E402
 import numpy as np
 import pytest
 import torch
+from basics import Stop  # noqa: E402
 from PIL import Image
 
 from .conftest import ROOT  # which also puts the repository on the path
-import catalog  # noqa: E402
-import domains  # noqa: E402
-from basics import Stop  # noqa: E402
 
 NOWHERE = "http://127.0.0.1:9/"  # nothing listens there
 SIZE = 8

@@ -4,16 +4,16 @@ import dataclasses
 import itertools
 import math
 
+import common
+import fdse
+from tests.conftest import metrics, parsed, run_here
+
+import networks
 import pytest
 import torch
 from torch import tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
-
-import common
-import fdse
-import networks
-from tests.conftest import metrics, parsed, run_here
 
 torch.set_default_dtype(torch.float32)
 

@@ -3,16 +3,16 @@
 import dataclasses
 import itertools
 
+import common
+import fedadg
+from tests.conftest import interrupted, metrics, parsed, run_here
+
+import basics
+import networks
 import pytest
 import torch
 from torch import nn, tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-import basics
-import common
-import fedadg
-import networks
-from tests.conftest import interrupted, metrics, parsed, run_here
 
 C, H, P, Z = 3, 6, 4, 5  # classes, features, outputs of the projection and noise of the tiny federation
 SMALL = ("--limit", 20, "--batch-size", 8, "--steps", 3, "--E0", 1)  # whole runs on the digits

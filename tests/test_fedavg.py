@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import torch
-from torch import nn
-
 import common
 import fedavg
-import networks
 from tests.conftest import parsed
+
+import networks
+import torch
+from torch import nn
 
 
 def test_average_by_hand():

@@ -3,19 +3,19 @@
 import dataclasses
 import math
 
+import common
+import fedavg
+import fedcir
+from tests.conftest import interrupted, metrics, parsed, run_here
+
+import basics
+import networks
 import numpy as np
 import pytest
 import torch
 from torch import tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
-
-import basics
-import common
-import fedavg
-import fedcir
-import networks
-from tests.conftest import interrupted, metrics, parsed, run_here
 
 C, D, NOISE, WIDTH = 10, 64, 5, 12  # classes and z of the digits, and a small generator
 SMALL = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--steps", 2, "--batch-size", 8, "--limit", 20,

@@ -4,17 +4,17 @@ import copy
 import dataclasses
 import math
 
+import common
+import fedgala
+from baselines import fedema
+from tests.conftest import METHODS, interrupted, metrics, parsed, run_here
+
+import learners
 import numpy as np
 import pytest
 import torch
 from torch import tensor
 from torch.nn.functional import normalize
-
-import common
-import fedgala
-import learners
-from baselines import fedema
-from tests.conftest import METHODS, interrupted, metrics, parsed, run_here
 
 SMALL = ("--limit", "48", "--batch-size", "8", "--hidden", "16", "--dim", "8", "--precision", "fp32", "--target", "d75")
 

@@ -3,17 +3,17 @@
 import dataclasses
 import math
 
+import common
+import fedsr
+from tests.conftest import interrupted, metrics, parsed, run_here
+
+import networks
 import numpy as np
 import pytest
 import torch
 from torch import nn, tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
-
-import common
-import fedsr
-import networks
-from tests.conftest import interrupted, metrics, parsed, run_here
 
 torch.set_default_dtype(torch.float32)
 D, C = 3, 3  # of the tiny network: four pixels -> z [3] -> three classes

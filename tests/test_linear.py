@@ -1,12 +1,11 @@
 """The linear evaluation."""
 
+import linear
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-
-import linear
 from basics import Stop
+from sklearn.linear_model import LogisticRegression
 
 
 def test_stratified():

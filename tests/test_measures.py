@@ -4,17 +4,17 @@ import json
 import os
 import shutil
 
-import numpy as np
-import pytest
-import torch
-from torch import nn
-
 import common
+from tests.conftest import run_here
+
 import learners
 import linear
 import measures
+import numpy as np
+import pytest
+import torch
 from basics import Stop
-from tests.conftest import run_here
+from torch import nn
 
 
 @pytest.fixture(scope="module")

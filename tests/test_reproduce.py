@@ -16,14 +16,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 import common
 import reproduce_tables as rt
+from tests.conftest import ROOT, run_here, start
+
+import pytest
 import runner
 from basics import Stop
 from cells import Block, Cell, Column, Records, Row, arguments, cells_of, paired, read_tables, run_of
-from tests.conftest import ROOT, run_here, start
 
 EVERY = read_tables()
 TABLES, FIGURES = [t for t in EVERY if not t.figure], [t for t in EVERY if t.figure]

@@ -1,0 +1,58 @@
+"""How a program of this repository ends on an error: with one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+class Stop(Exception):
+    """A run cannot go on: one line that says what was expected, what was found and what to do."""
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.code = code
+
+
+def ending(e: BaseException, kept: str) -> tuple[str, int]:
+    """The line and the exit code with which a program ends on an error.
+
+    The code is 2 for bad usage, 1 for failures, 130 for Ctrl-C. `kept` says what is not lost. An error that
+    is a fault of the program itself is raised again.
+    """
+    if isinstance(e, Stop):
+        return str(e), e.code
+    if isinstance(e, KeyboardInterrupt):
+        return f"interrupted; {kept}", 130
+    if out_of_memory(e):
+        what = type(e).__name__
+        if str(e):
+            what = str(e)[:100].splitlines()[0]
+        return f"out of memory ({what}): give smaller batches or images", 1
+    if isinstance(e, OSError):
+        what = str(e.strerror or e)
+        if e.filename:
+            what += f": {e.filename}"
+        return f"{what}; make room or give another file or folder; {kept}", 1
+    raise e
+
+
+def out_of_memory(e: BaseException) -> bool:
+    """torch says so with an error of its own on a GPU and in the words of a RuntimeError on a CPU.
+
+    torch is not imported for this: there is no error of its own before it is, and bad usage is told at once.
+    """
+    torch = sys.modules.get("torch")
+    on_gpu = getattr(torch, "OutOfMemoryError", MemoryError)
+    return isinstance(e, (MemoryError, on_gpu)) or "can't allocate memory" in str(e)
+
+
+def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
+    """Ctrl-C before a program has begun, while its libraries load: one line in the place of a traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"{Path(sys.argv[0]).stem}: interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = show_uncaught

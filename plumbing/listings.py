@@ -1,0 +1,281 @@
+"""Which files of a dataset are its images: domain, class and order, checked against the catalogue."""
+
+from __future__ import annotations
+
+import collections
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plumbing.archives import ImageFiles, shortest
+from plumbing.catalog import Folders
+from plumbing.errors import Stop
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+KEPT = 10  # cameras, and classes, of iWildCam
+
+
+@dataclass
+class Listing:
+    """Which files are the images of a dataset, in a fixed order."""
+
+    classes: tuple[str, ...]
+    images: dict[str, list[tuple[str, int]]]  # domain: (file, label) of each image
+    left_out: list[str] = field(default_factory=list)  # files among them that are no images
+
+
+def list_images(files: ImageFiles, source: Folders) -> Listing:
+    """The images of a dataset; Stop if they are not as many as expected."""
+    files.scan()
+    listing = LAYOUTS[source.layout](files, source)
+    for domain, images in listing.images.items():
+        count = None
+        if source.domains:
+            _, count = source.domains[domain]
+        if not images or count not in (None, len(images)):
+            raise Stop(f"{files}: domain {domain} has {len(images)} images; expected {count or 'some'}")
+    return listing
+
+
+def is_image(name: str) -> bool:
+    """By the ending of its name; ._x.jpg is what macOS puts beside x.jpg."""
+    return name.lower().endswith(IMAGE_ENDINGS) and not Path(name).name.startswith("._")
+
+
+def label_first(image: tuple[str, int]) -> tuple[int, str]:
+    """A key to sort by: the order of the images in a domain."""
+    name, label = image
+    return label, name
+
+
+# Folders for classes
+
+
+def in_folders(files: ImageFiles, source: Folders) -> Listing:
+    """Images in folders <domain>/<class>/ (or deeper)."""
+    root = root_of_domains(files, source)
+    listing = Listing(source.classes, {})
+    for domain, (folder, _) in source.domains.items():
+        of_class = files_by_class(files, f"{root}{folder}/")
+        images = []
+        for label, c in enumerate(source.classes):
+            there = of_class.get(c, [])
+            names = [name for name in there if is_image(name)]
+            if not names:
+                present = ", ".join(sorted(of_class)) or "none"
+                raise Stop(f"{files}: domain {domain} has no images in {folder}/{c}; expected the class "
+                           f"folders {', '.join(source.classes)}, found {present}")
+            images += [(name, label) for name in names]
+            listing.left_out += [name for name in there if not is_image(name)]
+        listing.images[domain] = images
+    return listing
+
+
+def root_of_domains(files: ImageFiles, source: Folders) -> str:
+    """The folder ("" or "x/y/") in which the folder of the first domain is."""
+    folders = [folder for folder, _ in source.domains.values()]
+    inside_first = f"/{folders[0]}/"
+    roots = set()
+    for name in files.inside:
+        root, first, _ = f"/{name}".partition(inside_first)
+        if first:
+            roots.add(root)
+    if not roots:
+        raise Stop(f"{files}: found no folder {folders[0]}; expected the folders {', '.join(folders)}, "
+                   "each with one folder for each class")
+    root = min(roots, key=shortest)
+    return f"{root}/".removeprefix("/")
+
+
+def files_by_class(files: ImageFiles, folder: str) -> dict[str, list[str]]:
+    """{class: files in its folder below `folder`, by name}."""
+    of_class = collections.defaultdict(list)
+    for name in sorted(files.inside):
+        if name.startswith(folder):
+            c, slash, _ = name.removeprefix(folder).partition("/")
+            if slash:
+                of_class[c].append(name)
+    return dict(of_class)
+
+
+# DomainNet
+
+
+def in_lists(files: ImageFiles, source: Folders) -> Listing:
+    """DomainNet: the images that <domain>_train.txt and <domain>_test.txt name, of our classes."""
+    labels = {c: label for label, c in enumerate(source.classes)}
+    listing = Listing(source.classes, {})
+    for domain, (folder, _) in source.domains.items():
+        images = set()
+        for table in (f"{folder}_train.txt", f"{folder}_test.txt"):
+            images |= images_in_list(files, folder, table, labels)
+        present = {label for _, label in images}
+        missing = [c for c, label in labels.items() if label not in present]
+        if missing:
+            raise Stop(f"{files}: the lists of domain {domain} name no image of {', '.join(missing)}; "
+                       "get them again")
+        listing.images[domain] = sorted(images, key=label_first)
+    return listing
+
+
+def images_in_list(files: ImageFiles, folder: str, table: str, labels: dict[str, int]) -> set:
+    """(file, label) of each image of the classes in `labels` that a list names.
+
+    A line of it is "<domain>/<class>/<file> <number of the class>", as in the zip archive <domain>.zip.
+    """
+    root, text = files.table(table)
+    images = set()
+    for line in text.splitlines():
+        image = line.rpartition(" ")[0]
+        if image.count("/") != 2:
+            raise Stop(f"{files}: expected lines such as '{folder}/bird/x.jpg 31' in {table}, found '{line}'")
+        c = image.split("/")[1]
+        if c not in labels:
+            continue
+        if image in files.inside:
+            name = image
+        elif root + image in files.inside:
+            name = root + image
+        else:
+            raise Stop(f"{files}: {table} names {image}, which is not there; get {folder}.zip again")
+        images.add((name, labels[c]))
+    return images
+
+
+# TerraIncognita
+
+
+@dataclass
+class Annotations:
+    """What the tables of Caltech Camera Traps say, each by the numbers that they give."""
+
+    categories: dict = field(default_factory=dict)  # category: its name
+    images: dict = field(default_factory=dict)  # image: (location, file without folder)
+    shown: set = field(default_factory=set)  # (image, category) of all animals
+
+    def add(self, table: dict) -> None:
+        """One table's content; ValueError, KeyError or TypeError if it is none."""
+        for category in table["categories"]:
+            self.categories[category["id"]] = category["name"]
+        for image in table["images"]:
+            self.images[image["id"]] = (f"location_{image['location']}", image["file_name"])
+        for animal in table["annotations"]:
+            self.shown.add((animal["image_id"], animal["category_id"]))
+
+
+def in_camera_traps(files: ImageFiles, source: Folders) -> Listing:
+    """TerraIncognita: dealt out to folders location_38/<class>/ by DomainBed's script, or here as it does it.
+
+    An image with animals of two of the classes is in both of them, there as here.
+    """
+    if any("/location_38/" in f"/{name}" for name in files.inside):
+        return in_folders(files, source)
+    paths = {Path(name).name: name for name in files.inside if is_image(name)}
+    annotations = read_annotations(files)
+    listing = Listing(source.classes, {domain: [] for domain in source.domains})
+    for number, category in annotations.shown:
+        location, image = annotations.images.get(number, ("", ""))
+        c = annotations.categories.get(category)
+        if location not in listing.images or c not in source.classes:
+            continue
+        if image not in paths:
+            raise Stop(f"{files}: the annotations name {image}, which is in no archive; "
+                       f"get {source.archive} again")
+        listing.images[location].append((paths[image], source.classes.index(c)))
+    for location, images in listing.images.items():
+        if not images:
+            raise Stop(f"{files}: the annotations name no image of {location}; "
+                       "expected *_annotations.json of ECCV 2018")
+        images.sort(key=label_first)
+    return listing
+
+
+def read_annotations(files: ImageFiles) -> Annotations:
+    """All tables *_annotations.json together."""
+    annotations = Annotations()
+    for name in sorted(files.inside):
+        if not name.endswith("_annotations.json") or Path(name).name.startswith("."):
+            continue
+        try:
+            annotations.add(json.loads(files.read(name)))
+        except (ValueError, KeyError, TypeError) as e:
+            raise Stop(f"{files}: {name} is no list of images, categories and annotations "
+                       f"({type(e).__name__}: {e})")
+    return annotations
+
+
+# Camelyon17 and iWildCam of WILDS
+
+
+def in_camelyon17(files: ImageFiles, source: Folders) -> Listing:
+    """A patch for each row of metadata.csv; the hospital is its center, the label whether it has tumor."""
+    root, rows = files.rows("metadata.csv", "patient", "node", "x_coord", "y_coord", "tumor", "center")
+    hospitals = {center: domain for domain, (center, _) in source.domains.items()}
+    listing = Listing(source.classes, {domain: [] for domain in source.domains})
+    for patient, node, x, y, tumor, center in rows:
+        slide = f"patient_{patient}_node_{node}"
+        name = f"{root}patches/{slide}/patch_{slide}_x_{x}_y_{y}.png"
+        if center not in hospitals or tumor not in ("0", "1") or name not in files.inside:
+            raise Stop(f"{files}: metadata.csv names {name} of center {center} with tumor {tumor}; "
+                       f"expected a patch that is there, a center of {', '.join(hospitals)}, and 0 or 1; "
+                       "get the archive again")
+        listing.images[hospitals[center]].append((name, int(tumor)))
+    for images in listing.images.values():
+        images.sort(key=label_first)
+    return listing
+
+
+def in_iwildcam(files: ImageFiles, source: Folders) -> Listing:
+    """iWildCam as FedCiR has it: the ten cameras with most images and the ten classes with most images there.
+
+    Images that show no animal are dropped first. Ties go to the name that sorts first; labels and cameras are
+    in this order.
+    """
+    of_camera = animals_by_camera(files)
+    sizes = {camera: len(images) for camera, images in of_camera.items()}
+    cameras = most_frequent(sizes)
+    counts = collections.Counter()
+    for camera in cameras:
+        counts.update(c for _, c in of_camera[camera])
+    classes = most_frequent(counts)
+    if len(cameras) < KEPT or len(classes) < KEPT:
+        raise Stop(f"{files}: expected at least {KEPT} cameras and {KEPT} classes with images in "
+                   f"metadata.csv, found {len(cameras)} and {len(classes)}; get the archive again")
+    listing = Listing(tuple(classes), {})
+    for camera in cameras:
+        images = [(name, classes.index(c)) for name, c in of_camera[camera] if c in classes]
+        images.sort(key=label_first)
+        for name, _ in images:
+            if name not in files.inside:
+                raise Stop(f"{files}: metadata.csv names {name}, which is not there; get the archive again")
+        listing.images[camera] = images
+    return listing
+
+
+def animals_by_camera(files: ImageFiles) -> dict[str, list[tuple[str, str]]]:
+    """{camera: (file, class) of each image that shows an animal}, in the order of metadata.csv."""
+    _, categories = files.rows("categories.csv", "y", "name")
+    root, rows = files.rows("metadata.csv", "y", "location_remapped", "filename")
+    names = dict(categories)
+    of_camera = collections.defaultdict(list)
+    for y, location, image in rows:
+        c = names.get(y, f"class_{y}")
+        if c != "empty":
+            of_camera[f"camera_{location}"].append((f"{root}train/{image}", c))
+    return of_camera
+
+
+def most_frequent(counts: dict[str, int]) -> list[str]:
+    """The `KEPT` names with the largest counts, largest first."""
+    names = sorted(counts)
+    names.sort(key=counts.get, reverse=True)  # stable: equal counts stay in the order of their names
+    return names[:KEPT]
+
+
+LAYOUTS = {
+    "in_folders": in_folders,
+    "in_lists": in_lists,
+    "in_camera_traps": in_camera_traps,
+    "in_camelyon17": in_camelyon17,
+    "in_iwildcam": in_iwildcam,
+}

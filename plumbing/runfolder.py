@@ -1,0 +1,330 @@
+"""The output folder of one run: settings, metrics, checkpoints and result; and what it needs to go on after
+an interruption.
+
+    settings.json     every setting with its origin, written before round 1
+    metrics.jsonl     a line for each round, deterministic
+    timing.jsonl      seconds so far, a line for each round
+    checkpoint.pt     the state after the last round that was kept: server, clients, history
+    best.pt           the state of the best validation round
+    result.json       the finished run: accuracies, curves, bytes, seconds, commit, versions, hardware
+    curves.png        accuracy and training loss over the rounds
+
+Everything is written to a temporary name and renamed, except the two .jsonl files, which grow by a line each
+round and are made again from the checkpoint on a resume. With torchrun process 0 alone writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from plumbing.errors import Stop
+from plumbing.files import load_file, locked, save, write_json, write_whole
+from plumbing.processes import from_server, merged, process, to_device
+from plumbing.provenance import peak_memory, provenance
+from plumbing.results import draw_curves, record, result_of, summary
+from plumbing.settings import Args, as_now, differences, identity, settings_of
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+KEPT = {"identity": str, "round": int, "history": str, "seconds": dict, "images": int, "best": dict,
+        "server": dict, "clients": dict}  # the entries of a checkpoint and their types
+FILES = ("result.json", "checkpoint.pt", "best.pt", "metrics.jsonl", "timing.jsonl", "curves.png",
+         "settings.json")
+
+
+# Which folder
+
+
+def several_runs(args: Args) -> bool:
+    """Whether `--target all` stands for a run on each target, not for one run or for one that evaluates
+    several."""
+    return args.protocol != "indomain" and args.target == "all" and not args.sources
+
+
+def of_target(args: Args, target: str) -> Args:
+    """The arguments of one of the runs of `--target all`; its output is a folder in `--out`."""
+    out = args.out
+    if out and several_runs(args):
+        out = str(Path(out) / target)
+    of_one = dataclasses.replace(args, target=target, out=out)
+    of_one.origins = args.origins
+    return of_one
+
+
+def folder_of(args: Args) -> Path:
+    """The output folder of a run on one target."""
+    if args.out:
+        return Path(args.out)
+    key = identity(args)
+    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4).hexdigest()
+    protocol = args.protocol
+    if protocol != "indomain":
+        protocol = f"{protocol}-{args.target}"
+    return Path("runs") / f"{key['method']}-{args.dataset}-{protocol}-{args.scale}-s{args.seed}-{digest}"
+
+
+def folders_of(args: Args, results: list[dict]) -> list[Path]:
+    """The output folders of the runs that `run` has returned for `args`."""
+    return [folder_of(of_target(args, result["args"]["target"])) for result in results]
+
+
+# What is in it
+
+
+def resumed(path: Path, key: dict, args: Args) -> tuple[dict | None, dict | None]:
+    """What the folder holds of this run: its checkpoint, and its result if it is finished. Stop if it holds
+    another run."""
+    if not args.resume:
+        return None, None
+    saved = read_checkpoint(path / "checkpoint.pt", key, args)
+    result = read_result(path / "result.json")
+    if saved:
+        refuse_another(path, as_now(json.loads(saved["identity"]), args), key)
+    elif result:
+        refuse_another(path, as_now(result["args"], args), key)
+    if result is None or as_now(result["args"], args) != key:
+        return saved, None
+    if saved and saved["round"] != args.rounds:
+        return saved, None
+    return saved, result
+
+
+def read_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
+    """A whole checkpoint, or None if there is none. Stop if it is damaged."""
+    if not path.exists():
+        return None
+    saved = load_file(path, "checkpoint")
+    try:
+        theirs = as_now(dict(json.loads(saved["identity"])), args)
+        whole = all(isinstance(saved[entry], kind) for entry, kind in KEPT.items())
+        if not whole or (theirs == key and not 0 < saved["round"] <= args.rounds):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        raise Stop(f"{path} is no whole checkpoint: give another --out, or --no-resume to replace it")
+    return saved
+
+
+def read_result(path: Path) -> dict | None:
+    """A finished run's result; None if there is none, or if it is damaged: then it is made again from the
+    checkpoint."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        result = json.loads(path.read_text())
+        if summary(result) and isinstance(result["args"], dict):
+            return result
+    return None
+
+
+def refuse_another(path: Path, theirs: dict, key: dict) -> None:
+    """Stop if the folder's run has other arguments, and say which."""
+    different = [name for name in sorted(theirs | key) if theirs.get(name) != key.get(name)]
+    if not different:
+        return
+    shown = ", ".join(f"{name} {theirs.get(name)}, not {key.get(name)}" for name in different[:3])
+    if len(different) > 3:
+        shown += ", ..."
+    raise Stop(f"{path} holds a run of other arguments ({shown}): give another --out, or --no-resume to "
+               "replace it",
+               2)
+
+
+class RunFolder:
+    """One run's folder and its progress: `t` rounds are done, `history` has a line of metrics for each.
+
+        with RunFolder(args) as folder:     # locked; what is there of this run is read
+            folder.begin(federation)        # states restored, settings printed and written
+            ...                             # after each part of a round: folder.lap("train"), and then
+            folder.log(entry)               # the round's line of metrics
+            folder.checkpoint(entry, federation)
+            folder.finish()                 # result.json
+    """
+
+    def __init__(self, args: Args):
+        self.args, self.key, self.path = args, identity(args), folder_of(args)
+        self.rank = process()[0]
+        self.t, self.history, self.images = 0, [], 0
+        self.best, self.best_state = {"round": 0, "val": -1.0}, None
+        self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
+        self.bar, self.shown = None, {}
+
+    def __enter__(self) -> RunFolder:
+        self.stack = contextlib.ExitStack()
+        if self.rank == 0:
+            self.stack.enter_context(locked(self.path / ".lock", wait=False))
+        try:
+            here = resumed(self.path, self.key, self.args) if self.rank == 0 else None
+            self.saved, self.result = from_server(here)
+        except BaseException:
+            self.stack.close()
+            raise
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stack.close()
+
+    # Before the first round
+
+    def begin(self, federation) -> None:
+        """Restore what was saved; tell the user what starts; write the settings."""
+        if self.saved:
+            self.restore(federation)
+        self.saved_at = time.monotonic()
+        if self.rank == 0:
+            self.clean()
+            self.announce(federation)
+            settings = {"method": self.key["method"], "settings": settings_of(self.args)}
+            write_json(self.path / "settings.json", settings)
+            lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
+            write_whole(self.path / "metrics.jsonl", lambda file: file.write(lines.encode()))
+            wide = bool(sys.stderr and sys.stderr.isatty())
+            bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
+                       desc=f"{self.key['method']} {self.args.dataset}", mininterval=0.2 if wide else 30)
+            self.bar = self.stack.enter_context(bar)
+        self.since = time.perf_counter()
+
+    def restore(self, federation) -> None:
+        """The states of server and clients, and the progress, from the checkpoint."""
+        saved = self.saved
+        try:
+            self.t, self.history = saved["round"], json.loads(saved["history"])
+            self.seconds, self.images = saved["seconds"], saved["images"]
+            self.best = {name: saved["best"][name] for name in ("round", "val")}
+            states = {"server": saved["server"], "clients": saved["clients"]}
+            federation.load_state_dict(to_device(states, self.args.device))
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+            raise Stop(f"{self.path / 'checkpoint.pt'} does not fit this method ({type(e).__name__}: {e}): "
+                       "give "
+                       f"another --out, or --no-resume to replace it")
+
+    def clean(self) -> None:
+        """Remove what earlier processes left: temporary files, the files of a run that starts afresh, times
+        to come."""
+        if not self.saved:
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+        for leftover in self.path.glob("*.tmp"):  # of a write that was killed
+            leftover.unlink()
+        times = self.path / "timing.jsonl"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            lines = times.read_text().splitlines(keepends=True)
+            kept = "".join(line for line in lines if json.loads(line)["round"] <= self.t)
+            write_whole(times, lambda file: file.write(kept.encode()))
+
+    def announce(self, federation) -> None:
+        """What starts, on a few lines: data, machine, folder, and each setting that differs from its
+        default."""
+        args = self.args
+        print(f"{self.key['method']} on {args.dataset}, {args.protocol}: {federation.described()}")
+        print(f"{args.device}, {args.precision}, threads: {torch.get_num_threads()}; output in {self.path}")
+        lines = differences(args)
+        if lines:
+            print("settings that differ from the defaults, by origin (all: settings.json or "
+                  "--show-settings):")
+            print("\n".join(lines))
+        if self.t:
+            print(f"going on after round {self.t} of {args.rounds}")
+        sys.stdout.flush()
+
+    # In a round
+
+    def lap(self, part: str) -> None:
+        """Count the seconds since the last call for a part of the round: train, server, evaluate or write."""
+        now = time.perf_counter()
+        self.seconds[part] += now - self.since
+        self.since = now
+
+    def log(self, entry: dict) -> None:
+        """A round is done: append its metrics (deterministic) and times (not) to their files and show
+        them."""
+        self.t += 1
+        if self.rank:
+            return
+        self.history.append(entry)
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(entry) + "\n")
+        with open(self.path / "timing.jsonl", "a") as file:
+            file.write(json.dumps({"round": entry["round"], "seconds": self.seconds}) + "\n")
+        shown = {}
+        losses = [log["loss"] for log in entry["clients"].values() if "loss" in log]
+        if losses:
+            shown["loss"] = f"{np.mean(losses):.3f}"
+        if "val" in entry:
+            shown["val"] = f"{100 * entry['val']['ALL']:.1f}"
+            shown["ALL"] = f"{100 * entry['test']['ALL']:.1f}"
+            shown["AVG"] = f"{100 * entry['test']['AVG']:.1f}"
+        if "target" in entry:
+            shown["target"] = f"{100 * entry['target']:.1f}"
+        if "val" in entry or "target" in entry:
+            self.shown = shown  # stays on the bar until the next evaluation
+        self.bar.set_postfix(self.shown | shown, refresh=False)
+        self.bar.update()
+
+    def checkpoint(self, entry: dict, federation) -> None:
+        """Keep the state of the best validation round (the first of equals); write it and the last state when
+        it is time."""
+        last = self.t == self.args.rounds
+        better = "val" in entry and entry["val"]["ALL"] > self.best["val"]
+        due = last or time.monotonic() - self.saved_at >= self.args.checkpoint_every
+        better, due = from_server((better, due))
+        if better or due:
+            state = {"server": federation.server.state_dict(),
+                     "clients": merged({k: client.state_dict() for k, client in federation.clients.items()})}
+            if better and self.rank == 0:
+                self.best = {"round": self.t, "val": entry["val"]["ALL"]}
+                self.best_state = {"identity": json.dumps(self.key), **self.best, **copied(state)}
+            if due and self.rank == 0:
+                self.write_checkpoints(state)
+            if due:
+                self.saved_at = time.monotonic()
+        self.lap("write")
+
+    def write_checkpoints(self, state: dict) -> None:
+        """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
+        if self.best_state:
+            write_whole(self.path / "best.pt", lambda file: save(self.best_state, file))
+            self.best_state = None
+        progress = {"identity": json.dumps(self.key), "round": self.t, "history": json.dumps(self.history),
+                    "seconds": self.seconds, "images": self.images, "best": self.best}
+        write_whole(self.path / "checkpoint.pt", lambda file: save(progress | state, file))
+
+    # After the last round
+
+    def finish(self) -> dict:
+        """The finished run's result, in result.json, curves.png and `--record`, and for every process."""
+        result = {}
+        if self.rank == 0:
+            self.bar.close()
+            result = result_of(self.args, self.key, self.history, self.best["round"])
+            seconds = {part: round(value, 3) for part, value in self.seconds.items()}
+            result["seconds"] = seconds
+            result["images_per_second"] = round(self.images / max(seconds["train"], 1e-9), 1)
+            result["peak_memory_mib"] = peak_memory()
+            result |= provenance(self.args)
+            title = f"{result['method']}, {self.args.dataset}, {self.args.scale}"
+            draw_curves(self.path / "curves.png", self.history, title)
+            write_json(self.path / "result.json", result)
+            record(self.args, result)
+            print(f"{self.path}: {summary(result)}")
+        return from_server(result)
+
+    def finished_before(self) -> dict:
+        """The result of a run that was finished when it was started again."""
+        if self.rank == 0:
+            print(f"{self.path} holds this run, finished: {summary(self.result)}")
+            record(self.args, self.result)
+        return self.result
+
+
+def copied(value):
+    """A deep copy of nested dicts of tensors, numbers and strings."""
+    if isinstance(value, dict):
+        return {k: copied(v) for k, v in value.items()}
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,515 @@
+"""Flags and settings: every value of a run, where it may come from, and where it came from.
+
+A value comes from the first of these layers that has one:
+
+    flag             what stands on the command line
+    laptop, smoke    with --scale: the method's own table for the dataset, then SCALES below
+    variant NAME     with --variant: the method's VARIANTS table for the dataset
+    <dataset>        the method's PAPER table for the dataset
+    derived          what follows from other values, such as the optimizer that goes with a learner
+    default          the default of the flag
+
+`Args` has what every run has; a method file extends it. `parse` makes an `Args` of a command line and
+remembers in `args.origins` from which layer each value is. A run writes them to settings.json;
+--show-settings prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import hashlib
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from plumbing.augment import AUGMENTATIONS
+from plumbing.errors import Stop
+
+
+def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True):
+    """A field of `Args`: its default, its help text and its limits.
+
+    `low`/`high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change any
+    number of a run (folders, checkpoint interval): such fields may differ between a run and the run that
+    resumes it.
+    """
+    meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers)
+    return field(default=default, metadata=meta)
+
+
+# What every run has, in the groups of --help
+
+
+@dataclass
+class DataArgs:
+    group: ClassVar[str] = "data"
+
+    dataset: str = arg("digits", "dataset; digits needs no download")
+    protocol: str = arg("indomain", "indomain: each client is tested on its own test part; lodo: leave one "
+                                    "domain out", choices=("indomain", "lodo"))
+    target: str = arg("all", "lodo, linear: the domain that is left out, by name; all: each in turn")
+    target_part: str = arg("all", "lodo, linear: images of the target that are used: all, or its test part "
+                                  "by --split", choices=("all", "test"))
+    split: str = arg("0.8/0.1/0.1", "shares of train/validation/test in each client")
+    clients_per_domain: int = arg(1, "clients that share one domain", low=1)
+    dirichlet: float = arg(0.0, "concentration of the label skew between the clients of a domain; 0: no skew",
+                           low=0)
+    limit: int = arg(0, "images used of each domain, drawn by the seed; 0: all", low=0)
+    normalize: str = arg("unit", "pixels: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
+                         choices=("unit", "imagenet"))
+    augment: str = arg("none", "augmentation of the training images, drawn anew for each image and batch",
+                       choices=("none", *AUGMENTATIONS))
+    image_size: int = arg(28, "height and width of the images, in pixels", low=8, high=4096)
+
+
+@dataclass
+class TrainingArgs:
+    group: ClassVar[str] = "training"
+
+    backbone: str = arg("smallcnn_bn", "network that is trained",
+                        choices=("smallcnn", "smallcnn_bn", "alexnet_bn", "alexnet", "resnet18", "resnet50",
+                                 "resnet18_3x3", "vit_b8"))
+    weights: str = arg("none", "initial weights: none (random), imagenet (torchvision's), or a file")
+    rounds: int = arg(100, "communication rounds T", low=1)
+    epochs: int = arg(1, "local epochs E in a round", low=1)
+    steps: int = arg(0, "local steps in a round, in place of epochs; 0: use epochs", low=0)
+    participation: float = arg(1.0, "share of the clients that train in a round", above=0, high=1)
+    batch_size: int = arg(50, "images in a batch B", low=2, high=1_000_000)
+    lr: float = arg(0.1, "learning rate of the first round", above=0)
+    lr_decay: float = arg(1.0, "factor on the learning rate after each round", above=0, high=1)
+    momentum: float = arg(0.0, "momentum of the local SGD", low=0, high=1)
+    weight_decay: float = arg(0.0, "weight decay of the local SGD", low=0)
+    clip: float = arg(0.0, "largest norm of the gradient over all parameters; 0: no clipping", low=0)
+
+
+@dataclass
+class RunArgs:
+    group: ClassVar[str] = "the run"
+
+    scale: str = arg("paper", "paper: the paper's setting; laptop: minutes on two cores; smoke: seconds",
+                     choices=("paper", "laptop", "smoke"))
+    seed: int = arg(0, "seed of the split, the initial weights, the batches and all other randomness", low=0)
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor has it, "
+                                 "else fp32", choices=("auto", "fp32", "tf32", "bf16"))
+    eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    data: str = arg("data", "folder of the datasets, the downloads and the decoded cache", numbers=False)
+    archives: str = arg("", "folder with archives downloaded before; looked at before the network",
+                        numbers=False)
+    out: str = arg("", "output folder; empty: runs/<method>-<dataset>-...-<hash of the arguments>",
+                   numbers=False)
+    resume: bool = arg(True, "go on with the run in the output folder; --no-resume starts it afresh",
+                       numbers=False)
+    checkpoint_every: float = arg(30.0, "seconds between checkpoints, at least; 0: after each round",
+                                  low=0, numbers=False)
+    record: str = arg("", "JSONL file to which the finished run is added as one line", numbers=False)
+
+
+@dataclass
+class Args(RunArgs, TrainingArgs, DataArgs):
+    """What every run has. Method files extend it; `parse` turns it into a command line."""
+
+    group: ClassVar[str] = "this method's own"
+    origins: ClassVar[dict[str, str]] = {}  # of each value its layer; `parse` sets it on what it returns
+    # Flags of methods without labels, see LinearArgs; here what they are for the others.
+    views: ClassVar[int] = 1
+    crop: ClassVar[int] = 0
+    drop_last: ClassVar[bool] = False
+    sources: ClassVar[str] = ""
+
+
+@dataclass
+class LinearArgs(Args):
+    """What every run of a method without labels has: it trains on views of the images, and a linear
+    classifier on the frozen network says how good the representation of a domain is that it has not seen
+    (FedGaLA, Sec. 4, App. B.3)."""
+
+    group: ClassVar[str] = "views and linear evaluation"
+
+    protocol: str = arg("linear", "linear: train without labels, then fit a linear classifier to a part of "
+                                  "the target's labels", choices=("linear",))
+    sources: str = arg("", "domains of the clients, such as painting,real,sketch; empty: all but the target. "
+                           "With --target all one run then evaluates all the other domains")
+    crop: int = arg(32, "height and width of the views, and of the images in the evaluation, in pixels",
+                    low=8, high=4096)
+    augment: str = arg("simclr", "augmentation of the views, drawn anew for each view and batch",
+                       choices=("none", *AUGMENTATIONS))
+    drop_last: bool = arg(True, "leave out the last batch of an epoch if it is smaller than the others")
+    label_ratio: str = arg("0.1/0.3", "shares of the target's labels to which classifiers are fitted, one "
+                                      "after the other; they are tested on the rest")
+    probe: str = arg("encoder", "what the classifier sees: the encoder's output or the projector's",
+                     choices=("encoder", "projector"))
+    linear_lr: float = arg(3e-3, "learning rate of the classifier's Adam", above=0)
+    linear_epochs: int = arg(100, "epochs of the classifier", low=1)
+    linear_batch: int = arg(512, "images in a batch of the classifier", low=1)
+
+    views: ClassVar[int] = 2  # of each image, stacked in a batch
+
+
+def group_of(cls: type[Args], name: str) -> str:
+    """The group of a flag in --help: that of the class which declares it first."""
+    declaring = [base for base in cls.__mro__ if name in getattr(base, "__annotations__", {})]
+    return declaring[-1].group if "group" in vars(declaring[-1]) else Args.group
+
+
+# Settings by dataset for the smaller scales; a method's own go over them, see the layers above.
+IMAGES_AT_LAPTOP_SCALE = dict(image_size=64, rounds=20, epochs=1, limit=2000, weights="none", eval_every=2)
+DIGITS_AT_SMOKE_SCALE = dict(rounds=2, limit=40, batch_size=16, weights="none")
+IMAGES_AT_SMOKE_SCALE = dict(image_size=160, rounds=2, limit=40, epochs=1, steps=0, weights="none")
+SCALES = {
+    "paper": {},
+    "laptop": {
+        "officecaltech": dict(image_size=160, rounds=60),
+        "pacs": dict(image_size=160, rounds=15, epochs=1),
+        "vlcs": IMAGES_AT_LAPTOP_SCALE,
+        "officehome": IMAGES_AT_LAPTOP_SCALE,
+        "terrainc": IMAGES_AT_LAPTOP_SCALE,
+        "domainnet": IMAGES_AT_LAPTOP_SCALE,
+        "domainnet10": IMAGES_AT_LAPTOP_SCALE,
+        "domainnet20": IMAGES_AT_LAPTOP_SCALE,
+        "camelyon17": IMAGES_AT_LAPTOP_SCALE,
+        "iwildcam": IMAGES_AT_LAPTOP_SCALE,
+    },
+    "smoke": {
+        "digits": DIGITS_AT_SMOKE_SCALE,
+        "rotatedmnist": DIGITS_AT_SMOKE_SCALE,
+        "rotatedmnist-t10k": DIGITS_AT_SMOKE_SCALE,
+        "officecaltech": IMAGES_AT_SMOKE_SCALE,
+        "pacs": IMAGES_AT_SMOKE_SCALE,
+        "vlcs": IMAGES_AT_SMOKE_SCALE,
+        "terrainc": IMAGES_AT_SMOKE_SCALE,
+        "domainnet10": IMAGES_AT_SMOKE_SCALE,
+        "domainnet20": IMAGES_AT_SMOKE_SCALE,
+        "camelyon17": IMAGES_AT_SMOKE_SCALE,
+        "iwildcam": IMAGES_AT_SMOKE_SCALE,
+        "officehome": IMAGES_AT_SMOKE_SCALE | dict(limit=100),  # 65 classes
+        "domainnet": IMAGES_AT_SMOKE_SCALE | dict(limit=400),  # 345 classes
+    },
+}
+
+
+# From a command line to settings
+
+
+@dataclass
+class Layer:
+    """Values of settings by name, and where they come from."""
+
+    origin: str
+    values: dict
+
+
+def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None, *,
+          variants: dict[str, dict[str, dict]] | None = None, laptop: dict[str, dict] | None = None,
+          smoke: dict[str, dict] | None = None, follows: Callable[[dict], dict] | None = None) -> Args:
+    """The arguments of a run from the command line, by the layers above.
+
+    `paper`, `laptop` and `smoke` are tables dataset -> values, `variants` one more level; `follows(values)`
+    gives the derived values. Bad usage ends the program with one line on stderr and exit code 2; --help and
+    --show-settings end it with 0 after they have printed the values that the other flags lead to.
+    """
+    parser = Parser.of(cls, datasets=tuple(paper))
+    given = vars(parser.parse_args(argv))
+    show_help = given.pop("help", False)
+    show_settings = given.pop("show_settings", False)
+    tables = {"laptop": laptop or {}, "smoke": smoke or {}}
+    layers = layers_of(cls, paper, variants or {}, tables, given, parser)
+    values, origins = merge(layers)
+    if follows:
+        layers.insert(-1, Layer("derived", follows(values)))  # above the defaults alone
+        values, origins = merge(layers)
+    args = cls(**values)
+    for name, value in values.items():
+        if getattr(args, name) != value:
+            origins[name] = "derived"  # by the class itself
+    args.origins = origins
+    if show_help:
+        print(parser.help_with(args))
+        sys.exit(0)
+    check(args, parser)
+    if show_settings:
+        print(settings_table(args))
+        sys.exit(0)
+    return args
+
+
+def layers_of(cls: type[Args], paper: dict, variants: dict, tables: dict, given: dict,
+              parser: Parser) -> list[Layer]:
+    """The layers of a command line, the strongest first, without derived values."""
+    dataset = given.get("dataset", cls.dataset)
+    scale = given.get("scale", cls.scale)
+    variant = given.get("variant", getattr(cls, "variant", None))
+    layers = [Layer("flag", given)]
+    if scale != "paper":
+        layers.append(Layer(scale, tables[scale].get(dataset, {})))
+        layers.append(Layer(scale, SCALES[scale].get(dataset, {})))
+    if variant in variants:
+        if dataset not in variants[variant]:
+            there = ", ".join(variants[variant])
+            parser.error(f"--variant {variant} has no settings for {dataset}; it has for {there}")
+        layers.append(Layer(f"variant {variant}", variants[variant][dataset]))
+    layers.append(Layer(dataset, paper[dataset]))
+    layers.append(Layer("default", {f.name: f.default for f in dataclasses.fields(cls)}))
+    return layers
+
+
+def merge(layers: list[Layer]) -> tuple[dict, dict[str, str]]:
+    """Of each setting the value, and its origin, of the first layer that has it."""
+    values, origins = {}, {}
+    for layer in reversed(layers):
+        values |= layer.values
+        origins |= dict.fromkeys(layer.values, layer.origin)
+    return values, origins
+
+
+def check(args: Args, parser: Parser) -> None:
+    """End with one line if a value is outside its limits. Device and precision become what they are here."""
+    for f in dataclasses.fields(args):
+        wrong = violation(getattr(args, f.name), f.metadata)
+        if wrong:
+            parser.error(f"{flag_of(f.name)} is {getattr(args, f.name)}; it must be a finite number {wrong}")
+    try:
+        shares(args.split)
+        if args.protocol == "linear":
+            ratios(args.label_ratio)
+        args.device = choose_device(args.device)
+        args.precision = choose_precision(args.precision, args.device)
+    except Stop as stop:
+        parser.error(str(stop))
+
+
+def violation(value, limits) -> str:
+    """What a number must be, if it is not; else nothing. `limits`: low, high (included) and above (excluded),
+    or None."""
+    low, high, above = limits["low"], limits["high"], limits["above"]
+    wrong = isinstance(value, float) and not math.isfinite(value)
+    wrong = wrong or (low is not None and value < low)
+    wrong = wrong or (high is not None and value > high)
+    wrong = wrong or (above is not None and value <= above)
+    if not wrong:
+        return ""
+    words = []
+    if low is not None:
+        words.append(f"at least {low}")
+    if above is not None:
+        words.append(f"above {above}")
+    if high is not None:
+        words.append(f"at most {high}")
+    return " and ".join(words)
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help in columns that have room for the flags' names."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=32, width=110)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
+
+    @classmethod
+    def of(cls, args: type[Args], datasets: tuple[str, ...]) -> Parser:
+        """The command line of a method: its own flags first, then those of data, training and the run."""
+        module = sys.modules[args.__module__]
+        parser = cls(prog=Path(module.__file__).stem, allow_abbrev=False, add_help=False,
+                     usage="%(prog)s [flags]", formatter_class=Formatter,
+                     description=(module.__doc__ or "").split("\nPaper  ")[0])
+        groups = {}
+        for cls_of_group in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
+            if issubclass(args, cls_of_group):
+                groups[cls_of_group.group] = parser.add_argument_group(cls_of_group.group)
+        for f in dataclasses.fields(args):
+            add_flag(groups[group_of(args, f.name)], f, datasets)
+        of_run = groups[RunArgs.group]
+        of_run.add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
+                            help="print every setting with its origin, and stop")
+        of_run.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
+                            help="print this help, with the values that the other flags lead to, and stop")
+        return parser
+
+    def help_with(self, args: Args) -> str:
+        """The help text with the values that `args` has, and where each is from."""
+        for action in self._actions:
+            if hasattr(args, action.dest):
+                value, origin = getattr(args, action.dest), args.origins[action.dest]
+                action.help = with_default(action.help, value, "" if origin == "default" else origin)
+        self.epilog = (f"In brackets: the value with --dataset {args.dataset} --scale {args.scale} and the "
+                       f"other flags given,\nand its origin where it is not the flag's default.")
+        return self.format_help()
+
+    def error(self, message):
+        if message.startswith("unrecognized arguments: "):
+            flag = message.split(": ", 1)[1].split()[0].split("=")[0]
+            message = f"{flag} is not a flag of {self.prog}"
+            flags = [option for action in self._actions for option in action.option_strings]
+            near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
+            if near:
+                message += f"; did you mean {near[0]}?"
+        first = os.environ.get("LOCAL_RANK", "0") == "0"  # with torchrun one process speaks for all
+        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if first else None)
+
+
+def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
+    """A flag for one field of `Args`; it is not in the result unless it stands on the command line."""
+    how = dict(dest=f.name, help=f.metadata["text"].replace("%", "%%"), default=argparse.SUPPRESS)
+    if isinstance(f.default, bool):
+        group.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, **how)
+        return
+    how["type"] = type(f.default)
+    choices = f.metadata["choices"]
+    if f.name == "dataset":
+        how["type"], choices = canonical, datasets
+    if choices:
+        how["choices"] = choices
+    else:
+        how["metavar"] = type(f.default).__name__
+    group.add_argument(flag_of(f.name), **how)
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field: lambda_ is --lambda."""
+    return "--" + name.strip("_").replace("_", "-")
+
+
+def with_default(text: str, value, origin: str = "") -> str:
+    """A help text that ends with the flag's value, and with where it comes from."""
+    shown = "empty" if value == "" else value
+    if origin:
+        return f"{text} [{shown}; {origin}]"
+    return f"{text} [{shown}]"
+
+
+def canonical(dataset: str) -> str:
+    """The name of a dataset; officecaltech10 is another name of officecaltech."""
+    return "officecaltech" if dataset == "officecaltech10" else dataset
+
+
+# Settings shown
+
+
+def settings_of(args: Args) -> dict[str, dict]:
+    """Of each setting its value and its origin: the content of settings.json."""
+    found = {}
+    for f in dataclasses.fields(args):
+        found[f.name] = {"value": getattr(args, f.name), "origin": args.origins.get(f.name, "set directly")}
+    return found
+
+
+def settings_table(args: Args) -> str:
+    """Every setting, a line each: name, value, origin."""
+    lines = [f"{method_name(args)}: every setting, its value, and where that comes from"]
+    for name, setting in settings_of(args).items():
+        value = "(empty)" if setting["value"] == "" else setting["value"]
+        lines.append(f"  {flag_of(name):24}{value!s:24}{setting['origin']}")
+    return "\n".join(lines)
+
+
+SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
+
+
+def differences(args: Args) -> list[str]:
+    """A line for each origin with the settings that differ from the flags' defaults, the weakest layer
+    first."""
+    of_origin = {}
+    for f in dataclasses.fields(args):
+        value = getattr(args, f.name)
+        if value != f.default and f.name not in SHOWN_ANYWAY:
+            origin = args.origins.get(f.name, "set directly")
+            of_origin.setdefault(origin, []).append(f"{f.name.strip('_')} {value}")
+    strength = {"derived": 1, args.dataset: 2, args.scale: 4, "flag": 5}  # a variant: 3
+    lines = []
+    for origin in sorted(of_origin, key=lambda origin: strength.get(origin, 3)):
+        lines.append(f"  {origin}: {', '.join(of_origin[origin])}")
+    return lines
+
+
+# What a run is known by
+
+
+def method_name(args: Args) -> str:
+    """The method file's name, without .py."""
+    return Path(sys.modules[type(args).__module__].__file__).stem
+
+
+def identity(args: Args) -> dict:
+    """The arguments that decide the numbers of a run; two runs are the same when these are."""
+    key = {"method": method_name(args)}
+    for f in dataclasses.fields(args):
+        if f.metadata["numbers"]:
+            key[f.name] = getattr(args, f.name)
+    if Path(args.weights).is_file():
+        key["weights"] += " " + hashlib.blake2b(Path(args.weights).read_bytes(), digest_size=8).hexdigest()
+    key["device"] = args.device.split(":")[0]
+    return key
+
+
+def as_now(theirs: dict, args: Args) -> dict:
+    """The identity of an older run, in which a derived value may stand as 0, as it would be written today."""
+    numbers = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
+    known = {name: theirs[name] for name in numbers if name in theirs}
+    settled = type(args)(**known)
+    return theirs | {name: getattr(settled, name) for name in known}
+
+
+# Values written as text
+
+
+def shares(split: str) -> tuple[float, float, float]:
+    """'0.8/0.1/0.1' -> (0.8, 0.1, 0.1); they must be positive and sum to 1."""
+    try:
+        train, val, test = (float(s) for s in split.split("/"))
+        if not (min(train, val, test) > 0 and abs(train + val + test - 1) < 1e-6):  # also for nan
+            raise ValueError
+    except ValueError:
+        raise Stop(f"--split is {split}; expected three positive shares that sum to 1, such as 0.8/0.1/0.1",
+                   2)
+    return train, val, test
+
+
+def ratios(text: str) -> list[float]:
+    """'0.1/0.3' -> [0.1, 0.3]; each is between 0 and 1, none comes twice."""
+    try:
+        found = [float(r) for r in text.split("/")]
+        if not all(0 < r < 1 for r in found) or len(set(found)) < len(found):
+            raise ValueError
+    except ValueError:
+        raise Stop(f"--label-ratio is {text}; expected shares between 0 and 1, each once, such as 0.1/0.3", 2)
+    return found
+
+
+def choose_device(device: str) -> str:
+    """'auto' becomes cuda or cpu; a GPU that is named must exist."""
+    import torch
+    if device != "auto" and device.split(":")[0] not in ("cpu", "cuda"):
+        raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":  # with torchrun each process takes its own GPU
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % max(torch.cuda.device_count(), 1)}"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise Stop(f"--device {device} cannot be used here: {str(e).splitlines()[0]}", 2)
+    return device
+
+
+def choose_precision(precision: str, device: str) -> str:
+    """'auto' becomes bf16 where the processor has bf16 instructions, else fp32; tf32 needs a GPU."""
+    import torch
+    cuda = device.startswith("cuda")
+    if precision == "auto":
+        if cuda:
+            has_bf16 = torch.cuda.is_bf16_supported()
+        else:
+            has_bf16 = device == "cpu" and torch.cpu._is_avx512_bf16_supported()
+        precision = "bf16" if has_bf16 else "fp32"
+    if precision == "tf32" and not cuda:
+        raise Stop(f"--precision tf32 needs a GPU; the device is {device}: use fp32 or bf16", 2)
+    return precision

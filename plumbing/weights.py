@@ -1,0 +1,52 @@
+"""Where a network's initial weights come from: torchvision's ImageNet weights, or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plumbing.errors import Stop
+from plumbing.files import load_file
+
+import torch
+from torch import Tensor, nn
+
+
+def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
+    """The weights that `--weights origin` names: none, imagenet (torchvision's weights `imagenet`), or a
+    file."""
+    if origin == "none":
+        return None
+    if origin == "imagenet":
+        import torchvision
+        try:
+            return torchvision.models.get_weight(imagenet).get_state_dict(progress=True, check_hash=True)
+        except (OSError, RuntimeError) as e:
+            raise Stop(f"could not get the weights {imagenet} ({e}); download them by hand and give "
+                       "--weights "
+                       f"FILE")
+    weights = load_file(Path(origin), "weights")
+    if not isinstance(weights, dict) or not all(is_weight(name, value) for name, value in weights.items()):
+        raise Stop(f"--weights {origin} is no file of weights: expected a dict of names and finite tensors",
+                   2)
+    return weights
+
+
+def is_weight(name, value) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and bool(torch.isfinite(value).all())
+
+
+def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: str) -> None:
+    """Load weights into `module`. Those of the layer `skip` are left out if their shape differs; all others
+    must fit."""
+    have = module.state_dict()
+    kept = {}
+    for name, value in weights.items():
+        in_skipped_layer = bool(skip) and name.startswith(f"{skip}.")
+        if not in_skipped_layer or (name in have and value.shape == have[name].shape):
+            kept[name] = value
+    wrong = sorted(name for name, v in kept.items() if name not in have or v.shape != have[name].shape)
+    missing = sorted(name for name in have if name not in kept and not (skip and name.startswith(f"{skip}.")))
+    if wrong or missing:
+        raise Stop(f"--weights {origin} does not fit the network: {len(missing)} tensors are missing and "
+                   f"{len(wrong)} do not fit, such as {(missing + wrong)[0]}", 2)
+    module.load_state_dict(kept, strict=False)

@@ -1,0 +1,142 @@
+"""The papers' figures that are drawn from the records: curves over the rounds, accuracy over a parameter, a
+radar of the domains. Those that reproduce.measures makes of the runs' folders (measuring.py) are only
+shown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+from reproduce.cells import FilledBlock
+from reproduce.drawing import new_figure, plot_curve, write_figure
+from reproduce.tables import Table
+
+
+def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
+    """Draw a figure into `path`, a panel for each block; whether there is one."""
+    if table.figure == "measure":
+        return path.exists()
+    shown = [block for block in blocks if has_something(table, block)]
+    if not shown:
+        return False
+    columns = min(3, len(shown))
+    lines = math.ceil(len(shown) / columns)
+    figure = new_figure(4.6 * columns, 3.6 * lines + 0.3)
+    title = table.title
+    if scale != "paper":
+        title += f", {scale} scale"
+    figure.suptitle(title, fontsize=10)
+    for i, block in enumerate(shown, 1):
+        if table.figure == "radar":
+            panel = figure.add_subplot(lines, columns, i, projection="polar")
+            draw_radar(panel, block)
+            panel.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0.95, 1.1))
+        else:
+            panel = figure.add_subplot(lines, columns, i)
+            if table.figure == "curves":
+                draw_curves(panel, block, table.axis)
+            else:
+                draw_parameter(panel, block, table.axis)
+            panel.legend(fontsize=7)
+        panel.set_title(block.block.title, fontsize=9)
+    write_figure(path, figure)
+    return True
+
+
+def has_something(table: Table, block: FilledBlock) -> bool:
+    """Whether a row has a record; for a line over a parameter two, else there is nothing to see."""
+    least = 2 if table.figure == "parameter" else 1
+    for line in block.rows:
+        recorded = [cell for cell in line.cells if cell.records]
+        if len(recorded) >= least:
+            return True
+    return False
+
+
+def draw_curves(panel, block: FilledBlock, axis: str) -> None:
+    """The mean over the seeds of a curve of the record (`curve/ALL`, `logs/discarded`) over the rounds, and
+    its deviation."""
+    column = block.block.columns[0]
+    for line in block.rows:
+        records = list(line.cells[0].records.values())
+        curves = []
+        for record in records:
+            if column.path in record.get(column.kind, {}):
+                curves.append(record[column.kind][column.path])
+        if not curves:
+            continue
+        if column.kind == "curve":
+            all_rounds = records[0]["curve"]["round"]
+        else:
+            all_rounds = range(1, len(curves[0]) + 1)
+        rounds, means, deviations = [], [], []
+        for t, values in zip(all_rounds, zip(*curves)):
+            if None in values:  # nothing was logged in this round
+                continue
+            rounds.append(t)
+            means.append(100 * statistics.mean(values))
+            if len(values) > 1:
+                deviations.append(100 * statistics.stdev(values))
+        curve = plot_curve(panel, rounds, means, f"{line.row.method} ({len(curves)})")
+        if deviations:
+            low = [m - d for m, d in zip(means, deviations)]
+            high = [m + d for m, d in zip(means, deviations)]
+            panel.fill_between(rounds, low, high, alpha=0.2, color=curve.get_color())
+    panel.set(xlabel="round", ylabel=f"{axis} (%)")
+    panel.xaxis.get_major_locator().set_params(integer=True)
+
+
+def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
+    """A line for each row: mean and deviation over the seeds at each value of the parameter; published points
+    as crosses."""
+    for line in block.rows:
+        places, means, deviations = [], [], []
+        published_places, published_means = [], []
+        for i, cell in enumerate(line.cells):
+            if cell.values:
+                places.append(i)
+                means.append(cell.mean)
+                deviations.append(cell.deviation or 0)
+            if cell.published:
+                published_places.append(i)
+                published_means.append(cell.published[0])
+        if places:
+            panel.errorbar(places, means, deviations, marker="o", markersize=4, linewidth=1.2, capsize=2,
+                           label=line.row.method)
+        if published_places:
+            panel.plot(published_places, published_means, "x", color="0.3",
+                       label=f"{line.row.method}, published")
+    names = [column.name for column in block.block.columns]
+    panel.set_xticks(range(len(names)), names)
+    panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%)")
+
+
+def draw_radar(panel, block: FilledBlock) -> None:
+    """Accuracy on each domain, each axis scaled by its largest value: the mean over the seeds."""
+    by_row = {}  # of each method's runs the accuracies {domain: accuracy}
+    for line in block.rows:
+        records = line.cells[0].records.values()
+        if records:
+            by_row[line.row.method] = [record["best"]["clients"] for record in records]
+    domains = shared_domains(by_row)
+    means = {}
+    for name, runs in by_row.items():
+        means[name] = [statistics.mean(run[domain] for run in runs) for domain in domains]
+    largest = [max(values) or 1 for values in zip(*means.values())]
+    angles = [2 * math.pi * i / len(domains) for i in range(len(domains))]
+    for name, values in means.items():
+        scaled = [value / top for value, top in zip(values, largest)]
+        label = f"{name} ({len(by_row[name])})"
+        panel.plot([*angles, angles[0]], [*scaled, scaled[0]], linewidth=1.3, label=label)
+    ticks = [f"{domain}\n{100 * top:.1f}%" for domain, top in zip(domains, largest)]
+    panel.set_xticks(angles, ticks, fontsize=7)
+    panel.set_yticklabels([])
+
+
+def shared_domains(by_row: dict[str, list[dict]]) -> list[str]:
+    """The domains of the first run that all runs have."""
+    runs = []
+    for of_row in by_row.values():
+        runs += of_row
+    return [domain for domain in runs[0] if all(domain in run for run in runs)]

@@ -1,0 +1,163 @@
+"""What training and networks cost: FLOPs, bytes and memory (FedCiR, Sec. 6.5, Table 3; FDSE, Table 4)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+
+from common import images_in_round, seed_all
+from plumbing.errors import Stop
+from reproduce.measures.finished import (
+    Rebuilt,
+    arguments_of,
+    finished,
+    history,
+    labels,
+    rebuilt,
+    training_sizes,
+)
+from reproduce.methods import arguments, builder_of
+
+import torch
+from tabulate import tabulate
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+# FLOPs
+
+
+def conv_backward(grad, x, w, _bias, _stride, _padding, _dilation, transposed, _out_padding, _groups, mask,
+                  out_shape=None):
+    """FLOPs of a convolution's backward pass: each gradient costs as much as the forward pass. (torch's own
+    count of the weight's gradient leaves out that the channels are in groups, which is wrong for FDSE's
+    depthwise convolutions.)"""
+    return (bool(mask[0]) + bool(mask[1])) * conv_flop_count(x, w, grad, transposed)
+
+
+def counter() -> FlopCounterMode:
+    """Counts 2 FLOPs for each multiply-add of matrix products, convolutions and attention; the rest counts
+    nothing."""
+    ours = {torch.ops.aten.convolution_backward: conv_backward}
+    return FlopCounterMode(display=False, custom_mapping=ours)
+
+
+def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
+    """(forward, training step) FLOPs of a network for a batch of `shape` [B, C, H, W], B at least 2.
+
+    A training step is one forward and one backward pass; that of the first layer has no gradient of its
+    input. The optimizer, BN, activations and what a method adds to the loss count nothing (`training_flops`
+    counts the latter). The model is copied and not changed.
+    """
+    model = copy.deepcopy(model)
+    x = torch.zeros(shape, device=next(model.parameters()).device)
+    with counter() as forward, torch.no_grad():
+        model.eval()(x)
+    with counter() as step:
+        model.train()(x).sum().backward()
+    return forward.get_total_flops(), step.get_total_flops()
+
+
+@functools.cache
+def network_cost(module: str, flags: tuple[str, ...]) -> dict[str, float]:
+    """FDSE's Table 4 of a network: parameters in 1e7, MiB of its float32 state, multiply-adds of 50 images of
+    256x256 in 1e10."""
+    args = dataclasses.replace(arguments(module, flags), image_size=256)
+    with torch.device("meta"):
+        net = builder_of(sys.modules[module])(args, 3, 10)
+        forward, _ = flops(net, (50, 3, 256, 256))
+    parameters = sum(p.numel() for p in net.parameters())
+    floats = sum(v.numel() for v in net.state_dict().values() if v.is_floating_point())
+    return {"parameters": parameters / 1e7, "flops": forward / 2 / 1e10, "mib": floats * 4 / 2 ** 20}
+
+
+# FedCiR, Table 3
+
+
+def training_flops(run: Rebuilt) -> float:
+    """FLOPs of a run's local training for each image, all of it: the regularizers' passes and generators too.
+
+    They are counted in one round of the client with the fewest training images, from the run's last state.
+    """
+    fed, args = run.federation, run.args
+    k = min(range(fed.K), key=fed.sizes.__getitem__)
+    seed_all(args.seed, "train", args.rounds - 1, k)
+    with counter() as count:
+        fed.clients[k].train(fed.server.download(k), args.rounds - 1)
+    return count.get_total_flops() / images_in_round(fed.sizes[k], args)
+
+
+def cost_to_reach(folder, accuracy: float, flops_per_image: float, sizes: dict[str, int] | None = None,
+                  by: str = "AVG", data: str = "data", archives: str = "") -> dict | None:
+    """What a client has spent, on average, when a run first reaches an accuracy (FedCiR, Table 3); None if it
+    never does.
+
+    `accuracy` in (0, 1]; `by`: test "AVG" or "ALL", or "target" (the left-out domain), at the rounds that
+    were evaluated. `sizes`: training images of each client by name (None: from the data). Returns "round";
+    "tflops", 1e12 FLOPs of local training until then, from the images of the rounds that a client took part
+    in; "gb", 1e9 bytes up and down; "memory_mib" and "gpu_memory_mib" (None without a GPU), the peaks of the
+    whole run in MiB. Means are over all clients of the run.
+    """
+    if not 0 < accuracy <= 1:
+        raise Stop(f"the accuracy to reach is {accuracy}; expected a share above 0 and at most 1, such as "
+                   f"0.6", 2)
+    if by not in ("AVG", "ALL", "target"):
+        raise Stop(f"the accuracy to reach is of {by!r}; expected AVG, ALL or target", 2)
+    result, entries = finished(folder), history(folder)
+    args = arguments_of(folder, data, archives)
+    reached = first_round(entries, accuracy, by, folder)
+    if reached is None:
+        return None
+    if sizes is None:
+        sizes = training_sizes(args)
+    images, exchanged = 0, 0
+    try:
+        for entry in entries:
+            if entry["round"] > reached:
+                continue
+            for name, log in entry["clients"].items():
+                images += images_in_round(sizes[name], args)
+                exchanged += log["bytes_up"] + log["bytes_down"]
+        memory = result["peak_memory_mib"]
+    except KeyError as e:
+        raise Stop(f"{folder}: metrics.jsonl, result.json and the data do not go together: {e} is missing", 2)
+    tflops = images * flops_per_image / len(sizes) / 1e12
+    gb = exchanged / len(sizes) / 1e9
+    gpu_memory = result.get("hardware", {}).get("gpu_peak_memory_mib")
+    return {"round": reached, "tflops": tflops, "gb": gb, "memory_mib": memory, "gpu_memory_mib": gpu_memory}
+
+
+def first_round(entries: list[dict], accuracy: float, by: str, folder) -> int | None:
+    """The first evaluated round at which an accuracy is reached; None if there is none. Stop if it was never
+    evaluated."""
+    part = "target" if by == "target" else "test"
+    evaluated = [entry for entry in entries if part in entry]
+    if not evaluated:
+        raise Stop(f"{Path(folder) / 'metrics.jsonl'} has no accuracy {by}", 2)
+    for entry in evaluated:
+        measured = entry["target"] if by == "target" else entry["test"][by]
+        if measured >= accuracy:
+            return entry["round"]
+    return None
+
+
+def show_cost(flags) -> dict:
+    """The command `cost`: a table, and the numbers."""
+    runs, table = [], []
+    for folder, name in zip(flags.folders, labels(flags.folders)):
+        per_image = flags.flops
+        if not per_image:
+            per_image = training_flops(rebuilt(folder, "last", flags.data, flags.archives))
+        cost = cost_to_reach(folder, flags.accuracy, per_image, None, flags.by, flags.data, flags.archives)
+        runs.append({"folder": str(folder), "method": name, "flops_per_image": per_image, "cost": cost})
+        spent = ["-", "-", "-", "-", "-"]
+        if cost:
+            spent = [cost[name] for name in ("round", "tflops", "gb", "memory_mib", "gpu_memory_mib")]
+        table.append([name, *spent])
+    print(f"each client until {flags.by} reaches {100 * flags.accuracy:g}% (-: never, or no GPU)")
+    head = ["method", "round", "TFLOPs", "GB up and down", "memory (MiB)", "GPU memory (MiB)"]
+    formats = (".0f", ".0f", ".3f", ".4f", ".0f", ".0f")
+    print(tabulate(table, head, floatfmt=formats, missingval="-"))
+    return {"by": flags.by, "accuracy": flags.accuracy, "runs": runs}

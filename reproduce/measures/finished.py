@@ -1,0 +1,218 @@
+"""A finished run from its output folder: what it has recorded, and its server and clients put together
+again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import common
+from plumbing.errors import Stop
+from plumbing.files import load_file
+from plumbing.processes import set_precision, to_device
+from plumbing.settings import Args, choose_device, identity
+from reproduce.methods import builder_of, method
+
+from torch import nn
+
+FILES = {"best": "best.pt", "last": "checkpoint.pt"}  # where a run keeps its state after these rounds
+# Variants that have a name of their own.
+ABLATIONS = {"fedavg": "FedAvg", "fedl2r": "FedL2R", "fedcmi": "FedCMI", "fedreg": "FedReg",
+             "fedalign": "FedAlign"}
+
+
+# What a run has recorded
+
+
+def finished(folder) -> dict:
+    """result.json of a run's folder. Stop if there is none or it is no result."""
+    path = Path(folder) / "result.json"
+    try:
+        result = json.loads(path.read_text())
+        whole = result["best"]["round"] > 0 and result["last"]["round"] > 0
+        if whole and result["method"] == result["args"]["method"]:
+            return result
+    except (FileNotFoundError, NotADirectoryError):
+        raise Stop(f"{path}: no such file; give the output folder of a finished run", 2)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise Stop(f"{path} is damaged or no result of a run: give the output folder of a finished run", 2)
+
+
+def history(folder) -> list[dict]:
+    """The lines of metrics.jsonl, one for each round."""
+    path = Path(folder) / "metrics.jsonl"
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        if entries and all(is_entry(entry) for entry in entries):
+            return entries
+    except (FileNotFoundError, NotADirectoryError):
+        raise Stop(f"{path}: no such file; give the output folder of a finished run", 2)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise Stop(f"{path} is damaged: expected one line of metrics for each round", 2)
+
+
+def is_entry(entry: dict) -> bool:
+    return isinstance(entry["round"], int) and isinstance(entry["clients"], dict)
+
+
+def arguments_of(folder, data: str, archives: str) -> Args:
+    """The arguments of a finished run from its result.
+
+    A field that the record lacks takes its default, one that the method lacks today is left out; what is no
+    number of the run (folders) comes from the caller. A GPU is used if the run had one and one is here.
+    """
+    result = finished(folder)
+    cls, key = method(result["method"]).Args, result["args"]
+    values = {}
+    for f in dataclasses.fields(cls):
+        if not f.metadata["numbers"] or f.name not in key:
+            continue
+        value, kind = key[f.name], type(f.default)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            path = Path(folder) / "result.json"
+            raise Stop(f"{path}: {f.name} is {value!r}; expected a value like {f.default!r}", 2)
+        values[f.name] = value
+    args = cls(**values | {"data": data, "archives": archives, "out": str(folder)})
+    if args.weights not in ("none", "imagenet"):  # a file; its hash follows its name
+        args.weights = args.weights.rpartition(" ")[0]
+        if identity(args)["weights"] != key["weights"]:
+            raise Stop(f"the run started from the weights {key['weights']}; {args.weights} is missing or "
+                       f"another file", 2)
+    args.device = choose_device("cpu" if args.device == "cpu" else "auto")
+    return args
+
+
+def domains_of(args: Args) -> tuple[list[common.Domain], tuple[str, ...]]:
+    """The domains of a finished run, and the class names."""
+    try:
+        return common.load_domains(args)
+    except KeyError as e:
+        raise Stop(f"{Path(args.out) / 'result.json'}: there is no dataset {e} here", 2)
+
+
+def training_sizes(args: Args) -> dict[str, int]:
+    """{client: its training images}."""
+    domains, classes = domains_of(args)
+    clients, _ = common.make_clients(args, domains, len(classes))
+    return {client.name: len(client.train) for client in clients}
+
+
+# Put together again
+
+
+@dataclass
+class Rebuilt:
+    """The server and clients of a finished run as they were after a round.
+
+    One scratch network is shared by all of them, so a call of a client's model() overwrites what the call
+    before returned: `tested` goes through them one by one, seeded as the round loop does.
+    """
+
+    folder: str
+    which: str  # best or last
+    round: int
+    label: str  # the method, as the papers write it
+    federation: common.Federation
+
+    @property
+    def args(self) -> Args:
+        return self.federation.args
+
+    def tested(self) -> Iterator[tuple[common.ClientProtocol, nn.Module]]:
+        """(client, the network it was tested with) for each client of a run and last for its targets. Use a
+        network before the next is asked for: they share their memory."""
+        for k, client in self.federation.clients.items():
+            common.seed_all(self.args.seed, "evaluate", self.round, k)  # as common.evaluate
+            yield client, client.model(self.federation.server.download(k))
+
+    def heading(self) -> dict[str, str]:
+        """With what the numbers of a run begin."""
+        return {"folder": self.folder, "method": self.label, "which": self.which}
+
+
+def rebuilt(folder, which: str = "best", data: str = "data", archives: str = "") -> Rebuilt:
+    """The finished run in `folder`, after its best validation round or its last one.
+
+    `data` and `archives` as the flags of a run. Stop if the folder does not hold a whole finished run.
+    """
+    if which not in FILES:
+        raise Stop(f"which is {which!r}; expected best or last", 2)
+    result = finished(folder)
+    module = method(result["method"])
+    args = arguments_of(folder, data, archives)
+    file = FILES["last" if args.protocol == "linear" else which]  # without labels the last round is the best
+    path = Path(folder) / file
+    saved = read_state(path, result, which)
+    set_precision(args)
+    domains, classes = domains_of(args)
+    build = builder_of(module)
+    try:
+        federation = common.federation(module.Server, module.Client, args, build, domains, classes)
+        states = {"server": saved["server"], "clients": saved["clients"]}
+        federation.load_state_dict(to_device(states, args.device))
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+        why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
+        raise Stop(f"{path} does not fit {result['method']}.py as it is now ({why})", 2)
+    return Rebuilt(str(folder), which, result[which]["round"], label(folder), federation)
+
+
+def read_state(path: Path, result: dict, which: str) -> dict:
+    """The state of a run's server and clients. Stop if it is not that of the result."""
+    saved = load_file(path, "checkpoint")
+    try:
+        same = json.loads(saved["identity"]) == result["args"] and saved["round"] == result[which]["round"]
+    except (KeyError, TypeError, ValueError):
+        raise Stop(f"{path} is no whole checkpoint: give the output folder of a finished run", 2)
+    if not same:
+        raise Stop(f"{path} and result.json beside it are of different runs or rounds: let the run finish "
+                   f"first", 2)
+    return saved
+
+
+# Its name
+
+
+def label(folder) -> str:
+    """A run's method as the papers write it: the first word of its file, or the ablation that its variant is,
+    or both."""
+    result = finished(folder)
+    module = method(result["method"])
+    variant = result["args"].get("variant")
+    if variant in ABLATIONS:
+        return ABLATIONS[variant]
+    name = (module.__doc__ or result["method"]).split(":")[0].split("\n")[0]
+    if variant in (None, getattr(module.Args, "variant", None)):
+        return name
+    return f"{name} ({variant})"
+
+
+def labels(folders) -> list[str]:
+    """The labels of several runs; those that are equal get the arguments in which the runs differ, or the
+    folder's name."""
+    plain = [label(folder) for folder in folders]
+    keys = [finished(folder)["args"] for folder in folders]
+    names = []
+    for folder, name, key in zip(folders, plain, keys):
+        same = [other for other, of_other in zip(keys, plain) if of_other == name]
+        if len(same) > 1:
+            name = f"{name} [{difference(key, same) or base_name(folder)}]"
+        names.append(name)
+    unique = []
+    for folder, name in zip(folders, names):
+        unique.append(f"{name} [{base_name(folder)}]" if names.count(name) > 1 else name)
+    return unique
+
+
+def difference(key: dict, others: list[dict]) -> str:
+    """The first three arguments in which one of the other runs differs, with the run's values."""
+    differ = [name for name in key if any(other.get(name) != key[name] for other in others)]
+    return ", ".join(f"{name} {key[name]}" for name in differ[:3])
+
+
+def base_name(folder) -> str:
+    return Path(folder).resolve().name

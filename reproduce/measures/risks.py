@@ -1,0 +1,122 @@
+"""The risk of a global model on the clients' images, and the training loss over the rounds (FedCiR, Sec. 6.4,
+Fig. 11)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common import Data, autocast, in_order
+from plumbing.errors import Stop
+from plumbing.settings import Args
+from reproduce.drawing import Curves, new_figure, plot_curves, write_figure
+from reproduce.measures.finished import Rebuilt, history, labels, rebuilt
+
+import numpy as np
+import torch
+from tabulate import tabulate
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+
+@torch.no_grad()
+def risk(model: nn.Module, data: Data, args: Args) -> float:
+    """The mean cross-entropy of `model` on `data`, in eval mode, in nats."""
+    model.eval()
+    total = 0.0
+    for x, y in in_order(data, args):
+        with autocast(args):
+            logits = model(x)
+        total += float(cross_entropy(logits.float(), y, reduction="sum"))
+    return total / len(data)
+
+
+def local_risks(run: Rebuilt) -> dict:
+    """Cross-entropy of the global model on each client's images, and its mean over clients (FedCiR, Fig. 11),
+    in nats.
+
+    The model is the one that the client is tested with. Returns {"method", "clients": {name: {"train",
+    "test"}}, "mean": {"train", "test"}} and, for leave-one-domain-out runs, "target": {"name", "test"}.
+    """
+    if run.args.protocol == "linear":
+        raise Stop(f"{run.folder} was trained without labels: its networks have no classifier and no "
+                   f"cross-entropy", 2)
+    clients, target = {}, {}
+    for client, model in run.tested():
+        data = client.data
+        if data.unseen:
+            target = {"target": {"name": data.name, "test": risk(model, data.test, run.args)}}
+        else:
+            on_train = risk(model, data.train, run.args)
+            on_test = risk(model, data.test, run.args)
+            clients[data.name] = {"train": on_train, "test": on_test}
+    mean = {}
+    for part in ("train", "test"):
+        mean[part] = float(np.mean([risks[part] for risks in clients.values()]))
+    return run.heading() | {"clients": clients, "mean": mean} | target
+
+
+def risk_curve(folder) -> tuple[list[int], list[float]]:
+    """The rounds and, for each, the mean over its clients of the mean training loss (metrics.jsonl). Fig. 11
+    by round: a checkpoint has one round only, the losses during local training are what a run keeps of all of
+    them. The loss is what the method records as such: the task's, without regularizers, where the method's
+    file says so."""
+    rounds, means = [], []
+    for entry in history(folder):
+        losses = [log["loss"] for log in entry["clients"].values() if "loss" in log]
+        if losses:
+            rounds.append(entry["round"])
+            means.append(float(np.mean(losses)))
+    if not rounds:
+        raise Stop(f"{Path(folder) / 'metrics.jsonl'} has no training losses: this method records none", 2)
+    return rounds, means
+
+
+def draw_risks(path, runs: list[dict], curves: Curves) -> None:
+    """FedCiR, Fig. 11. Left: for each result of `local_risks` the global model's cross-entropy on the test
+    images of each client and its mean, a dot where that of the training images is; right: the clients' mean
+    training loss over the rounds."""
+    names = {}  # of all clients, as an ordered set
+    for run in runs:
+        names |= dict.fromkeys(run["clients"])
+    names = list(names)
+    widths = max(5.0, 0.9 * len(names) + 2.6), 4.4
+    figure = new_figure(sum(widths), 3.8)
+    left, right = figure.subplots(1, 2, width_ratios=widths)
+    width = 0.8 / len(runs)
+    for i, run in enumerate(runs):
+        x, test, train = [], [], []
+        for j, name in enumerate([*names, "mean"]):
+            risks = run["mean"] if name == "mean" else run["clients"].get(name)
+            if risks:
+                x.append(j + (i + 0.5) * width - 0.4)
+                test.append(risks["test"])
+                train.append(risks["train"])
+        left.bar(x, test, 0.9 * width, color=f"C{i}", label=run["method"])
+        dots = "on its training images" if run is runs[-1] else None  # once in the legend
+        left.plot(x, train, ".", color="0.2", label=dots)
+    left.set_xticks(range(len(names) + 1), [*names, "mean"], rotation=20 if len(names) > 4 else 0)
+    left.set(ylabel="cross-entropy of the global model (nats)")
+    left.legend(fontsize=8)
+    plot_curves(right, curves, "training loss of the local models")
+    write_figure(path, figure)
+
+
+def show_risk(flags) -> dict:
+    """The command `risk`: a table, the figure, and the numbers."""
+    runs, curves, table = [], {}, []
+    for folder, name in zip(flags.folders, labels(flags.folders)):
+        run = local_risks(rebuilt(folder, flags.which, flags.data, flags.archives)) | {"method": name}
+        runs.append(run)
+        for client, risks in run["clients"].items():
+            table.append([name, client, risks["train"], risks["test"]])
+        if "target" in run:
+            table.append([name, f"{run['target']['name']} (left out)", None, run["target"]["test"]])
+        table.append([name, "mean of the clients", run["mean"]["train"], run["mean"]["test"]])
+    for run in runs:
+        rounds, losses = risk_curve(run["folder"])
+        curves[run["method"]] = rounds, losses
+        run["curve"] = {"round": rounds, "loss": losses}
+    if flags.out:
+        draw_risks(flags.out, runs, curves)
+    print(tabulate(table, ["method", "client", "train risk", "test risk"], floatfmt=".4f"))
+    return {"runs": runs}

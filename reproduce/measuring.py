@@ -1,0 +1,127 @@
+"""What tables and figures need of the runs' output folders, beyond their records: the figures that
+reproduce.measures draws, and FedCiR's Table 3, which goes into reach.jsonl beside the records."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import shlex
+from pathlib import Path
+
+from plumbing.errors import Stop
+from plumbing.files import locked
+from plumbing.runfolder import folder_of
+from reproduce.cells import run_of
+from reproduce.measures.command import main as measure
+from reproduce.measures.costs import cost_to_reach, training_flops
+from reproduce.measures.finished import rebuilt
+from reproduce.methods import ROOT, arguments
+from reproduce.records import Place, Records, Run
+from reproduce.tables import Table
+
+REACHED = 0.6  # the accuracy of FedCiR's Table 3
+
+
+def measure_folders(tables: list[Table], records: Records, out: Path, scale: str, seeds: list[int],
+                    place: Place) -> list[str]:
+    """Make what is not made yet; returns a line for each that could not be made."""
+    problems = []
+    for table in tables:
+        if table.figure == "measure":
+            problems += make_figure(table, records, out, scale, place)
+        elif any(column.kind == "reach" for block in table.blocks for column in block.columns):
+            problems += make_reach(table, records, scale, seeds, place)
+    return problems
+
+
+def folder_of_run(run: Run) -> Path:
+    """The output folder of a run."""
+    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
+    return ROOT / folder_of(args)
+
+
+# Figures
+
+
+def make_figure(table: Table, records: Records, out: Path, scale: str, place: Place) -> list[str]:
+    """Draw a figure if all its runs, of seed 0, are recorded; returns what went wrong, or nothing."""
+    folders = []
+    for block in table.blocks:
+        for row in block.rows:
+            if not row.implemented:
+                continue
+            run = run_of(block, row, block.columns[0], scale, 0)
+            if run is None or records.get(run) is None:
+                return []
+            folders.append(folder_of_run(run))
+    if not folders:
+        return []
+    name = table.id if scale == "paper" else f"{table.id}-{scale}"
+    return draw_from_folders(table, folders, out / "figures" / f"{name}.png", place)
+
+
+def draw_from_folders(table: Table, folders: list[Path], path: Path, place: Place) -> list[str]:
+    """Let reproduce.measures draw a figure, unless it is newer than its runs; returns what went wrong, or
+    nothing."""
+    results = [folder / "result.json" for folder in folders]
+    gone = [str(folder) for folder, result in zip(folders, results) if not result.exists()]
+    if gone and path.exists():
+        return []
+    if gone:
+        return [f"{table.id}: the runs are recorded, but not here is {', '.join(gone)}"]
+    if path.exists() and path.stat().st_mtime > max(result.stat().st_mtime for result in results):
+        return []
+    what, *flags = shlex.split(table.measure)
+    command = [what, *map(str, folders), *flags, "--out", str(path)]
+    if what != "curve":
+        command += ["--data", place.data, "--archives", place.archives]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        try:
+            measure(command)
+        except SystemExit:
+            return [f"{table.id}: {said.getvalue().strip()}"]
+    return []
+
+
+# FedCiR's Table 3
+
+
+def make_reach(table: Table, records: Records, scale: str, seeds: list[int], place: Place) -> list[str]:
+    """Measure the recorded runs of a table that are not in reach.jsonl; returns a line for each that cannot
+    be measured."""
+    problems = []
+    for block in table.blocks:
+        for row in block.rows:
+            for seed in seeds if row.implemented else []:
+                run = run_of(block, row, block.columns[0], scale, seed)
+                record = records.get(run) if run else None
+                if record is None or record["id"] in records.reach:
+                    continue
+                try:
+                    spent = reach(folder_of_run(run), place)
+                except Stop as stop:
+                    problems.append(f"{table.id}, {row.method}: {stop}")
+                    continue
+                append_reach(records.path, record["id"], spent)
+    return problems
+
+
+def append_reach(records: Path, id: str, spent: dict[str, float]) -> None:
+    """A line of reach.jsonl beside the records."""
+    with locked(records.with_name(".reach.jsonl.lock")), open(records.with_name("reach.jsonl"), "a") as file:
+        file.write(json.dumps({"id": id, "reach": spent}) + "\n")
+
+
+def reach(folder: Path, place: Place) -> dict[str, float]:
+    """FedCiR's Table 3: what a client spends until the mean over the clients is 60%; empty if it never is."""
+    per_image = training_flops(rebuilt(folder, "last", place.data, place.archives))
+    spent = cost_to_reach(folder, REACHED, per_image, data=place.data, archives=place.archives)
+    if spent is None:
+        return {}
+    memory = spent.pop("gpu_memory_mib")
+    if memory:
+        spent["gpu_memory_gb"] = memory * 2 ** 20 / 1e9
+    return spent

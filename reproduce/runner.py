@@ -1,0 +1,287 @@
+"""Runs what is missing: on this machine, several runs at once, or on a cluster.
+
+Nothing is lost or repeated: a run's process holds a lock while it is going on, also when its runner is gone,
+so that another runner in the same folder passes it by; a finished run is one line of the records, written
+under a lock by the run itself; a run that was cut off goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plumbing.errors import Stop
+from plumbing.files import locked
+from reproduce.methods import ROOT
+from reproduce.records import Place, Records, Run
+
+from tqdm import tqdm
+
+UNKNOWN = 60.0  # seconds by which a run of unknown length moves the progress bar
+
+
+# One run
+
+
+def claim(run: Run):
+    """The lock of a run, held by whoever is on it in this folder."""
+    name = hashlib.blake2b(run.key.encode(), digest_size=8).hexdigest()
+    return locked(ROOT / "runs" / ".claims" / f"{name}.lock", wait=False)
+
+
+def command_of(run: Run, place: Place) -> list[str]:
+    """What starts a run, with the folders of this machine."""
+    words = [sys.executable, *run.words]
+    if place.data != str(ROOT / "data"):
+        words += ["--data", place.data]
+    if place.archives:
+        words += ["--archives", place.archives]
+    return [*words, "--record", place.record]
+
+
+def execute(run: Run, place: Place, env: dict | None = None,
+            started: Callable | None = None) -> tuple[str, str]:
+    """Run one run to its end: ("done" | "skipped" | "failed", its last lines). Skipped: recorded, or another
+    runner has it.
+
+    `started` is called with its process when that is there.
+    """
+    try:
+        with claim(run) as lock:
+            if Records(Path(place.record)).get(run):
+                return "skipped", "recorded meanwhile"
+            process = subprocess.Popen(
+                command_of(run, place), cwd=ROOT, env=os.environ | (env or {}), text=True, errors="replace",
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us to pass on
+                pass_fds=(lock.fileno(),))  # it holds the lock too
+            if started:
+                started(process)
+            said = process.communicate()[0]
+    except Stop:
+        return "skipped", "another runner is on it"
+    except OSError as e:
+        return "failed", f"it could not be started: {e}"
+    outcome = "done" if process.returncode == 0 else "failed"
+    return outcome, last_lines(said)
+
+
+def last_lines(said: str) -> str:
+    """The last three lines that are not empty."""
+    lines = [line for line in said.replace("\r", "\n").splitlines() if line.strip()]
+    return "\n".join(lines[-3:])
+
+
+def report_failure(run: Run, said: str) -> None:
+    """Say above the progress bar that a run has failed, and its last lines."""
+    indented = said.replace("\n", "\n    ")
+    tqdm.write(f"failed: {run.command}\n    {indented}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def interruptible():
+    """SIGTERM and SIGHUP end the runner as Ctrl-C does."""
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, raise_interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def raise_interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+
+# On this machine
+
+
+@dataclass
+class Local:
+    """Runs on this machine, `jobs` at a time, on the given GPUs in turn; Ctrl-C stops them: each goes on from
+    its last checkpoint."""
+
+    jobs: int
+    gpus: list[str] = field(default_factory=list)
+
+    def run(self, runs: list[Run], place: Place, estimates: dict[str, float | None]) -> Counter:
+        """Run all; returns how many are done, skipped, failed or interrupted, and "stopped" after Ctrl-C."""
+        pool = Pool(runs, place, estimates)
+        workers = []
+        for n in range(self.jobs):
+            workers.append(threading.Thread(target=pool.work, args=(self.environment(n),), daemon=True))
+        with interruptible():
+            try:
+                for worker in workers:
+                    worker.start()
+                while any(worker.is_alive() for worker in workers):
+                    time.sleep(0.1)
+            except KeyboardInterrupt:
+                pool.stop()
+                for worker in workers:
+                    if worker.ident:  # it has started
+                        worker.join()
+                pool.counts["stopped"] = 1
+        pool.bar.close()
+        return pool.counts
+
+    def environment(self, n: int) -> dict[str, str]:
+        """What the runs of worker n find: their share of the processors, and one GPU."""
+        threads = max(1, (os.cpu_count() or 1) // self.jobs)
+        env = {"OMP_NUM_THREADS": str(threads)}
+        if self.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = self.gpus[n % len(self.gpus)]
+        return env
+
+
+class Pool:
+    """The runs that several workers share, those that are going on, and how many have ended how."""
+
+    def __init__(self, runs: list[Run], place: Place, estimates: dict[str, float | None]):
+        self.place, self.estimates = place, estimates
+        self.todo = queue.SimpleQueue()
+        for run in runs:
+            self.todo.put(run)
+        self.lock = threading.Lock()  # of what follows
+        self.processes: set[subprocess.Popen] = set()
+        self.stopping = False
+        self.counts = Counter()
+        seconds = sum(self.time_of(run) for run in runs)
+        wide = bool(sys.stderr and sys.stderr.isatty())
+        self.bar = tqdm(total=seconds, unit="s", desc=f"{len(runs)} runs", dynamic_ncols=wide,
+                        mininterval=0.5 if wide else 30,
+                        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}")
+
+    def time_of(self, run: Run) -> float:
+        return self.estimates.get(run.key) or UNKNOWN
+
+    def work(self, env: dict[str, str]) -> None:
+        """What a worker does: one run after the other, until none is left."""
+        while not self.stopping:
+            try:
+                run = self.todo.get_nowait()
+            except queue.Empty:
+                return
+            with self.lock:
+                self.counts["running"] += 1
+                self.show()
+            try:
+                outcome, said = execute(run, self.place, env, self.started)
+            except Exception as e:  # whatever a run dies of is reported, the others go on
+                outcome, said = "failed", f"{type(e).__name__}: {e}"
+            self.ended(run, outcome, said)
+
+    def started(self, process: subprocess.Popen) -> None:
+        """A run has started; if Ctrl-C came meanwhile, it stops at once."""
+        with self.lock:
+            self.processes.add(process)
+            if self.stopping:
+                interrupt(process)
+
+    def ended(self, run: Run, outcome: str, said: str) -> None:
+        with self.lock:
+            self.processes = {process for process in self.processes if process.poll() is None}
+            if self.stopping and outcome == "failed":
+                outcome = "interrupted"
+            self.counts["running"] -= 1
+            self.counts[outcome] += 1
+            self.bar.update(self.time_of(run))
+            self.show()
+            if outcome == "failed":
+                report_failure(run, said)
+
+    def show(self) -> None:
+        self.bar.set_postfix({what: n for what, n in self.counts.items() if n})
+
+    def stop(self) -> None:
+        """Interrupt what is going on; nothing else starts."""
+        with self.lock:
+            self.stopping = True
+            for process in self.processes:
+                interrupt(process)
+
+
+def interrupt(process: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+
+
+# On a cluster
+
+
+@dataclass
+class Slurm:
+    """Runs as jobs of a Slurm cluster, through submitit; `cluster` is "slurm", or "local" for a test on this
+    machine."""
+
+    jobs: int
+    cluster: str = "slurm"
+    folder: str = "runs/slurm"
+    timeout_min: int = 24 * 60
+    gpus: int = 1
+
+    def __post_init__(self):
+        if importlib.util.find_spec("submitit") is None:
+            raise Stop("--executor slurm needs submitit: pip install submitit", 2)
+
+    def run(self, runs: list[Run], place: Place, estimates: dict[str, float | None]) -> Counter:
+        """Submit all as an array of jobs and wait for them; returns what Local.run does."""
+        counts = Counter()
+        if not runs:
+            return counts
+        submitted = self.executor().map_array(job, runs, [place] * len(runs))
+        with interruptible(), tqdm(total=len(runs), unit="run", desc="jobs", disable=None) as bar:
+            try:
+                for run, submission in zip(runs, submitted):
+                    outcome, said = result_of(submission)
+                    counts[outcome] += 1
+                    bar.update()
+                    if outcome == "failed":
+                        report_failure(run, said)
+            except KeyboardInterrupt:
+                for submission in submitted:
+                    submission.cancel()
+                counts["stopped"] = 1
+        return counts
+
+    def executor(self):
+        """submitit's, with what a job asks for."""
+        import submitit
+        try:
+            executor = submitit.AutoExecutor(folder=str(ROOT / self.folder), cluster=self.cluster)
+        except RuntimeError as e:
+            raise Stop(f"--executor slurm: {e}", 2)
+        executor.update_parameters(timeout_min=self.timeout_min)
+        if self.cluster == "slurm":
+            executor.update_parameters(slurm_array_parallelism=self.jobs, gpus_per_node=self.gpus,
+                                       cpus_per_task=4)
+        return executor
+
+
+def result_of(submission) -> tuple[str, str]:
+    """Wait for a job: what `execute` has returned there, or what it died of."""
+    try:
+        return submission.result()
+    except Exception as e:  # whatever a job dies of is reported, the others go on
+        return "failed", (str(e).strip() or type(e).__name__).splitlines()[-1]
+
+
+def job(run: Run, place: Place) -> tuple[str, str]:
+    """What a job on a cluster does: the run, unless its record has appeared meanwhile."""
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    return execute(run, place)

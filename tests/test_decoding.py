@@ -1,0 +1,198 @@
+"""The cache of decoded pixels: what it holds, when it is used again, and what it costs."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from plumbing import decoding
+from plumbing.catalog import FOLDERS
+from plumbing.errors import Stop
+
+import pytest
+from PIL import Image
+
+from .small_datasets import (
+    SIZE,
+    check,
+    expect,
+    load,
+    names_in,
+    nothing_is_left,
+    pictures,
+    stops,
+    vlcs,
+    write_tar,
+    write_vlcs,
+    write_zip,
+)
+
+CLASSES = FOLDERS["vlcs"].classes
+
+
+def times(tmp_path) -> dict[Path, int]:
+    """{file with pixels: its last change in ns}."""
+    return {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.npy")}
+
+
+def test_a_copied_archive_is_not_decoded_again(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    load(tmp_path, "vlcs")
+    before = times(tmp_path)
+    assert len(before) == 4
+    copy = archive.rename(tmp_path / "archives" / "vlcs.tar.gz")
+    os.utime(copy, (1, 1))  # the content is what counts
+    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
+    assert times(tmp_path) == before
+
+
+def test_another_archive_is_decoded_again(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    load(tmp_path, "vlcs")
+    write_tar(archive, pictures(names_in(vlcs())))
+    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
+    assert len(times(tmp_path)) == 8
+
+
+def test_limit_keeps_a_part(tmp_path, monkeypatch):
+    write_vlcs(tmp_path, monkeypatch)
+    whole, _ = load(tmp_path, "vlcs")
+    part, _ = load(tmp_path, "vlcs", limit=6)
+    for d, kept in zip(whole, part):
+        labels = {}
+        for image, label in zip(d.images, d.labels):
+            labels[image.numpy().tobytes()] = int(label)
+        assert len(kept.labels) == len(kept.images) == 6
+        for image, label in zip(kept.images, kept.labels):
+            assert labels[image.numpy().tobytes()] == label
+
+
+def test_limit_lets_the_map_go(tmp_path, monkeypatch):
+    write_vlcs(tmp_path, monkeypatch)
+    part, _ = load(tmp_path, "vlcs", limit=6)
+    for d in part:
+        assert d.images.untyped_storage().nbytes() == 6 * SIZE * SIZE * 3  # a copy of what is kept
+
+
+def test_an_image_that_cannot_be_decoded(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    write_tar(archive, pictures(names_in(vlcs())) | {"VLCS/VOC2007/car/1.jpg": b"no image"})
+    message = "the image VLCS/VOC2007/car/1.jpg cannot be decoded .*replace it or get the archive again"
+    stops(message, load, tmp_path, "vlcs")
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_cache_with_other_classes_is_refused(tmp_path, monkeypatch):
+    write_vlcs(tmp_path, monkeypatch)
+    load(tmp_path, "vlcs")
+    expect(monkeypatch, "vlcs", 10, classes=CLASSES[::-1])
+    message = "the cache .* is damaged .*it has the classes bird, car, chair, dog, person.*delete that folder"
+    stops(message, load, tmp_path, "vlcs")
+
+
+# Cost
+
+
+def test_reading_is_never_far_ahead_of_decoding():
+    asked, finished, ahead = [], [], []
+
+    def jobs():
+        for i in range(200):
+            asked.append(i)
+            ahead.append(len(asked) - len(finished))
+            yield (i,)
+
+    with ThreadPoolExecutor(2) as pool:
+        for result in decoding.bounded(pool, int, jobs(), 5):
+            finished.append(result)
+    assert finished == list(range(200))
+    assert 1 < max(ahead) <= 6
+
+
+def test_decoding_reads_few_images_ahead(tmp_path, monkeypatch):
+    write_vlcs(tmp_path, monkeypatch)
+    bounded, limits = decoding.bounded, []
+
+    def recorded(pool, function, jobs, ahead):
+        limits.append(ahead)
+        return bounded(pool, function, jobs, ahead)
+
+    monkeypatch.setattr(decoding, "bounded", recorded)
+    load(tmp_path, "vlcs")
+    assert limits == [4 * os.cpu_count()]
+
+
+def test_a_failure_ends_the_other_jobs():
+    started, go = [], threading.Event()
+
+    def job(i):
+        started.append(i)
+        if i == 0:
+            raise Stop("broken")
+        go.wait(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        results = decoding.bounded(pool, job, ((i,) for i in range(100)), 8)
+        stops("broken", list, results)
+        go.set()
+    assert len(started) <= 3
+
+
+def test_decoded_pixels_reach_the_disk_as_it_goes(tmp_path, monkeypatch):
+    write_vlcs(tmp_path, monkeypatch)
+    synced = []
+    monkeypatch.setattr(decoding, "FLUSHED", 9 * SIZE * SIZE * 3)
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    load(tmp_path, "vlcs")
+    assert len(synced) == 4 * 4 and len(set(synced)) == 4  # 4 files, after each 10 of 40 images
+
+
+def test_a_disk_that_fills_up(tmp_path, monkeypatch):
+    write_vlcs(tmp_path, monkeypatch)
+    monkeypatch.setattr(os, "pwrite", lambda fd, content, at: len(content) if at < 999 else 5)
+    with pytest.raises(OSError, match="No space left on device"):
+        load(tmp_path, "vlcs")
+    assert nothing_is_left(tmp_path)
+
+
+BYTES = 4 * 10 * SIZE * SIZE * 3  # of the small VLCS
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("memory, read_ahead", [(2 * BYTES + 9999, True), (2 * BYTES - 1, False)])
+def test_only_large_maps_are_read_without_reading_ahead(tmp_path, monkeypatch, memory, read_ahead):
+    write_vlcs(tmp_path, monkeypatch)
+    monkeypatch.setattr(decoding, "memory", lambda: memory)
+    loaded, _ = load(tmp_path, "vlcs")
+    maps = Path("/proc/self/smaps").read_text()
+    flags = re.findall(r"/cache/vlcs-8-\w+/\w+\.npy\n(?:\w+:.*\n)*?VmFlags:(.*)", maps)
+    assert len(flags) == len(loaded) == 4
+    for of_map in flags:
+        assert (" rr" not in of_map) == read_ahead
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_does_not_grow_with_the_pixels(tmp_path):
+    """Decoding 154 MB and opening a cache of 944 GB stay within 200 MB of memory of their own."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (9, 99, 199)).save(file, "png")
+    entries = {}
+    for folder, _ in FOLDERS["pacs"].domains.values():
+        for c in FOLDERS["pacs"].classes:
+            for i in range(7):
+                entries[f"PACS/{folder}/{c}/{i}.png"] = file.getvalue()
+    write_zip(tmp_path / "Homework3-PACS.zip", entries)
+    run = subprocess.run([sys.executable, "-m", "tests.little_memory", str(tmp_path)], text=True,
+                         capture_output=True, cwd=Path(__file__).parent.parent,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert run.returncode == 0, run.stderr
+    sizes = {}
+    for line in run.stdout.splitlines():
+        step, grown, pixels = line.split()
+        sizes[step] = (int(grown), int(pixels))
+    assert sizes["decoded"][0] < 70e6 and sizes["decoded"][1] > 150e6, sizes
+    assert sizes["opened"][0] < 150e6 and sizes["opened"][1] < 70e6, sizes

@@ -1,0 +1,61 @@
+"""How a program ends: the line and the exit code for each kind of error."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from plumbing.errors import Stop, ending, out_of_memory
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("error, line, code", [
+    (Stop("no such domain", 2), "no such domain", 2),
+    (Stop("it is damaged"), "it is damaged", 1),
+    (KeyboardInterrupt(), "interrupted; the rounds are kept", 130),
+    (MemoryError(), "out of memory (MemoryError): give smaller batches or images", 1),
+    (torch.OutOfMemoryError("CUDA out of memory.\nTried"),
+     "out of memory (CUDA out of memory.): give smaller batches or images", 1),
+    (OSError(28, "No space left on device", "x.npy"),
+     "No space left on device: x.npy; make room or give another file or folder; the rounds are kept", 1),
+    (OSError("no"), "no; make room or give another file or folder; the rounds are kept", 1)])
+def test_line_and_code_of_an_error(error, line, code):
+    assert ending(error, "the rounds are kept") == (line, code)
+
+
+def test_a_fault_of_the_program_is_raised_again():
+    with pytest.raises(ZeroDivisionError):
+        ending(ZeroDivisionError(), "the rounds are kept")
+
+
+@pytest.mark.parametrize("error, is_memory", [
+    (MemoryError(), True),
+    (torch.OutOfMemoryError(), True),
+    (torch.cuda.OutOfMemoryError("CUDA out of memory"), True),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+    (RuntimeError("shapes do not fit"), False),
+    (OSError(12, "Cannot allocate memory"), False)])
+def test_what_counts_as_out_of_memory(error, is_memory):
+    assert out_of_memory(error) == is_memory
+
+
+def test_an_allocation_too_large_for_the_cpu_is_out_of_memory():
+    with pytest.raises(RuntimeError) as e:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert out_of_memory(e.value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_allocation_too_large_for_the_gpu_is_out_of_memory():
+    with pytest.raises(RuntimeError) as e:
+        torch.empty(1 << 60, dtype=torch.uint8, device="cuda")
+    assert out_of_memory(e.value)
+
+
+def test_torch_is_not_imported_to_tell_of_an_error():
+    program = "import sys; from plumbing.errors import ending; ending(MemoryError(), ''); "
+    program += "print('torch' in sys.modules)"
+    root = Path(__file__).parent.parent
+    run = subprocess.run([sys.executable, "-c", program], cwd=root, text=True, capture_output=True)
+    assert run.stdout == "False\n", run.stderr

@@ -1,0 +1,140 @@
+"""The house: what stands at the top, who imports whom, and that the method files look alike."""
+
+import ast
+import subprocess
+
+import pytest
+
+from tests.conftest import MODULES, ROOT
+
+FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "README.md", "LICENSE", "CITATION.cff",
+         "CONTRIBUTING.md", "pyproject.toml"]
+METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py", "fdse.py"]
+FOLDERS = ["baselines", "tables", "results", "tests", "docs", "bench", "plumbing", "reproduce"]
+
+# Of each floor, the floors that it may import from. Tests may import everything.
+BELOW = {
+    "plumbing": {"plumbing"},
+    "common": {"plumbing"},
+    "method": {"common"},
+    "baselines": {"common", "method"},
+    "reproduce": {"reproduce", "common", "plumbing"},  # method files are loaded by the names that the tables give
+    "reproduce_tables": {"reproduce", "common", "plumbing"},
+    "bench": {"bench", "reproduce", "method", "common", "plumbing"},
+}
+
+
+def tracked() -> list[str]:
+    """The files of the repository: what git knows, or else what lies there and is no cache, run or data."""
+    words = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    return [line for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+            if (ROOT / line).exists()]
+
+
+def floor_of(module: str) -> str:
+    """The floor of a module of this repository by its dotted name; another library has none."""
+    first = module.split(".")[0]
+    if f"{first}.py" in METHOD_FILES:
+        return "method"
+    return first if first in BELOW else ""
+
+
+def imports_of(path: str) -> set[str]:
+    """The modules that a file imports, anywhere in it."""
+    modules = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+    return modules
+
+
+def python_files() -> list[str]:
+    return [path for path in tracked() if path.endswith(".py") and not path.startswith("tests/")]
+
+
+def test_the_top_level():
+    if not tracked():
+        pytest.skip("this is no git checkout, so other files may lie here")
+    top = {path.split("/")[0] for path in tracked()}
+    allowed = {*FILES, *METHOD_FILES, *FOLDERS, "requirements-docs.txt"}
+    assert {name for name in top if not name.startswith(".")} <= allowed
+    assert {*FILES, *METHOD_FILES, *FOLDERS} <= top
+
+
+def test_arrows_go_down_only():
+    wrong = []
+    for path in python_files():
+        floor = floor_of(path.removesuffix(".py").replace("/", "."))
+        for module in imports_of(path):
+            other = floor_of(module)
+            if other and other not in BELOW[floor]:
+                wrong.append(f"{path} imports {module}")
+    assert not wrong
+
+
+def test_there_is_no_circle():
+    """Within a floor too: following the imports from a file never leads back to it."""
+    names = {path.removesuffix(".py").replace("/", "."): path for path in python_files()}
+    names |= {name.removesuffix(".__init__"): path for name, path in names.items()}
+    below = {name: {m for m in imports_of(path) if m in names} for name, path in names.items()}
+
+    def reached(name: str) -> set[str]:
+        seen, todo = set(), list(below[name])
+        while todo:
+            module = todo.pop()
+            if module not in seen:
+                seen.add(module)
+                todo += below[module]
+        return seen
+    assert [name for name in names if name in reached(name)] == []
+
+
+@pytest.mark.parametrize("method", MODULES)
+def test_a_method_file_begins_before_line_50(method):
+    text = (ROOT / MODULES[method].__file__).read_text()
+    first = min(node.lineno for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom))
+    assert first < 50
+
+
+def code_lines(path: str) -> list[str]:
+    """The lines of a file without docstrings, comments and indentation."""
+    text = (ROOT / path).read_text()
+    words = set()
+    for node in ast.walk(ast.parse(text)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            words |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        code = line.split("  # ")[0].strip()
+        if code and not code.startswith("#") and number not in words:
+            lines.append(code)
+    return lines
+
+
+@pytest.mark.parametrize("path", [*METHOD_FILES[1:], "baselines/fedema.py"])
+def test_a_diff_to_fedavg_shows_the_method(path):
+    """From `class Client` on, most lines of fedavg.py recur; the parts above are each method's own."""
+    reference = code_lines("fedavg.py")
+    reference = reference[reference.index("class Client:"):]
+    left, recurring = code_lines(path), 0
+    for line in reference:
+        if line in left:
+            left.remove(line)
+            recurring += 1
+    assert recurring >= 0.7 * len(reference)
+
+
+def test_sections_come_in_the_same_order():
+    for path in [*METHOD_FILES, "baselines/fedema.py"]:
+        names = [node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")]
+        order = [names.index(name) for name in ("Args", "Client", "Server", "arguments")]
+        assert order == sorted(order) and names[-1] == "arguments", path
+
+
+def test_one_round_is_on_one_screen():
+    tree = ast.parse((ROOT / "common.py").read_text())
+    loop = next(node for node in tree.body if getattr(node, "name", "") == "rounds")
+    assert loop.end_lineno - loop.lineno < 55

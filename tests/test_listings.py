@@ -1,0 +1,507 @@
+"""The layouts of the datasets: each is read end to end from small archives in its official form."""
+
+import collections
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+from plumbing.catalog import DOMAINNET, DOMAINNET10, DOMAINNET20, DOMAINNET_MD5, FOLDERS
+
+import pytest
+
+from .small_datasets import (
+    NOWHERE,
+    Images,
+    check,
+    expect,
+    load,
+    names_in,
+    nothing_is_left,
+    picture,
+    pictures,
+    stops,
+    vlcs,
+    write_tar,
+    write_vlcs,
+    write_zip,
+)
+
+NOTHING = "no file has this in its name"
+
+
+# Folders: VLCS in a tar archive, Office-Home in a zip archive
+
+
+def test_vlcs(tmp_path, monkeypatch, capsys):
+    write_vlcs(tmp_path, monkeypatch)
+    assert list(vlcs()) == ["caltech101", "labelme", "sun09", "voc2007"]
+    check(load(tmp_path, "vlcs"), vlcs(), ("bird", "car", "chair", "dog", "person"))
+    message = "1 files are no images and were left out: VLCS/SUN09/car/._0.jpg"
+    assert message in capsys.readouterr().err
+
+
+def test_an_image_too_few(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    names = names_in(vlcs())
+    names.remove("VLCS/LabelMe/dog/1.jpg")
+    write_tar(archive, pictures(names))
+    stops("domain labelme has 9 images; expected 10", load, tmp_path, "vlcs")
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_class_without_images(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    write_tar(archive, pictures(name.replace("/dog/", "/wolf/") for name in names_in(vlcs())))
+    message = "domain caltech101 has no images in Caltech101/dog; expected the class folders "
+    message += "bird, car, chair, dog, person, found bird, car, chair, person, wolf$"
+    stops(message, load, tmp_path, "vlcs")
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_folder_of_a_class_with_other_files(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    entries = pictures(name for name in names_in(vlcs()) if "Caltech101/dog/" not in name)
+    write_tar(archive, entries | {"VLCS/Caltech101/dog/note.txt": b"x", "VLCS/Caltech101/note.txt": b"x"})
+    stops("no images in Caltech101/dog; .*, found bird, car, chair, dog, person$", load, tmp_path, "vlcs")
+
+
+def test_the_outermost_folders_are_the_domains(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    old = {f"VLCS/old/{name}": b"never decoded" for name in names_in(vlcs())}
+    write_tar(archive, old | pictures(names_in(vlcs())))
+    check(load(tmp_path, "vlcs"), vlcs(), FOLDERS["vlcs"].classes)
+
+
+def test_a_missing_domain(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    write_tar(archive, pictures(name.removeprefix("VLCS/Caltech101/") for name in names_in(vlcs())))
+    message = "found no folder Caltech101; expected the folders Caltech101, LabelMe"
+    stops(message, load, tmp_path, "vlcs")
+    assert nothing_is_left(tmp_path)
+
+
+def officehome() -> Images:
+    images = {}
+    for domain, (folder, _) in FOLDERS["officehome"].domains.items():
+        path = f"OfficeHomeDataset_10072016/{folder}"
+        images[domain] = [(f"{path}/{c}/00001.jpg", c) for c in FOLDERS["officehome"].classes]
+    return images
+
+
+def write_officehome(tmp_path, monkeypatch, without: str = NOTHING) -> Path:
+    """As its authors pack it, without the files of this path."""
+    expect(monkeypatch, "officehome", 65)
+    entries = pictures(name for name in names_in(officehome()) if without not in name)
+    entries["OfficeHomeDataset_10072016/ImageInfo.csv"] = b"x"
+    entries["OfficeHomeDataset_10072016/Art/note.txt"] = b"x"
+    return write_zip(tmp_path / "archives" / "OfficeHomeDataset_10072016.zip", entries)
+
+
+def test_officehome(tmp_path, monkeypatch):
+    classes = FOLDERS["officehome"].classes
+    assert classes[:2] == ("Alarm_Clock", "Backpack")
+    assert list(officehome()) == ["art", "clipart", "product", "real_world"]
+    write_officehome(tmp_path, monkeypatch)
+    check(load(tmp_path, "officehome"), officehome(), classes)
+
+
+def test_officehome_without_one_class(tmp_path, monkeypatch):
+    write_officehome(tmp_path, monkeypatch, without="Real World/TV/")
+    stops("domain real_world has no images in Real World/TV", load, tmp_path, "officehome")
+
+
+def test_officehome_unpacked(tmp_path, monkeypatch):
+    """The folder comes before the archive, as it is and once it is complete."""
+    archive = write_officehome(tmp_path, monkeypatch, without="Real World/TV/")
+    with zipfile.ZipFile(archive) as z:
+        z.extractall(tmp_path / "archives")
+    write_officehome(tmp_path, monkeypatch)
+    stops("OfficeHomeDataset_10072016: domain real_world has no images", load, tmp_path, "officehome")
+    lost = "OfficeHomeDataset_10072016/Real World/TV/00001.jpg"
+    (tmp_path / "archives" / lost).parent.mkdir()
+    (tmp_path / "archives" / lost).write_bytes(picture(lost))
+    archive.unlink()
+    check(load(tmp_path, "officehome"), officehome(), FOLDERS["officehome"].classes)
+
+
+# Lists: DomainNet
+
+LISTED = sorted({*DOMAINNET10, *DOMAINNET20, "axe"})
+
+
+def domainnet_zips() -> dict[str, dict[str, bytes]]:
+    """{domain: entries of its zip}: three images of each class, of which the third is in no list."""
+    zips = {}
+    for domain in DOMAINNET_MD5:
+        zips[domain] = {}
+        for c in LISTED:
+            names = [f"{domain}/{c}/{domain}_{i}.jpg" for i in range(3)]
+            zips[domain] |= pictures(names)
+            zips[domain][names[2]] = b"never decoded"
+        for name in zips[domain]:
+            if "/axe/" in name:
+                zips[domain][name] = b"never decoded"
+    return zips
+
+
+def domainnet_lists() -> dict[str, list[str]]:
+    """{name of a list: its lines}: an image of each class in each."""
+    lists = {}
+    for domain in DOMAINNET_MD5:
+        for i, part in enumerate(("train", "test")):
+            lines = [f"{domain}/{c}/{domain}_{i}.jpg {DOMAINNET.index(c)}" for c in LISTED]
+            lists[f"{domain}_{part}.txt"] = lines
+    return lists
+
+
+def write_lists(folder: Path, lists: dict[str, list[str]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in lists.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def write_domainnet(folder: Path) -> None:
+    for domain, entries in domainnet_zips().items():
+        write_zip(folder / f"{domain}.zip", entries)
+    write_lists(folder, domainnet_lists())
+
+
+def in_domainnet(classes: tuple[str, ...]) -> Images:
+    images = {}
+    for domain in DOMAINNET_MD5:
+        images[domain] = []
+        for c in classes:
+            images[domain] += [(f"{domain}/{c}/{domain}_0.jpg", c), (f"{domain}/{c}/{domain}_1.jpg", c)]
+    return images
+
+
+def test_domainnet_and_its_subsets_share_archives(tmp_path, monkeypatch):
+    write_domainnet(tmp_path / "archives" / "domainnet")  # named as an unpacked one, but it has only files
+    few = tuple(c for c in DOMAINNET if c in LISTED and c != "axe")  # of the 345
+    expect(monkeypatch, "domainnet10", 20)
+    expect(monkeypatch, "domainnet20", 40)
+    expect(monkeypatch, "domainnet", 2 * len(few), classes=few)
+    check(load(tmp_path, "domainnet10"), in_domainnet(DOMAINNET10), DOMAINNET10)
+    check(load(tmp_path, "domainnet20"), in_domainnet(DOMAINNET20), DOMAINNET20)
+    check(load(tmp_path, "domainnet"), in_domainnet(few), few)
+    assert not (tmp_path / "data" / "downloads").exists()
+
+
+def test_domainnet_unpacked(tmp_path, monkeypatch):
+    expect(monkeypatch, "domainnet10", 20)
+    folder = tmp_path / "data" / "domainnet"
+    for entries in domainnet_zips().values():
+        for name, content in entries.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    write_lists(folder, domainnet_lists())
+    check(load(tmp_path, "domainnet10"), in_domainnet(DOMAINNET10), DOMAINNET10)
+
+
+def change_list(change: str) -> list[str]:
+    """The lines of real_train.txt after a change."""
+    lines = domainnet_lists()["real_train.txt"]
+    if change == "a lost image":
+        return [*lines, "real/bird/lost.jpg 31"]
+    if change == "a web page":
+        return [*lines[1:], "<html>"]
+    return [line for line in lines if "/tiger/" not in line]
+
+
+@pytest.mark.parametrize("change, message", [
+    ("a lost image", "real_train.txt names real/bird/lost.jpg, which is not there; get real.zip again"),
+    ("a web page", "expected lines such as 'real/bird/x.jpg 31' in real_train.txt, found '<html>'"),
+    ("no tiger", "domain real has 19 images; expected 20")])
+def test_a_list_that_is_wrong(tmp_path, monkeypatch, change, message):
+    expect(monkeypatch, "domainnet10", 20)
+    write_domainnet(tmp_path / "archives")
+    write_lists(tmp_path / "archives", {"real_train.txt": change_list(change)})
+    stops(message, load, tmp_path, "domainnet10")
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_class_in_no_list(tmp_path, monkeypatch):
+    expect(monkeypatch, "domainnet10", 20)
+    write_domainnet(tmp_path / "archives")
+    for name, lines in domainnet_lists().items():
+        write_lists(tmp_path / "archives", {name: [line for line in lines if "/tiger/" not in line]})
+    message = "the lists of domain clipart name no image of tiger; get them again"
+    stops(message, load, tmp_path, "domainnet10")
+    assert nothing_is_left(tmp_path)
+
+
+def test_one_of_many_archives_is_bad(tmp_path, monkeypatch):
+    expect(monkeypatch, "domainnet10", 20)
+    write_domainnet(tmp_path / "archives")
+    archive = tmp_path / "archives" / "sketch.zip"
+    archive.write_bytes(archive.read_bytes()[:999])
+    stops("sketch.zip is no whole zip archive", load, tmp_path, "domainnet10")
+    write_zip(archive, domainnet_zips()["sketch"] | {"../evil.jpg": b"x"})
+    stops("the entry ../evil.jpg leads outside the folder", load, tmp_path, "domainnet10")
+    assert nothing_is_left(tmp_path)
+
+
+def test_one_of_many_files_is_missing(tmp_path, monkeypatch):
+    expect(monkeypatch, "domainnet10", 20)
+    write_domainnet(tmp_path / "archives")
+    (tmp_path / "archives" / "sketch_test.txt").unlink()
+    message = f"could not download sketch_test.txt from {NOWHERE}sketch_test.txt .*--archives"
+    stops(message, load, tmp_path, "domainnet10")
+    assert nothing_is_left(tmp_path)
+
+
+# Annotations: TerraIncognita
+
+TERRA = FOLDERS["terrainc"].classes
+NUMBERS = {c: 3 * i for i, c in enumerate((*TERRA, "car"))}  # of the categories; cars are in no class
+
+
+def terra_table(*locations: int) -> dict:
+    """Annotations: an image of each category in each location, its animal found twice."""
+    images, animals = [], []
+    for location in locations:
+        for c, number in NUMBERS.items():
+            name = f"{location}-{c}"
+            images.append({"id": name, "file_name": f"{name}.jpg", "location": location, "width": 8})
+            animals += [{"id": f"{name}{i}", "image_id": name, "category_id": number} for i in range(2)]
+    categories = [{"id": number, "name": c} for c, number in NUMBERS.items()]
+    return {"images": images, "categories": categories, "annotations": animals, "info": {}}
+
+
+def terra_tables() -> dict[str, dict]:
+    """{name: annotations}; location_38 has the image `both.jpg` with a cat and a dog, 7 is in no domain."""
+    first = terra_table(38, 7)
+    first["images"].append({"id": "both", "file_name": "both.jpg", "location": 38})
+    for c in ("cat", "dog"):
+        first["annotations"].append({"id": c, "image_id": "both", "category_id": NUMBERS[c]})
+    return {
+        "cis_test_annotations.json": first,
+        "train_annotations.json": terra_table(43, 46),
+        "trans_val_annotations.json": terra_table(100),
+    }
+
+
+def write_terra(tmp_path, monkeypatch, tables: dict, without: str = NOTHING) -> None:
+    """Both archives, without the images of this name. The images of location 7 are not there."""
+    expect(monkeypatch, "terrainc")
+    names = []
+    for table in terra_tables().values():
+        names += [image["file_name"] for image in table["images"] if image["location"] != 7]
+    entries = pictures(f"eccv_18_all_images_sm/{name}" for name in names if without not in name)
+    write_tar(tmp_path / "archives" / "eccv_18_all_images_sm.tar.gz", entries)
+    annotations = {"eccv_18_annotation_files/._train_annotations.json": b"what macOS adds"}
+    for name, table in tables.items():
+        annotations[f"eccv_18_annotation_files/{name}"] = json.dumps(table).encode()
+    write_tar(tmp_path / "archives" / "eccv_18_annotations.tar.gz", annotations)
+
+
+def in_terra() -> Images:
+    images = {}
+    for location in (38, 43, 46, 100):
+        images[f"location_{location}"] = [(f"eccv_18_all_images_sm/{location}-{c}.jpg", c) for c in TERRA]
+    of_38 = images["location_38"]
+    for c in ("cat", "dog"):  # "both" comes after "38-.."
+        own = (f"eccv_18_all_images_sm/38-{c}.jpg", c)
+        of_38.insert(of_38.index(own) + 1, ("eccv_18_all_images_sm/both.jpg", c))
+    return images
+
+
+def test_terrainc(tmp_path, monkeypatch):
+    write_terra(tmp_path, monkeypatch, terra_tables())
+    check(load(tmp_path, "terrainc"), in_terra(), TERRA)
+
+
+def test_terrainc_as_domainbeds_script_deals_it_out(tmp_path, monkeypatch):
+    expect(monkeypatch, "terrainc")
+    for location, images in in_terra().items():
+        for name, c in images:
+            path = tmp_path / "archives" / "terra_incognita" / location / c / Path(name).name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(name))
+    check(load(tmp_path, "terrainc"), in_terra(), TERRA)
+
+
+def test_terrainc_without_an_image(tmp_path, monkeypatch):
+    write_terra(tmp_path, monkeypatch, terra_tables(), without="43-dog")
+    message = "the annotations name 43-dog.jpg, which is in no archive; "
+    message += "get eccv_18_all_images_sm.tar.gz again"
+    stops(message, load, tmp_path, "terrainc")
+    assert nothing_is_left(tmp_path)
+
+
+def test_terrainc_with_a_table_that_is_none(tmp_path, monkeypatch):
+    write_terra(tmp_path, monkeypatch, terra_tables() | {"train_annotations.json": {"images": []}})
+    message = "train_annotations.json is no list of images, categories and annotations "
+    message += ".KeyError: 'categories'"
+    stops(message, load, tmp_path, "terrainc")
+    assert nothing_is_left(tmp_path)
+
+
+def test_terrainc_without_two_tables(tmp_path, monkeypatch):
+    tables = terra_tables()
+    write_terra(tmp_path, monkeypatch, {"cis_test_annotations.json": tables["cis_test_annotations.json"]})
+    stops("the annotations name no image of location_43", load, tmp_path, "terrainc")
+    assert nothing_is_left(tmp_path)
+
+
+# Tables: Camelyon17 and iWildCam of WILDS
+
+COLUMNS = "patient,node,x_coord,y_coord,tumor,slide,center,split"
+
+
+def patches() -> dict[str, tuple[str, str, str]]:
+    """{file: (hospital, class, row of metadata.csv)}: four patches of each hospital, two of each class."""
+    rows = {}
+    for center in range(5):
+        for tumor, c in enumerate(("normal", "tumor")):
+            slide = f"patient_{20 * center:03}_node_{tumor}"
+            for x in (10, 9):
+                name = f"patches/{slide}/patch_{slide}_x_{x}_y_7.png"
+                row = f"{20 * center:03},{tumor},{x},7,{tumor},{center},{center},0"
+                rows[name] = (f"hospital_{center}", c, row)
+    return rows
+
+
+def in_camelyon() -> Images:
+    images = collections.defaultdict(list)
+    for name, (hospital, c, _) in patches().items():
+        images[hospital].append((name, c))
+    return dict(images)
+
+
+def write_camelyon(tmp_path, monkeypatch, columns=COLUMNS, without=NOTHING, count=4) -> Path:
+    """As WILDS packs it, with this header and without these patches."""
+    expect(monkeypatch, "camelyon17", count)
+    entries = {"./RELEASE_v1.0.txt": b""}
+    lines = [f",{columns}"]
+    for i, (name, (_, _, row)) in enumerate(patches().items()):
+        lines.append(f"{i},{row}")
+        if without not in name:
+            entries[f"./{name}"] = picture(name)
+    entries["./metadata.csv"] = "\n".join(lines).encode()  # after the images that it names
+    return write_tar(tmp_path / "archives" / "camelyon17_v1.0.tar.gz", entries)
+
+
+def test_camelyon17(tmp_path, monkeypatch):
+    write_camelyon(tmp_path, monkeypatch)
+    check(load(tmp_path, "camelyon17"), in_camelyon(), ("normal", "tumor"))
+
+
+def test_the_outermost_table_counts(tmp_path, monkeypatch):
+    archive = write_camelyon(tmp_path, monkeypatch)
+    with tarfile.open(archive) as t:
+        entries = {member.name: t.extractfile(member).read() for member in t.getmembers()}
+    write_tar(archive, {"./old/metadata.csv": b"x"} | entries | {"./z/metadata.csv": b"x"})
+    check(load(tmp_path, "camelyon17"), in_camelyon(), ("normal", "tumor"))
+
+
+def test_camelyon17_unpacked(tmp_path, monkeypatch):
+    archive = write_camelyon(tmp_path, monkeypatch)
+    with tarfile.open(archive) as t:
+        t.extractall(tmp_path / "wilds" / "camelyon17_v1.0", filter="data")
+    archive.unlink()
+    check(load(tmp_path, "camelyon17", archives="wilds"), in_camelyon(), ("normal", "tumor"))
+
+
+@pytest.mark.parametrize("columns, message", [
+    (COLUMNS.replace("tumor", "tumour"),
+     "metadata.csv has no column tumor; expected patient, node, x_coord, .*, found , patient, node"),
+    (COLUMNS.replace(",split", ""), "line 2 of metadata.csv has 9 values; expected 8"),
+    ("patient,node,x_coord,y_coord,slide,tumor,center,split",  # 2 is no label
+     "of center 2 with tumor 2; expected a patch that is there, a center of 0, 1, 2, 3, 4, and 0 or 1; get")])
+def test_a_table_that_is_wrong(tmp_path, monkeypatch, columns, message):
+    write_camelyon(tmp_path, monkeypatch, columns)
+    stops(message, load, tmp_path, "camelyon17")
+    assert nothing_is_left(tmp_path)
+
+
+def test_camelyon17_without_a_patch(tmp_path, monkeypatch):
+    name = "patches/patient_020_node_1/patch_patient_020_node_1_x_9_y_7.png"
+    write_camelyon(tmp_path, monkeypatch, without=name)
+    stops(f"names {name} of center 1 .*expected a patch that is there", load, tmp_path, "camelyon17")
+    assert nothing_is_left(tmp_path)
+
+
+def test_camelyon17_with_another_count(tmp_path, monkeypatch):
+    write_camelyon(tmp_path, monkeypatch, count=5)
+    stops("domain hospital_0 has 4 images; expected 5", load, tmp_path, "camelyon17")
+    assert nothing_is_left(tmp_path)
+
+
+def test_camelyon17_without_its_table(tmp_path, monkeypatch):
+    archive = write_camelyon(tmp_path, monkeypatch)
+    write_tar(archive, {"patches/x.png": b""})
+    stops("found no metadata.csv, which says what each image shows", load, tmp_path, "camelyon17")
+    assert nothing_is_left(tmp_path)
+
+
+SPECIES = {number: f"species {number:02}" for number in range(1, 13)}
+
+
+def camera(k: int) -> list[tuple[str, int]]:
+    """(file, species or 0) of each image of camera k.
+
+    30 - k are of animals (21 at 9 and 10, 3 beyond), many of species k % 3 + 1, and 50 are empty (200 at 0).
+    """
+    animals = 3
+    if k < 11:
+        animals = 30 - min(k, 9)
+    images = []
+    for i in range(animals):
+        species = k % 3 + 1
+        if i < 24 - k:
+            species = i % 12 + 1
+        images.append((f"{k}-{i}.jpg", species))
+    empty = 50 if k else 200
+    return images + [(f"{k}-empty-{i}.jpg", 0) for i in range(empty)]
+
+
+def write_wildcam(tmp_path, monkeypatch, cameras=12, without=NOTHING, named="name") -> None:
+    """As WILDS packs it; two cameras and two species are too small to be kept."""
+    expect(monkeypatch, "iwildcam")
+    columns = ",split,location_remapped,location,sequence_remapped,seq_id,y,category_id,datetime,filename,"
+    entries, lines = {}, [f"{columns}image_id"]
+    for k in range(cameras):
+        for name, y in camera(k):
+            lines.append(f"{len(lines)},train,{k},{k + 100},0,s,{y},{y + 2},2013-01-01,{name},i")
+            if name != without:
+                entries[f"train/{name}"] = b"never decoded"
+            if name != without and 0 < y <= 10:
+                entries[f"train/{name}"] = picture(f"train/{name}")
+    entries["metadata.csv"] = "\n".join(lines).encode()
+    categories = [f"y,category_id,{named}", "0,0,empty"]
+    categories += [f"{number},{number + 2},{name}" for number, name in SPECIES.items()]
+    categories.append("99999,7,none of it")
+    entries["categories.csv"] = "\n".join(categories).encode()
+    write_tar(tmp_path / "archives" / "iwildcam_v2.0.tar.gz", entries)
+
+
+def in_wildcam() -> tuple[Images, tuple[str, ...]]:
+    """Camera 9 and 10 have as many images: the tenth is that whose name sorts first."""
+    images = {}
+    for k in (0, 1, 2, 3, 4, 5, 6, 7, 8, 10):
+        images[f"camera_{k}"] = [(f"train/{name}", SPECIES[y]) for name, y in camera(k) if 0 < y <= 10]
+    counts = collections.Counter(c for of_camera in images.values() for _, c in of_camera)
+    classes = tuple(sorted(counts, key=lambda c: (-counts[c], c)))
+    for of_camera in images.values():
+        of_camera.sort(key=lambda image: (classes.index(image[1]), image[0]))
+    return images, classes
+
+
+def test_iwildcam(tmp_path, monkeypatch):
+    images, classes = in_wildcam()
+    assert len(classes) == 10
+    write_wildcam(tmp_path, monkeypatch)
+    check(load(tmp_path, "iwildcam"), images, classes)
+    check(load(tmp_path, "iwildcam"), images, classes)  # from the cache, which knows the classes
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(cameras=7), "expected at least 10 cameras and 10 classes .* in metadata.csv, found 7 and 10; get"),
+    (dict(named="species"), "categories.csv has no column name"),
+    (dict(without="3-2.jpg"), "metadata.csv names train/3-2.jpg, which is not there")])
+def test_bad_iwildcam(tmp_path, monkeypatch, changes, message):
+    write_wildcam(tmp_path, monkeypatch, **changes)
+    stops(message, load, tmp_path, "iwildcam")
+    assert nothing_is_left(tmp_path)
