@@ -134,7 +134,10 @@ def rotated_mnist(images: Tensor, labels: Tensor, size: int) -> list[Domain]:
     each.
     """
     order = torch.randperm(len(labels), generator=seed_all("rotatedmnist"))
-    picked = torch.cat([order[labels[order] == c][:100] for c in range(10)])
+    of_classes = []
+    for c in range(10):
+        of_classes.append(order[labels[order] == c][:100])
+    picked = torch.cat(of_classes)
     if len(picked) < 1000:
         counts = labels.bincount().tolist()
         raise Stop(f"MNIST: expected at least 100 images of each of 10 classes, found {counts}")
@@ -320,9 +323,10 @@ def cut(rows: Tensor, split: str) -> tuple[Tensor, Tensor, Tensor]:
     (0.8/0.1/0.1 of 157 images gives 126/16/15, as in FDSE's official code.)
     """
     train, _, test = shares(split)
-    n_test = int(len(rows) * test + 1e-9)
-    n_train = int((len(rows) - n_test) * train / (1 - test) + 1e-9)
-    return rows[:n_train], rows[n_train:len(rows) - n_test], rows[len(rows) - n_test:]
+    n = len(rows)
+    n_test = int(n * test + 1e-9)
+    n_train = int((n - n_test) * train / (1 - test) + 1e-9)
+    return rows[:n_train], rows[n_train:n - n_test], rows[n - n_test:]
 
 
 def skewed(args: Args, d: Domain, order: Tensor, classes: int) -> list[Tensor]:
@@ -397,7 +401,8 @@ def images_in_round(n: int, args: Args) -> int:
 
 def in_order(data: Data, args: Args) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of an evaluation, (x, y): every image once."""
-    for i in torch.arange(len(data), device=data.index.device).split(max(args.batch_size, 100)):
+    positions = torch.arange(len(data), device=data.index.device)
+    for i in positions.split(max(args.batch_size, 100)):
         yield data.batch(i)
 
 
@@ -644,7 +649,11 @@ def going_on(opt: torch.optim.Optimizer, module: nn.Module, kept: Kept | None) -
 def optimizer_state(module: nn.Module, opt: torch.optim.Optimizer) -> Kept:
     """What the optimizer remembers of each parameter (momentum; Adam's moments and number of steps), by its
     name."""
-    return {name: dict(opt.state[p]) for name, p in module.named_parameters() if opt.state.get(p)}
+    kept = {}
+    for name, p in module.named_parameters():
+        if opt.state.get(p):
+            kept[name] = dict(opt.state[p])
+    return kept
 
 
 def autocast(args: Args):
@@ -906,8 +915,8 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
 def stop_unless_finite(up: Payload, log: dict[str, float], name: str, t: int, folder: RunFolder) -> None:
     """Stop if an upload or a logged number is infinite or no number."""
     device = folder.args.device
-    finite = torch.stack([torch.isfinite(v).all().to(device) for v in tensors_of(up)]).all()  # read once
-    if not finite or not all(math.isfinite(v) for v in log.values()):
+    finite = [torch.isfinite(v).all().to(device) for v in tensors_of(up)]
+    if not torch.stack(finite).all() or not all(math.isfinite(v) for v in log.values()):
         raise Stop(f"round {t + 1}, client {name}: the loss or the weights are no longer finite; the last "
                    "good "
                    f"checkpoint, if one was due before, is kept in {folder.path}: lower --lr, or set --clip")

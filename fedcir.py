@@ -309,10 +309,10 @@ class Server:
         self.mu_g, self.sigma_g = moments(net.G, args.mle_samples, args.sigma_min, args.device)
 
     def download(self, k: int) -> Payload:
-        """Line 6: the model, and after --reg-from rounds what the terms of Eq. (18) with a weight ask for."""
+        """Line 6: w, and from round --reg-from on what each regularizer of Eq. (18) needs, if it has a weight."""
+        if self.t < self.args.reg_from:  # the generator is not trained yet
+            return {"w": self.w}
         down = {"w": self.w}
-        if self.t < self.args.reg_from:
-            return down
         if self.args.lambda_reg:
             down["w_g"] = self.w_g
         if self.args.lambda_align:
@@ -358,7 +358,8 @@ class Server:
 
     def load_state_dict(self, saved: dict) -> None:
         self.t = saved["t"]
-        self.w, self.w_g = saved["w"], saved["w_g"]
+        self.w = saved["w"]
+        self.w_g = saved["w_g"]
         self.adam = saved["adam"]
         self.mu_g, self.sigma_g = saved["mu_g"], saved["sigma_g"]
 

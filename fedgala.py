@@ -328,7 +328,7 @@ def squared_norm(tensors: list[Tensor]) -> Tensor:
     return sum(v.square().sum() for v in tensors)
 
 
-# The alignments
+# Terms of the alignments
 
 
 def units(names: list[str], unit: str) -> list[list[str]]:
@@ -352,7 +352,7 @@ def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[li
     it is the cosine of -g_ij. A layer that did not change has no direction: nothing is unaligned to it."""
     products, norms, references = [], [], []
     for names in layers:  # line 17
-        products.append(torch.stack([torch.dot(g_ij[n].flatten(), g_est[n].flatten()) for n in names]).sum())
+        products.append(inner(g_ij, g_est, names))
         norms.append(norm(g_ij, names))
         references.append(norm(g_est, names))
     reference = torch.stack(references)  # [L]
@@ -360,6 +360,11 @@ def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[li
     if sign == "descent":
         cosine = -cosine
     return (cosine <= tau) & (reference > 0)
+
+
+def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:
+    """<a, b> of a layer's tensors."""
+    return torch.stack([torch.dot(a[n].flatten(), b[n].flatten()) for n in names]).sum()
 
 
 def norm(tensors: dict[str, Tensor], names: list[str]) -> Tensor:
@@ -408,10 +413,21 @@ def shared(name: str, args: Args) -> bool:
     return name.startswith(("f.", "g."))
 
 
+def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A learner's state in two: what travels, and what stays (predictor, target network, queue)."""
+    travels, stays = {}, {}
+    for n, v in tensors.items():
+        if shared(n, args):
+            travels[n] = v
+        else:
+            stays[n] = v
+    return travels, stays
+
+
 class Client:
     def __init__(self, args: Args, net: Learner, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.own = {n: v for n, v in state(net).items() if not shared(n, args)}  # predictor, target, queue
+        _, self.own = split(state(net), args)  # predictor, target network, queue
         self.before = {}  # the global model of the client's last round
         self.opt = {}  # the optimizer's state by parameter
 
@@ -422,7 +438,7 @@ class Client:
         if not self.before:
             model.begin()
         theta_i = dict(model.named_parameters())
-        theta_g = {n: down["w"][n] for n in theta_i if shared(n, args)}
+        theta_g = {n: down["w"][n] for n in theta_i if shared(n, args)}  # parameters that travel, as received
         g_est = {}
         if self.before:
             for n, w in theta_g.items():
@@ -456,9 +472,7 @@ class Client:
             self.log["discarded"] = torch.stack(discarded).mean()
         self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
         self.before = down["w"]
-        after = state(model)
-        self.own = {n: v for n, v in after.items() if not shared(n, args)}
-        w = {n: v for n, v in after.items() if shared(n, args)}
+        w, self.own = split(state(model), args)
         n = len(self.data.train)
         return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
 
@@ -497,7 +511,7 @@ class Client:
 class Server:
     def __init__(self, args: Args, net: Learner, clients: int):
         self.args = args
-        self.w = {n: v for n, v in state(net).items() if shared(n, args)}
+        self.w, _ = split(state(net), args)
         self.parameters = {n for n, _ in net.named_parameters()}
 
     def download(self, k: int) -> Payload:

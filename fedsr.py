@@ -54,6 +54,7 @@ from common import (
     average,
     backbone,
     batches,
+    going_on,
     load,
     optimizer_state,
     parse,
@@ -278,8 +279,10 @@ class Client:
     def train(self, down: Payload, t: int) -> Payload:
         """E local iterations (--steps, or --epochs) of Eq. (9)."""
         args = self.args
-        model = load(self.net, down["w"] | self.r).train()
-        opt = sgd(model, args, t, self.momentum)
+        down = {"w": down["w"] | self.r}  # with its own r(z|y), if that is local
+        model = load(self.net, down["w"]).train()
+        opt = sgd(model, args, t)
+        going_on(opt, model, self.momentum)
         losses = []
         l2rs, cmis = [], []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
@@ -315,7 +318,8 @@ class Client:
         return {"w": w}
 
     def model(self, down: Payload) -> nn.Module:
-        return load(self.net, down["w"] | self.r)
+        down = {"w": down["w"] | self.r}
+        return load(self.net, down["w"])
 
     def state_dict(self) -> dict:
         return {"r": self.r, "momentum": self.momentum}

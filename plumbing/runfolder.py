@@ -200,9 +200,9 @@ class RunFolder:
             states = {"server": saved["server"], "clients": saved["clients"]}
             federation.load_state_dict(to_device(states, self.args.device))
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-            raise Stop(f"{self.path / 'checkpoint.pt'} does not fit this method ({type(e).__name__}: {e}): "
-                       "give "
-                       f"another --out, or --no-resume to replace it")
+            why = " ".join(f"{type(e).__name__}: {e}".split())[:100]  # torch names tensors on many lines
+            raise Stop(f"{self.path / 'checkpoint.pt'} does not fit this method ({why}): give another --out, "
+                       "or --no-resume to replace it")
 
     def clean(self) -> None:
         """Remove what earlier processes left: temporary files, the files of a run that starts afresh, times

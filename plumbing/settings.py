@@ -154,8 +154,10 @@ class LinearArgs(Args):
 
 def group_of(cls: type[Args], name: str) -> str:
     """The group of a flag in --help: that of the class which declares it first."""
-    declaring = [base for base in cls.__mro__ if name in getattr(base, "__annotations__", {})]
-    return declaring[-1].group if "group" in vars(declaring[-1]) else Args.group
+    for base in reversed(cls.__mro__[:-1]):  # without object; the most basic class comes first
+        if name in [f.name for f in dataclasses.fields(base)]:
+            break
+    return vars(base).get("group", Args.group)
 
 
 # Settings by dataset for the smaller scales; a method's own go over them, see the layers above.
@@ -366,6 +368,8 @@ def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
     choices = f.metadata["choices"]
     if f.name == "dataset":
         how["type"], choices = canonical, datasets
+        how["metavar"] = "name"  # all of them in braces are wider than a terminal
+        how["help"] += f": {', '.join(datasets)}"
     if choices:
         how["choices"] = choices
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from plumbing.settings import identity
 from reproduce import statistics
-from reproduce.measures.costs import network_cost
+from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments, short_name
 from reproduce.records import Records, Run, key_of
 from reproduce.tables import Block, Column, Row, Table

@@ -12,6 +12,8 @@ from reproduce.cells import FilledBlock
 from reproduce.drawing import new_figure, plot_curve, write_figure
 from reproduce.tables import Table
 
+import numpy as np
+
 
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
     """Draw a figure into `path`, a panel for each block; whether there is one."""
@@ -80,9 +82,8 @@ def draw_curves(panel, block: FilledBlock, axis: str) -> None:
                 deviations.append(100 * statistics.stdev(values))
         curve = plot_curve(panel, rounds, means, f"{line.row.method} ({len(curves)})")
         if deviations:
-            low = [m - d for m, d in zip(means, deviations)]
-            high = [m + d for m, d in zip(means, deviations)]
-            panel.fill_between(rounds, low, high, alpha=0.2, color=curve.get_color())
+            middle, spread = np.array(means), np.array(deviations)
+            panel.fill_between(rounds, middle - spread, middle + spread, alpha=0.2, color=curve.get_color())
     panel.set(xlabel="round", ylabel=f"{axis} (%)")
     panel.xaxis.get_major_locator().set_params(integer=True)
 
@@ -120,18 +121,25 @@ def draw_radar(panel, block: FilledBlock) -> None:
         if records:
             by_row[line.row.method] = [record["best"]["clients"] for record in records]
     domains = shared_domains(by_row)
-    means = {}
-    for name, runs in by_row.items():
-        means[name] = [statistics.mean(run[domain] for run in runs) for domain in domains]
-    largest = [max(values) or 1 for values in zip(*means.values())]
-    angles = [2 * math.pi * i / len(domains) for i in range(len(domains))]
+    means = {name: mean_accuracies(runs, domains) for name, runs in by_row.items()}
+    largest = np.max(list(means.values()), axis=0)
+    largest[largest == 0] = 1
+    angles = 2 * np.pi * np.arange(len(domains)) / len(domains)
     for name, values in means.items():
-        scaled = [value / top for value, top in zip(values, largest)]
+        scaled = values / largest
         label = f"{name} ({len(by_row[name])})"
         panel.plot([*angles, angles[0]], [*scaled, scaled[0]], linewidth=1.3, label=label)
     ticks = [f"{domain}\n{100 * top:.1f}%" for domain, top in zip(domains, largest)]
     panel.set_xticks(angles, ticks, fontsize=7)
     panel.set_yticklabels([])
+
+
+def mean_accuracies(runs: list[dict], domains: list[str]) -> np.ndarray:
+    """The mean accuracy over runs on each domain."""
+    means = []
+    for domain in domains:
+        means.append(statistics.mean(run[domain] for run in runs))
+    return np.array(means)
 
 
 def shared_domains(by_row: dict[str, list[dict]]) -> list[str]:

@@ -15,7 +15,7 @@ from plumbing.files import locked
 from plumbing.runfolder import folder_of
 from reproduce.cells import run_of
 from reproduce.measures.command import main as measure
-from reproduce.measures.costs import cost_to_reach, training_flops
+from reproduce.measures.overhead import cost_to_reach, training_flops
 from reproduce.measures.finished import rebuilt
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Place, Records, Run

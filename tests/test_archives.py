@@ -67,13 +67,15 @@ def test_no_archives_are_named(tmp_path):
 
 
 def test_fingerprint_of_an_archive_is_of_its_content(tmp_path):
-    paths = [tmp_path / name for name in ("a.zip", "b.zip", "c.zip", "d.zip")]
-    for path, content in zip(paths, (b"0" + bytes(MIB), b"1" + bytes(MIB), bytes(MIB) + b"1", bytes(MIB) + b"01")):
+    contents = (b"0" + bytes(MIB), b"1" + bytes(MIB), bytes(MIB) + b"1", bytes(MIB) + b"01")
+    fingerprints = []
+    for i, content in enumerate(contents):
+        path = tmp_path / f"{i}.zip"
         path.write_bytes(content)
-    os.utime(paths[1], (1, 1))
-    a, b, c, d = [ImageFiles([path]).fingerprint() for path in paths]
-    assert a == b  # they differ before the last MiB, which is not looked at
-    assert len({a, c, d}) == 3
+        os.utime(path, (i, i))
+        fingerprints.append(ImageFiles([path]).fingerprint())
+    assert fingerprints[0] == fingerprints[1]  # they differ before the last MiB, which is not looked at
+    assert len(set(fingerprints)) == 3
 
 
 def test_fingerprint_of_a_folder_is_of_names_sizes_and_times(tmp_path):

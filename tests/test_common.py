@@ -1,16 +1,19 @@
-"""The common ground: domains, splits, batches, backbones, averaging, evaluation, the round loop, and bad settings."""
+"""The common ground: domains, splits, batches, backbones, averaging, the round loop, and bad settings."""
 
 import dataclasses
 import gzip
 import hashlib
+import json
 
 import common
-from tests.conftest import METHODS, fails, metrics, parsed, run_here
+from tests.conftest import fails, metrics, parsed, run_here
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+
+DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
 
 @pytest.mark.parametrize("flags,code,words", [
@@ -24,229 +27,377 @@ import torchvision
     (["--limit", "5"], 1, "5 images, fewer than the 10 classes.*--limit"),
     (["--clients-per-domain", "30"], 1, "needs at least 2/1/1"),
     (["--dirichlet", "1"], 2, "--dirichlet 1.0 needs several clients"),
-    (["--protocol", "lodo", "--target", "d0", "--target-part", "test", "--limit", "15"], 1, "d0 has 1 images to test; it needs 2"),
+    (["--protocol", "lodo", "--target", "d0", "--target-part", "test", "--limit", "15"], 1,
+     "d0 has 1 images to test; it needs 2"),
 ])
 def test_bad_settings(capsys, tmp_path, flags, code, words):
     fails(capsys, code, words, run_here, "fedavg", tmp_path / "run", *flags)
 
 
+# Domains
+
+
 def test_digits_are_dealt_out_once():
     dealt = common.load_digits(28)
-    assert [d.name for d in dealt] == ["d0", "d15", "d30", "d45", "d60", "d75"]
-    assert sum(len(d.labels) for d in dealt) == 1797 and dealt[0].images.shape[1:] == (1, 28, 28)
-    assert all(len(d.labels.unique()) == 10 for d in dealt)
-    upright = [d.images.float().mean() for d in dealt]
-    assert max(upright) - min(upright) < 8  # turned, not lost
+    assert [d.name for d in dealt] == DOMAINS
+    assert sum(len(d.labels) for d in dealt) == 1797
+    for d in dealt:
+        assert d.images.shape[1:] == (1, 28, 28)
+        assert len(d.labels.unique()) == 10
 
 
-def test_rotation_is_counter_clockwise_and_not_of_labels():
+def test_digits_are_turned_and_not_lost():
+    brightness = [float(d.images.float().mean()) for d in common.load_digits(28)]
+    assert max(brightness) - min(brightness) < 8
+
+
+def test_rotation_is_counter_clockwise():
     image = torch.zeros(1, 1, 29, 29, dtype=torch.uint8)
     image[0, 0, 14, 20:] = 255  # a ray to the right
     turned = common.rotate(image, 90, 29)[0, 0]
     assert turned[:9, 14].min() == 255 and turned[20:, 14].max() == 0  # now to the top
 
 
+def write_idx(path, numbers: tuple[int, ...], values: np.ndarray) -> tuple[str, str]:
+    """A file in MNIST's format, after its header of numbers; returns its name and md5."""
+    header = b"".join(number.to_bytes(4, "big") for number in numbers)
+    path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes(), 1))
+    return path.name, hashlib.md5(path.read_bytes()).hexdigest()
+
+
 def fake_mnist(folder, monkeypatch, count=10000):
-    rng, md5s = np.random.default_rng(0), []
+    """MNIST's test part with noise for images and the classes in turn."""
     folder.mkdir(parents=True, exist_ok=True)
-    for part, magic, body in (("images-idx3", 2051, rng.integers(0, 255, (count, 784), dtype=np.uint8)),
-                              ("labels-idx1", 2049, (np.arange(count) % 10).astype(np.uint8))):
-        head = b"".join(int(v).to_bytes(4, "big") for v in ((magic, count, 28, 28) if magic == 2051 else (magic, count)))
-        path = folder / f"t10k-{part}-ubyte.gz"
-        path.write_bytes(gzip.compress(head + body.tobytes(), 1))
-        md5s.append((path.name, hashlib.md5(path.read_bytes()).hexdigest()))
+    images = np.random.default_rng(0).integers(0, 255, (count, 784), dtype=np.uint8)
+    labels = np.arange(count) % 10
+    md5s = [
+        write_idx(folder / "t10k-images-idx3-ubyte.gz", (2051, count, 28, 28), images),
+        write_idx(folder / "t10k-labels-idx1-ubyte.gz", (2049, count), labels),
+    ]
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", md5s)
 
 
-def test_rotatedmnist(tmp_path, monkeypatch, capsys):
+def test_rotatedmnist(tmp_path, monkeypatch):
     fake_mnist(tmp_path / "archives" / "MNIST" / "raw", monkeypatch)
     args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path / "archives")
     domains, classes = common.load_domains(args)
     assert [d.name for d in domains] == ["m0", "m15", "m30", "m45", "m60", "m75"]
-    assert all(d.labels.bincount().tolist() == [100] * 10 for d in domains)
+    assert classes == tuple("0123456789")
+    for d in domains:
+        assert d.labels.bincount().tolist() == [100] * 10
     assert not torch.equal(domains[0].images, domains[1].images)
-    (tmp_path / "archives" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"broken")
+
+
+def test_a_damaged_mnist_is_refused(tmp_path, monkeypatch):
+    fake_mnist(tmp_path, monkeypatch)
+    args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(b"broken")
     with pytest.raises(common.Stop, match="expected md5"):
         common.load_domains(args)
 
 
-def test_every_image_is_in_one_part_of_one_client():
-    for flags in ((), ("--clients-per-domain", "3"), ("--clients-per-domain", "3", "--dirichlet", "2"),
-                  ("--protocol", "lodo", "--target", "d30"), ("--protocol", "lodo", "--target", "d30", "--target-part", "test")):
-        args = parsed("fedavg", *flags)
-        domains, classes = common.load_domains(args)
-        clients, targets = common.make_clients(args, domains, 10)
-        assert len(clients) == (6 - len(targets)) * args.clients_per_domain and len(targets) == ("lodo" in flags)
-        for d in domains:
-            held = [c for c in clients + targets if c.name.split("-")[0] == d.name]
-            rows = torch.cat([p.index for c in held for p in (c.train, c.val, c.test)])
-            assert sorted(rows.tolist()) == list(range(len(d.labels)))
-            assert all(torch.equal(p.labels, d.labels[p.index]) for c in held for p in (c.train, c.val, c.test))
-    again, _ = common.make_clients(args, domains, 10)
-    assert all(torch.equal(a.train.index, b.train.index) for a, b in zip(clients, again))
-    other, _ = common.make_clients(dataclasses.replace(args, seed=1), domains, 10)
+# Splits and clients
+
+LODO = ["--protocol", "lodo", "--target", "d30"]
+
+
+def federated(args):
+    """The domains of `args`, its clients and its targets."""
+    domains, classes = common.load_domains(args)
+    clients, targets = common.make_clients(args, domains, len(classes))
+    return domains, clients, targets
+
+
+@pytest.mark.parametrize("flags", [
+    [],
+    ["--clients-per-domain", "3"],
+    ["--clients-per-domain", "3", "--dirichlet", "2"],
+    LODO,
+    [*LODO, "--target-part", "test"],
+])
+def test_every_image_is_in_one_part_of_one_client(flags):
+    args = parsed("fedavg", *flags)
+    domains, clients, targets = federated(args)
+    assert len(targets) == ("lodo" in flags)
+    assert len(clients) == (6 - len(targets)) * args.clients_per_domain
+    for d in domains:
+        rows = []
+        for client in clients + targets:
+            if client.name.split("-")[0] != d.name:
+                continue
+            for part in (client.train, client.val, client.test):
+                assert torch.equal(part.labels, d.labels[part.index])
+                rows += part.index.tolist()
+        assert sorted(rows) == list(range(len(d.labels)))
+
+
+def test_the_seed_decides_the_split():
+    args = parsed("fedavg", *LODO, "--target-part", "test")
+    _, clients, _ = federated(args)
+    _, again, _ = federated(args)
+    _, other, _ = federated(dataclasses.replace(args, seed=1))
+    for a, b in zip(clients, again):
+        assert torch.equal(a.train.index, b.train.index)
     assert not torch.equal(clients[0].train.index, other[0].train.index)
 
 
-def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags", [
+    [],
+    ["--limit", "200"],
+    ["--clients-per-domain", "2", "--dirichlet", "1"],
+])
+def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags):
     """The six rotations of an image are never trained on in one domain and tested in another."""
     fake_mnist(tmp_path, monkeypatch)
-    for flags in ((), ("--limit", "200"), ("--clients-per-domain", "2", "--dirichlet", "1")):
-        args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path, "--protocol", "indomain", *flags)
-        data, _ = common.load_domains(args)
-        clients, _ = common.make_clients(args, data, 10)
-        upright = data[0].images[:, 0, 10:18, 10:18].reshape(len(data[0].labels), -1)  # what row i shows in m0
-        for d in data[1:]:
-            assert torch.equal(d.labels, data[0].labels)
-        tested = set(torch.cat([c.test.index for c in clients]).tolist())
-        assert tested.isdisjoint(torch.cat([c.train.index for c in clients]).tolist())
-        assert len(upright.unique(dim=0)) > 0.9 * len(upright)
-        for d in data[1:]:  # and row i shows the same image in every domain: its bright pixels stay as many
-            assert (d.images.float().mean((1, 2, 3)) - data[0].images.float().mean((1, 2, 3))).abs().max() < 25
+    of_mnist = ["--dataset", "rotatedmnist-t10k", "--archives", tmp_path, "--protocol", "indomain"]
+    domains, clients, _ = federated(parsed("fedavg", *of_mnist, *flags))
+    tested = torch.cat([client.test.index for client in clients])
+    trained = torch.cat([client.train.index for client in clients])
+    assert set(tested.tolist()).isdisjoint(trained.tolist())
+
+    upright = domains[0]
+    centres = upright.images[:, 0, 10:18, 10:18].flatten(1)
+    assert len(centres.unique(dim=0)) > 0.9 * len(upright.labels)  # the images differ
+    brightness = upright.images.float().mean((1, 2, 3))
+    for d in domains[1:]:  # row i shows the same image in every domain: its bright pixels stay as many
+        assert torch.equal(d.labels, upright.labels)
+        assert (d.images.float().mean((1, 2, 3)) - brightness).abs().max() < 25
 
 
 def test_split_sizes_of_office():
-    """The 10% test parts of the domains have 95, 112, 15 and 29 images (FDSE Table 2 is in fractions of these)."""
-    sizes = [[len(p) for p in common.cut(torch.arange(n), "0.8/0.1/0.1")] for n in (958, 1123, 157, 295)]
-    assert [s[2] for s in sizes] == [95, 112, 15, 29] and sizes[2] == [126, 16, 15]
+    """The 10% test parts of the domains have 95, 112, 15 and 29 images (FDSE Table 2 is in fractions of
+    these)."""
+    sizes = []
+    for n in (958, 1123, 157, 295):
+        parts = common.cut(torch.arange(n), "0.8/0.1/0.1")
+        sizes.append([len(part) for part in parts])
+    assert [test for _, _, test in sizes] == [95, 112, 15, 29]
+    assert sizes[2] == [126, 16, 15]
 
 
 def test_dirichlet_skews_the_labels():
-    args = parsed("fedavg", "--clients-per-domain", "2", "--dirichlet", "0.3", "--split", "0.6/0.2/0.2")
-    domains, _ = common.load_domains(args)
-    clients, _ = common.make_clients(args, domains, 10)
-    share = [c.train.labels.bincount(minlength=10).float() / len(c.train) for c in clients[:2]]
-    assert (share[0] - share[1]).abs().sum() > 0.5
+    skewed = ["--clients-per-domain", "2", "--dirichlet", "0.3", "--split", "0.6/0.2/0.2"]
+    _, clients, _ = federated(parsed("fedavg", *skewed))
+    counts = [client.train.labels.bincount(minlength=10) for client in clients[:2]]
+    shares = [n.float() / n.sum() for n in counts]
+    assert (shares[0] - shares[1]).abs().sum() > 0.5
 
 
-def part(n):
-    return common.Data(torch.zeros(n, 1, 2, 2, dtype=torch.uint8), torch.arange(n), torch.arange(n), "cpu", "unit")
+# Batches
 
 
-def test_batches():
+def part(n: int) -> common.Data:
+    """n images, each with a label of its own."""
+    images = torch.zeros(n, 1, 2, 2, dtype=torch.uint8)
+    return common.Data(images, torch.arange(n), torch.arange(n), "cpu", "unit")
+
+
+def labels_in_batches(n: int, args, t: int = 0, k: int = 0) -> list[list[int]]:
+    """The labels of each batch of client k in round t."""
+    return [y.tolist() for _, y in common.batches(part(n), args, t, k)]
+
+
+def test_each_epoch_has_every_image_once_in_a_new_order():
     args = parsed("fedavg", "--batch-size", "4", "--epochs", "2")
-    seen = [y.tolist() for _, y in common.batches(part(10), args, 0, 0)]
-    assert [len(y) for y in seen] == [4, 4, 2] * 2
-    assert sorted(sum(seen[:3], [])) == sorted(sum(seen[3:], [])) == list(range(10)) and seen[:3] != seen[3:]
-    assert seen == [y.tolist() for _, y in common.batches(part(10), args, 0, 0)]
-    assert seen != [y.tolist() for _, y in common.batches(part(10), args, 1, 0)]
-    assert seen != [y.tolist() for _, y in common.batches(part(10), args, 0, 1)]
-    steps = dataclasses.replace(args, steps=7)
-    assert [len(y) for _, y in common.batches(part(10), steps, 0, 0)] == [4, 4, 2, 4, 4, 2, 4]
+    labels = labels_in_batches(10, args)
+    assert [len(y) for y in labels] == [4, 4, 2, 4, 4, 2]
+    first, second = labels[:3], labels[3:]
+    assert first != second
+    for epoch in (first, second):
+        assert sorted(np.concatenate(epoch)) == list(range(10))
+
+
+def test_the_order_is_that_of_client_and_round():
+    args = parsed("fedavg", "--batch-size", "4", "--epochs", "2")
+    labels = labels_in_batches(10, args)
+    assert labels == labels_in_batches(10, args)
+    assert labels != labels_in_batches(10, args, t=1)
+    assert labels != labels_in_batches(10, args, k=1)
+
+
+def test_a_number_of_steps_takes_the_place_of_epochs():
+    args = parsed("fedavg", "--batch-size", "4", "--epochs", "2", "--steps", "7")
+    assert [len(y) for y in labels_in_batches(10, args)] == [4, 4, 2, 4, 4, 2, 4]
+
+
+def test_a_last_batch_of_one_joins_the_batch_before_it():
+    args = parsed("fedavg", "--batch-size", "4")
+    assert [len(y) for y in labels_in_batches(9, args)] == [4, 5]
+    assert [len(y) for y in labels_in_batches(5, args)] == [5]
+
+
+@pytest.mark.parametrize("flags", [
+    ["--epochs", "3"],
+    ["--steps", "7"],
+    ["--steps", "2"],
+    ["--steps", "1", "--batch-size", "40"],
+])
+def test_images_in_a_round(flags):
+    args = parsed("fedavg", "--batch-size", "4", *flags)
+    assert common.images_in_round(9, args) == sum(len(y) for y in labels_in_batches(9, args))
 
 
 def test_augmentation_is_for_training_alone_and_comes_before_normalization():
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8)
     data = common.Data(images, torch.arange(40), torch.zeros(40).long(), "cpu", "imagenet")
     args = parsed("fedavg", "--augment", "simclr", "--batch-size", "40")
-    common.seed_all(1)
-    (x, _), = common.batches(data, args, 0, 0)
-    common.seed_all(1)
-    (again, _), = common.batches(data, args, 0, 0)
+    drawn = []
+    for _ in range(2):
+        common.seed_all(1)
+        (x, _), = common.batches(data, args, 0, 0)
+        drawn.append(x)
+    x = drawn[0]
     plain, _ = data.batch(torch.arange(40))
-    low, high = (0 - 0.485) / 0.229, (1 - 0.406) / 0.225
-    assert torch.equal(x, again) and x.min() >= low - 1e-5 and x.max() <= high + 1e-5
+    lowest, highest = (0 - 0.485) / 0.229, (1 - 0.406) / 0.225
+    assert torch.equal(x, drawn[1])
+    assert x.min() >= lowest - 1e-5 and x.max() <= highest + 1e-5
     assert not torch.allclose(x.sort(0).values, plain.sort(0).values, atol=0.05)  # the same images, changed
 
 
-def test_a_last_batch_of_one_joins_the_batch_before_it():
-    args = parsed("fedavg", "--batch-size", "4")
-    assert [len(y) for _, y in common.batches(part(9), args, 0, 0)] == [4, 5]
-    assert [len(y) for _, y in common.batches(part(5), args, 0, 0)] == [5]
-
-
-def test_images_in_a_round():
-    for flags in (("--epochs", "3"), ("--steps", "7"), ("--steps", "2"), ("--steps", "1", "--batch-size", "40")):
-        args = parsed("fedavg", "--batch-size", "4", *flags)
-        assert common.images_in_round(9, args) == sum(len(y) for _, y in common.batches(part(9), args, 0, 0))
-
-
 def test_pixels():
-    images = torch.tensor([[[[0, 255], [51, 102]]] * 3], dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    images = torch.tensor([[[[0, 255], [51, 102]]] * 3], dtype=torch.uint8)
+    images = images.contiguous(memory_format=torch.channels_last)
     data = common.Data(images, torch.tensor([0]), torch.tensor([1]), "cpu", "unit")
     x, y = data.batch(torch.tensor([0]))
     torch.testing.assert_close(x[0, 0], torch.tensor([[0, 1], [0.2, 0.4]]))
     assert x.is_contiguous(memory_format=torch.channels_last) and y.item() == 1
-    x, _ = dataclasses.replace(data, normalize="imagenet").batch(torch.tensor([0]))
-    torch.testing.assert_close(x[0, :, 0, 1], (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225]))
 
 
-@pytest.mark.parametrize("name,size,dim", [("smallcnn", 28, 64), ("smallcnn_bn", 20, 64), ("alexnet_bn", 64, 1024),
-                                           ("alexnet", 64, 4096), ("resnet18", 32, 512), ("resnet50", 32, 2048),
-                                           ("resnet18_3x3", 32, 512), ("vit_b8", 32, 768)])
+def test_pixels_by_imagenets_mean_and_deviation():
+    images = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    data = common.Data(images, torch.tensor([0]), torch.tensor([1]), "cpu", "imagenet")
+    x, _ = data.batch(torch.tensor([0]))
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(x[0, :, 0, 1], (1 - mean) / deviation)
+
+
+# Backbones and weights
+
+
+@pytest.mark.parametrize("name,size,dim", [
+    ("smallcnn", 28, 64),
+    ("smallcnn_bn", 20, 64),
+    ("alexnet_bn", 64, 1024),
+    ("alexnet", 64, 4096),
+    ("resnet18", 32, 512),
+    ("resnet50", 32, 2048),
+    ("resnet18_3x3", 32, 512),
+    ("vit_b8", 32, 768),
+])
 def test_backbones(name, size, dim):
     net = common.backbone(parsed("fedavg", "--backbone", name, "--image-size", size), 3, 5).eval()
     z = net.features(torch.rand(2, 3, size, size))
     assert z.shape == (2, dim) and net.classify(z).shape == (2, 5)
+    assert common.BACKBONES[name].dim == dim
+    assert common.BACKBONES[name].relu == (z.min() >= 0)
     if name == "vit_b8":
         assert net.body.conv_proj.kernel_size == (8, 8)
     if name == "resnet18_3x3":
         assert net.body.conv1.kernel_size == (3, 3) and net.body.conv1.stride == (1, 1)
 
 
-def test_weights_from_a_file(tmp_path):
-    """Torchvision's names (its head of 1,000 classes is left out), our own names, and files that do not fit."""
+def network(name: str, weights, classes: int) -> common.Net:
+    """A network with weights from a file."""
+    args = parsed("fedavg", "--backbone", name, "--weights", weights)
+    return common.backbone(args, 3, classes)
+
+
+def test_weights_with_torchvisions_names(tmp_path):
+    """Its head of 1,000 classes is left out."""
     torch.manual_seed(0)
     theirs = torchvision.models.resnet18()
     torch.save(theirs.state_dict(), tmp_path / "resnet18.pth")
-    net = common.backbone(parsed("fedavg", "--backbone", "resnet18", "--weights", tmp_path / "resnet18.pth"), 3, 7)
-    assert torch.equal(net.body.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight) and net.head.out_features == 7
+    net = network("resnet18", tmp_path / "resnet18.pth", 7)
+    assert torch.equal(net.body.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
+    assert net.head.out_features == 7
+
+
+def test_weights_with_our_names(tmp_path):
+    net = common.backbone(parsed("fedavg", "--backbone", "resnet18"), 3, 7)
     torch.save(net.state_dict(), tmp_path / "ours.pth")
-    again = common.backbone(parsed("fedavg", "--backbone", "resnet18", "--weights", tmp_path / "ours.pth"), 3, 7)
-    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), again.state_dict().values()))
-    other_head = common.backbone(parsed("fedavg", "--backbone", "resnet18", "--weights", tmp_path / "ours.pth"), 3, 9)
-    assert torch.equal(other_head.body.conv1.weight, net.body.conv1.weight) and other_head.head.out_features == 9
+    again = network("resnet18", tmp_path / "ours.pth", 7)
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    other_head = network("resnet18", tmp_path / "ours.pth", 9)
+    assert torch.equal(other_head.body.conv1.weight, net.body.conv1.weight)
+    assert other_head.head.out_features == 9
     with pytest.raises(common.Stop, match="does not fit the network: .* tensors are missing"):
-        common.backbone(parsed("fedavg", "--backbone", "resnet50", "--weights", tmp_path / "ours.pth"), 3, 7)
+        network("resnet50", tmp_path / "ours.pth", 7)
 
 
 def test_imagenet_weights_path(monkeypatch):
-    """Torchvision's own loader is asked for the right weights with its hash check; the download itself is replaced."""
+    """Torchvision's own loader is asked for the right weights with its hash check; only the download itself
+    is replaced."""
     theirs, asked = torchvision.models.alexnet(), []
-    monkeypatch.setattr(torchvision.models.AlexNet_Weights, "get_state_dict",
-                        lambda self, **kw: asked.append((str(self), kw)) or theirs.state_dict())
-    net = common.backbone(parsed("fedavg", "--backbone", "alexnet", "--weights", "imagenet"), 3, 7)
+
+    def get_state_dict(weights, **how):
+        asked.append((str(weights), how))
+        return theirs.state_dict()
+
+    monkeypatch.setattr(torchvision.models.AlexNet_Weights, "get_state_dict", get_state_dict)
+    net = network("alexnet", "imagenet", 7)
     assert torch.equal(net.body.classifier[4].weight, theirs.classifier[4].weight)
     assert asked == [("AlexNet_Weights.IMAGENET1K_V1", {"progress": True, "check_hash": True})]
 
 
-def test_average_and_bytes():
-    states = [{"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}, {"a": torch.tensor([3.0, 6.0]), "n": torch.tensor(6)}]
+# States
+
+
+def test_average():
+    states = [
+        {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)},
+        {"a": torch.tensor([3.0, 6.0]), "n": torch.tensor(6)},
+    ]
     mean = common.average(states, torch.tensor([0.25, 0.75]))
     torch.testing.assert_close(mean["a"], torch.tensor([2.5, 5.0]))
     assert mean["n"].dtype == torch.long and mean["n"].item() == 5  # 5.25
-    assert common.nbytes({"w": states[0], "x": torch.zeros(3, dtype=torch.bfloat16)}) == 8 + 8 + 6
+
+
+def test_bytes():
+    state = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
+    assert common.nbytes({"w": state, "x": torch.zeros(3, dtype=torch.bfloat16)}) == 8 + 8 + 6
+
+
+# The round loop
 
 
 class Guess(torch.nn.Module):
     """Classifies every image as `self.label`."""
 
-    def __init__(self, label):
+    def __init__(self, label: int):
         super().__init__()
         self.label = label
 
     def forward(self, x):
-        return torch.nn.functional.one_hot(torch.full((len(x),), self.label), 10).float()
+        logits = torch.zeros(len(x), 10)
+        logits[:, self.label] = 1
+        return logits
 
 
-def scripted(labels, log=None):
-    """A federation in which client k's model after round t guesses labels[t]; nothing is trained."""
-    class Server:
-        def __init__(self, args, net, clients):
-            self.t = -1
+class Clock:
+    """A server that knows only which round was the last one; the downloads say it, -1 at the start."""
 
-        def download(self, k):
-            return {"t": torch.tensor(self.t)}
+    def __init__(self, args, net, clients):
+        self.t = -1
 
-        def update(self, uploads, t):
-            self.t = t
+    def download(self, k):
+        return {"t": torch.tensor(self.t)}
 
-        def state_dict(self):
-            return {"t": self.t}
+    def update(self, uploads, t):
+        self.t = t
 
-        def load_state_dict(self, saved):
-            self.t = saved["t"]
+    def state_dict(self):
+        return {"t": self.t}
 
+    def load_state_dict(self, saved):
+        self.t = saved["t"]
+
+
+def guessing(guesses: list[int], log: list | None = None) -> type:
+    """A client whose model after round t guesses the label guesses[t], and which trains nothing.
+
+    `log` gets the round and the client's name of each local training.
+    """
     class Client:
         def __init__(self, args, net, k, data):
             self.data = data
@@ -257,7 +408,7 @@ def scripted(labels, log=None):
             return {"n": torch.tensor(len(self.data.train))}
 
         def model(self, down):
-            return Guess(labels[int(down["t"])])
+            return Guess(guesses[int(down["t"])])
 
         def state_dict(self):
             return {}
@@ -265,42 +416,91 @@ def scripted(labels, log=None):
         def load_state_dict(self, saved):
             pass
 
-    return Server, Client
+    return Client
 
 
-def test_all_avg_and_the_best_validation_round(tmp_path, capsys):
-    """ALL pools the images, AVG averages the clients, and the reported round is the one best on validation."""
+def hits(parts: list[common.Data], guess: int) -> list[int]:
+    """How many images of each part have the label `guess`."""
+    return [int((part.labels == guess).sum()) for part in parts]
+
+
+def best_round(clients: list[common.ClientData], guesses: list[int]) -> int:
+    """The round after which the guess is right most often on the validation images; the first of equals."""
+    right = [sum(hits([client.val for client in clients], guess)) for guess in guesses]
+    return right.index(max(right))
+
+
+def test_all_avg_and_the_best_validation_round(tmp_path):
+    """ALL pools the images, AVG averages the clients; the reported round is the one best on validation."""
+    guesses = [3, 8, 1, 0]
     args = parsed("fedavg", "--rounds", "4", "--out", tmp_path / "run", "--split", "0.5/0.25/0.25")
-    domains, _ = common.load_domains(args)
-    clients, _ = common.make_clients(args, domains, 10)
-    labels = [3, 8, 1, 0]
-    val = [sum(int((c.val.labels == g).sum()) for c in clients) for g in labels]
-    result = common.run(*scripted(labels), args)[0]
-    best = max(range(4), key=lambda i: (val[i], -i))
+    result, = common.run(Clock, guessing(guesses), args)
+    _, clients, _ = federated(args)
+    best = best_round(clients, guesses)
     assert result["best"]["round"] == best + 1 and result["last"]["round"] == 4
-    hits = [int((c.test.labels == labels[best]).sum()) for c in clients]
-    sizes = [len(c.test) for c in clients]
-    assert result["best"]["ALL"] == sum(hits) / sum(sizes)
-    assert abs(result["best"]["AVG"] - sum(h / n for h, n in zip(hits, sizes)) / 6) < 1e-12
+    tests = [client.test for client in clients]
+    right = hits(tests, guesses[best])
+    accuracies = [r / len(test) for r, test in zip(right, tests)]
+    assert result["best"]["ALL"] == sum(right) / sum(len(test) for test in tests)
+    assert abs(result["best"]["AVG"] - sum(accuracies) / 6) < 1e-12
+    assert result["best"]["clients"] == dict(zip(DOMAINS, accuracies))
 
 
-def test_participation_bytes_and_evaluation_interval(tmp_path, capsys):
+def test_participation(tmp_path):
     log = []
-    args = parsed("fedavg", "--rounds", "5", "--participation", "0.5", "--eval-every", "3", "--out", tmp_path / "run")
-    result = common.run(*scripted([0] * 5, log), args)[0]
-    rounds = metrics(tmp_path / "run")
-    for t in range(5):
+    args = parsed("fedavg", "--rounds", "5", "--participation", "0.5", "--out", tmp_path)
+    common.run(Clock, guessing([0] * 5, log), args)
+    groups = set()
+    for t, entry in enumerate(metrics(tmp_path)):
         trained = [name for r, name in log if r == t]
-        assert len(trained) == len(set(trained)) == 3 and set(rounds[t]["clients"]) == set(trained)
-    assert len({tuple(sorted(n for r, n in log if r == t)) for t in range(5)}) > 1
-    assert [("val" in r) for r in rounds] == [False, False, True, False, True]
-    assert rounds[0]["clients"][log[0][1]]["bytes_up"] == 8 and result["bytes"]["up"] == 5 * 3 * 8
+        assert len(trained) == len(set(trained)) == 3
+        assert set(entry["clients"]) == set(trained)
+        groups.add(tuple(trained))
+    assert len(groups) > 1
 
 
-def test_lodo_over_all_targets(tmp_path, capsys):
-    module, build = METHODS["fedavg"]
-    args = parsed("fedavg", "--scale", "smoke", "--protocol", "lodo", "--out", tmp_path / "run")
-    results = common.run(module.Server, module.Client, args, build)
-    assert [r["args"]["target"] for r in results] == ["d0", "d15", "d30", "d45", "d60", "d75"]
-    assert all(r["args"]["target"] not in r["best"]["clients"] and 0 <= r["best"]["target"] <= 1 for r in results)
-    assert "left-out domain" in capsys.readouterr().out
+def test_bytes_of_a_run(tmp_path):
+    args = parsed("fedavg", "--rounds", "5", "--participation", "0.5", "--out", tmp_path)
+    result, = common.run(Clock, guessing([0] * 5), args)
+    for entry in metrics(tmp_path):
+        for log in entry["clients"].values():
+            assert log == {"bytes_down": 8, "bytes_up": 8}
+    assert result["bytes"]["up"] == 5 * 3 * 8
+
+
+def test_evaluation_interval(tmp_path):
+    args = parsed("fedavg", "--rounds", "5", "--eval-every", "3", "--out", tmp_path)
+    common.run(Clock, guessing([0] * 5), args)
+    evaluated = [entry["round"] for entry in metrics(tmp_path) if "val" in entry]
+    assert evaluated == [3, 5]
+
+
+# Leave one domain out
+
+
+def test_each_target_in_turn(tmp_path, capsys):
+    """--target all: a run and a folder for each, then a line with all accuracies."""
+    guesses = [3, 8]
+    args = parsed("fedavg", "--protocol", "lodo", "--rounds", "2", "--out", tmp_path)
+    results = common.run(Clock, guessing(guesses), args)
+    assert [result["args"]["target"] for result in results] == DOMAINS
+    assert sorted(path.name for path in tmp_path.iterdir()) == DOMAINS
+    shown = []
+    for target, result in zip(DOMAINS, results):
+        assert json.loads((tmp_path / target / "result.json").read_text()) == result
+        assert list(result["best"]["clients"]) == [name for name in DOMAINS if name != target]
+        _, clients, (unseen,) = federated(dataclasses.replace(args, target=target))
+        guess = guesses[best_round(clients, guesses)]
+        accuracy = hits([unseen.test], guess)[0] / len(unseen.test)
+        assert result["best"]["target"] == accuracy
+        shown.append(accuracy)
+    said = capsys.readouterr().out
+    each = "  ".join(f"{name} {100 * accuracy:.2f}" for name, accuracy in zip(DOMAINS, shown))
+    assert f"accuracy on each left-out domain (%): {each}  mean {100 * np.mean(shown):.2f}\n" in said
+
+
+def test_one_target_is_one_run_in_the_folder_itself(tmp_path, capsys):
+    args = parsed("fedavg", *LODO, "--rounds", "1", "--out", tmp_path)
+    result, = common.run(Clock, guessing([3]), args)
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert "on each left-out domain" not in capsys.readouterr().out

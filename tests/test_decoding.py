@@ -16,6 +16,7 @@ from plumbing.errors import Stop
 import pytest
 from PIL import Image
 
+from .conftest import ROOT
 from .small_datasets import (
     SIZE,
     check,
@@ -187,7 +188,7 @@ def test_memory_does_not_grow_with_the_pixels(tmp_path):
                 entries[f"PACS/{folder}/{c}/{i}.png"] = file.getvalue()
     write_zip(tmp_path / "Homework3-PACS.zip", entries)
     run = subprocess.run([sys.executable, "-m", "tests.little_memory", str(tmp_path)], text=True,
-                         capture_output=True, cwd=Path(__file__).parent.parent,
+                         capture_output=True, cwd=ROOT,
                          env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert run.returncode == 0, run.stderr
     sizes = {}

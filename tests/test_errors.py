@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from plumbing.errors import Stop, ending, out_of_memory
 
 import pytest
 import torch
+
+from .conftest import ROOT
 
 
 @pytest.mark.parametrize("error, line, code", [
@@ -56,6 +57,5 @@ def test_an_allocation_too_large_for_the_gpu_is_out_of_memory():
 def test_torch_is_not_imported_to_tell_of_an_error():
     program = "import sys; from plumbing.errors import ending; ending(MemoryError(), ''); "
     program += "print('torch' in sys.modules)"
-    root = Path(__file__).parent.parent
-    run = subprocess.run([sys.executable, "-c", program], cwd=root, text=True, capture_output=True)
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.stdout == "False\n", run.stderr

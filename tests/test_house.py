@@ -3,16 +3,16 @@
 import ast
 import subprocess
 
-import pytest
-
 from tests.conftest import MODULES, ROOT
+
+import pytest
 
 FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "README.md", "LICENSE", "CITATION.cff",
          "CONTRIBUTING.md", "pyproject.toml"]
 METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py", "fdse.py"]
 FOLDERS = ["baselines", "tables", "results", "tests", "docs", "bench", "plumbing", "reproduce"]
 
-# Of each floor, the floors that it may import from. Tests may import everything.
+# The floors that each floor may import from; tests may import everything.
 BELOW = {
     "plumbing": {"plumbing"},
     "common": {"plumbing"},

@@ -2,8 +2,10 @@
 
 import http.server
 import os
+import re
 import threading
 import zipfile
+from pathlib import Path
 
 import common
 from plumbing.archives import download
@@ -15,18 +17,31 @@ import pytest
 import torch
 from PIL import Image
 
-OFFICE = ("--dataset", "officecaltech", "--image-size", "64")
+ARCHIVE = "Office_Caltech_DA_Dataset-main.zip"
+SIZE = 64
+OFFICE = ["--dataset", "officecaltech", "--image-size", str(SIZE)]
+
+
+# Images of any kind
+
+
+def half_dark(width: int, dark: int, bright: int, dtype: type) -> Image.Image:
+    """A picture whose left half is dark and whose right half is bright."""
+    row = [dark] * (width // 2) + [bright] * (width // 2)
+    return Image.fromarray(np.repeat([row], width, 0).astype(dtype))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 def test_all_image_modes_become_rgb(tmp_path, mode):
-    """A picture whose left half is dark and whose right half is bright stays so, in every mode."""
+    """What is dark stays dark and what is bright stays bright, in every mode."""
     if mode == "I;16":
-        image = Image.fromarray(np.repeat([[1000] * 10 + [60000] * 10], 20, 0).astype(np.uint16))
-        assert image.mode == mode
+        image = half_dark(20, 1000, 60000, np.uint16)
     else:
-        image = Image.fromarray(np.repeat([[4] * 10 + [234] * 10], 20, 0).astype(np.uint8)).convert("RGB").convert(mode)
-    path = tmp_path / f"x.{'jpg' if mode == 'CMYK' else 'png'}"
+        image = half_dark(20, 4, 234, np.uint8).convert("RGB").convert(mode)
+    assert image.mode == mode
+    path = tmp_path / "x.png"
+    if mode == "CMYK":
+        path = tmp_path / "x.jpg"
     image.save(path)
     pixels = to_rgb(path.read_bytes(), 8)
     assert pixels.shape == (8, 8, 3) and pixels.dtype == np.uint8
@@ -39,115 +54,253 @@ def test_float_pixels_are_refused(tmp_path):
         to_rgb((tmp_path / "x.tif").read_bytes(), 4)
 
 
-def office_args(tmp_path, *flags):
-    return parsed("fedavg", *OFFICE, "--data", tmp_path / "data", "--archives", tmp_path / "archives", *flags)
+# Archives and folders
 
 
-def test_zip_and_folder_give_the_same_images_and_the_cache_serves_later_runs(tmp_path, office, capsys):
+@pytest.fixture
+def archive(tmp_path, office) -> Path:
+    """The archive of the tiny Office-Caltech10."""
+    return zipped(office, tmp_path / "archives" / ARCHIVE)
+
+
+def loaded(tmp_path) -> list[common.Domain]:
+    """What is in tmp_path's archives, or in its data."""
+    folders = ["--data", tmp_path / "data", "--archives", tmp_path / "archives"]
+    return common.load_domains(parsed("fedavg", *OFFICE, *folders))[0]
+
+
+def cached(tmp_path) -> dict[Path, int]:
+    """{file with pixels: its last change in ns}."""
+    return {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.npy")}
+
+
+def same(domains: list[common.Domain], others: list[common.Domain]) -> bool:
+    """Whether both have the same images and labels."""
+    for a, b in zip(domains, others, strict=True):
+        if not (torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)):
+            return False
+    return True
+
+
+def test_a_zip_becomes_domains(tmp_path, archive):
+    domains = loaded(tmp_path)
+    assert [d.name for d in domains] == ["amazon", "caltech", "dslr", "webcam"]
+    for d in domains:
+        assert d.images.shape == (20, 3, SIZE, SIZE) and len(d.labels) == 20
+        for image, label in zip(d.images, d.labels):
+            brightest_row = int(image.float().mean((0, 2)).argmax())
+            assert brightest_row * 10 // SIZE == label  # the bar that shows the class
+
+
+def test_files_that_are_no_images_are_named(tmp_path, office, capsys):
     (office / "dslr" / "mug" / "notes.txt").write_text("no image")
-    zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
-    domains, classes = common.load_domains(office_args(tmp_path))
-    assert "1 files are no images and were left out: " in capsys.readouterr().err
-    assert {d.name: len(d.labels) for d in domains} == dict.fromkeys(["amazon", "caltech", "dslr", "webcam"], 20)
-    assert domains[0].images.shape == (20, 3, 64, 64) and len(classes) == 10
-    bright = [domains[2].images[i].float().mean((0, 2)).argmax() // 6.4 for i in range(20)]  # the row of the class
-    assert [int(b) for b in bright] == domains[2].labels.tolist()
-    cached = {p: p.stat().st_mtime_ns for p in (tmp_path / "data").rglob("*.npy")}
-    again, _ = common.load_domains(office_args(tmp_path))
-    assert all(torch.equal(a.images, b.images) for a, b in zip(domains, again))
-    assert cached == {p: p.stat().st_mtime_ns for p in (tmp_path / "data").rglob("*.npy")}
-    other = tmp_path / "other" / "officecaltech"
-    other.parent.mkdir()
-    office.rename(other)
-    unpacked, _ = common.load_domains(parsed("fedavg", *OFFICE, "--data", tmp_path / "other"))
-    assert all(torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in zip(domains, unpacked))
+    zipped(office, tmp_path / "archives" / ARCHIVE)
+    domains = loaded(tmp_path)
+    said = capsys.readouterr().err
+    assert re.search("1 files are no images and were left out: .*dslr/mug/notes.txt", said)
+    assert [len(d.labels) for d in domains] == [20, 20, 20, 20]
 
 
-def test_bad_archives(tmp_path, office, capsys):
-    archive = zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
+def test_the_cache_serves_later_runs(tmp_path, archive):
+    domains = loaded(tmp_path)
+    before = cached(tmp_path)
+    assert len(before) == 4
+    assert same(domains, loaded(tmp_path))
+    assert cached(tmp_path) == before
+
+
+def test_a_folder_gives_the_images_of_its_archive(tmp_path, office, archive):
+    domains = loaded(tmp_path)
+    (tmp_path / "other").mkdir()
+    office.rename(tmp_path / "other" / "officecaltech")
+    of_folder, _ = common.load_domains(parsed("fedavg", *OFFICE, "--data", tmp_path / "other"))
+    assert same(domains, of_folder)
+
+
+def run(tmp_path) -> None:
+    """A run on what is in tmp_path."""
+    folders = ["--data", tmp_path / "data", "--archives", tmp_path / "archives"]
+    run_here("fedavg", tmp_path / "run", *OFFICE, *folders)
+
+
+def cut_in_half(archive: Path, office: Path) -> None:
     whole = archive.read_bytes()
-    run = lambda: run_here("fedavg", tmp_path / "run", *OFFICE, "--data", tmp_path / "data", "--archives",
-                           tmp_path / "archives")
     archive.write_bytes(whole[:len(whole) // 2])
-    fails(capsys, 1, "no whole zip archive.*get it again", run)
-    archive.write_bytes(whole)
+
+
+def add_a_path_outside(archive: Path, office: Path) -> None:
     with zipfile.ZipFile(archive, "a") as z:
         z.writestr("Office_Caltech_DA_Dataset-main/../../evil.png", b"x")
-    fails(capsys, 1, "leads outside the folder", run)
-    damaged = bytearray(whole)
-    at = whole.index(b"IDAT", len(whole) // 4)
-    damaged[at + 8:at + 30] = bytes(22)
+
+
+def damage_an_image(archive: Path, office: Path) -> None:
+    damaged = bytearray(archive.read_bytes())
+    pixels = damaged.index(b"IDAT", len(damaged) // 4) + 8
+    damaged[pixels:pixels + 22] = bytes(22)
     archive.write_bytes(damaged)
-    fails(capsys, 1, "cannot be decoded", run)
+
+
+def keep_one_domain(archive: Path, office: Path) -> None:
     zipped(office / "amazon", archive)
-    fails(capsys, 1, "found no folder amazon; expected the folders amazon, Caltech", run)
-    assert not list((tmp_path / "data").rglob("*.npy")) and not list((tmp_path / "data").rglob("*.tmp"))
 
 
-def test_bad_folders(tmp_path, office, capsys):
-    (tmp_path / "data").mkdir()
-    folder = office.rename(tmp_path / "data" / "officecaltech")
-    run = lambda: run_here("fedavg", tmp_path / "run", *OFFICE, "--data", tmp_path / "data")
+@pytest.mark.parametrize("damage,words", [
+    (cut_in_half, "no whole zip archive.*get it again"),
+    (add_a_path_outside, "leads outside the folder"),
+    (damage_an_image, "cannot be decoded"),
+    (keep_one_domain, "found no folder amazon; expected the folders amazon, Caltech"),
+])
+def test_bad_archives(tmp_path, office, archive, capsys, damage, words):
+    damage(archive, office)
+    fails(capsys, 1, words, run, tmp_path)
+    assert not list((tmp_path / "data").rglob("*.npy"))
+    assert not list((tmp_path / "data").rglob("*.tmp"))
+
+
+def break_an_image(folder: Path) -> None:
     (folder / "dslr" / "mug" / "0.png").write_bytes(b"not an image")
-    fails(capsys, 1, "dslr/mug/0.png cannot be decoded", run)
+
+
+def remove_an_image(folder: Path) -> None:
     (folder / "dslr" / "mug" / "0.png").unlink()
-    fails(capsys, 1, "domain dslr has 19 images; expected 20", run)
+
+
+def rename_a_class(folder: Path) -> None:
     (folder / "dslr" / "mug").rename(folder / "dslr" / "cup")
-    fails(capsys, 1, "domain dslr has no images in dslr/mug; expected.*found backpack.*cup", run)
 
 
-def test_a_damaged_cache_is_named(tmp_path, office, capsys):
-    zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
-    common.load_domains(office_args(tmp_path))
-    pixels, index = (next((tmp_path / "data").rglob(n)) for n in ("dslr.npy", "index.json"))
-    whole = pixels.read_bytes(), index.read_text()
-    np.save(tmp_path / "float.npy", np.zeros((20, 64, 64, 3)))
-    for damaged in ((b"x", whole[1]), (b"", whole[1]), ((tmp_path / "float.npy").read_bytes(), whole[1]), (whole[0], "null"),
-                    (whole[0], whole[1].replace('"dslr": ', '"other": ')), (whole[0], "{")):
-        pixels.write_bytes(damaged[0]), index.write_text(damaged[1])
-        with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
-            common.load_domains(office_args(tmp_path))
-    index.unlink()  # as a whole cache never is: made again
-    assert len(common.load_domains(office_args(tmp_path))[0]) == 4
+@pytest.mark.parametrize("damage,words", [
+    (break_an_image, "dslr/mug/0.png cannot be decoded"),
+    (remove_an_image, "domain dslr has 19 images; expected 20"),
+    (rename_a_class, "domain dslr has no images in dslr/mug; expected.*found backpack.*cup"),
+])
+def test_bad_folders(tmp_path, office, capsys, damage, words):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "archives").mkdir()
+    damage(office.rename(tmp_path / "data" / "officecaltech"))
+    fails(capsys, 1, words, run, tmp_path)
 
 
-def test_a_full_disk_while_decoding(tmp_path, office, capsys, monkeypatch):
+# The cache
+
+
+def no_pixels(pixels: Path, index: Path) -> None:
+    pixels.write_bytes(b"x")
+
+
+def empty_pixels(pixels: Path, index: Path) -> None:
+    pixels.write_bytes(b"")
+
+
+def pixels_of_another_type(pixels: Path, index: Path) -> None:
+    np.save(pixels, np.zeros((20, SIZE, SIZE, 3)))
+
+
+def index_of_nothing(pixels: Path, index: Path) -> None:
+    index.write_text("null")
+
+
+def index_without_a_domain(pixels: Path, index: Path) -> None:
+    index.write_text(index.read_text().replace('"dslr": ', '"other": '))
+
+
+def index_that_is_cut(pixels: Path, index: Path) -> None:
+    index.write_text("{")
+
+
+@pytest.mark.parametrize("damage", [
+    no_pixels,
+    empty_pixels,
+    pixels_of_another_type,
+    index_of_nothing,
+    index_without_a_domain,
+    index_that_is_cut,
+])
+def test_a_damaged_cache_is_named(tmp_path, archive, damage):
+    loaded(tmp_path)
+    pixels, = (tmp_path / "data").rglob("dslr.npy")
+    index, = (tmp_path / "data").rglob("index.json")
+    damage(pixels, index)
+    with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
+        loaded(tmp_path)
+
+
+def test_a_cache_without_its_index_is_made_again(tmp_path, archive):
+    """As a whole cache never is: the index is written last."""
+    domains = loaded(tmp_path)
+    pixels, = (tmp_path / "data").rglob("dslr.npy")
+    index, = (tmp_path / "data").rglob("index.json")
+    pixels.unlink()
+    index.unlink()
+    assert same(domains, loaded(tmp_path)) and index.exists()
+
+
+def test_a_full_disk_while_decoding(tmp_path, archive, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
     monkeypatch.setattr(os, "posix_fallocate", full)
-    fails(capsys, 1, "No space left on device", run_here, "fedavg", tmp_path / "run", *OFFICE, "--data", tmp_path / "data",
-          "--archives", tmp_path / "archives")
+    fails(capsys, 1, "No space left on device", run, tmp_path)
     assert not list((tmp_path / "data" / "cache").glob("office*"))
 
 
-def test_download_goes_on_where_it_stopped(tmp_path):
-    content, asked = os.urandom(5_000_000), []
+# Downloads
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.headers.get("Range"))
-            begin = int(asked[-1][6:-1]) if asked[-1] else 0
-            if begin >= len(content):
-                return self.send_error(416)
-            self.send_response(206 if asked[-1] else 200)
-            self.send_header("Content-Length", str(len(content) - begin))
-            self.end_headers()
-            self.wfile.write(content[begin:begin + 3_000_000] if len(asked) == 1 else content[begin:])
 
-        def log_message(self, *_):
-            pass
+class OneFile(http.server.BaseHTTPRequestHandler):
+    """Serves `content`, or what is asked of it; the first answer breaks off after 3,000,000 bytes."""
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+    content = os.urandom(5_000_000)
+    asked: list[str | None]  # the Range of each request
+
+    def do_GET(self):
+        asked = self.headers.get("Range")
+        self.asked.append(asked)
+        begin = 0
+        if asked:
+            begin = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if begin >= len(self.content):
+            self.send_error(416)
+            return
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(self.content) - begin))
+        self.end_headers()
+        end = len(self.content)
+        if len(self.asked) == 1:
+            end = begin + 3_000_000
+        self.wfile.write(self.content[begin:end])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def url(monkeypatch):
+    """Where OneFile serves its content."""
+    monkeypatch.setattr(OneFile, "asked", [], raising=False)
+    with http.server.HTTPServer(("127.0.0.1", 0), OneFile) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url, path = f"http://127.0.0.1:{server.server_port}/x.zip", tmp_path / "downloads" / "x.zip"
-        with pytest.raises(common.Stop, match="could not download.*--archives"):
-            download(url, path)
-        assert not path.exists()
-        assert download(url, path).read_bytes() == content and asked[1] == "bytes=3000000-"
-        path.rename(path.with_name("x.zip.part"))  # killed just before the last renaming
-        assert download(url, path).read_bytes() == content and asked[2:] == ["bytes=5000000-", None]
+        yield f"http://127.0.0.1:{server.server_port}/x.zip"
         server.shutdown()
+
+
+def test_download_goes_on_where_it_stopped(tmp_path, url):
+    path = tmp_path / "downloads" / "x.zip"
+    with pytest.raises(common.Stop, match="could not download.*--archives"):
+        download(url, path)
+    assert not path.exists()
+    assert download(url, path).read_bytes() == OneFile.content
+    assert OneFile.asked == [None, "bytes=3000000-"]
+
+
+def test_a_download_killed_just_before_its_last_step(tmp_path, url):
+    """All of it is there under the temporary name: the server has nothing to add, so it is asked anew."""
+    OneFile.asked.append("an earlier request")
+    (tmp_path / "x.zip.part").write_bytes(OneFile.content)
+    assert download(url, tmp_path / "x.zip").read_bytes() == OneFile.content
+    assert OneFile.asked[1:] == ["bytes=5000000-", None]
+
+
+def test_a_server_that_is_not_there(tmp_path):
     with pytest.raises(common.Stop, match="could not download"):
-        download(url, tmp_path / "y.zip")
+        download("http://127.0.0.1:9/x.zip", tmp_path / "x.zip")

@@ -7,12 +7,20 @@ import subprocess
 import sys
 
 import common
-from plumbing.settings import SCALES, Args, LinearArgs, as_now, identity, settings_of
-from tests.conftest import METHODS, MODULES, ROOT, fails, parsed, run_here, start
+from plumbing.settings import SCALES, Args, LinearArgs, as_now, flag_of, identity, settings_of
+from tests.conftest import METHODS, MODULES, ROOT, fails, parsed, start
 
 import pytest
 
-SOURCES = ["common.py", *(f"plumbing/{path.name}" for path in (ROOT / "plumbing").glob("*.py"))]
+SOURCES = [ROOT / "common.py", *(ROOT / "plumbing").glob("*.py")]
+
+
+def names(cls: type[Args]) -> list[str]:
+    """The names of all settings."""
+    return [f.name for f in dataclasses.fields(cls)]
+
+
+# --help and --show-settings
 
 
 def shown(capsys, method, *flags) -> str:
@@ -28,21 +36,43 @@ def test_help_explains_every_flag(capsys, method):
     module = MODULES[method]
     text = shown(capsys, method, "--help")
     assert module.__doc__.splitlines()[0] in text
-    assert max(map(len, text.splitlines())) <= 110 and len(text.splitlines()) < 120
+    assert "\nPaper " not in text  # the map of equations is for those who read the file
+    assert len(text.splitlines()) < 130
+    assert max(map(len, text.splitlines())) <= 110
     for f in dataclasses.fields(module.Args):
-        assert "--" + f.name.strip("_").replace("_", "-") in text
+        assert flag_of(f.name) in text
         assert len(f.metadata["text"]) > 10
 
 
+HEADS = ["this method's own:", "views and linear evaluation:", "data:", "training:", "the run:"]
+
+
+def groups_of_help(text: str) -> dict[str, str]:
+    """The groups of a help text, in order: what stands between their heads."""
+    present = [head for head in HEADS if f"\n{head}\n" in text]
+    groups = {}
+    for head, following in zip(present, [*present[1:], "In brackets:"]):
+        before_next, _, _ = text.partition(f"\n{following}")
+        groups[head] = before_next.partition(f"\n{head}\n")[2]
+    return groups
+
+
 def test_help_comes_in_groups_the_methods_own_flags_first(capsys):
-    text = shown(capsys, "fdse", "--help")
-    heads = ["this method's own:", "data:", "training:", "the run:"]
-    places = [text.index(head) for head in heads]
-    assert places == sorted(places)
-    assert places[0] < text.index("--tau") < places[1] < text.index("--split") < places[2]
-    assert places[2] < text.index("--lr ") < places[3] < text.index("--seed")
-    own = shown(capsys, "fedgala", "--help").split("views and linear evaluation:")[0]
-    assert "--ssl" in own and "--lr " not in own  # a flag whose default the method changes stays in its group
+    groups = groups_of_help(shown(capsys, "fdse", "--help"))
+    assert list(groups) == ["this method's own:", "data:", "training:", "the run:"]
+    assert "--tau" in groups["this method's own:"]
+    assert "--split" in groups["data:"]
+    assert "--lr " in groups["training:"]
+    assert "--seed" in groups["the run:"]
+
+
+def test_a_flag_whose_default_the_method_changes_stays_in_its_group(capsys):
+    groups = groups_of_help(shown(capsys, "fedgala", "--help"))
+    assert list(groups) == HEADS
+    own = groups["this method's own:"]
+    assert "--ssl" in own and "--lr " not in own and "--crop" not in own
+    assert "--crop" in groups["views and linear evaluation:"]
+    assert "--augment" in groups["data:"]
 
 
 def help_of(text: str, flag: str) -> str:
@@ -53,69 +83,102 @@ def help_of(text: str, flag: str) -> str:
 
 def test_help_shows_the_values_of_its_command_line(capsys):
     plain = shown(capsys, "fdse", "--help")
-    assert help_of(plain, "--lr").endswith("[0.05; digits]") and help_of(plain, "--momentum").endswith("[0.0]")
+    assert help_of(plain, "--lr").endswith("[0.05; digits]")
+    assert help_of(plain, "--momentum").endswith("[0.0]")
     pacs = shown(capsys, "fdse", "--dataset", "pacs", "--scale", "laptop", "--tau", "0.1", "--help")
-    assert help_of(pacs, "--rounds").endswith("[15; laptop]") and help_of(pacs, "--tau").endswith("[0.1; flag]")
+    assert help_of(pacs, "--rounds").endswith("[15; laptop]")
+    assert help_of(pacs, "--tau").endswith("[0.1; flag]")
     assert help_of(pacs, "--lr").endswith("[0.05; pacs]")
+
+
+def test_help_shows_the_values_of_a_variant_and_derived_ones(capsys):
     official = shown(capsys, "fdse", "--dataset", "pacs", "--variant", "official", "--help")
     assert help_of(official, "--lambda").endswith("[0.5; variant official]")
-    simsiam = shown(capsys, "fedgala", "--ssl", "byol", "--help")
-    assert help_of(simsiam, "--lr").endswith("[0.03; derived]")
+    byol = shown(capsys, "fedgala", "--ssl", "byol", "--help")
+    assert help_of(byol, "--lr").endswith("[0.03; derived]")
 
 
 def test_show_settings_prints_each_and_stops(capsys, tmp_path):
-    text = shown(capsys, "fedavg", "--scale", "smoke", "--lr", "0.3", "--out", tmp_path / "run", "--show-settings")
-    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:]}
-    assert len(rows) == len(dataclasses.fields(MODULES["fedavg"].Args))
-    assert rows["--lr"] == ["0.3", "flag"] and rows["--rounds"] == ["2", "smoke"]
+    flags = ["--scale", "smoke", "--lr", "0.3", "--out", tmp_path / "run"]
+    rows = {}
+    for line in shown(capsys, "fedavg", *flags, "--show-settings").splitlines()[1:]:
+        flag, *value_and_origin = line.split()
+        rows[flag] = value_and_origin
+    assert list(rows) == [flag_of(name) for name in names(MODULES["fedavg"].Args)]
+    assert rows["--lr"] == ["0.3", "flag"]
+    assert rows["--rounds"] == ["2", "smoke"]
+    assert rows["--batch-size"] == ["16", "smoke"]
     assert rows["--clip"] == ["0.0", "default"]
-    assert rows["--dataset"] == ["digits", "default"] and rows["--batch-size"] == ["16", "smoke"]
+    assert rows["--dataset"] == ["digits", "default"]
     assert not (tmp_path / "run").exists()
 
 
-def test_every_field_is_read_somewhere():
-    common_sources = "".join((ROOT / name).read_text() for name in SOURCES)
-    for method, module in MODULES.items():
-        source = common_sources + (ROOT / module.__file__).read_text()
-        if method == "baselines.fedema":
-            source += (ROOT / "fedgala.py").read_text()  # its learner
-        for f in dataclasses.fields(module.Args):
-            assert re.search(rf"\b(args|self|cls)\.{f.name}\b", source) or f.name == "variant", f.name
+@pytest.mark.parametrize("method", METHODS)
+def test_every_field_is_read_somewhere(method):
+    files = [*SOURCES, ROOT / MODULES[method].__file__]
+    if method == "baselines.fedema":
+        files.append(ROOT / "fedgala.py")  # its learner
+    source = "".join(path.read_text() for path in files)
+    for name in names(MODULES[method].Args):
+        assert re.search(rf"\b(args|self|cls)\.{name}\b", source) or name == "variant", name
+
+
+# Where a value comes from
 
 
 def test_where_a_value_comes_from():
     assert parsed("fedavg").dataset == "digits"
-    args = parsed("fedavg", "--dataset", "officecaltech10")
-    assert (args.dataset, args.image_size, args.rounds, args.lr_decay) == ("officecaltech", 224, 500, 0.998)
+    office = parsed("fedavg", "--dataset", "officecaltech")
+    assert (office.image_size, office.rounds, office.lr_decay) == (224, 500, 0.998)
     laptop = parsed("fedavg", "--dataset", "officecaltech", "--scale", "laptop")
     assert laptop.image_size < 224 and laptop.rounds < 500 and laptop.lr_decay == 0.998
-    assert parsed("fedavg", "--dataset", "officecaltech", "--scale", "laptop", "--rounds", "7").rounds == 7
-    assert parsed("fedavg", "--dataset=officecaltech10", "--data", "officecaltech10").data == "officecaltech10"
+    given = parsed("fedavg", "--dataset", "officecaltech", "--scale", "laptop", "--rounds", "7")
+    assert given.rounds == 7
+
+
+def test_another_name_of_a_dataset():
+    assert parsed("fedavg", "--dataset", "officecaltech10") == parsed("fedavg", "--dataset", "officecaltech")
+    folder = parsed("fedavg", "--dataset=officecaltech10", "--data", "officecaltech10")
+    assert (folder.dataset, folder.data) == ("officecaltech", "officecaltech10")
 
 
 def test_each_value_remembers_its_origin():
-    args = parsed("fdse", "--dataset", "pacs", "--scale", "laptop", "--variant", "official", "--beta", "0.2")
-    expected = {"beta": "flag", "dataset": "flag", "scale": "flag", "rounds": "laptop", "lambda_": "variant official",
-                "lr": "pacs", "G": "default", "momentum": "default"}
+    flags = ["--dataset", "pacs", "--scale", "laptop", "--variant", "official", "--beta", "0.2"]
+    args = parsed("fdse", *flags)
+    expected = {
+        "beta": "flag",
+        "dataset": "flag",
+        "scale": "flag",
+        "rounds": "laptop",
+        "lambda_": "variant official",
+        "lr": "pacs",
+        "G": "default",
+        "momentum": "default",
+    }
     assert {name: args.origins[name] for name in expected} == expected
     assert args.image_size == 160 and args.origins["image_size"] == "laptop"  # over the variant's 256
-    moco = parsed("fedgala", "--ssl", "moco", "--momentum", "0.5")
-    assert (moco.lr, moco.origins["lr"]) == (0.025, "derived")
-    assert (moco.momentum, moco.origins["momentum"]) == (0.5, "flag")
     assert Args.origins == {}  # those of a command line are its own
 
 
-def test_a_run_shows_and_writes_its_settings(capsys, tmp_path):
-    done = start("fedavg.py", "--scale", "smoke", "--lr", "0.2", "--out", tmp_path / "run")
-    said = done.communicate()[0].splitlines()
-    assert said[0].startswith("fedavg on digits, indomain: 6 clients (d0, d15, d30, d45, d60, d75), 192 training")
-    assert said[1].startswith("cpu, ") and f"threads: 1; output in {tmp_path / 'run'}" in said[1]
-    assert "  smoke: limit 40, rounds 2, batch_size 16" in said and "  flag: lr 0.2, scale smoke" in said
-    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
-    assert settings["method"] == "fedavg"
-    assert settings["settings"]["lr"] == {"value": 0.2, "origin": "flag"}
-    assert settings["settings"]["rounds"] == {"value": 2, "origin": "smoke"}
-    assert settings["settings"].keys() == {f.name for f in dataclasses.fields(MODULES["fedavg"].Args)}
+def test_a_derived_value_gives_way_to_a_flag():
+    moco = parsed("fedgala", "--ssl", "moco", "--momentum", "0.5")
+    assert (moco.lr, moco.origins["lr"]) == (0.025, "derived")
+    assert (moco.momentum, moco.origins["momentum"]) == (0.5, "flag")
+
+
+def test_a_run_shows_and_writes_its_settings(tmp_path):
+    run = start("fedavg.py", "--scale", "smoke", "--lr", "0.2", "--out", tmp_path / "run")
+    said = run.communicate()[0].splitlines()
+    clients = "6 clients (d0, d15, d30, d45, d60, d75), 192 training images"
+    assert said[0] == f"fedavg on digits, indomain: {clients}"
+    assert re.match(rf"(cpu|cuda:0), \w+, threads: 1; output in {tmp_path / 'run'}$", said[1])
+    assert "  smoke: limit 40, rounds 2, batch_size 16" in said
+    assert "  flag: lr 0.2, scale smoke" in said
+    written = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert written["method"] == "fedavg"
+    assert list(written["settings"]) == names(MODULES["fedavg"].Args)
+    assert written["settings"]["lr"] == {"value": 0.2, "origin": "flag"}
+    assert written["settings"]["rounds"] == {"value": 2, "origin": "smoke"}
 
 
 def test_settings_of_arguments_that_no_command_line_made():
@@ -131,17 +194,31 @@ def test_an_older_identity_is_todays(method):
 
 
 def test_scales_and_backbones_are_those_of_common():
-    assert tuple(common.BACKBONES) == next(f for f in dataclasses.fields(Args) if f.name == "backbone").metadata["choices"]
-    assert set(SCALES) == {"paper", "laptop", "smoke"} and issubclass(LinearArgs, Args)
+    backbone, = [f for f in dataclasses.fields(Args) if f.name == "backbone"]
+    assert tuple(common.BACKBONES) == backbone.metadata["choices"]
+    scale, = [f for f in dataclasses.fields(Args) if f.name == "scale"]
+    assert tuple(SCALES) == scale.metadata["choices"] == ("paper", "laptop", "smoke")
+    assert issubclass(LinearArgs, Args)
+
+
+# Bad flags
+
+
+WITHOUT_THE_SLOW_ONES = """
+import runpy, sys
+sys.argv = ["fdse.py", "--tua", "1"]
+try:
+    runpy.run_path("fdse.py", run_name="__main__")
+except SystemExit as end:
+    slow = ("torchvision", "matplotlib", "sklearn", "scipy")
+    print(end.code, [name for name in slow if name in sys.modules])
+"""
 
 
 def test_a_usage_error_loads_neither_torchvision_nor_the_plotting():
     """Two seconds are torch's own; what else is slow is loaded where it is needed."""
-    slow = ("torchvision", "matplotlib", "sklearn", "scipy")
-    code = ("import sys, runpy; sys.argv = ['fdse.py', '--tua', '1']\n"
-            "try: runpy.run_path('fdse.py', run_name='__main__')\n"
-            f"except SystemExit as end: print(end.code, [m for m in {slow} if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    words = [sys.executable, "-c", WITHOUT_THE_SLOW_ONES]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "2 []" and done.stderr.count("\n") == 1
 
 
@@ -163,7 +240,8 @@ def test_a_usage_error_loads_neither_torchvision_nor_the_plotting():
     ("fedavg", ["--device", "cpu", "--precision", "tf32"], "tf32 needs a GPU"),
     ("fdse", ["--tau", "0"], "--tau is 0.0.*at least 0.0001"),
     ("fedavg", ["--augment", "cutout"], "--augment.*cutout.*fedsr.*jigen"),
-    ("fedavg", ["--variant", "fedcir"], "--variant fedcir has no settings for digits; it has for officecaltech"),
+    ("fedavg", ["--variant", "fedcir"],
+     "--variant fedcir has no settings for digits; it has for officecaltech"),
     ("fedsr", ["--variant", "fedprox"], "--variant.*fedprox.*fedl2r"),
     ("fedsr", ["--alpha-l2r", "-1"], "--alpha-l2r is -1.0.*at least 0"),
     ("fedsr", ["--dataset", "vlcs"], "vlcs.*officehome"),

@@ -8,16 +8,20 @@
     python -m reproduce.measures curve runs/fedgala-... --of discarded         # FedGaLA, Fig. 2(b), 3(b), (d)
 
 A run is its output folder: result.json names the method and its arguments, best.pt and checkpoint.pt hold the
-state of server and clients. finished.py puts them together again, so that all measures look at exactly the
-networks that were tested. Nothing here trains or changes a run, except that `training_flops` trains one
-client for a round to count its work.
+state of server and clients. `federation` (finished.py) puts them together again, so that all measures look
+at exactly the networks that were tested. Nothing here trains or changes a run, except that `training_flops`
+trains one client for a round to count its work.
 
 Figure or table                     File           Functions
-FedSR App. C.2, Fig. 1   t-SNE      distances.py   draw_tsne
-FedCiR Sec. 6.4, Fig. 12 PAD        distances.py   proxy_a_distance, pad_table, draw_pad
+FedSR App. C.2, Fig. 1   t-SNE      tsne.py        draw_tsne
+FedCiR Sec. 6.4, Fig. 12 PAD        pad.py         proxy_a_distance, pad_table, draw_pad
 FedCiR Sec. 6.4, Fig. 11 risks      risks.py       local_risks, risk_curve (by round), draw_risks
-FedCiR Sec. 6.5, Table 3 overhead   costs.py       flops, training_flops, cost_to_reach
-FDSE Table 4             cost       costs.py       network_cost
+FedCiR Sec. 6.5, Table 3 overhead   overhead.py    flops, training_flops, cost_to_reach
+FDSE Table 4             cost       overhead.py    network_cost
 FedGaLA Sec. 5.2, Fig. 2(a)         gradients.py   gradient_pairs, mutual_information, draw_gradients
 FedGaLA Figs. 2(b), 3(b), 3(d)      curves.py      curve_of
 """
+
+from reproduce.measures.finished import federation
+
+__all__ = ["federation"]

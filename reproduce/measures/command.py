@@ -13,11 +13,12 @@ from plumbing.files import write_json
 from plumbing.settings import Parser, with_default
 from reproduce import measures
 from reproduce.drawing import figure_format
-from reproduce.measures.costs import show_cost
+from reproduce.measures.overhead import show_cost
 from reproduce.measures.curves import show_curve
-from reproduce.measures.distances import show_pad, show_tsne
 from reproduce.measures.gradients import show_gradients
+from reproduce.measures.pad import show_pad
 from reproduce.measures.risks import show_risk
+from reproduce.measures.tsne import show_tsne
 
 # Each command: the function that does it, and what it shows.
 COMMANDS = {
@@ -25,7 +26,8 @@ COMMANDS = {
     "pad": (show_pad, "proxy A-distances between clients"),
     "risk": (show_risk, "cross-entropy on the clients' images"),
     "cost": (show_cost, "what a client spends to reach an accuracy"),
-    "gradients": (show_gradients, "covariance of the domains' gradients and mutual information of their images"),
+    "gradients": (show_gradients, "covariance of the domains' gradients and mutual information of their "
+                  "images"),
     "curve": (show_curve, "what a run logs, over the rounds"),
 }
 
@@ -82,14 +84,14 @@ def main(argv: list[str] | None = None) -> None:
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags; those that are not given have their defaults."""
     parser = Parser(prog="measures", allow_abbrev=False, description=measures.__doc__.split("\n\n")[0],
-                    epilog="In round brackets: the default. A run is changed by none of these. Numbers are "
-                           "from the networks that the run tested.")
+                    epilog="In brackets: the default. A run is changed by none of these. Numbers are from "
+                           "the networks that the run tested.")
     shown = "; ".join(f"{name}: {text}" for name, (_, text) in COMMANDS.items())
     parser.add_argument("what", choices=tuple(COMMANDS), help=shown)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a finished run")
     for name, flag in FLAGS.items():
         kind = type(flag.default)
-        text = with_default(f"[{', '.join(flag.commands.split())}] {flag.text}", flag.default)
+        text = with_default(f"{', '.join(flag.commands.split())}: {flag.text}", flag.default)
         parser.add_argument(f"--{name}", help=text, default=None, type=kind, choices=flag.choices,
                             metavar=None if flag.choices else kind.__name__)
     flags = parser.parse_args(argv)

@@ -105,13 +105,52 @@ def training_sizes(args: Args) -> dict[str, int]:
 # Put together again
 
 
+def federation(folder, which: str = "best", data: str = "data", archives: str = "") -> common.Federation:
+    """The server and clients of the finished run in `folder`, after its best validation round or its last
+    one.
+
+    `federation.clients[k].model(federation.server.download(k))` is the network that client k was tested with.
+    One scratch network is shared by all of them, so a call of model() overwrites what the call before
+    returned. `data` and `archives` as the flags of a run. Stop if the folder does not hold a whole finished
+    run.
+    """
+    if which not in FILES:
+        raise Stop(f"which is {which!r}; expected best or last", 2)
+    result = finished(folder)
+    module = method(result["method"])
+    args = arguments_of(folder, data, archives)
+    file = FILES["last" if args.protocol == "linear" else which]  # without labels the last round is the best
+    path = Path(folder) / file
+    saved = read_state(path, result, which)
+    set_precision(args)
+    domains, classes = domains_of(args)
+    try:
+        build = builder_of(module)
+        fed = common.federation(module.Server, module.Client, args, build, domains, classes)
+        fed.load_state_dict(to_device(saved, args.device))
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+        why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
+        raise Stop(f"{path} does not fit {result['method']}.py as it is now ({why})", 2)
+    return fed
+
+
+def read_state(path: Path, result: dict, which: str) -> dict:
+    """{"server": its state, "clients": {k: state}}. Stop if the file is of another run or round than the
+    result."""
+    saved = load_file(path, "checkpoint")
+    try:
+        same = json.loads(saved["identity"]) == result["args"] and saved["round"] == result[which]["round"]
+    except (KeyError, TypeError, ValueError):
+        raise Stop(f"{path} is no whole checkpoint: give the output folder of a finished run", 2)
+    if not same:
+        raise Stop(f"{path} and result.json beside it are of different runs or rounds: let the run finish "
+                   f"first", 2)
+    return saved
+
+
 @dataclass
 class Rebuilt:
-    """The server and clients of a finished run as they were after a round.
-
-    One scratch network is shared by all of them, so a call of a client's model() overwrites what the call
-    before returned: `tested` goes through them one by one, seeded as the round loop does.
-    """
+    """A finished run, put together again as it was after one of its rounds: what the measures look at."""
 
     folder: str
     which: str  # best or last
@@ -124,8 +163,8 @@ class Rebuilt:
         return self.federation.args
 
     def tested(self) -> Iterator[tuple[common.ClientProtocol, nn.Module]]:
-        """(client, the network it was tested with) for each client of a run and last for its targets. Use a
-        network before the next is asked for: they share their memory."""
+        """(client, the network it was tested with) for each client of a run and last for its targets, seeded
+        as the round loop does. Use a network before the next is asked for: they share their memory."""
         for k, client in self.federation.clients.items():
             common.seed_all(self.args.seed, "evaluate", self.round, k)  # as common.evaluate
             yield client, client.model(self.federation.server.download(k))
@@ -136,42 +175,9 @@ class Rebuilt:
 
 
 def rebuilt(folder, which: str = "best", data: str = "data", archives: str = "") -> Rebuilt:
-    """The finished run in `folder`, after its best validation round or its last one.
-
-    `data` and `archives` as the flags of a run. Stop if the folder does not hold a whole finished run.
-    """
-    if which not in FILES:
-        raise Stop(f"which is {which!r}; expected best or last", 2)
-    result = finished(folder)
-    module = method(result["method"])
-    args = arguments_of(folder, data, archives)
-    file = FILES["last" if args.protocol == "linear" else which]  # without labels the last round is the best
-    path = Path(folder) / file
-    saved = read_state(path, result, which)
-    set_precision(args)
-    domains, classes = domains_of(args)
-    build = builder_of(module)
-    try:
-        federation = common.federation(module.Server, module.Client, args, build, domains, classes)
-        states = {"server": saved["server"], "clients": saved["clients"]}
-        federation.load_state_dict(to_device(states, args.device))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-        why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
-        raise Stop(f"{path} does not fit {result['method']}.py as it is now ({why})", 2)
-    return Rebuilt(str(folder), which, result[which]["round"], label(folder), federation)
-
-
-def read_state(path: Path, result: dict, which: str) -> dict:
-    """The state of a run's server and clients. Stop if it is not that of the result."""
-    saved = load_file(path, "checkpoint")
-    try:
-        same = json.loads(saved["identity"]) == result["args"] and saved["round"] == result[which]["round"]
-    except (KeyError, TypeError, ValueError):
-        raise Stop(f"{path} is no whole checkpoint: give the output folder of a finished run", 2)
-    if not same:
-        raise Stop(f"{path} and result.json beside it are of different runs or rounds: let the run finish "
-                   f"first", 2)
-    return saved
+    """The finished run in `folder` with its `federation`."""
+    fed = federation(folder, which, data, archives)
+    return Rebuilt(str(folder), which, finished(folder)[which]["round"], label(folder), fed)
 
 
 # Its name

@@ -1,0 +1,114 @@
+"""The Gaussian encoder and its KL divergence: one code, which stands in fedsr.py and again in fedcir.py."""
+
+import ast
+import math
+
+import common
+import fedcir
+import fedsr
+from tests.conftest import parsed
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, tensor
+from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import softmax
+
+BOTH = pytest.mark.parametrize("module", [fedsr, fedcir], ids=["fedsr", "fedcir"])
+
+
+def code_of(module, name):
+    """What a class or function of a method file does: its syntax without docstrings and comments."""
+    with open(module.__file__) as file:
+        tree = ast.parse(file.read())
+    found = next(node for node in tree.body if getattr(node, "name", "") == name)
+    for node in ast.walk(found):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(found)
+
+
+@pytest.mark.parametrize("name", ["GaussianNet", "gaussian_kl"])
+def test_the_two_copies_are_the_same_code(name):
+    assert code_of(fedsr, name) == code_of(fedcir, name)
+
+
+@pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn"])
+@pytest.mark.parametrize("probabilistic", [True, False])
+def test_the_two_copies_give_the_same_numbers(backbone, probabilistic):
+    """From the same seed: initial weights, representation, prediction, divergence, gradient, bit for bit."""
+    args = parsed("fedsr", "--backbone", backbone)
+    numbers = []
+    for module in (fedsr, fedcir):
+        torch.manual_seed(0)
+        net = module.GaussianNet(common.backbone(args, 1, 10), probabilistic, 5)
+        x = torch.rand(4, 1, 28, 28)
+        prediction = net(x)
+        prediction.square().mean().backward()
+        mu, sigma = torch.randn(2, 4, 8)
+        kl = module.gaussian_kl(mu, sigma.exp(), mu + 1, sigma.exp() + 1)
+        gradients = [p.grad for p in net.parameters()]
+        numbers.append([*net.state_dict().values(), net.features(x), prediction, kl, *gradients])
+    for ours, theirs in zip(*numbers, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@BOTH
+def test_the_encoder_takes_the_place_of_a_linear_layer_to_z(module):
+    """smallcnn ends in a linear layer to z: a deterministic encoder keeps it, a probabilistic one has one of
+    twice the width in its place. smallcnn_bn ends in a ReLU: the layer comes behind it."""
+    for backbone, inputs in (("smallcnn", 1600), ("smallcnn_bn", 64)):
+        args = parsed("fedsr", "--backbone", backbone)
+        for probabilistic, outputs in ((True, 128), (False, 64)):
+            net = common.backbone(args, 1, 10)
+            final = net.body[-1]
+            last = module.GaussianNet(net, probabilistic, 5).last
+            assert (last.in_features, last.out_features) == (inputs, outputs)
+            assert (last is final) == (backbone == "smallcnn" and not probabilistic)
+
+
+# FedSR's Eq. (46) and FedCiR's Eq. (17)
+
+
+@BOTH
+def test_the_divergence_against_torch_and_monte_carlo(module):
+    torch.manual_seed(0)
+    mu, mu_r = torch.randn(2, 5, 4, dtype=torch.float64)
+    sigma, sigma_r = torch.rand(2, 5, 4, dtype=torch.float64) + 0.3
+    p, r = Normal(mu, sigma), Normal(mu_r, sigma_r)
+    kl = module.gaussian_kl(mu, sigma, mu_r, sigma_r)
+    torch.testing.assert_close(kl, kl_divergence(p, r).sum(1))
+    z = p.sample((40_000,))
+    ratio = (p.log_prob(z) - r.log_prob(z)).sum(2)  # [S, B]
+    error = ratio.std(0) / 200  # of the mean of 40,000
+    assert ((ratio.mean(0) - kl).abs() < 5 * error).all()
+
+
+@BOTH
+def test_the_divergence_of_equal_gaussians_is_zero(module):
+    mu, sigma = torch.randn(4, 7), torch.rand(4, 7) + 0.1
+    assert (module.gaussian_kl(mu, sigma, mu, sigma) == 0).all()
+
+
+# FedSR's Eq. (5) and FedCiR's Eq. (8)
+
+
+@BOTH
+def test_the_prediction_against_quadrature(module):
+    """z of one dimension: the integral of N(z; mu, sigma^2) softmax(w z + b) by Gauss and Hermite."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    net = module.GaussianNet(common.Net(body, 1, 2), True, 100_000)
+    net.head.weight.data = tensor([[3.0], [-2.0]])
+    x = torch.rand(3, 1, 2, 2)
+    mu, sigma = net.encode(x)
+    nodes, weights = np.polynomial.hermite.hermgauss(60)
+    z = mu.double() + math.sqrt(2) * sigma.double() * torch.from_numpy(nodes)  # [3, 60]
+    logits = z[:, :, None] @ net.head.weight.double().T + net.head.bias.double()
+    shares = torch.from_numpy(weights)[:, None] / math.sqrt(math.pi)
+    p = (shares * softmax(logits, 2)).sum(1)
+    torch.testing.assert_close(net(x).exp().double(), p, atol=0.006, rtol=0)
+    net.samples = 0
+    of_the_mean = softmax(net(x), 1)
+    assert (of_the_mean - p).abs().max() > 0.006  # the mean of z alone is another prediction

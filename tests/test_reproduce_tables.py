@@ -1,0 +1,106 @@
+"""The command line of reproduce_tables.py: bad flags, a plan, runs, Ctrl-C."""
+
+import random
+import signal
+import time
+from collections import Counter
+
+import reproduce_tables
+from tests.conftest import start
+from tests.small_table import recorded, two_tables
+
+import pytest
+
+
+@pytest.mark.parametrize("flags, code, words", [
+    (["--only", "fdse-77"], 2, "is no table; there are fedsr-1"),
+    (["--seeds", "0"], 2, "--seeds is 0"),
+    (["--jobs", "x"], 2, "invalid int value"),
+    (["--jobs", "-1"], 2, "--jobs is -1"),
+    (["--only", "fdse-1,typo-9"], 2, "--only typo-9 is no table"),
+    (["--gpus", "foo"], 2, "--gpus is foo; expected numbers"),
+    (["--gpus", "0,0"], 2, "--gpus is 0,0"),
+    (["--gpus", "0,1", "--executor", "slurm"], 2, "with slurm one number"),
+    (["--records", "other.jsonl"], 2, "give another --out"),
+    (["--records", "tests", "--out", "x"], 2, "is a folder"),
+    (["--rnu"], 2, "did you mean --run?"),
+    (["--tables", "nowhere", "--out", "x"], 2, "has no tables"),
+])
+def test_bad_flags(capsys, flags, code, words):
+    with pytest.raises(SystemExit) as end:
+        reproduce_tables.main(flags)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == code and len(lines) == 1 and words in lines[0], lines
+
+
+def test_the_help_explains_every_flag(capsys):
+    with pytest.raises(SystemExit) as end:
+        reproduce_tables.main(["--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0
+    for flag in "plan run only scale seeds jobs gpus executor data archives tables records out".split():
+        explained = text.split("options:")[1].split(f"--{flag} ")[1].split("\n  --")[0].split()
+        assert len(explained) > 2, flag
+
+
+def test_ctrl_c_ends_with_one_line(monkeypatch, capsys):
+    def interrupted(flags):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(reproduce_tables, "work", interrupted)
+    with pytest.raises(SystemExit) as end:
+        reproduce_tables.main([])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "reproduce_tables: interrupted; every finished run is recorded\n"
+
+
+def test_run_plan_and_run_again(tmp_path):
+    """Two tables with a shared run: three runs, of which one fails and does not stop the others; again:
+    nothing but the failed."""
+    flags = two_tables(tmp_path)
+    said, error = start(*[flag if flag != "--run" else "--plan" for flag in flags]).communicate()
+    assert "3 runs" in said and "fedsr-91, fdse-91" in said, (said, error)
+    first = start(*flags, "--jobs", "2")
+    said, error = first.communicate()
+    assert first.returncode == 1 and "2 done" in said and "1 failed" in said, (said, error)
+    assert "failed: python fedavg.py" in error and "no longer finite" in error
+    records = recorded(tmp_path / "runs.jsonl")
+    assert Counter(one["method"] for one in records) == {"fedavg": 1, "fdse": 1}
+    (of_fdse,) = [one for one in records if one["method"] == "fdse"]
+    pages = tmp_path / "out" / "tables"
+    assert f"95 / {100 * of_fdse['best']['ALL']:.2f} (1)" in (pages / "fdse-91-smoke.md").read_text()
+    assert "SMOKE scale" in (pages / "fedsr-91-smoke.md").read_text()
+    again = start(*flags)
+    assert "1 failed" in again.communicate()[0] and len(recorded(tmp_path / "runs.jsonl")) == 2
+
+
+@pytest.mark.slow
+def test_two_runners_killed_at_random_moments(tmp_path):
+    """Two runners in one folder, one of them killed again and again: every run is recorded once, none is
+    lost."""
+    flags = [*two_tables(tmp_path, with_failing=False), "--seeds", "3"]
+    rng = random.Random(0)
+    other = start(*flags)
+    for _ in range(3):
+        process = start(*flags, start_new_session=True)
+        time.sleep(6 + 6 * rng.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert other.wait() == 0
+    last = start(*flags)
+    assert last.wait() == 0
+    runs = Counter((one["method"], one["args"]["seed"]) for one in recorded(tmp_path / "runs.jsonl"))
+    assert runs == {(method, seed): 1 for method in ("fedavg", "fdse") for seed in range(3)}
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_finished(tmp_path):
+    flags = [*two_tables(tmp_path, with_failing=False), "--seeds", "4"]
+    records = tmp_path / "runs.jsonl"
+    process = start(*flags)
+    while not recorded(records):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    kept = recorded(records)
+    assert start(*flags).wait() == 0
+    assert recorded(records)[:len(kept)] == kept and len(recorded(records)) == 8
