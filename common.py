@@ -496,7 +496,7 @@ def resnet18_3x3(channels: int, size: int) -> nn.Module:
 
 
 def vit_b8(channels: int, size: int) -> nn.Module:
-    """ViT-B with patches of 8x8 (FDSE, Table A9)."""
+    """ViT-B with patches of 8x8 (FDSE, Table A8)."""
     from torchvision import models
     return models.VisionTransformer(size, patch_size=8, num_layers=12, num_heads=12, hidden_dim=768,
                                     mlp_dim=3072)

@@ -309,7 +309,7 @@ class Server:
         self.mu_g, self.sigma_g = moments(net.G, args.mle_samples, args.sigma_min, args.device)
 
     def download(self, k: int) -> Payload:
-        """Line 6: w, and from round --reg-from on what each regularizer of Eq. (18) needs, if it has a weight."""
+        """Line 6: w, and from round --reg-from on what each regularizer of Eq. (18) with a weight needs."""
         if self.t < self.args.reg_from:  # the generator is not trained yet
             return {"w": self.w}
         down = {"w": self.w}

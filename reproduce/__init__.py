@@ -1,2 +1,15 @@
-"""Behind reproduce_tables.py: tables, records, cells, statistics, rendering, runner, costs, measures,
-figures."""
+"""Behind reproduce_tables.py. A module imports from those above it.
+
+    methods      the method files by name, and the arguments of their commands
+    tables       tables/*.toml, read and checked
+    records      runs, and the records of finished ones in results/runs.jsonl
+    statistics   what is said of several seeds
+    drawing      what all figures share
+    measures/    what the papers measure of a finished run's folder; python -m reproduce.measures
+    cells        the run and the numbers behind each cell, and the runs that are missing
+    figures      the figures that are drawn from the records
+    rendering    pages, csv, the terminal, the README's block
+    measuring    what tables and figures need of the runs' folders
+    cost         what missing runs would take
+    runner       runs them, on this machine or a cluster
+"""

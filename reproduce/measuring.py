@@ -15,8 +15,8 @@ from plumbing.files import locked
 from plumbing.runfolder import folder_of
 from reproduce.cells import run_of
 from reproduce.measures.command import main as measure
-from reproduce.measures.overhead import cost_to_reach, training_flops
 from reproduce.measures.finished import rebuilt
+from reproduce.measures.overhead import cost_to_reach, training_flops
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Place, Records, Run
 from reproduce.tables import Table
@@ -58,8 +58,7 @@ def make_figure(table: Table, records: Records, out: Path, scale: str, place: Pl
             folders.append(folder_of_run(run))
     if not folders:
         return []
-    name = table.id if scale == "paper" else f"{table.id}-{scale}"
-    return draw_from_folders(table, folders, out / "figures" / f"{name}.png", place)
+    return draw_from_folders(table, folders, out / "figures" / f"{table.file_name(scale)}.png", place)
 
 
 def draw_from_folders(table: Table, folders: list[Path], path: Path, place: Place) -> list[str]:

@@ -91,12 +91,12 @@ class Tally:
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
     """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md into `out`; returns
     the text for the terminal."""
-    shown, pages, pictures = [], [], []
-    tallies = {scale: {paper: Tally() for paper in PAPERS} for scale in SCALES}
+    shown, pages, pictures, tallies = [], [], [], {}
     for scale in SCALES:
+        tallies[scale] = {paper: Tally() for paper in PAPERS}
         for table in tables:
             blocks = filled(table, records, scale)
-            name = file_name(table, scale)
+            name = table.file_name(scale)
             if table.figure:
                 path = out / "figures" / f"{name}.png"
                 if figures.draw(table, blocks, path, scale):
@@ -118,11 +118,6 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
             update_readme(out.parent / "README.md", pages, pictures, as_github)
         write_text(out / "README.md", overview(pages, pictures, as_github, records))
     return "\n\n".join(shown) + "\n\n" + tabulate(counts, SUMMARY_HEAD)
-
-
-def file_name(table: Table, scale: str) -> str:
-    """The name of a table's files at a scale, without their ending."""
-    return table.id if scale == "paper" else f"{table.id}-{scale}"
 
 
 def write_text(path: Path, text: str) -> None:

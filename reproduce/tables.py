@@ -85,6 +85,10 @@ class Table:
     axis: str = ""  # of a figure: its x axis (parameter) or y axis (curves)
     measure: str = ""  # of a figure that reproduce.measures makes of the runs' folders: its command
 
+    def file_name(self, scale: str) -> str:
+        """The name of its files at a scale, without their ending."""
+        return self.id if scale == "paper" else f"{self.id}-{scale}"
+
 
 def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
     """All tables of a folder, in the papers' order. Stop, with the file's name, if one is not as it should

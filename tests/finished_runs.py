@@ -49,8 +49,9 @@ def written_run(folder: Path, accuracies: list, **args) -> Path:
         lines.append(json.dumps(entry) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
     key = {"method": "fedavg", "dataset": "digits", "batch_size": 4, "device": "cpu", "precision": "fp32"}
-    result = {"method": "fedavg", "args": key | args, "peak_memory_mib": 12,
-              "best": {"round": 1}, "last": {"round": len(accuracies)}, "hardware": {"gpu_peak_memory_mib": None}}
+    result = {"method": "fedavg", "args": key | args, "best": {"round": 1},
+              "last": {"round": len(accuracies)}, "peak_memory_mib": 12,
+              "hardware": {"gpu_peak_memory_mib": None}}
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 

@@ -283,6 +283,7 @@ def test_the_generator_is_fixed_at_the_clients():
     args = small_args("--reg-from", 0, "--lambda-align", 0.1, "--momentum", 0.9, "--weight-decay", 0.1)
     server, clients, net = federation(args)
     down = server.download(0)
+    net.G.train()  # as the server may leave it
     up = clients[0].train(down, 0)
     same(common.state(net.G), down["w_g"])  # neither parameters nor running statistics
     assert up.keys() == {"w"}

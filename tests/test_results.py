@@ -143,8 +143,8 @@ def runs_of_fedadgs_row(row: str, dataset: str) -> list[dict]:
     if "FedAvg" in row:
         return of("fedadg", variant="paper", adversarial=False, **setting)
     lambda0 = 0.15 if "0.15" in row else 0.85
-    return of("fedadg", variant="paper", adversarial=True, reference="generated", projection="fixed", onehot=True,
-              lambda0=lambda0, **setting)
+    return of("fedadg", variant="paper", adversarial=True, reference="generated", projection="fixed",
+              onehot=True, lambda0=lambda0, **setting)
 
 
 def means_of_whole_seeds(runs: list[dict], targets: tuple[str, ...]) -> tuple[int, list[float]]:

@@ -13,9 +13,9 @@ from plumbing.files import write_json
 from plumbing.settings import Parser, with_default
 from reproduce import measures
 from reproduce.drawing import figure_format
-from reproduce.measures.overhead import show_cost
 from reproduce.measures.curves import show_curve
 from reproduce.measures.gradients import show_gradients
+from reproduce.measures.overhead import show_cost
 from reproduce.measures.pad import show_pad
 from reproduce.measures.risks import show_risk
 from reproduce.measures.tsne import show_tsne
