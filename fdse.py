@@ -51,26 +51,8 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (
-    ClientData,
-    Net,
-    Payload,
-    Stop,
-    arg,
-    autocast,
-    average,
-    backbone,
-    batches,
-    flatten,
-    group_by,
-    load,
-    parse,
-    pick,
-    run,
-    sgd,
-    state,
-    uniform,
-)
+from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, flatten,
+                    group_by, load, parse, pick, run, sgd, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -407,7 +389,7 @@ def entries(row: Tensor, names: list[str], like: dict[str, Tensor]) -> dict[str,
 
 
 class Client:
-    def __init__(self, args: Args, net: Net, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.parts = Parts(net, args.unit)
         self.blocks = [module for module in net.modules() if isinstance(module, DSEBlock)]
@@ -502,7 +484,7 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: Net, clients: int):
+    def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.parts = Parts(net, args.unit)
         w = state(net)
@@ -524,7 +506,7 @@ class Server:
         """Alg. 1, line 12, layer by layer; BN_DFE's statistics are directly averaged (Sec. 4.3.2)."""
         for names in self.parts.u_layers.values():
             old = flatten([self.u[name] for name in names])  # [P]
-            delta = rows(uploads, "u", names) - old  # [N, P]
+            delta = rows(uploads, "u", names).sub_(old)  # [N, P]
             if self.args.consensus:
                 step = consensus(delta)  # Eq. (8)
             else:

@@ -48,27 +48,8 @@ for VLCS does, elsewhere as that for PACS.
 from dataclasses import dataclass
 
 import common
-from common import (
-    BACKBONES,
-    ClientData,
-    Net,
-    Payload,
-    Stop,
-    arg,
-    autocast,
-    average,
-    backbone,
-    batches,
-    load,
-    optimizer_state,
-    parse,
-    run,
-    seed_all,
-    sgd,
-    state,
-    steps_in_epoch,
-    uniform,
-)
+from common import (BACKBONES, ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches,
+                    load, optimizer_state, parse, run, seed_all, sgd, state, steps_in_epoch, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -311,7 +292,7 @@ def trainable(module: nn.Module) -> list[Tensor]:
 
 
 class Client:
-    def __init__(self, args: Args, net: FedADG, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.w_d = {}
         if args.adversarial:
@@ -447,7 +428,7 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: FedADG, clients: int):
+    def __init__(self, args: Args, net: nn.Module, clients: int):
         self.w = shared(net)  # step s1
 
     def download(self, k: int) -> Payload:

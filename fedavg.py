@@ -26,7 +26,7 @@ Where the papers that compare with FedAvg, and this file, differ (in full: docs/
 from dataclasses import dataclass
 
 import common
-from common import ClientData, Net, Payload, arg, autocast, average, batches, load, parse, run, sgd, state
+from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state
 
 import torch
 from torch import nn
@@ -85,7 +85,7 @@ VARIANTS = {
 
 
 class Client:
-    def __init__(self, args: Args, net: Net, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
@@ -118,7 +118,7 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: Net, clients: int):
+    def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
 

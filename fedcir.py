@@ -48,24 +48,8 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (
-    ClientData,
-    Net,
-    Payload,
-    arg,
-    autocast,
-    average,
-    backbone,
-    batches,
-    going_on,
-    load,
-    optimizer_state,
-    parse,
-    run,
-    sgd,
-    state,
-    uniform,
-)
+from common import (ClientData, Net, Payload, arg, autocast, average, backbone, batches, going_on, load,
+                    optimizer_state, parse, run, sgd, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -246,7 +230,7 @@ def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
 
 
 class Client:
-    def __init__(self, args: Args, net: ModelAndGenerator, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
@@ -299,7 +283,7 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: ModelAndGenerator, clients: int):
+    def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.net = net
         self.t = 0  # rounds that are over

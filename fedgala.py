@@ -50,27 +50,8 @@ import copy
 from dataclasses import dataclass
 
 import common
-from common import (
-    ClientData,
-    Net,
-    Payload,
-    adam,
-    arg,
-    autocast,
-    average,
-    backbone,
-    batches,
-    flatten,
-    group_by,
-    load,
-    optimizer_state,
-    parse,
-    pick,
-    run,
-    sgd,
-    state,
-    steps_in_epoch,
-)
+from common import (ClientData, Net, Payload, adam, arg, autocast, average, backbone, batches, flatten,
+                    group_by, load, optimizer_state, parse, pick, run, sgd, state, steps_in_epoch)
 
 import torch
 from torch import Tensor, nn
@@ -425,7 +406,7 @@ def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], di
 
 
 class Client:
-    def __init__(self, args: Args, net: Learner, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         _, self.own = split(state(net), args)  # predictor, target network, queue
         self.before = {}  # the global model of the client's last round
@@ -509,7 +490,7 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: Learner, clients: int):
+    def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w, _ = split(state(net), args)
         self.parameters = {n for n, _ in net.named_parameters()}

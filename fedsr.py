@@ -44,25 +44,8 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (
-    ClientData,
-    Net,
-    Payload,
-    Stop,
-    arg,
-    autocast,
-    average,
-    backbone,
-    batches,
-    going_on,
-    load,
-    optimizer_state,
-    parse,
-    run,
-    sgd,
-    state,
-    uniform,
-)
+from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, going_on, load,
+                    optimizer_state, parse, run, sgd, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -271,7 +254,7 @@ def divided(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], 
 
 
 class Client:
-    def __init__(self, args: Args, net: GaussianNet, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         _, self.r = divided(state(net), args)  # its own r(z|y), empty if that is shared
         self.momentum = {}  # of each parameter, with --keep-momentum
@@ -330,7 +313,7 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: GaussianNet, clients: int):
+    def __init__(self, args: Args, net: nn.Module, clients: int):
         self.w, _ = divided(state(net), args)
 
     def download(self, k: int) -> Payload:

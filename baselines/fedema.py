@@ -35,22 +35,8 @@ Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fe
 from dataclasses import dataclass
 
 import common
-from common import (
-    ClientData,
-    Payload,
-    adam,
-    arg,
-    autocast,
-    average,
-    backbone,
-    batches,
-    load,
-    optimizer_state,
-    parse,
-    run,
-    sgd,
-    state,
-)
+from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, load,
+                    optimizer_state, parse, run, sgd, state)
 from fedgala import Learner
 
 import torch
@@ -130,7 +116,7 @@ def divergence(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> Tensor:
 
 
 class Client:
-    def __init__(self, args: Args, net: Learner, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.target = {n: v for n, v in state(net).items() if not travels(n)}
         self.own = {}  # w_k: the parameters of the own online network after the client's last round
@@ -204,7 +190,7 @@ class Client:
 
 
 class Server:
-    def __init__(self, args: Args, net: Learner, clients: int):
+    def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = {n: v for n, v in state(net).items() if travels(n)}
 

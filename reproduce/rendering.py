@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "pu
             "deviation", "seeds", "difference", "beyond_two_standard_errors", "module"]
 SUMMARY_HEAD = ["cells of the tables of", "all", "measured", "computed", "measured at laptop scale",
                 "of baselines not written yet", "not run"]
+README_HEAD = ["paper", "published cells measured at its scale", "at laptop scale", "does it agree?"]
 
 
 @dataclass
@@ -115,7 +117,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
     if whole:
         as_github = tabulate(counts, SUMMARY_HEAD, "github")
         if out.name == "results" and (out.parent / "README.md").exists():
-            update_readme(out.parent / "README.md", pages, pictures, as_github)
+            update_readme(out.parent / "README.md", tallies, read_agreement(out / "agreement.toml"))
         write_text(out / "README.md", overview(pages, pictures, as_github, records))
     return "\n\n".join(shown) + "\n\n" + tabulate(counts, SUMMARY_HEAD)
 
@@ -159,29 +161,34 @@ def with_notes(picture: Picture) -> str:
     return "\n\n".join([heading, image, *table.notes])
 
 
-def update_readme(readme: Path, pages: list[Page], pictures: list[Picture], counts: str) -> None:
-    """The state of the results, between the two marks of the repository's README: how many cells, the tables
-    of the paper scale that have any, links to the others."""
+def update_readme(readme: Path, tallies: dict[str, dict[str, Tally]], agreement: dict[str, str]) -> None:
+    """The state of the results, between the two marks of the repository's README: of each paper how many of
+    its published cells were measured, and in a sentence (results/agreement.toml) whether they agree."""
     content = readme.read_text()
     first, last = MARKS
     if content.count(first) != 1 or content.count(last) != 1:
         raise Stop(f"{readme} has lost a mark of its results: expected one {first} and one {last}")
-    parts, of_laptop = [counts], []
-    for page in pages:
-        if page.measured and page.scale == "paper":
-            parts.append(below(page.text, "###"))
-        if page.measured and page.scale == "laptop":
-            of_laptop.append(f"[{page.name}](results/tables/{page.name}.md)")
-    drawn = [f"[{picture.name}](results/figures/{picture.name})" for picture in pictures]
-    parts.append(f"Tables with measured cells at laptop scale ({SMALLER}): {listed(of_laptop)}. Figures: "
-                 f"{listed(drawn)}. All of them on one page: [results/README.md](results/README.md).")
+    rows = []
+    for paper, tally in tallies["paper"].items():
+        if tally.cells:
+            measured = f"{tally.measured + tally.computed} of {tally.cells}"
+            rows.append([PAPERS[paper], measured, tallies["laptop"][paper].measured, agreement[paper]])
+    table = tabulate(rows, README_HEAD, "pipe")
     before = content.split(first)[0] + first
     after = last + content.split(last)[1]
-    write_text(readme, "\n\n".join([before, *parts, after]))
+    write_text(readme, "\n\n".join([before, table, after]))
 
 
-def listed(links: list[str]) -> str:
-    return ", ".join(links) or "none"
+def read_agreement(path: Path) -> dict[str, str]:
+    """Of each paper the sentence that says whether what was measured agrees with it."""
+    try:
+        agreement = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as e:
+        raise Stop(f"{path} cannot be read ({e}); expected a line paper = \"sentence\" for each paper", 2)
+    missing = [paper for paper in PAPERS if not isinstance(agreement.get(paper), str)]
+    if missing:
+        raise Stop(f"{path} has no sentence for {', '.join(missing)}", 2)
+    return agreement
 
 
 def below(page: str, level: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from plumbing.errors import Stop
 from reproduce.cells import Cell
 from reproduce.records import Records
-from reproduce.rendering import MARKS, Page, cell_text, render, update_readme
-from reproduce.tables import read_tables
+from reproduce.rendering import MARKS, Tally, cell_text, read_agreement, render, update_readme
+from reproduce.tables import PAPERS, read_tables
 from tests.conftest import ROOT
 from tests.small_table import small_folder
 
@@ -37,28 +37,39 @@ def test_cells_as_text():
 
 
 def test_the_readme_has_the_state_of_the_records(tmp_path):
-    """What stands between its marks is what the recorded runs give; other text stays."""
+    """A row for each paper stands between the marks; other text stays."""
     readme = tmp_path / "README.md"
     before = (ROOT / "README.md").read_text()
     readme.write_text(before)
-    pages = [Page("paper", "fdse-1", "", measured=True), Page("laptop", "fdse-1-laptop", "", measured=True),
-             Page("paper", "fdse-2", "", measured=False)]
-    update_readme(readme, pages, [], "| x |")
+    tallies = {"paper": {"fdse": Tally(cells=10, measured=3, computed=1), "fedsr": Tally()},
+               "laptop": {"fdse": Tally(cells=10, measured=7), "fedsr": Tally()}}
+    update_readme(readme, tallies, {"fdse": "it does", "fedsr": "unseen"})
     now = readme.read_text()
     first, last = MARKS
-    assert "| x |" in now and "[fdse-1-laptop](results/tables/fdse-1-laptop.md)" in now
-    assert "fdse-2.md" not in now
+    row = next(line for line in now.splitlines() if "it does" in line)
+    assert [cell.strip() for cell in row.split("|")][2:5] == ["4 of 10", "7", "it does"]
+    assert "unseen" not in now  # a paper without a table
     assert now.split(first)[0] == before.split(first)[0]
     assert now.split(last)[1] == before.split(last)[1]
     readme.write_text("no marks")
     with pytest.raises(Stop, match="has lost a mark"):
-        update_readme(readme, [], [], "")
+        update_readme(readme, tallies, {})
+
+
+def test_each_paper_needs_a_sentence_on_its_agreement(tmp_path):
+    path = tmp_path / "agreement.toml"
+    for text, words in (("[", "cannot be read"), ('fdse = "yes"', "no sentence for fedsr"), ("fdse = 3", "fdse")):
+        path.write_text(text)
+        with pytest.raises(Stop, match=words):
+            read_agreement(path)
+    assert read_agreement(ROOT / "results" / "agreement.toml").keys() == PAPERS.keys()
 
 
 def test_the_results_are_those_of_the_records(tmp_path):
     """What is in results/ and between the README's marks is what rendering the recorded runs gives."""
     results = tmp_path / "results"
     shutil.copytree(ROOT / "results" / "figures", results / "figures")
+    shutil.copy(ROOT / "results" / "agreement.toml", results)
     between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
     emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text())
     (tmp_path / "README.md").write_text(emptied)
