@@ -204,8 +204,9 @@ def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     [K, C]."""
     K, B = len(weight), len(y)
     logits = torch.einsum("bd,kcd->kbc", z, weight) + bias[:, None]  # [K, B, C]
-    log_p = logits.log_softmax(2)[:, torch.arange(B), y]  # [K, B]: log p^(y|k, z)
-    ensemble = log_p.logsumexp(0) - math.log(K)  # [B]: log sum_k p(k) p^(y|k, z)
+    log_p = logits.log_softmax(2)  # [K, B, C]
+    of_label = log_p[:, torch.arange(B), y]  # [K, B]: log p^(y|k, z)
+    ensemble = of_label.logsumexp(0) - math.log(K)  # [B]: log sum_k p(k) p^(y|k, z)
     return -ensemble.mean()
 
 
@@ -226,7 +227,8 @@ def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[
 def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
     """The model w, and the generator w_g."""
     model = GaussianNet(backbone(args, channels, classes), True, args.samples)
-    return ModelAndGenerator(model, Generator(args.noise, classes, args.width, model.head.in_features))
+    G = Generator(args.noise, classes, args.width, model.head.in_features)
+    return ModelAndGenerator(model, G)
 
 
 class Client:
@@ -325,8 +327,9 @@ class Server:
         else:
             opt = torch.optim.SGD(G.parameters(), lr=args.generator_lr)
         going_on(opt, G, self.adam)
+        B = args.batch_size
         for _ in range(args.generator_steps):  # line 8: e = 1, ..., E_g
-            y = torch.randint(G.classes, (args.batch_size,), device=args.device)  # [B], p(y) uniform
+            y = torch.randint(G.classes, (B,), device=args.device)  # [B], p(y) uniform
             z = G(y)  # [B, D], from q(z|y)
             loss = ensemble_loss(z, y, weight, bias)  # L_g, Eq. (15)
             opt.zero_grad()
@@ -337,15 +340,22 @@ class Server:
         return G
 
     def state_dict(self) -> dict:
-        return {"t": self.t, "w": self.w, "w_g": self.w_g, "adam": self.adam,
-                "mu_g": self.mu_g, "sigma_g": self.sigma_g}
+        return {
+            "t": self.t,
+            "w": self.w,
+            "w_g": self.w_g,
+            "adam": self.adam,
+            "mu_g": self.mu_g,
+            "sigma_g": self.sigma_g,
+        }
 
     def load_state_dict(self, saved: dict) -> None:
         self.t = saved["t"]
         self.w = saved["w"]
         self.w_g = saved["w_g"]
         self.adam = saved["adam"]
-        self.mu_g, self.sigma_g = saved["mu_g"], saved["sigma_g"]
+        self.mu_g = saved["mu_g"]
+        self.sigma_g = saved["sigma_g"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

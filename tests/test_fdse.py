@@ -15,8 +15,6 @@ from torch import tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-torch.set_default_dtype(torch.float32)
-
 
 def small_args(*flags):
     return parsed("fdse", "--scale", "smoke", "--precision", "fp32", "--device", "cpu", *flags)
