@@ -1,76 +1,111 @@
 """What a round costs beside what its arithmetic costs, all in one run on one machine.
 
-    python -m tests.bench --archives DIR            # Office-Caltech10 at paper scale: 224x224, batch 50, four clients
-    python -m tests.bench --archives DIR --size 96 --rounds 1 --only fedavg
-    python -m tests.bench --methods                 # all methods on one backbone: time and arithmetic against FedAvg's
-    python -m tests.bench --views --size 224        # FedGaLA's steps and two views of each image, against other libraries
+    python -m bench.bench --archives DIR            # Office-Caltech10 at paper scale: 224x224, batch 50
+    python -m bench.bench --archives DIR --size 96 --rounds 1 --only fedavg
+    python -m bench.bench --methods                 # all methods on one backbone, against FedAvg
+    python -m bench.bench --views --size 224        # two views of each image, and FedGaLA's steps
 
-Rows: `bare` is forward, backward, clipping and step of the same model on synthetic tensors of the same batches (for FDSE
-with its loss), nothing else; `ours, training` is what `Client.train` takes, with batches, loading and copying of states;
-`ours, whole round` adds aggregation, evaluation of every client, logs and checkpoints; `usual pipeline` is ImageFolder,
-Resize, ToTensor and a DataLoader with two workers around a plain fp32 loop. Rows alternate; figures are
-medians over `--rounds` passes after a first one that does not count; ratios are to the bare row of the same precision.
+Rows: `bare` is forward, backward, clipping and step of the same model on synthetic tensors of the same
+batches (for FDSE with its loss), nothing else; `ours, training` is what `Client.train` takes, with batches,
+loading and copying of states; `ours, whole round` adds aggregation, evaluation of every client, logs and
+checkpoints; `usual pipeline` is ImageFolder, Resize, ToTensor and a DataLoader with two workers around a
+plain fp32 loop. Rows alternate; figures are medians over `--rounds` passes after a first one that does not
+count; ratios are to the bare row of the same precision.
 
-With `--methods`: the local training of one client and round, 20 steps of a ResNet18 on 64x64 images that are made up, batch 32.
-`arithmetic` is the number of FLOPs in matrix products and convolutions of exactly this training, `over arithmetic` the time
-ratio divided by the FLOP ratio, both against FedAvg: what a method costs beyond the passes that it adds.
+With `--methods`: the local training of one client and round, 20 steps of a ResNet18 on 64x64 images that are
+made up, batch 32. `arithmetic` is the number of FLOPs in matrix products and convolutions of exactly this
+training, `over arithmetic` the time ratio divided by the FLOP ratio, both against FedAvg: what a method costs
+beyond the passes that it adds.
 
-With `--views`: seconds for the two 32x32 views of 64 images of `--size` pixels, by augment.py, by torchvision's v2 transforms image
-by image, and by kornia if it is installed; then a training step of FedGaLA with SimCLR on them (batches, views, alignment)
-against forward, backward and step of the same network on synthetic tensors.
+With `--views`: seconds for the two 32x32 views of 64 images of `--size` pixels, by plumbing/augment.py, by
+torchvision's v2 transforms image by image, and by kornia if it is installed; then a training step of FedGaLA
+with SimCLR on them (batches, views, alignment) against forward, backward and step of the same network on
+synthetic tensors.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import io
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import torch
-from tabulate import tabulate
-from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grad_norm_
-from tqdm import tqdm
-
 import common
-import domains
 import fdse
 import fedadg
 import fedavg
 import fedcir
 import fedgala
 import fedsr
-import measures
-from augment import AUGMENTATIONS, augment
+from plumbing.archives import find_archive
+from plumbing.augment import AUGMENTATIONS, augment
+from plumbing.catalog import FOLDERS
+from plumbing.files import write_json
+from plumbing.processes import keep_freed_memory
+from plumbing.provenance import provenance
+from plumbing.results import command
+from plumbing.settings import choose_precision
+from reproduce.measures.overhead import counter
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+
+def seconds_of(call: Callable) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def medians(calls: dict[str, Callable], passes: int) -> dict[str, float]:
+    """The median seconds of each call. In a pass they come one after the other; a first pass does not
+    count."""
+    seconds = {name: [] for name in calls}
+    for n in range(-1, passes):
+        for name, call in calls.items():
+            spent = seconds_of(call)
+            if n >= 0:
+                seconds[name].append(spent)
+    return {name: statistics.median(of_row) for name, of_row in seconds.items()}
+
+
+def random_images(n: int, size: int) -> Tensor:
+    """uint8 [n, 3, size, size], as a decoded domain has them."""
+    images = torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+# A round of Office-Caltech10
 
 METHODS = {"fedavg": (fedavg, common.backbone), "fdse": (fdse, fdse.build)}
-# What each method's local training adds to FedAvg's, and the flags of its row.
-COMPARED = {
-    "FedAvg": (fedavg, common.backbone, [], "one forward and backward pass"),
-    "FedL2R": (fedsr, fedsr.build, ["--variant", "fedl2r", "--alpha-l2r", "0.01"], "a linear layer to z"),
-    "FedSR": (fedsr, fedsr.build, ["--alpha-l2r", "0.01", "--alpha-cmi", "0.001"], "a linear layer to mu and sigma"),
-    "FedCiR": (fedcir, fedcir.build, [], "the same, and the generator's forward pass"),
-    "FedADG": (fedadg, fedadg.build, ["--projection-size", "128", "--E0", "6"],
-               "in 14 of 20 steps: a second forward pass of F, four of D, one of G, and their backward passes"),
-    "FDSE": (fdse, fdse.build, [], "blocks with half of the channels, L_Con"),
-}
+ROWS = ("bare", "ours, training", "ours, whole round")
 
 
 def bare(method: str, args, sizes: list[int]) -> float:
     """Seconds of one step for each batch of `sizes` on synthetic tensors."""
-    net = METHODS[method][1](args, 3, 10).to(memory_format=torch.channels_last).train()
+    build = METHODS[method][1]
+    net = build(args, 3, 10).to(memory_format=torch.channels_last).train()
     blocks = [m for m in net.modules() if isinstance(m, fdse.DSEBlock)]
-    glob, hat = [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in blocks], None
-    data = {n: (torch.rand(n, 3, args.image_size, args.image_size).contiguous(memory_format=torch.channels_last),
-                torch.randint(0, 10, (n,))) for n in set(sizes)}
+    glob = [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in blocks]
+    hat = None
+    batches = {}
+    for n in set(sizes):
+        x = torch.rand(n, 3, args.image_size, args.image_size)
+        batches[n] = x.contiguous(memory_format=torch.channels_last), torch.randint(0, 10, (n,))
     opt = common.sgd(net, args, 0)
     started = time.perf_counter()
     for n in sizes:
-        x, y = data[n]
+        x, y = batches[n]
         with common.autocast(args):
             loss = cross_entropy(net(x), y)
         if blocks:
@@ -84,41 +119,74 @@ def bare(method: str, args, sizes: list[int]) -> float:
 
 
 class Ours:
-    """A federation whose rounds are run one at a time by the round loop itself, with a checkpoint after each."""
+    """A federation whose rounds are run one at a time, by the round loop itself.
 
-    def __init__(self, method: str, args, data, classes, out: Path):
+    The loop has a thread of its own, which waits before the first local training of each round.
+    """
+
+    def __init__(self, method: str, args, domains: list[common.Domain], classes: tuple[str, ...]):
+        self.go, self.waits = threading.Semaphore(0), threading.Semaphore(0)
+        self.t, self.training, self.error = -1, 0.0, None
+        loop = threading.Thread(target=self.run, args=(method, args, domains, classes), daemon=True)
+        quiet = io.StringIO()  # the settings and the progress bar
+        with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+            loop.start()
+            self.wait()
+
+    def run(self, method: str, args, domains: list[common.Domain], classes: tuple[str, ...]) -> None:
         module, build = METHODS[method]
-        clients, _ = common.make_clients(args, data, len(classes))
-        common.seed_all(0)
-        net = build(args, 3, len(classes)).to(memory_format=torch.channels_last)
-        members = {k: module.Client(args, net, k, c) for k, c in enumerate(clients)}
-        out.mkdir()
-        self.loop = common.Loop(module.Server(args, net, len(clients)), members, clients, [], args, {"method": method}, out, None, len(classes))
+        try:
+            common.rounds(module.Server, self.timed(module.Client), args, build, domains, classes)
+        except BaseException as e:
+            self.error = e
+        self.waits.release()
+
+    def timed(self, Client: type) -> type:
+        """The method's client, which waits for its round and counts the seconds of its training."""
+        ours = self
+
+        class Timed(Client):
+            def train(self, down, t):
+                if t > ours.t:
+                    ours.t = t
+                    ours.waits.release()
+                    ours.go.acquire()
+                started = time.perf_counter()
+                up = super().train(down, t)
+                ours.training += time.perf_counter() - started
+                return up
+
+        return Timed
+
+    def wait(self) -> None:
+        """Until the loop waits for the next round."""
+        self.waits.acquire()
+        if self.error:
+            raise self.error
 
     def round(self) -> tuple[float, float]:
         """Seconds of training and of everything in the next round."""
-        loop, before = self.loop, dict(self.loop.seconds)
-        entry = loop.round(loop.t)
-        loop.t += 1
-        entry |= loop.evaluate(loop.t)
-        loop.log(entry, tqdm(disable=True))
-        loop.checkpoint(entry)
-        spent = {k: v - before[k] for k, v in loop.seconds.items()}
-        return spent["train"], sum(spent.values())
+        self.training, started = 0.0, time.perf_counter()
+        self.go.release()
+        self.wait()
+        return self.training, time.perf_counter() - started
 
 
-def usual(args, clients, folder: Path) -> float:
+def usual(args, clients: list[common.ClientData], folder: Path) -> float:
     """Seconds of a round of the usual pipeline: four ImageFolders, DataLoaders with two workers, fp32."""
     from torchvision import datasets, transforms
-    transform = transforms.Compose([transforms.Resize((args.image_size,) * 2), transforms.ToTensor()])
-    folders = {d: datasets.ImageFolder(next(folder.rglob(f)), transform)
-               for d, (f, _) in domains.FOLDERS["officecaltech"].domains.items()}
+    resize = transforms.Resize((args.image_size, args.image_size))
+    transform = transforms.Compose([resize, transforms.ToTensor()])
+    images = {}
+    for domain, (name, _) in FOLDERS["officecaltech"].domains.items():
+        images[domain] = datasets.ImageFolder(next(folder.rglob(name)), transform)
     net = common.backbone(args, 3, 10).train()
     started = time.perf_counter()
-    for c in clients:
-        subset = torch.utils.data.Subset(folders[c.name], c.train.index.tolist())
+    for client in clients:
+        subset = torch.utils.data.Subset(images[client.name], client.train.index.tolist())
+        loader = torch.utils.data.DataLoader(subset, args.batch_size, shuffle=True, num_workers=2)
         opt = torch.optim.SGD(net.parameters(), lr=args.lr)
-        for x, y in torch.utils.data.DataLoader(subset, args.batch_size, shuffle=True, num_workers=2):
+        for x, y in loader:
             loss = cross_entropy(net(x), y)
             opt.zero_grad()
             loss.backward()
@@ -127,154 +195,248 @@ def usual(args, clients, folder: Path) -> float:
     return time.perf_counter() - started
 
 
+def office_args(flags, method: str, precision: str, out: Path):
+    """The arguments of a run of `--size` with a checkpoint after each round."""
+    words = ["--dataset", "officecaltech", "--device", "cpu", "--checkpoint-every", "0"]
+    words += ["--precision", precision, "--image-size", str(flags.size), "--out", str(out)]
+    words += ["--data", flags.data, "--archives", flags.archives]
+    return METHODS[method][0].arguments(words)
+
+
+def measure_rounds(flags) -> None:
+    """The rows of a round of Office-Caltech10: a table, and `--out`."""
+    methods = [flags.only] if flags.only else list(METHODS)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        settings = {}
+        for method in methods:
+            for precision in ("fp32", "bf16"):
+                out = folder / f"{method}-{precision}"
+                settings[method, precision] = office_args(flags, method, precision, out)
+        args = next(iter(settings.values()))
+        domains, classes = common.load_domains(args)
+        clients, _ = common.make_clients(args, domains, len(classes))
+        sizes = []
+        for client in clients:
+            sizes += [len(part) for part in common.cut_batches(torch.arange(len(client.train)), args)]
+        federations = {}
+        for (method, precision), of_row in settings.items():
+            federations[method, precision] = Ours(method, of_row, domains, classes)
+        archive = find_archive(args, FOLDERS["officecaltech"].archive)
+        with_usual = archive is not None and "fedavg" in methods
+        if with_usual:
+            zipfile.ZipFile(archive).extractall(folder)
+        times: dict[str, list[float]] = {}
+        for n in range(-1, flags.rounds):  # the first pass warms up and does not count
+            figures = {}
+            for (method, precision), of_row in settings.items():
+                spent = bare(method, of_row, sizes), *federations[method, precision].round()
+                for row, s in zip(ROWS, spent):
+                    figures[f"{method} {precision}: {row}"] = s
+            if with_usual:
+                figures["fedavg fp32: usual pipeline"] = usual(args, clients, folder)
+            if n < 0:
+                continue
+            for row, s in figures.items():
+                print(f"{row}: {s:.2f} s", file=sys.stderr)
+                times.setdefault(row, []).append(s)
+    show_rounds(times, sum(sizes))
+    if flags.out:
+        figures = {"seconds": times, "images": sum(sizes), "command": command()}
+        write_json(Path(flags.out), figures | provenance(args))
+
+
+def show_rounds(times: dict[str, list[float]], images: int) -> None:
+    """The table of a round's rows, and how it compares with the usual pipeline."""
+    middle = {row: statistics.median(seconds) for row, seconds in times.items()}
+    table = []
+    for row, s in middle.items():
+        method_and_precision, _, _ = row.partition(":")
+        of_bare = s / middle[f"{method_and_precision}: bare"]
+        table.append([row, f"{s:.2f}", f"{of_bare:.3f}", f"{images / s:.0f}"])
+    print(tabulate(table, ["row", "seconds", "of bare", "images/s"], disable_numparse=True))
+    if "fedavg fp32: usual pipeline" in middle:
+        default = choose_precision("auto", "cpu")
+        ratio = middle["fedavg fp32: usual pipeline"] / middle[f"fedavg {default}: ours, training"]
+        print(f"fedavg at the default precision ({default}) is {ratio:.2f} times as fast as the usual "
+              "pipeline")
+
+
+# All methods on one backbone
+
+# What each method's local training adds to FedAvg's, and the flags of its row.
+COMPARED = {
+    "FedAvg": (fedavg, common.backbone, [], "one forward and backward pass"),
+    "FedL2R": (fedsr, fedsr.build, ["--variant", "fedl2r", "--alpha-l2r", "0.01"], "a linear layer to z"),
+    "FedSR": (fedsr, fedsr.build, ["--alpha-l2r", "0.01", "--alpha-cmi", "0.001"],
+              "a linear layer to mu and sigma"),
+    "FedCiR": (fedcir, fedcir.build, [], "the same, and the generator's forward pass"),
+    "FedADG": (fedadg, fedadg.build, ["--projection-size", "128", "--E0", "6"],
+               "in 14 of 20 steps: a second forward pass of F, four of D, one of G, and their backward "
+               "passes"),
+    "FDSE": (fdse, fdse.build, [], "blocks with half of the channels, L_Con"),
+}
+SAME_FOR_ALL = """
+    --dataset officecaltech --protocol indomain --device cpu --image-size 64 --normalize unit --augment none
+    --backbone resnet18 --weights none --steps 20 --batch-size 32 --clip 0 --lr 0.01 --momentum 0.9
+    --weight-decay 0.0005
+"""
+
+
 def compare(passes: int) -> list[list]:
     """The rows of `--methods`."""
-    images = torch.randint(0, 256, (800, 3, 64, 64), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
-    made = {}
+    domain = common.Domain("made", random_images(800, 64), torch.arange(800) % 10)
+    calls, flops = {}, {}
     for row, (module, build, flags, _) in COMPARED.items():
-        args = module.arguments([
-            "--dataset", "officecaltech", "--backbone", "resnet18", "--weights", "none", "--normalize", "unit", "--augment", "none",
-            "--device", "cpu", "--protocol", "indomain", "--image-size", "64", "--steps", "20", "--batch-size", "32", "--clip", "0", "--lr", "0.01",
-            "--momentum", "0.9", "--weight-decay", "0.0005", *flags])
-        clients, _ = common.make_clients(args, [common.Domain("made", images, torch.arange(800) % 10)], 10)
+        args = module.arguments([*SAME_FOR_ALL.split(), *flags])
+        (data,), _ = common.make_clients(args, [domain], 10)
         common.seed_all(0)
         net = build(args, 3, 10).to(memory_format=torch.channels_last)
-        server, client = module.Server(args, net, 1), module.Client(args, net, 0, clients[0])
-        server.update({0: client.train(server.download(0), 0)}, 0)  # from the second round on all terms are there
-        with measures.counter() as flops:
+        server, client = module.Server(args, net, 1), module.Client(args, net, 0, data)
+        server.update({0: client.train(server.download(0), 0)}, 0)  # from round 2 on all terms are there
+        with counter() as counted:
             client.train(server.download(0), 1)
-        made[row] = server, client, flops.get_total_flops(), []
-    for _ in range(passes):
-        for server, client, _, seconds in made.values():
-            down = server.download(0)
-            started = time.perf_counter()
-            client.train(down, 1)
-            seconds.append(time.perf_counter() - started)
-    base, base_flops = statistics.median(made["FedAvg"][3]), made["FedAvg"][2]
+        flops[row] = counted.get_total_flops()
+        calls[row] = partial(client.train, server.download(0), 1)
+    seconds = medians(calls, passes)
     rows = []
-    for row, (_, _, flops, seconds) in made.items():
-        s = statistics.median(seconds)
-        rows.append([row, s, s / base, flops / base_flops, s / base / (flops / base_flops), COMPARED[row][3]])
+    for row, (_, _, _, adds) in COMPARED.items():
+        time_ratio, flop_ratio = seconds[row] / seconds["FedAvg"], flops[row] / flops["FedAvg"]
+        rows.append([row, seconds[row], time_ratio, flop_ratio, time_ratio / flop_ratio, adds])
     return rows
 
 
-def candidates() -> dict:
-    """What makes SimCLR's views of uint8 images [64, 3, H, W]: {name: images -> float [64, 3, 32, 32]}."""
-    from torchvision.transforms import v2
-    each = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True),
-                       v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8), v2.RandomGrayscale(0.2)])
-    how = dataclasses.replace(AUGMENTATIONS["simclr"], size=32)
-    found = {"augment.py, the whole batch": lambda x: augment(x.float().div_(255), how),
-             "torchvision v2, image by image": lambda x: torch.stack([each(image) for image in x])}
+# Views
+
+VIEW = 32  # pixels
+IMAGES = 64  # of which two views are made
+
+
+def view_makers() -> dict[str, Callable]:
+    """What makes SimCLR's views of uint8 images [B, 3, H, W]: float [B, 3, 32, 32] each."""
+    makers = {"augment.py, the whole batch": whole_batch, "torchvision v2, image by image": image_by_image()}
     with contextlib.suppress(ImportError):
-        import kornia.augmentation as K
-        batch = K.AugmentationSequential(K.RandomResizedCrop((32, 32)), K.RandomHorizontalFlip(), K.RandomGrayscale(p=0.2),
-                                         K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8))
-        found["kornia, the whole batch (no antialias)"] = lambda x: batch(x.float().div(255))
-    return found
+        makers["kornia, the whole batch (no antialias)"] = by_kornia()
+    return makers
+
+
+def whole_batch(images: Tensor) -> Tensor:
+    how = dataclasses.replace(AUGMENTATIONS["simclr"], size=VIEW)
+    return augment(images.float().div_(255), how)
+
+
+def image_by_image() -> Callable:
+    from torchvision.transforms import v2
+    jitter = v2.ColorJitter(0.8, 0.8, 0.8, 0.2)
+    each = v2.Compose([
+        v2.RandomResizedCrop(VIEW, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.RandomApply([jitter], p=0.8),
+        v2.RandomGrayscale(0.2),
+    ])
+
+    def make(images: Tensor) -> Tensor:
+        return torch.stack([each(image) for image in images])
+
+    return make
+
+
+def by_kornia() -> Callable:
+    import kornia.augmentation as K
+    batch = K.AugmentationSequential(
+        K.RandomResizedCrop((VIEW, VIEW)),
+        K.RandomHorizontalFlip(),
+        K.RandomGrayscale(p=0.2),
+        K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
+    )
+
+    def make(images: Tensor) -> Tensor:
+        return batch(images.float().div(255))
+
+    return make
+
+
+def bare_steps(net: nn.Module, args, x: Tensor) -> None:
+    """Forward, backward and step of FedGaLA's network on two views x [2B, 3, 32, 32]."""
+    model, opt = net.train(), common.adam(net, args, 1)
+    for _ in range(args.steps):
+        with common.autocast(args):
+            loss = model.loss(*x.chunk(2))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
 
 
 def views(size: int, passes: int) -> list[list]:
     """The rows of `--views`: seconds, images a second, and of what."""
-    images = torch.randint(0, 256, (256, 3, size, size), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
-    args = fedgala.arguments(["--dataset", "pacs", "--steps", "3", "--batch-size", "64", "--image-size", str(size), "--device", "cpu"])
-    clients, _ = common.make_clients(dataclasses.replace(args, target="b"), [
-        common.Domain(name, images, torch.arange(256) % 7) for name in "ab"], 7)
+    images = random_images(256, size)
+    words = f"--dataset pacs --steps 3 --batch-size {IMAGES} --image-size {size} --device cpu"
+    args = fedgala.arguments(words.split())
+    domains = [common.Domain(name, images, torch.arange(256) % 7) for name in ("a", "b")]
+    (data,), _ = common.make_clients(dataclasses.replace(args, target="b"), domains, 7)
     common.seed_all(0)
     net = fedgala.build(args, 3, 7).to(memory_format=torch.channels_last)
-    server, client = fedgala.Server(args, net, 1), fedgala.Client(args, net, 0, clients[0])
-    server.update({0: client.train(server.download(0), 0)}, 0)  # from the second round on gradients are aligned
-    x = torch.rand(128, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    server, client = fedgala.Server(args, net, 1), fedgala.Client(args, net, 0, data)
+    server.update({0: client.train(server.download(0), 0)}, 0)  # from round 2 on gradients are aligned
+    x = torch.rand(2 * IMAGES, 3, VIEW, VIEW).contiguous(memory_format=torch.channels_last)
 
-    def bare():
-        model, opt = net.train(), common.adam(net, args, 1)
-        for _ in range(args.steps):
-            with common.autocast(args):
-                loss = model.loss(*x.chunk(2))
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
+    makers = {}
+    for name, make in view_makers().items():
+        makers[name] = partial(make, images[:IMAGES].repeat(2, 1, 1, 1))
+    steps = {
+        "bare steps": partial(bare_steps, net, args, x),
+        "FedGaLA's steps": partial(client.train, server.download(0), 1),
+    }
+    seconds = medians(makers | steps, passes)
+    rows = []
+    for group, count in ((makers, IMAGES), (steps, IMAGES * args.steps)):
+        first = seconds[next(iter(group))]
+        for name in group:
+            rows.append([name, seconds[name], count / seconds[name], seconds[name] / first])
+    return rows
 
-    rows = {name: (lambda call=call: call(images[:64].repeat(2, 1, 1, 1)), 64) for name, call in candidates().items()}
-    rows |= {"bare steps": (bare, 64 * args.steps), "FedGaLA's steps": (lambda: client.train(server.download(0), 1), 64 * args.steps)}
-    seconds = {name: [] for name in rows}
-    for n in range(-1, passes):
-        for name, (call, _) in rows.items():
-            started = time.perf_counter()
-            call()
-            seconds[name] += [time.perf_counter() - started] * (n >= 0)
-    middle = {name: statistics.median(s) for name, s in seconds.items()}
-    first = {True: middle["bare steps"], False: next(iter(middle.values()))}
-    return [[name, s, rows[name][1] / s, s / first["steps" in name]] for name, s in middle.items()]
+
+# The command
 
 
 def write(path: str, rows: list[list]) -> None:
-    common.write_json(Path(path), {"rows": rows, "command": common.command()} | common.provenance(
-        fedavg.arguments(["--device", "cpu"])))
+    figures = {"rows": rows, "command": command()}
+    write_json(Path(path), figures | provenance(fedavg.arguments(["--device", "cpu"])))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+def show(rows: list[list], heads: list[str], formats: tuple[str, ...] | str, out: str) -> None:
+    """Print a table, and write it to `out`."""
+    print(tabulate(rows, heads, floatfmt=formats))
+    if out:
+        write(out, rows)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.bench", description=__doc__.split("\n\nRows: ")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archives", default="", help="folder with the Office-Caltech10 archive")
     parser.add_argument("--data", default="data", help="folder of the decoded cache (default: data)")
-    parser.add_argument("--size", type=int, default=224, help="height and width of the images, in pixels (default: 224)")
-    parser.add_argument("--rounds", type=int, default=3, help="passes over all rows, of which the median is shown (default: 3)")
-    parser.add_argument("--only", choices=tuple(METHODS), help="only this method's rows (default: fedavg and fdse)")
+    parser.add_argument("--size", type=int, default=224,
+                        help="height and width of the images, in pixels (default: 224)")
+    parser.add_argument("--rounds", type=int, default=3,
+                        help="passes over all rows, of which the median is shown (default: 3)")
+    parser.add_argument("--only", choices=tuple(METHODS),
+                        help="only this method's rows (default: fedavg and fdse)")
     parser.add_argument("--out", default="", help="JSON file for the figures")
     parser.add_argument("--methods", action="store_true", help="compare all methods on one backbone")
-    parser.add_argument("--views", action="store_true", help="compare ways to make two views, and FedGaLA's steps with bare ones")
-    flags = parser.parse_args()
-    common.keep_freed_memory()
+    parser.add_argument("--views", action="store_true",
+                        help="compare ways to make two views, and FedGaLA's steps with bare ones")
+    flags = parser.parse_args(argv)
+    keep_freed_memory()
     if flags.views:
-        rows = views(flags.size, flags.rounds)
-        print(tabulate(rows, ["row", "seconds", "images/s", "of the first or bare row"], floatfmt=("", ".4f", ".0f", ".2f")))
-        if flags.out:
-            write(flags.out, rows)
-        return
-    if flags.methods:
-        rows = compare(flags.rounds)
-        print(tabulate(rows, ["method", "seconds", "of FedAvg's", "arithmetic", "over arithmetic", "adds to FedAvg"], floatfmt=".2f"))
-        if flags.out:
-            write(flags.out, rows)
-        return
-    made = {}
-    for method in [flags.only] if flags.only else METHODS:
-        module, _ = METHODS[method]
-        for precision in ("fp32", "bf16"):
-            made[method, precision] = module.arguments([
-                "--dataset", "officecaltech", "--precision", precision, "--image-size", str(flags.size), "--device", "cpu",
-                "--data", flags.data, "--archives", flags.archives, "--checkpoint-every", "0"])
-    args = next(iter(made.values()))
-    data, classes = common.load_domains(args)
-    clients, _ = common.make_clients(args, data, len(classes))
-    sizes = [len(b) for c in clients for b in torch.arange(len(c.train)).split(args.batch_size)]
-    times: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        federations = {key: Ours(key[0], a, data, classes, folder / "-".join(key)) for key, a in made.items()}
-        archive = domains.find_archive(args, domains.FOLDERS["officecaltech"].archive)
-        if archive:
-            zipfile.ZipFile(archive).extractall(folder)
-        for n in range(-1, flags.rounds):  # the first pass warms up and does not count
-            for (method, precision), a in made.items():
-                seconds = bare(method, a, sizes), *federations[method, precision].round()
-                for row, s in zip(("bare", "ours, training", "ours, whole round"), seconds) if n >= 0 else ():
-                    times.setdefault(f"{method} {precision}: {row}", []).append(s)
-                    print(f"{method} {precision}: {row}: {s:.2f} s", file=sys.stderr)
-            if archive and flags.only != "fdse":
-                seconds = usual(args, clients, folder)
-                if n >= 0:
-                    times.setdefault("fedavg fp32: usual pipeline", []).append(seconds)
-    middle = {row: statistics.median(seconds) for row, seconds in times.items()}
-    table = [(row, f"{s:.2f}", f"{s / middle[row.split(':')[0] + ': bare']:.3f}", f"{sum(sizes) / s:.0f}") for row, s in middle.items()]
-    print(tabulate(table, ["row", "seconds", "of bare", "images/s"], disable_numparse=True))
-    if "fedavg fp32: usual pipeline" in middle:
-        default = common.choose_precision("auto", "cpu")
-        ratio = middle["fedavg fp32: usual pipeline"] / middle[f"fedavg {default}: ours, training"]
-        print(f"fedavg at the default precision ({default}) is {ratio:.2f} times as fast as the usual pipeline")
-    if flags.out:
-        figures = {"seconds": times, "images": sum(sizes), "command": common.command()} | common.provenance(args)
-        common.write_json(Path(flags.out), figures)
+        heads = ["row", "seconds", "images/s", "of the first or bare row"]
+        show(views(flags.size, flags.rounds), heads, ("", ".4f", ".0f", ".2f"), flags.out)
+    elif flags.methods:
+        heads = ["method", "seconds", "of FedAvg's", "arithmetic", "over arithmetic", "adds to FedAvg"]
+        show(compare(flags.rounds), heads, ".2f", flags.out)
+    else:
+        measure_rounds(flags)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,40 @@
-"""What holds for every method alike: it runs, repeats, resumes, survives being killed, works with torchrun, and learns."""
+"""What holds for every method alike: it runs, repeats, resumes, survives being killed, works with torchrun,
+and learns."""
 
 import json
 import random
 import signal
 import time
+from pathlib import Path
 
 import common
-from tests.conftest import METHODS, fails, interrupted, metrics, one_run, run_here, script, start
+from tests.conftest import (
+    METHODS,
+    MODULES,
+    fails,
+    interrupted,
+    metrics,
+    one_run,
+    parsed,
+    run_all,
+    run_here,
+    script,
+    start,
+)
 
 import pytest
 import torch
 from PIL import Image
 
-# Tests that start many processes are quick for the method with the most state; for the others they run with -m slow.
-SEVERAL = [m if m == "fdse" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+# Tests that start many processes are quick for the method with the most state; for the others they run with
+# -m slow.
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in METHODS if method != "fdse"]
+SEVERAL = ["fdse", *SLOW]
+
+
+def same_metrics(out: Path, other: Path) -> bool:
+    """Whether two runs have the same metrics to the byte."""
+    return (out / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -22,11 +43,16 @@ def test_it_runs_and_writes_all_files(tmp_path, method):
     assert json.loads((tmp_path / "result.json").read_text()) == result
     rounds = metrics(tmp_path)
     assert [entry["round"] for entry in rounds] == [1, 2]
+    sent = 0
     for entry in rounds:
         for name, log in entry["clients"].items():
             assert log["bytes_up"] > 0 and log["bytes_down"] > 0 and log["loss"] > 0, name
-    assert result["bytes"]["up"] == sum(log["bytes_up"] for entry in rounds for log in entry["clients"].values())
-    assert (tmp_path / "settings.json").exists() and (tmp_path / "checkpoint.pt").exists()
+            sent += log["bytes_up"]
+    assert result["bytes"]["up"] == sent
+    for file in ("settings.json", "timing.jsonl", "checkpoint.pt"):
+        assert (tmp_path / file).exists(), file
+    chosen_by_validation = "val" in rounds[-1]
+    assert (tmp_path / "best.pt").exists() == chosen_by_validation
     assert Image.open(tmp_path / "curves.png").size[0] > 500
 
 
@@ -34,10 +60,10 @@ def test_it_runs_and_writes_all_files(tmp_path, method):
 def test_the_same_command_gives_the_same_bytes(tmp_path, method):
     for out in ("a", "b"):
         run_here(method, tmp_path / out, "--precision", "auto", *one_run(method))
-    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (tmp_path / "b" / "metrics.jsonl").read_bytes()
+    assert same_metrics(tmp_path / "a", tmp_path / "b")
 
 
-# What a method keeps between rounds decides whether a resumed run is the same, so each runs with all that it can keep.
+# What a method keeps between rounds decides whether a resumed run is the same, so each keeps all that it can.
 KEEPING = {
     "fedavg": [],
     "fdse": ["--protocol", "lodo", "--target", "d30"],
@@ -51,13 +77,14 @@ KEEPING = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, method, monkeypatch):
-    flags = [*KEEPING[method], "--rounds", 4, "--limit", 40, "--checkpoint-every", 0]
-    whole = run_here(method, tmp_path / "whole", *flags)
-    interrupted(method, monkeypatch, tmp_path / "parts", *flags, after=2)
-    assert len(metrics(tmp_path / "parts")) == 2 and not (tmp_path / "parts" / "result.json").exists()
-    parts = run_here(method, tmp_path / "parts", *flags)
-    assert (tmp_path / "parts" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    assert parts["best"] == whole["best"] and parts["bytes"] == whole["bytes"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = [*KEEPING[method], "--rounds", 4, "--checkpoint-every", 0]
+    result = run_here(method, whole, *flags)
+    interrupted(method, monkeypatch, parts, *flags, after=2)
+    assert len(metrics(parts)) == 2 and not (parts / "result.json").exists()
+    resumed = run_here(method, parts, *flags)
+    assert same_metrics(parts, whole)
+    assert resumed["best"] == result["best"] and resumed["bytes"] == result["bytes"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -67,33 +94,56 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, method, monkeypa
     (["--backbone", "lenet"], "--backbone.*lenet.*smallcnn"),
 ])
 def test_flags_that_no_method_takes(capsys, method, flags, words):
-    fails(capsys, 2, words, METHODS[method][0].arguments, flags)
+    fails(capsys, 2, words, MODULES[method].arguments, flags)
 
 
-# Flags, and the accuracy (%) that the last round must reach; chance is 10%. Each was measured over seeds 0 to 2, and
-# the floor lies several points below the smallest.
+# Learning
+
+
+# Small images with weak crops; SimCLR's own crops leave too little of a digit to learn from in a few rounds.
+VIEWS = ["--target", "d0", "--image-size", "16", "--crop", "16", "--augment", "jigen", "--label-ratio", "0.1",
+         "--linear-epochs", "1000"]
+
+# Of each method: flags, the accuracy (%) that the last round must reach, where chance is 10%, and how much of
+# the first round's loss may be left. Over seeds 0 to 2 the accuracy was at least 9 points higher and the loss
+# at least 8% lower than that.
+#
+# Without labels the loss is what shows learning: a linear classifier on a network that was never trained
+# reaches as much (70 to 77%). The accuracy shows that the loss did not fall by a collapse of z to a point.
 LEARNS = {
-    "fedavg": ([], 70),
+    "fedavg": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
+    "fdse": (["--rounds", "7", "--image-size", "16"], 75, 0.35),
+    "fedsr": (["--rounds", "7", "--lr", "0.03"], 50, 0.75),
+    "fedcir": (["--rounds", "6", "--lr-decay", "0.85"], 60, 0.55),
+    "fedadg": (["--rounds", "4", "--lr", "0.03"], 60, 0.75),
+    "fedgala": (["--rounds", "5", "--temperature", "0.2", *VIEWS], 50, 0.72),
+    "baselines.fedema": (["--rounds", "4", *VIEWS], 55, 0.55),
 }
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_learns(tmp_path, method):
-    """On the digits, after a few rounds, far above chance."""
-    flags, floor = LEARNS[method]
-    module, build = METHODS[method]
-    args = module.arguments(["--precision", "fp32", "--out", str(tmp_path), *flags])
-    result = common.run(module.Server, module.Client, args, build)[-1]
-    losses = [sum(log["loss"] for log in entry["clients"].values()) for entry in metrics(tmp_path)]
-    assert losses[-1] < 0.8 * losses[0]
-    accuracy = result["last"]["target"] if "linear" in result["last"] else result["last"]["ALL"]
-    assert 100 * accuracy > floor
+    """On the digits, in a few rounds, far more than chance."""
+    flags, floor, left = LEARNS[method]
+    args = parsed(method, "--precision", "fp32", "--eval-every", 100, "--out", tmp_path, *flags)
+    result, = run_all(method, args)
+    losses = []
+    for entry in metrics(tmp_path):
+        losses.append(sum(log["loss"] for log in entry["clients"].values()))
+    assert losses[-1] < left * losses[0]
+    key = "ALL"
+    if args.protocol == "linear":
+        key = "target"
+    assert 100 * result["last"][key] > floor
+
+
+# Killed processes
 
 
 @pytest.mark.parametrize("method", SEVERAL)
 def test_killed_at_random_moments(tmp_path, method):
-    """SIGKILL at random moments and start again until the run is through: the same metrics to the byte. The long test of
-    this name kills more often."""
+    """SIGKILL at random moments and start again until the run is through: the same metrics to the byte. The
+    long test of this name kills more often."""
     kill_and_resume(tmp_path, method, kills=2)
 
 
@@ -103,66 +153,97 @@ def test_killed_ten_times(tmp_path, method):
     kill_and_resume(tmp_path, method, kills=10)
 
 
-def kill_and_resume(tmp_path, method, kills):
+def kill_and_resume(tmp_path: Path, method: str, kills: int) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     rounds = 4 + 2 * kills
-    flags = [*script(method), "--scale", "smoke", *one_run(method), "--rounds", rounds, "--checkpoint-every", 0, "--out"]
-    assert start(*flags, tmp_path / "whole").wait() == 0
-    rng, out, killed = random.Random(0), tmp_path / "killed", 0
+    flags = ["--scale", "smoke", *one_run(method), "--rounds", rounds, "--checkpoint-every", 0]
+    words = [*script(method), *flags, "--out"]
+    assert start(*words, whole).wait() == 0
+    rng, unfinished = random.Random(0), 0
     for _ in range(kills):
-        process = start(*flags, out)
-        before = rounds_in(out)
-        while process.poll() is None and rounds_in(out) <= before:
-            time.sleep(0.01)
-        time.sleep(rng.random() * 0.3)
-        process.send_signal(signal.SIGKILL)
-        killed += process.wait() == -signal.SIGKILL and not (out / "result.json").exists()
-    assert killed
-    assert start(*flags, out).wait() == 0
-    assert (out / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed")]
-    assert results[0]["best"] == results[1]["best"] and results[0]["bytes"] == results[1]["bytes"]
+        was_killed = kill_in_a_round(words, parts, wait=rng.random() * 0.3)
+        unfinished += was_killed and not (parts / "result.json").exists()
+    assert unfinished
+    assert start(*words, parts).wait() == 0
+    assert same_metrics(parts, whole)
+    for entry in ("best", "bytes"):
+        assert result_in(parts)[entry] == result_in(whole)[entry]
 
 
-def rounds_in(out) -> int:
+def kill_in_a_round(words: list, out: Path, wait: float) -> bool:
+    """Start a run and kill it so many seconds after its first round; False if it had ended by then."""
+    before = rounds_in(out)
+    process = start(*words, out)
+    while process.poll() is None and rounds_in(out) <= before:
+        time.sleep(0.01)
+    time.sleep(wait)
+    process.send_signal(signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def rounds_in(out: Path) -> int:
+    """How many rounds are done."""
     path = out / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    if not path.exists():
+        return 0
+    return len(path.read_text().splitlines())
+
+
+def result_in(out: Path) -> dict:
+    return json.loads((out / "result.json").read_text())
+
+
+# Several processes
+
+
+def torchrun(processes: int, *words):
+    """Start a run in several processes."""
+    return start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, *words)
 
 
 @pytest.mark.parametrize("counts", [(2,), pytest.param((1, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", SEVERAL)
 def test_several_processes_give_the_single_process_result(tmp_path, method, counts):
     """After 3 rounds every parameter is within 1e-5, for 1, 2 and 3 processes; fp32."""
-    flags = [*script(method), "--scale", "smoke", *one_run(method), "--rounds", 3, "--precision", "fp32", "--out"]
-    assert start(*flags, tmp_path / "single").wait() == 0
-    single = torch.load(tmp_path / "single" / "checkpoint.pt", weights_only=True)
-    for n in counts:
-        out = tmp_path / f"p{n}"
-        process = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n, *flags, out)
+    single = tmp_path / "single"
+    flags = ["--scale", "smoke", *one_run(method), "--rounds", 3, "--precision", "fp32"]
+    words = [*script(method), *flags, "--out"]
+    assert start(*words, single).wait() == 0
+    for processes in counts:
+        out = tmp_path / f"p{processes}"
+        process = torchrun(processes, *words, out)
         assert process.wait() == 0, process.stderr.read()
-        several = torch.load(out / "checkpoint.pt", weights_only=True)
         for part in ("server", "clients"):
-            tensors = common.tensors_of(without_numbers(single[part]))
-            others = common.tensors_of(without_numbers(several[part]))
-            assert len(tensors) == len(others) > 0 or part == "clients"
-            for a, b in zip(tensors, others):
-                torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-        assert accuracies(out) == accuracies(tmp_path / "single")
+            close(checkpoint_in(out)[part], checkpoint_in(single)[part])
+        assert len(tensors_in(checkpoint_in(out)["server"])) > 0
+        assert accuracies(out) == accuracies(single)
 
 
-def accuracies(out) -> list:
+def checkpoint_in(out: Path) -> dict:
+    return torch.load(out / "checkpoint.pt", weights_only=True)
+
+
+def close(state: dict, other: dict) -> None:
+    """All tensors of two states are within 1e-5."""
+    for a, b in zip(tensors_in(state), tensors_in(other), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def tensors_in(state: dict) -> list[torch.Tensor]:
+    """The tensors of a state, without its numbers."""
+    return [value for value in common.tensors_of(state) if isinstance(value, torch.Tensor)]
+
+
+def accuracies(out: Path) -> list[dict]:
+    """The accuracies of each round."""
     return [entry.get("test", entry.get("linear")) for entry in metrics(out)]
-
-
-def without_numbers(value):
-    if not isinstance(value, dict):
-        return value
-    return {k: without_numbers(v) for k, v in value.items() if not isinstance(v, (int, float))}
 
 
 def test_one_of_two_processes_fails(tmp_path):
     """One line says what happened, also when the other process only notices that its peer has gone."""
-    process = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "fedavg.py", "--scale",
-                    "smoke", "--lr", 1e6, "--momentum", 1, "--weight-decay", 1, "--rounds", 50, "--out", tmp_path / "run")
+    growing = ["--lr", 1e6, "--momentum", 1, "--weight-decay", 1]
+    flags = ["--scale", "smoke", *growing, "--rounds", 50, "--out", tmp_path / "run"]
+    process = torchrun(2, "fedavg.py", *flags)
     error = process.communicate()[1]
-    assert process.returncode and "common.py" not in error  # torchrun's own report has a traceback, ours has none
-    assert sum("no longer finite" in line for line in error.splitlines()) >= 1
+    assert process.returncode and "common.py" not in error  # torchrun's report has a traceback, ours has none
+    assert "no longer finite" in error

@@ -556,7 +556,7 @@ def test_switches_off_leave_fedavg_with_local_bn_dse():
         want = shared | own[k]
         for name, value in held.items():
             if "num_batches" not in name:
-                torch.testing.assert_close(value, want[name], atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(value, want[name], atol=1e-4, rtol=1e-4)
 
 
 def trained_by_hand(net, start, part, args, t, k):

@@ -17,6 +17,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, linear, softmax, softplus
 from torch.testing import assert_close
 
+D, C = 3, 3  # of the tiny network: four pixels -> z [3] -> three classes
 SHARED_R = {"r.mu", "r.raw", "r.scale"}
 HERE = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu")
 
