@@ -50,7 +50,8 @@ def seed_all(*key) -> torch.Generator:
     Randomness is counter-based: no generator state is carried from one client or round to the next, so a
     result depends neither on the order in which clients are trained nor on an interruption.
     """
-    number = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little") >> 1
     torch.manual_seed(number)
     return torch.Generator().manual_seed(number)
 
@@ -89,8 +90,8 @@ def load_domains(args: Args) -> tuple[list[Domain], tuple[str, ...]]:
             d.images, d.labels = d.images[keep], d.labels[keep]
         if len(d.labels) < len(classes):
             advice = "raise --limit" if args.limit else "look at its folder"
-            raise Stop(f"domain {d.name} has {len(d.labels)} images, fewer than the {len(classes)} classes; "
-                       f"{advice}")
+            raise Stop(f"domain {d.name} has {len(d.labels)} images, fewer than the "
+                       f"{len(classes)} classes; {advice}")
     return domains, classes
 
 
@@ -160,7 +161,8 @@ def read_idx(args: Args, name: str, magic: int, header: int, count: int) -> Tens
     path = find_archive(args, name)
     if path is None:
         path = download(MNIST.mirrors[-1] + name, Path(args.data) / "downloads" / name)
-    expected, md5 = dict(MNIST.resources)[name], hashlib.md5(path.read_bytes()).hexdigest()
+    expected = dict(MNIST.resources)[name]
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
     if md5 != expected:
         raise Stop(f"{path}: expected md5 {expected}, found {md5}; the file is damaged, get it again")
     with gzip.open(path) as file:
@@ -223,14 +225,13 @@ def targets_of(args: Args, names: list[str]) -> list[str]:
         refuse_unknown("--sources", name, args, names)
     if args.protocol == "indomain":
         if args.target != "all":
-            raise Stop(f"--target {args.target} goes with --protocol lodo; the protocol is {args.protocol}",
-                       2)
+            raise Stop(f"--target {args.target} goes with --protocol lodo; the protocol is "
+                       f"{args.protocol}", 2)
         return []
     rest = [name for name in names if name not in sources] if sources else names
     if not rest or len(set(sources)) < len(sources) or args.target in sources:
         raise Stop(f"--sources {args.sources} leaves no target: expected some of {', '.join(names)}, each "
-                   "once, "
-                   f"and a --target that is none of them", 2)
+                   "once, and a --target that is none of them", 2)
     return rest if args.target == "all" else [args.target]
 
 
@@ -245,8 +246,7 @@ def make_clients(args: Args, domains: list[Domain],
     of one client. With --sources, domains that are neither source nor target are left out."""
     if args.dirichlet and args.clients_per_domain == 1:
         raise Stop(f"--dirichlet {args.dirichlet} needs several clients in a domain: set "
-                   "--clients-per-domain",
-                   2)
+                   "--clients-per-domain", 2)
     targets = targets_of(args, [d.name for d in domains])
     of_sources, of_targets = [], []
     for d in domains:
@@ -287,8 +287,7 @@ def target_client(args: Args, d: Domain, order: Tensor) -> ClientData:
         train, val, test = cut(order, args.split)
     if len(test) < 2:
         raise Stop(f"the target {d.name} has {len(test)} images to test; it needs 2: raise --limit or the "
-                   "share in "
-                   f"--split")
+                   "share in --split")
     if args.protocol == "linear":
         for ratio in ratios(args.label_ratio):
             stratified(d.labels[test], ratio, d.name)  # stops if it leaves too few
@@ -311,7 +310,7 @@ def source_clients(args: Args, d: Domain, order: Tensor, classes: int) -> list[C
             has, needs = f"{len(train)}/{len(val)}/{len(test)} images to train, validate and test", "2/1/1"
         if not enough:
             raise Stop(f"client {name} has {has}; it needs at least {needs}: fewer --clients-per-domain, a "
-                       f"larger --dirichlet or --limit")
+                       "larger --dirichlet or --limit")
         clients.append(client_data(args, d, name, (train, val, test), unseen=False))
     return clients
 
@@ -335,12 +334,13 @@ def skewed(args: Args, d: Domain, order: Tensor, classes: int) -> list[Tensor]:
     M = args.clients_per_domain
     if M == 1 or args.dirichlet == 0:
         return [order[m::M] for m in range(M)]
-    rng = np.random.default_rng(seed_all(args.seed, "dirichlet", seed_name(args, d.name)).initial_seed())
+    seed = seed_all(args.seed, "dirichlet", seed_name(args, d.name)).initial_seed()
+    rng = np.random.default_rng(seed)
     piles = [[] for _ in range(M)]
     for c in range(classes):
         rows = order[d.labels[order] == c]
-        shares_of_class = rng.dirichlet([args.dirichlet] * M)
-        ends = np.floor(np.cumsum(shares_of_class) * len(rows) + 1e-9).astype(int)[:-1]
+        up_to = np.cumsum(rng.dirichlet([args.dirichlet] * M))  # the share of the first m clients
+        ends = np.floor(up_to * len(rows) + 1e-9).astype(int)[:-1]
         for pile, rows_of_client in zip(piles, np.split(rows.numpy(), ends)):
             pile.append(torch.from_numpy(rows_of_client))
     shuffle = seed_all(args.seed, "dirichlet order", seed_name(args, d.name))
@@ -533,8 +533,7 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
     chosen = BACKBONES[args.backbone]
     if channels != 3 and not chosen.gray:
         raise Stop(f"--backbone {args.backbone} takes colour images; those of {args.dataset} have one "
-                   "channel: use "
-                   f"smallcnn or smallcnn_bn", 2)
+                   "channel: use smallcnn or smallcnn_bn", 2)
     body = chosen.build(channels, args.crop or args.image_size)
     if args.weights == "imagenet" and not chosen.imagenet:
         there = ", ".join(name for name, entry in BACKBONES.items() if entry.imagenet)
@@ -700,8 +699,7 @@ def stratified(labels: Tensor, ratio: float, name: str = "the target",
         chosen[rows[:max(1, round(ratio * len(rows)))]] = True
     if chosen.all():
         raise Stop(f"{name} has {len(labels)} images, none of which is left to test with {ratio:g} of the "
-                   "labels: "
-                   f"lower --label-ratio, or raise --limit", 2)
+                   "labels: lower --label-ratio, or raise --limit", 2)
     return chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]
 
 
@@ -754,7 +752,7 @@ class ClientProtocol(Protocol):
     in it between calls. What outlives a call is in state_dict()."""
 
     data: ClientData
-    log: dict[str, Tensor]  # scalars of the last local training, such as its mean loss; they do not travel
+    log: dict[str, Tensor]  # may be left out: scalars of the last local training, which do not travel
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData): ...
 
@@ -780,9 +778,10 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     with one_line_on_failure(args):
         prepare(args)
         domains, classes = load_domains(args)
-        targets = targets_of(args, [d.name for d in domains])
-        if not several_runs(args):
-            targets = [args.target]
+        targets = [args.target]
+        found = targets_of(args, [d.name for d in domains])
+        if several_runs(args):
+            targets = found
         results = []
         for target in targets:
             results.append(rounds(Server, Client, of_target(args, target), build, domains, classes))
@@ -801,7 +800,7 @@ def rounds(Server, Client, args: Args, build, domains: list[Domain], classes: tu
             return folder.finished_before()
         fed = federation(Server, Client, args, build, domains, classes)
         server, clients = fed.server, fed.clients
-        folder.begin(fed)
+        folder.begin(fed)  # prints and writes the settings; restores a checkpoint
         for t in range(folder.t, args.rounds):
             # S_t: the clients of this round
             count = max(1, round(args.participation * fed.K))
@@ -826,7 +825,7 @@ def rounds(Server, Client, args: Args, build, domains: list[Domain], classes: tu
 
             # the server: from the uploads to the next round's downloads
             seed_all(args.seed, "server", t)
-            update(server, uploads, t, args.device)
+            update_server(server, uploads, t, args.device)
             folder.lap("server")
 
             entry = {"round": t + 1, "lr": args.lr * args.lr_decay ** t}
@@ -862,8 +861,9 @@ class Federation:
         self.server.load_state_dict(saved["server"])
         for k, client in self.clients.items():
             client.load_state_dict(saved["clients"][k])
-        for k in list(self.clients)[:1]:
-            self.clients[k].model(self.server.download(k))
+        for k, client in self.clients.items():
+            client.model(self.server.download(k))
+            break  # one is enough to see whether the tensors fit
 
     def described(self) -> str:
         """4 clients (amazon, caltech, dslr, webcam), 2,025 images to train on, tested on ..."""
@@ -884,9 +884,8 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
     """The server and the clients at the start of a run, always in the same random order."""
     shape = domains[0].images.shape[1:]
     if args.normalize == "imagenet" and shape[0] != 3:
-        raise Stop(f"--normalize imagenet is for colour images; those of {args.dataset} have one channel: "
-                   "use unit",
-                   2)
+        raise Stop("--normalize imagenet is for colour images; those of "
+                   f"{args.dataset} have one channel: use unit", 2)
     sources, targets = make_clients(args, domains, len(classes))
     seed_all(args.seed, "init")
     try:
@@ -897,9 +896,8 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
             raise
         flag, size = ("--crop", args.crop) if args.crop else ("--image-size", args.image_size)
         why = str(e).splitlines()[0][:80]
-        raise Stop(f"images of {size}x{size} do not fit --backbone {args.backbone} ({why}): give another "
-                   f"{flag}",
-                   2)
+        raise Stop(f"images of {size}x{size} do not fit --backbone "
+                   f"{args.backbone} ({why}): give another {flag}", 2)
     net.to(args.device, memory_format=torch.channels_last)
     server = Server(args, net, len(sources))
     rank, size = process()
@@ -918,11 +916,11 @@ def stop_unless_finite(up: Payload, log: dict[str, float], name: str, t: int, fo
     finite = [torch.isfinite(v).all().to(device) for v in tensors_of(up)]
     if not torch.stack(finite).all() or not all(math.isfinite(v) for v in log.values()):
         raise Stop(f"round {t + 1}, client {name}: the loss or the weights are no longer finite; the last "
-                   "good "
-                   f"checkpoint, if one was due before, is kept in {folder.path}: lower --lr, or set --clip")
+                   "good checkpoint, if one was due before, is kept in "
+                   f"{folder.path}: lower --lr, or set --clip")
 
 
-def update(server: ServerProtocol, uploads: dict[int, Payload], t: int, device: str) -> None:
+def update_server(server: ServerProtocol, uploads: dict[int, Payload], t: int, device: str) -> None:
     """The server's update; with torchrun in process 0, whose state the others then have."""
     rank, size = process()
     if size == 1:
@@ -985,8 +983,8 @@ def evaluate_linear(fed: Federation, t: int) -> dict:
     if process()[0]:
         return {}
     first = str(ratios(args.label_ratio)[0])
-    mean = sum(of_target[first] for of_target in accuracies.values()) / len(accuracies)
-    return {"target": mean, "linear": {fed.names[k]: of_target for k, of_target in accuracies.items()}}
+    mean = sum(by_ratio[first] for by_ratio in accuracies.values()) / len(accuracies)
+    return {"target": mean, "linear": {fed.names[k]: by_ratio for k, by_ratio in accuracies.items()}}
 
 
 @contextlib.contextmanager
@@ -997,8 +995,7 @@ def one_line_on_failure(args: Args):
         return
     except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
         message, code = ending(e, "what was written before is kept: the same command without --no-resume "
-                                  "goes on "
-                                  "from the last checkpoint")
+                                  "goes on from the last checkpoint")
     if code != 2 or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
     if process()[1] > 1:

@@ -91,7 +91,7 @@ class Client:
     def train(self, down: Payload, t: int) -> Payload:
         """ClientUpdate(k, w) of Alg. 1."""
         args = self.args
-        model = load(self.net, down["w"]).train()
+        model = self.model(down).train()
         opt = sgd(model, args, t)
         losses = []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
@@ -131,7 +131,7 @@ class Server:
             p = n / n.sum()
         else:
             p = torch.full_like(n, 1 / len(n))
-        self.w = average([up["w"] for up in uploads.values()], p)  # w_{t+1} = sum_k n_k/m_t w_k, BN's too
+        self.w = average([up["w"] for up in uploads.values()], p)  # w_{t+1} = sum_k p_k w_k; BN's too
 
     def state_dict(self) -> dict:
         return {"w": self.w}

@@ -18,7 +18,7 @@ Eq. (12)            L_reg                                  Client.train
 Eqs. (14), (17)     L_align                                gaussian_kl, Client.train
 Eq. (15)            L_g, of the ensemble of classifiers    ensemble_loss
 Eqs. (16), (18)     the objectives                         Client.train
-Algorithm 1         lines 1; 2-7; 6                        Server.__init__; common.rounds; Server.download
+Alg. 1              lines 1; 2-7; 6                        Server.__init__; common.rounds; Server.download
                     lines 8-10; 11; 12                     Server.train_generator; moments; Server.update
                     ClientUpdate                           Client.train
 Eqs. (1)-(3), (6)-(7), (11), (13) define or bound risks; nothing of them is computed.
@@ -212,7 +212,7 @@ def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @torch.no_grad()
 def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[Tensor, Tensor]:
-    """Algorithm 1, line 11: maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated
+    """Alg. 1, line 11: maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated
     representations of each class y."""
     G.eval()
     mus, sigmas = [], []
@@ -236,9 +236,9 @@ class Client:
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
-        """ClientUpdate of Algorithm 1: E steps of Eq. (18)."""
+        """ClientUpdate of Alg. 1: E steps of Eq. (18)."""
         args = self.args
-        model = load(self.net.model, down["w"]).train()
+        model = self.model(down).train()
         if "w_g" in down:
             G = load(self.net.G, down["w_g"]).eval().requires_grad_(False)
         opt = sgd(model, args, t)

@@ -44,7 +44,7 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, going_on, load,
+from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, load,
                     optimizer_state, parse, run, sgd, state, uniform)
 
 import torch
@@ -262,10 +262,8 @@ class Client:
     def train(self, down: Payload, t: int) -> Payload:
         """E local iterations (--steps, or --epochs) of Eq. (9)."""
         args = self.args
-        down = {"w": down["w"] | self.r}  # with its own r(z|y), if that is local
-        model = load(self.net, down["w"]).train()
-        opt = sgd(model, args, t)
-        going_on(opt, model, self.momentum)
+        model = self.model(down).train()
+        opt = sgd(model, args, t, self.momentum)
         losses = []
         l2rs, cmis = [], []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
@@ -301,15 +299,13 @@ class Client:
         return {"w": w}
 
     def model(self, down: Payload) -> nn.Module:
-        down = {"w": down["w"] | self.r}
-        return load(self.net, down["w"])
+        return load(self.net, down["w"] | self.r)  # with its own r(z|y), if that is local
 
     def state_dict(self) -> dict:
         return {"r": self.r, "momentum": self.momentum}
 
     def load_state_dict(self, saved: dict) -> None:
-        self.r = saved["r"]
-        self.momentum = saved["momentum"]
+        self.r, self.momentum = saved["r"], saved["momentum"]
 
 
 class Server:

@@ -28,8 +28,7 @@ def join_processes() -> None:
     except (ValueError, RuntimeError) as e:
         why = str(e).splitlines()[0][:80]
         raise Stop(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but the processes cannot meet ({why}): "
-                   "start "
-                   f"them with torchrun, or unset WORLD_SIZE", 2)
+                   "start them with torchrun, or unset WORLD_SIZE", 2)
 
 
 def merged(mine: dict) -> dict:

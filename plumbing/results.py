@@ -102,9 +102,9 @@ def summary(result: dict) -> str:
             f"{name} {shown_shares(of_target)}" for name, of_target in last["linear"].items())
     else:
         target = f"target {100 * best['target']:.2f}%, " if "target" in best else ""
-        accuracies = (f"best validation round {best['round']}: {target}ALL {100 * best['ALL']:.2f}%, "
-                      f"AVG {100 * best['AVG']:.2f}%; "
-                      f"last round: ALL {100 * last['ALL']:.2f}%, AVG {100 * last['AVG']:.2f}%")
+        accuracies = (f"best validation round {best['round']}: {target}ALL {100 * best['ALL']:.2f}%, AVG "
+                      f"{100 * best['AVG']:.2f}%; last round: ALL {100 * last['ALL']:.2f}%, AVG "
+                      f"{100 * last['AVG']:.2f}%")
     return (f"{accuracies}; {seconds['train']:.0f} s training, {seconds['server']:.0f} s server, "
             f"{seconds['evaluate']:.0f} s evaluation, {result['images_per_second']:.0f} images/s, "
             f"{result['peak_memory_mib']} MiB")

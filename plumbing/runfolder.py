@@ -72,11 +72,6 @@ def folder_of(args: Args) -> Path:
     return Path("runs") / f"{key['method']}-{args.dataset}-{protocol}-{args.scale}-s{args.seed}-{digest}"
 
 
-def folders_of(args: Args, results: list[dict]) -> list[Path]:
-    """The output folders of the runs that `run` has returned for `args`."""
-    return [folder_of(of_target(args, result["args"]["target"])) for result in results]
-
-
 # What is in it
 
 
@@ -131,9 +126,8 @@ def refuse_another(path: Path, theirs: dict, key: dict) -> None:
     shown = ", ".join(f"{name} {theirs.get(name)}, not {key.get(name)}" for name in different[:3])
     if len(different) > 3:
         shown += ", ..."
-    raise Stop(f"{path} holds a run of other arguments ({shown}): give another --out, or --no-resume to "
-               "replace it",
-               2)
+    raise Stop(f"{path} holds a run of other arguments ({shown}): give another "
+               "--out, or --no-resume to replace it", 2)
 
 
 class RunFolder:

@@ -134,8 +134,8 @@ class LinearArgs(Args):
 
     protocol: str = arg("linear", "linear: train without labels, then fit a linear classifier to a part of "
                                   "the target's labels", choices=("linear",))
-    sources: str = arg("", "domains of the clients, such as painting,real,sketch; empty: all but the target. "
-                           "With --target all one run then evaluates all the other domains")
+    sources: str = arg("", "domains of the clients, such as painting,real,sketch; empty: all but the "
+                           "target. With --target all one run then evaluates all the other domains")
     crop: int = arg(32, "height and width of the views, and of the images in the evaluation, in pixels",
                     low=8, high=4096)
     augment: str = arg("simclr", "augmentation of the views, drawn anew for each view and batch",
@@ -232,13 +232,20 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
             origins[name] = "derived"  # by the class itself
     args.origins = origins
     if show_help:
-        print(parser.help_with(args))
-        sys.exit(0)
+        print_and_exit(parser.help_with(args))
     check(args, parser)
     if show_settings:
-        print(settings_table(args))
-        sys.exit(0)
+        print_and_exit(settings_table(args))
     return args
+
+
+def print_and_exit(text: str) -> None:
+    """Print and end with 0, also if the reader has gone, as `head` has after ten lines."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is written at the end
+    sys.exit(0)
 
 
 def layers_of(cls: type[Args], paper: dict, variants: dict, tables: dict, given: dict,
@@ -343,7 +350,7 @@ class Parser(argparse.ArgumentParser):
                 value, origin = getattr(args, action.dest), args.origins[action.dest]
                 action.help = with_default(action.help, value, "" if origin == "default" else origin)
         self.epilog = (f"In brackets: the value with --dataset {args.dataset} --scale {args.scale} and the "
-                       f"other flags given,\nand its origin where it is not the flag's default.")
+                       "other flags given,\nand its origin where it is not the flag's default.")
         return self.format_help()
 
     def error(self, message):
@@ -384,10 +391,17 @@ def flag_of(name: str) -> str:
 
 def with_default(text: str, value, origin: str = "") -> str:
     """A help text that ends with the flag's value, and with where it comes from."""
-    shown = "empty" if value == "" else value
+    shown = shown_value(value)
     if origin:
         return f"{text} [{shown}; {origin}]"
     return f"{text} [{shown}]"
+
+
+def shown_value(value) -> str:
+    """A value for a person: 0.035, not 0.034999999999999996."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "empty" if value == "" else str(value)
 
 
 def canonical(dataset: str) -> str:
@@ -410,8 +424,7 @@ def settings_table(args: Args) -> str:
     """Every setting, a line each: name, value, origin."""
     lines = [f"{method_name(args)}: every setting, its value, and where that comes from"]
     for name, setting in settings_of(args).items():
-        value = "(empty)" if setting["value"] == "" else setting["value"]
-        lines.append(f"  {flag_of(name):24}{value!s:24}{setting['origin']}")
+        lines.append(f"  {flag_of(name):24}{shown_value(setting['value']):24}{setting['origin']}")
     return "\n".join(lines)
 
 
@@ -426,7 +439,7 @@ def differences(args: Args) -> list[str]:
         value = getattr(args, f.name)
         if value != f.default and f.name not in SHOWN_ANYWAY:
             origin = args.origins.get(f.name, "set directly")
-            of_origin.setdefault(origin, []).append(f"{f.name.strip('_')} {value}")
+            of_origin.setdefault(origin, []).append(f"{f.name.strip('_')} {shown_value(value)}")
     strength = {"derived": 1, args.dataset: 2, args.scale: 4, "flag": 5}  # a variant: 3
     lines = []
     for origin in sorted(of_origin, key=lambda origin: strength.get(origin, 3)):
@@ -472,8 +485,8 @@ def shares(split: str) -> tuple[float, float, float]:
         if not (min(train, val, test) > 0 and abs(train + val + test - 1) < 1e-6):  # also for nan
             raise ValueError
     except ValueError:
-        raise Stop(f"--split is {split}; expected three positive shares that sum to 1, such as 0.8/0.1/0.1",
-                   2)
+        raise Stop(f"--split is {split}; expected three positive shares "
+                   "that sum to 1, such as 0.8/0.1/0.1", 2)
     return train, val, test
 
 

@@ -22,12 +22,11 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
             return torchvision.models.get_weight(imagenet).get_state_dict(progress=True, check_hash=True)
         except (OSError, RuntimeError) as e:
             raise Stop(f"could not get the weights {imagenet} ({e}); download them by hand and give "
-                       "--weights "
-                       f"FILE")
+                       "--weights FILE")
     weights = load_file(Path(origin), "weights")
     if not isinstance(weights, dict) or not all(is_weight(name, value) for name, value in weights.items()):
-        raise Stop(f"--weights {origin} is no file of weights: expected a dict of names and finite tensors",
-                   2)
+        raise Stop(f"--weights {origin} is no file of weights: expected a "
+                   "dict of names and finite tensors", 2)
     return weights
 
 

@@ -84,7 +84,7 @@ def help_of(text: str, flag: str) -> str:
 def test_help_shows_the_values_of_its_command_line(capsys):
     plain = shown(capsys, "fdse", "--help")
     assert help_of(plain, "--lr").endswith("[0.05; digits]")
-    assert help_of(plain, "--momentum").endswith("[0.0]")
+    assert help_of(plain, "--momentum").endswith("[0]")
     pacs = shown(capsys, "fdse", "--dataset", "pacs", "--scale", "laptop", "--tau", "0.1", "--help")
     assert help_of(pacs, "--rounds").endswith("[15; laptop]")
     assert help_of(pacs, "--tau").endswith("[0.1; flag]")
@@ -108,7 +108,7 @@ def test_show_settings_prints_each_and_stops(capsys, tmp_path):
     assert rows["--lr"] == ["0.3", "flag"]
     assert rows["--rounds"] == ["2", "smoke"]
     assert rows["--batch-size"] == ["16", "smoke"]
-    assert rows["--clip"] == ["0.0", "default"]
+    assert rows["--clip"] == ["0", "default"]
     assert rows["--dataset"] == ["digits", "default"]
     assert not (tmp_path / "run").exists()
 
