@@ -64,21 +64,21 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.Args):
     variant: str = arg("paper", "choices where paper and official code differ", choices=("paper", "official"))
     G: int = arg(2, "channels that each DFE channel becomes, Eq. (3); 1: the identity alone", low=1)
-    lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0 is without C", low=0)
+    lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0: Table 3 without C", low=0)
     beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: all layers alike", low=0)
     tau: float = arg(0.5, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001)
-    consensus: bool = arg(True, "A: aggregate theta_u by Eq. (8), else by the plain mean")
-    similarity: bool = arg(True, "B: aggregate theta_v by Eq. (9), else leave it to its client")
+    consensus: bool = arg(True, "Table 3's A: aggregate theta_u by Eq. (8), else by the plain mean")
+    similarity: bool = arg(True, "Table 3's B: aggregate theta_v by Eq. (9), else leave it to its client")
     unit: str = arg("layer", "a 'layer' of Eqs. (8) and (9): all tensors of a module, or each tensor",
                     choices=("layer", "tensor"))
     con_loss: str = arg("eq6", "L_Con: Eq. (6), or the official code's", choices=("eq6", "official"))
     con_from: int = arg(0, "first round with L_Con, counted from 0", low=0)
     dse_relu: bool = arg(True, "ReLU between BN_DSE and the DSE convolution, Eq. (3)")
     pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; else images need 160 pixels")
-    block_bias: bool = arg(False, "a bias of T channels before BN_DFE in place of the DSE convolution's")
+    block_bias: bool = arg(False, "one bias before BN_DFE instead of one in the DSE convolution")
     fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too")
-    evaluated: str = arg("aggregated", "model that is tested: aggregated (the next round's) or trained (the "
-                                       "last local)", choices=("aggregated", "trained"))
+    evaluated: str = arg("aggregated", "what is tested: aggregated (the server's) or trained (the client's own "
+                                       "model)", choices=("aggregated", "trained"))
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0)
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3", above=0)
 

@@ -67,10 +67,10 @@ class Args(common.Args):
     lambda0: float = arg(0.85, "weight of L_adv_f in step c5", low=0)
     lambda1: float = arg(0.15, "weight of L_err in step c5", low=0)
     lr_adversarial: float = arg(0.0, "learning rate of D and G; 0: 0.7 times --lr, as in the paper", low=0)
-    d_loss: str = arg("lsgan", "L_adv_d: the least squares of its source [23], or Eq. (1) as printed",
+    d_loss: str = arg("lsgan", "L_adv_d: lsgan, the least squares of its source; or printed: Eq. (1)",
                       choices=("lsgan", "printed"))
-    g_loss: str = arg("opposite", "L_adv_g: D(h')^2, Eq. (3) as printed, or (3) without gradient, so that G "
-                                  "never learns", choices=("opposite", "printed", "detached"))
+    g_loss: str = arg("opposite", "L_adv_g: opposite, D(h')^2; printed: Eq. (3); detached: (3) without "
+                                  "gradient, so that G never learns", choices=("opposite", "printed", "detached"))
     order: str = arg("paper", "steps c5, c7, c8 in this order, or D before (F, C)",
                      choices=("paper", "official"))
     reference: str = arg("generated", "h': generated, or drawn from N(0,I), U[-1,1], Laplace(1/sqrt 2) "

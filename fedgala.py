@@ -77,22 +77,22 @@ class Args(common.LinearArgs):
     local_alignment: str = arg("discard", "gradients that are not aligned: discard them, reweight them "
                                           "(Table 6), or off", choices=("discard", "reweight", "off"))
     alignment_sign: str = arg("paper", "paper: keep gradients whose cosine with the last global change is "
-                                       "above tau (line 19 as printed); descent: those whose negative's is",
+                                       "above tau (line 19 as printed); descent: compare minus the gradient",
                               choices=("paper", "descent"))
     tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1)
     align_unit: str = arg("layer", "what is discarded as one: a layer's tensors together, or each tensor",
                           choices=("layer", "tensor"))
-    discard: str = arg("skip", "a discarded gradient: skip the tensors' step with its moments and weight "
-                               "decay, or make it zero", choices=("skip", "zero"))
+    discard: str = arg("skip", "a discarded gradient: skip leaves weights and moments alone; zero makes "
+                               "the step with a gradient of 0", choices=("skip", "zero"))
     reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment "
                                       "reweight", low=0)
-    global_alignment: bool = arg(True, "weights of the average by the cosines of the clients' updates with "
-                                       "the mean update")
+    global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean "
+                                       "update")
     ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1)
     ga_unit: str = arg("model", "what has one weight: the whole update, each layer, or each tensor",
                        choices=("model", "layer", "tensor"))
-    ga_vectors: str = arg("updates", "what the cosines compare: the updates, or these times FedAvg's weights "
-                                     "(official code)", choices=("updates", "scaled"))
+    ga_vectors: str = arg("updates", "what the cosines compare: the updates, or the updates multiplied by "
+                                     "FedAvg's weights", choices=("updates", "scaled"))
     average: str = arg("samples", "FedAvg's weights, where the global alignment starts: by images, by "
                                   "batches, or uniform", choices=("samples", "batches", "uniform"))
     l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0)
