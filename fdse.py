@@ -77,8 +77,8 @@ class Args(common.Args):
     pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; else images need 160 pixels")
     block_bias: bool = arg(False, "one bias before BN_DFE instead of one in the DSE convolution")
     fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too")
-    evaluated: str = arg("aggregated", "what is tested: aggregated (the server's) or trained (the client's own "
-                                       "model)", choices=("aggregated", "trained"))
+    evaluated: str = arg("aggregated", "what is tested: aggregated (the server's) or trained (the client's "
+                                       "own model)", choices=("aggregated", "trained"))
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0)
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3", above=0)
 
@@ -200,7 +200,7 @@ def build(args: Args, channels: int, classes: int) -> Net:
         net = backbone(args, channels, classes)
         replace_last_operators(args, net.body)
         return net
-    raise Stop(f"fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 and "
+    raise Stop("fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 and "
                f"vit_b8, the first two without --weights; not --backbone {args.backbone} --weights "
                f"{args.weights} on {args.dataset}", 2)
 

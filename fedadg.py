@@ -70,7 +70,8 @@ class Args(common.Args):
     d_loss: str = arg("lsgan", "L_adv_d: lsgan, the least squares of its source; or printed: Eq. (1)",
                       choices=("lsgan", "printed"))
     g_loss: str = arg("opposite", "L_adv_g: opposite, D(h')^2; printed: Eq. (3); detached: (3) without "
-                                  "gradient, so that G never learns", choices=("opposite", "printed", "detached"))
+                                  "gradient, so that G never learns",
+                      choices=("opposite", "printed", "detached"))
     order: str = arg("paper", "steps c5, c7, c8 in this order, or D before (F, C)",
                      choices=("paper", "official"))
     reference: str = arg("generated", "h': generated, or drawn from N(0,I), U[-1,1], Laplace(1/sqrt 2) "

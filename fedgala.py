@@ -72,8 +72,8 @@ class Args(common.LinearArgs):
                           "with --ssl moco 0.025", above=0)
     momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
     weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
-    keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over the rounds, else start "
-                                     "it anew")
+    keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over "
+                                     "the rounds, else start it anew")
     local_alignment: str = arg("discard", "gradients that are not aligned: discard them, reweight them "
                                           "(Table 6), or off", choices=("discard", "reweight", "off"))
     alignment_sign: str = arg("paper", "paper: keep gradients whose cosine with the last global change is "
@@ -86,8 +86,7 @@ class Args(common.LinearArgs):
                                "the step with a gradient of 0", choices=("skip", "zero"))
     reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment "
                                       "reweight", low=0)
-    global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean "
-                                       "update")
+    global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update")
     ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1)
     ga_unit: str = arg("model", "what has one weight: the whole update, each layer, or each tensor",
                        choices=("model", "layer", "tensor"))

@@ -18,7 +18,7 @@ BELOW = {
     "common": {"plumbing"},
     "method": {"common"},
     "baselines": {"common", "method"},
-    "reproduce": {"reproduce", "common", "plumbing"},  # method files are loaded by the names that the tables give
+    "reproduce": {"reproduce", "common", "plumbing"},  # methods by the names in tables
     "reproduce_tables": {"reproduce", "common", "plumbing"},
     "bench": {"bench", "reproduce", "method", "common", "plumbing"},
 }
@@ -115,8 +115,8 @@ def code_lines(path: str) -> list[str]:
 
 
 # FDSE sends four parts in the place of w; FedADG's local loop alternates three optimizers.
-RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fedema.py": 0.7, "fdse.py": 0.65,
-             "fedadg.py": 0.6}
+RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fedema.py": 0.7,
+             "fdse.py": 0.65, "fedadg.py": 0.6}
 
 
 @pytest.mark.parametrize("path", RECURRING)

@@ -58,7 +58,8 @@ def test_the_readme_has_the_state_of_the_records(tmp_path):
 
 def test_each_paper_needs_a_sentence_on_its_agreement(tmp_path):
     path = tmp_path / "agreement.toml"
-    for text, words in (("[", "cannot be read"), ('fdse = "yes"', "no sentence for fedsr"), ("fdse = 3", "fdse")):
+    for text, words in (("[", "cannot be read"), ('fdse = "yes"', "no sentence for fedsr"),
+                        ("fdse = 3", "fdse")):
         path.write_text(text)
         with pytest.raises(Stop, match=words):
             read_agreement(path)
