@@ -295,7 +295,8 @@ def consistency(batch: list, glob: list, hat: list | None, beta: float, gamma: f
         var_hat = gamma * var + (1 - gamma) * var_b
         center = (mu_hat - mu_g).square().mean()  # ||mu_hat - mu_g||^2 / d
         size = (var_hat.mean() - var_g.mean()).square()  # variances are >= 0: L1 norm / d is their mean
-        loss = loss + w * (center + size)  # Eqs. (6) and (7)
+        l_con = center + size  # Eq. (6)
+        loss = loss + w * l_con  # Eq. (7)
         running.append((mu_hat.detach(), var_hat.detach()))
     return loss, running
 
@@ -368,7 +369,7 @@ def personalize(V: Tensor, tau: float) -> Tensor:
     exact = V.double()  # a small tau magnifies rounding
     Q = K = exact / exact.norm(dim=1, keepdim=True).clamp_min(1e-12)
     attention = torch.softmax(Q @ K.T / tau, dim=1)  # [N, N]; row k is for client k
-    return attention.to(V) @ V  # theta_v,k,next
+    return attention.to(V) @ V  # theta_v,k,next, Eq. (9)
 
 
 def rows(uploads: dict[int, Payload], part: str, names: list[str]) -> Tensor:

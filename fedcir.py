@@ -166,7 +166,7 @@ def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Ten
     """D_KL(N(mu, sigma) || N(mu_r, sigma_r)), diagonal, sigma deviations, each [B, D]; summed over D -> [B].
     Eq. (17), in which log sigma(y) is read as log sigma(x)."""
     ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
-    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)
+    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (17)
 
 
 class Generator(nn.Module):
@@ -259,7 +259,7 @@ class Client:
                 loss = loss + args.lambda_reg * reg  # Eq. (18), second term
             if "mu_g" in down:
                 mu_g, sigma_g = down["mu_g"][y], down["sigma_g"][y]  # [B, D], [B, D], of q(z|y)
-                align = gaussian_kl(mu, sigma, mu_g, sigma_g).mean()  # L_align, Eqs. (14), (17)
+                align = gaussian_kl(mu, sigma, mu_g, sigma_g).mean()  # L_align, Eq. (14)
                 aligns.append(align.detach())
                 loss = loss + args.lambda_align * align  # Eq. (18), third term
             opt.zero_grad()

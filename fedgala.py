@@ -339,7 +339,7 @@ def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[li
     cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
     if sign == "descent":
         cosine = -cosine
-    return (cosine <= tau) & (reference > 0)
+    return (cosine <= tau) & (reference > 0)  # not line 19's condition
 
 
 def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:
@@ -435,7 +435,7 @@ class Client:
             losses.append(loss.detach())
             if args.l2:
                 trained = [p for p in model.parameters() if p.requires_grad]
-                loss = loss + args.l2 * squared_norm(trained)  # Eqs. (54)-(55)
+                loss = loss + args.l2 * squared_norm(trained)  # Eq. (54), Eq. (55)
             if args.prox:
                 moved = [theta_i[n] - w for n, w in theta_g.items()]
                 loss = loss + args.prox * squared_norm(moved)  # Eq. (56)

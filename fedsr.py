@@ -197,7 +197,7 @@ class GaussianNet(nn.Module):
 def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
     """KL[N(mu, sigma^2) | N(mu_r, sigma_r^2)], diagonal, each [B, D]; summed over D -> [B]: Eq. (46)."""
     ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
-    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)
+    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (46)
 
 
 class Reference(nn.Module):
