@@ -99,7 +99,6 @@ def test_flags_that_no_method_takes(capsys, method, flags, words):
 
 # Learning
 
-
 # Small images with weak crops; SimCLR's own crops leave too little of a digit to learn from in a few rounds.
 VIEWS = ["--target", "d0", "--image-size", "16", "--crop", "16", "--augment", "jigen", "--label-ratio", "0.1",
          "--linear-epochs", "1000"]

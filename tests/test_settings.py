@@ -203,7 +203,6 @@ def test_scales_and_backbones_are_those_of_common():
 
 # Bad flags
 
-
 WITHOUT_THE_SLOW_ONES = """
 import runpy, sys
 sys.argv = ["fdse.py", "--tua", "1"]
