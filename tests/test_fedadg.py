@@ -773,10 +773,10 @@ def test_what_is_shown_has_the_derived_numbers(capsys, flag):
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     if flag == "--help":
-        assert f"as in the paper [{0.7 * 0.1}; derived]" in text
+        assert f"as in the paper [{0.7 * 0.1:.6g}; derived]" in text
         assert "features' [2048; derived]" in text
     else:
-        assert f"--lr-adversarial {0.7 * 0.1} derived" in text
+        assert f"--lr-adversarial {0.7 * 0.1:.6g} derived" in text
         assert "--noise 2048 derived" in text
 
 
