@@ -26,12 +26,15 @@ from plumbing.runfolder import RunFolder
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 
 # A shell's background jobs ignore it, and so would what the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Networks this small gain nothing from a second thread, and lose much where another process has the core.
+torch.set_num_threads(1)
 
 MODULES = {
     "fedavg": fedavg,
