@@ -1,0 +1,108 @@
+"""Apply every mutation of the lists, one at a time, and say whether the tests notice it. See __init__.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent.parent
+NOT_COPIED = shutil.ignore_patterns(".git", "runs", "data", "__pycache__", ".pytest_cache", ".ruff_cache",
+                                    ".venv*", "results")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake in a file of the repository, and the tests that must notice it."""
+
+    file: str  # relative to the repository: fdse.py
+    what: str  # in words
+    old: str  # occurs once in the file
+    new: str
+    tests: tuple[str, ...]
+
+
+def file_of(name: str) -> str:
+    """The method file of a list: fdse -> fdse.py, fedema -> baselines/fedema.py."""
+    if (ROOT / f"{name}.py").exists():
+        return f"{name}.py"
+    return f"baselines/{name}.py"
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def mutations_of(name: str) -> list[Mutation]:
+    """The list of a method. A ValueError if a line to change does not occur exactly once."""
+    listed = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+    source = (ROOT / file_of(name)).read_text()
+    mutations = []
+    for entry in listed["mutation"]:
+        occurs = source.count(entry["old"])
+        if occurs != 1 or entry["old"] == entry["new"]:
+            raise ValueError(f"{name}.toml, {entry['what']}: its line occurs {occurs} times in {file_of(name)}, "
+                             "not once, or does not change")
+        mutations.append(Mutation(file_of(name), entry["what"], entry["old"], entry["new"],
+                                  tuple(listed["tests"])))
+    return mutations
+
+
+def passes(tree: Path, tests: tuple[str, ...]) -> bool:
+    """Whether these tests pass in a copy of the repository."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # no test was run, or pytest itself failed
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-2000:]}")
+    return done.returncode == 0
+
+
+def noticed(mutation: Mutation) -> bool:
+    """Whether the tests fail in a copy of the repository with this mistake."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
+        (tree / "results").symlink_to(ROOT / "results")
+        path = tree / mutation.file
+        path.write_text(path.read_text().replace(mutation.old, mutation.new))
+        return not passes(tree, mutation.tests)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help=f"methods whose lists are tried (default: all: {', '.join(names())})")
+    parser.add_argument("--list", action="store_true", help="show the mutations and try none")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at once (default: 1)")
+    args = parser.parse_args()
+    unknown = sorted(set(args.names) - set(names()))
+    if unknown:
+        parser.error(f"there is no list for {', '.join(unknown)}; there are {', '.join(names())}")
+    survived = 0
+    for name in args.names or names():
+        mutations = mutations_of(name)
+        if args.list:
+            for mutation in mutations:
+                print(f"{mutation.file}: {mutation.what}")
+            continue
+        if not passes(ROOT, mutations[0].tests):
+            sys.exit(f"{' '.join(mutations[0].tests)}: they fail without a mutation; make them pass first")
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for mutation, found in zip(mutations, pool.map(noticed, mutations)):
+                survived += not found
+                print(f"{'noticed ' if found else 'SURVIVED'}  {mutation.file}: {mutation.what}", flush=True)
+    if survived:
+        sys.exit(f"{survived} survived: no test notices them")
+
+
+if __name__ == "__main__":
+    main()
