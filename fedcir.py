@@ -23,9 +23,10 @@ Alg. 1              lines 1; 2-7; 6                        Server.__init__; comm
                     ClientUpdate                           Client.train
 Eqs. (1)-(3), (6)-(7), (11), (13) define or bound risks; nothing of them is computed.
 Symbols as in the paper: w = w1 o w2, G, w_g, epsilon, E local steps (--steps), E_g, K_t, C classes, gamma
-(--lr), gamma_g. --variant fedreg: L_reg alone; fedalign: L_align alone. Table 1's FedAvg and FedSR: fedavg.py
-and fedsr.py with --variant fedcir. Figs. 5-10: --clients-per-domain, --dirichlet, --participation, --steps.
-Figs. 11, 12, Table 3: python -m reproduce.measures risk, pad, cost. Left out: nothing. Official code: none.
+(--lr), gamma_g. --variant fedreg: L_reg alone; fedalign: L_align alone; control: neither, FedAvg on FedCiR's
+network. Table 1's FedAvg and FedSR: fedavg.py and fedsr.py with --variant fedcir. Figs. 5-10:
+--clients-per-domain, --dirichlet, --participation, --steps. Figs. 11, 12, Table 3: python -m
+reproduce.measures risk, pad, cost. Left out: nothing. Official code: none.
 
 What the paper leaves open or prints differently, and what is done here (in full: docs/methods/fedcir.md)
   what        paper                               here                             flag
@@ -59,7 +60,8 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("fedcir", "fedcir, or one of its ablations", choices=("fedcir", "fedreg", "fedalign"))
+    variant: str = arg("fedcir", "fedcir, one of its ablations, or its network alone: control",
+                       choices=("fedcir", "fedreg", "fedalign", "control"))
     lambda_reg: float = arg(0.5, "weight of L_reg, Eq. (18)", low=0)
     lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0)
     reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: once the generator has "
@@ -106,6 +108,15 @@ VARIANTS = {
         "domainnet": dict(lambda_reg=0.0),
         "camelyon17": dict(lambda_reg=0.0),
         "iwildcam": dict(lambda_reg=0.0),
+    },
+    "control": {
+        "digits": dict(lambda_reg=0.0, lambda_align=0.0),
+        "officecaltech": dict(lambda_reg=0.0, lambda_align=0.0),
+        "pacs": dict(lambda_reg=0.0, lambda_align=0.0),
+        "domainnet10": dict(lambda_reg=0.0, lambda_align=0.0),
+        "domainnet": dict(lambda_reg=0.0, lambda_align=0.0),
+        "camelyon17": dict(lambda_reg=0.0, lambda_align=0.0),
+        "iwildcam": dict(lambda_reg=0.0, lambda_align=0.0),
     },
 }
 # A thirtieth of the rounds, so the generator learns faster.
@@ -176,7 +187,7 @@ class Generator(nn.Module):
     def __init__(self, noise: int, classes: int, width: int, dim: int):
         super().__init__()
         self.noise, self.classes = noise, classes
-        self.first = nn.Linear(noise + classes, width)
+        self.first = nn.Linear(noise + classes, width, bias=False)  # BN takes off what a bias would add
         self.bn = nn.BatchNorm1d(width)
         self.second = nn.Linear(width, dim)
 
