@@ -760,6 +760,8 @@ class ClientProtocol(Protocol):
 
     def model(self, down: Payload) -> nn.Module: ...  # what it is tested with, also if it is data.unseen
 
+    def chance_loss(self) -> float: ...  # `linear` alone: the loss of features that say nothing
+
     def state_dict(self) -> dict: ...
 
     def load_state_dict(self, saved: dict) -> None: ...
@@ -802,6 +804,11 @@ def rounds(Server, Client, args: Args, build, domains: list[Domain], classes: tu
         server, clients = fed.server, fed.clients
         folder.begin(fed)  # prints and writes the settings; restores a checkpoint
         for t in range(folder.t, args.rounds):
+            start = {}
+            if t == 0 and args.protocol == "linear":
+                start = {"start": evaluate_start(fed)}
+                folder.lap("evaluate")
+
             # S_t: the clients of this round
             count = max(1, round(args.participation * fed.K))
             order = torch.randperm(fed.K, generator=seed_all(args.seed, "sample", t))
@@ -828,7 +835,7 @@ def rounds(Server, Client, args: Args, build, domains: list[Domain], classes: tu
             update_server(server, uploads, t, args.device)
             folder.lap("server")
 
-            entry = {"round": t + 1, "lr": args.lr * args.lr_decay ** t}
+            entry = {"round": t + 1, "lr": args.lr * args.lr_decay ** t} | start
             entry["clients"] = {fed.names[k]: log for k, log in logs.items()}
             if (t + 1) % args.eval_every == 0 or t + 1 == args.rounds:
                 entry |= evaluate(fed, t + 1)
@@ -966,14 +973,60 @@ def evaluate_classifiers(fed: Federation, t: int) -> dict:
     return entry
 
 
-def evaluate_linear(fed: Federation, t: int) -> dict:
+def evaluate_start(fed: Federation) -> dict:
+    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
+    and the loss of features that say nothing.
+
+    A network that has not been trained has no statistics of batch normalization. Here it has those that a
+    round's first epoch would leave if no weight moved, averaged over the clients by images.
+    """
+    statistics, chance = {}, {}
+    for k, client in fed.clients.items():
+        if not client.data.unseen:
+            model = client.model(fed.server.download(k))
+            statistics[k] = batch_statistics(model, client.data.train, fed.args, k)
+            chance[k] = client.chance_loss()
+    statistics, chance = merged(statistics), merged(chance)
+    filled = {}
+    if process()[0] == 0:
+        n = torch.tensor(fed.sizes, dtype=torch.float64)
+        filled = average(list(statistics.values()), n / n.sum())
+    found = evaluate_linear(fed, 0, from_server(filled))
+    if process()[0] == 0:
+        found["chance_loss"] = float(np.mean(list(chance.values())))
+    return found
+
+
+@torch.no_grad()
+def batch_statistics(model: nn.Module, data: Data, args: Args, k: int) -> dict[str, Tensor]:
+    """The statistics of batch normalization, plain means over the batches, of an epoch (or of `--steps`
+    batches) of client k's training images in a network that stands still."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # PyTorch's sign for the plain mean
+    model.train()
+    seed_all(args.seed, "start", k)
+    for x, _ in batches(data, dataclasses.replace(args, epochs=1), 0, k):
+        with autocast(args):
+            model.features(x)
+    for layer, momentum in zip(layers, momenta):
+        layer.momentum = momentum
+    return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}
+
+
+def evaluate_linear(fed: Federation, t: int, statistics: dict[str, Tensor] | None = None) -> dict:
     """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
-    `target` is the mean over the targets with the first share."""
+    `target` is the mean over the targets with the first share. `statistics` are put in the place of the
+    network's own."""
     args, accuracies = fed.args, {}
     for k, client in fed.clients.items():
         if not client.data.unseen:
             continue
-        z, y = representations(client.model(fed.server.download(k)), client.data.test, args)
+        model = client.model(fed.server.download(k))
+        model.load_state_dict(statistics or {}, strict=False)
+        z, y = representations(model, client.data.test, args)
         accuracies[k] = {}
         how = dict(lr=args.linear_lr, epochs=args.linear_epochs, batch=args.linear_batch)
         for ratio in ratios(args.label_ratio):

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import common
 from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, load,
                     optimizer_state, parse, run, sgd, state)
-from fedgala import Learner
+from fedgala import Learner, chance_loss
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,8 @@ class Args(common.LinearArgs):
 # FedGaLA, App. B.1 to B.3: all of its baselines have its rounds, epochs, batch and images.
 IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, batch_size=128, eval_every=10)
 PAPER = {
-    "digits": dict(rounds=20, batch_size=64, crop=28, hidden=256, dim=128, eval_every=5),  # ours
+    "digits": dict(rounds=60, epochs=2, batch_size=64, crop=28, augment="crops", hidden=256, dim=128,
+                   eval_every=10),  # ours, as fedgala.py
     "pacs": IMAGES,
     "officehome": IMAGES,
     "terrainc": IMAGES,
@@ -176,6 +177,9 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         """The global online network with the client's target network."""
         return load(self.net, down["w"] | self.target)
+
+    def chance_loss(self) -> float:
+        return chance_loss(self.args, len(self.data.train))
 
     def state_dict(self) -> dict:
         scale = {}

@@ -35,6 +35,8 @@ def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> di
     }
     if args.protocol == "linear":
         result["logs"] = mean_logs(history)
+        if "start" in history[0]:  # a checkpoint from before it was measured has none
+            result["start"] = history[0]["start"]
     up, down = bytes_in_rounds(history, "bytes_up"), bytes_in_rounds(history, "bytes_down")
     result["bytes"] = {"up": sum(up), "down": sum(down),
                        "up_per_round": sum(up) / len(up), "down_per_round": sum(down) / len(down)}
@@ -100,6 +102,9 @@ def summary(result: dict) -> str:
     if "linear" in last:
         accuracies = "last round, linear classifier: " + "; ".join(
             f"{name} {shown_shares(of_target)}" for name, of_target in last["linear"].items())
+        if "start" in result:
+            accuracies += "; untrained: " + "; ".join(
+                f"{name} {shown_shares(of_target)}" for name, of_target in result["start"]["linear"].items())
     else:
         target = f"target {100 * best['target']:.2f}%, " if "target" in best else ""
         accuracies = (f"best validation round {best['round']}: {target}ALL {100 * best['ALL']:.2f}%, AVG "
@@ -178,6 +183,10 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
         for name, accuracies in evaluated[0]["linear"].items():
             for ratio in accuracies:
                 line(f"{name}, {100 * float(ratio):g}% of the labels", "linear", name, ratio, marker=".")
+        if "start" in history[0]:
+            for accuracies in history[0]["start"]["linear"].values():
+                for accuracy in accuracies.values():
+                    left.axhline(100 * accuracy, color="0.6", linestyle=":")  # the untrained network
     else:
         for name in evaluated[0]["test"]["clients"]:
             line(name, "test", "clients", name, linewidth=0.8, alpha=0.6)
