@@ -69,6 +69,7 @@ class Domain:
 
 
 ANGLES = (0, 15, 30, 45, 60, 75)  # degrees, counter-clockwise (FedSR, Sec. 4.1)
+PUBLISHED_ROWS = Path(__file__).parent / "plumbing" / "rotated_mnist_indices.csv"
 
 
 def load_domains(args: Args) -> tuple[list[Domain], tuple[str, ...]]:
@@ -79,7 +80,8 @@ def load_domains(args: Args) -> tuple[list[Domain], tuple[str, ...]]:
         domains, classes = load_digits(args.image_size), tuple("0123456789")
     elif args.dataset in ("rotatedmnist", "rotatedmnist-t10k"):
         images, labels = read_mnist(args, train=args.dataset == "rotatedmnist")
-        domains, classes = rotated_mnist(images, labels, args.image_size), tuple("0123456789")
+        rows = rows_of_rotated_mnist(args, labels)
+        domains, classes = rotated_mnist(images[rows], labels[rows], args.image_size), tuple("0123456789")
     else:
         decoded, classes = load_folders(args, FOLDERS[args.dataset])
         domains = [Domain(name, images, labels) for name, images, labels in decoded]
@@ -97,19 +99,18 @@ def load_domains(args: Args) -> tuple[list[Domain], tuple[str, ...]]:
 
 def seed_name(args: Args, domain: str) -> str:
     """What stands for a domain in the seeds of its split. RotatedMNIST's domains are rotations of the same
-    images: they are limited, dealt out and split alike, so that an image is never trained on in one domain
-    and tested in another."""
+    images: they are limited, dealt out and split alike, so that none of a source's validation and test images
+    is trained on in another source. (The target has all of them, as in the papers.)"""
     return "" if args.dataset.startswith("rotatedmnist") else domain
 
 
-def rotate(images: Tensor, angle: float, size: int) -> Tensor:
-    """uint8 [N, 1, h, w] -> [N, 1, size, size], resized and turned counter-clockwise by `angle` degrees,
-    bilinear."""
+def rotate(images: Tensor, angle: float, size: int, interpolation: str = "bilinear") -> Tensor:
+    """uint8 [N, 1, h, w] -> [N, 1, size, size], resized and turned counter-clockwise by `angle` degrees."""
     from torchvision.transforms.v2 import InterpolationMode, functional
     if images.shape[-1] != size:
         images = functional.resize(images, [size, size], antialias=True)
     if angle:
-        images = functional.rotate(images, angle, interpolation=InterpolationMode.BILINEAR)
+        images = functional.rotate(images, angle, interpolation=InterpolationMode(interpolation))
     return images.contiguous(memory_format=torch.channels_last)
 
 
@@ -128,21 +129,32 @@ def load_digits(size: int) -> list[Domain]:
     return domains
 
 
-def rotated_mnist(images: Tensor, labels: Tensor, size: int) -> list[Domain]:
-    """FedSR's protocol: the same 1,000 images, 100 of each class, are turned by each of six angles.
+def rows_of_rotated_mnist(args: Args, labels: Tensor) -> Tensor:
+    """Which 1,000 images, 100 of each class, make RotatedMNIST: rows [1000] of MNIST's images.
 
-    Which images is not published: ours are drawn with a fixed seed. One image is in all domains, once in
-    each.
+    FedSR takes "the same version of the dataset" as DIRT and DIVA: ten lists of rows of the training set,
+    which both repositories hold (atuannguyen/DIRT @ 2635178, data/roatedmnist_sup_inds). The seed picks the
+    list, as in DIRT: seed 0 the first. Of the test set, for `rotatedmnist-t10k`, ours are drawn with a fixed
+    seed.
     """
+    if args.dataset == "rotatedmnist":
+        lists = np.loadtxt(PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=np.int64)  # [1000, 10]
+        return torch.from_numpy(lists[:, args.seed % 10].copy())
     order = torch.randperm(len(labels), generator=seed_all("rotatedmnist"))
     of_classes = []
     for c in range(10):
         of_classes.append(order[labels[order] == c][:100])
-    picked = torch.cat(of_classes)
-    if len(picked) < 1000:
+    rows = torch.cat(of_classes)
+    if len(rows) < 1000:
         counts = labels.bincount().tolist()
         raise Stop(f"MNIST: expected at least 100 images of each of 10 classes, found {counts}")
-    return [Domain(f"m{a}", rotate(images[picked], a, size), labels[picked]) for a in ANGLES]
+    return rows
+
+
+def rotated_mnist(images: Tensor, labels: Tensor, size: int) -> list[Domain]:
+    """FedSR's protocol: the same images uint8 [1000, 1, 28, 28] are turned by each of six angles, by the
+    nearest pixel as in DIRT and DIVA. An image is in all domains, once in each."""
+    return [Domain(f"m{a}", rotate(images, a, size, "nearest"), labels) for a in ANGLES]
 
 
 def read_mnist(args: Args, train: bool) -> tuple[Tensor, Tensor]:
@@ -173,6 +185,8 @@ def read_idx(args: Args, name: str, magic: int, header: int, count: int) -> Tens
 
 
 # Data: splits and clients
+
+DIRICHLET_DRAWS = 1000  # until every client has enough; then the run ends with a line that says who has not
 
 
 @dataclass
@@ -300,19 +314,32 @@ def source_clients(args: Args, d: Domain, order: Tensor, classes: int) -> list[C
     clients = []
     for m, rows in enumerate(skewed(args, d, order, classes)):
         name = d.name if args.clients_per_domain == 1 else f"{d.name}-{m}"
-        if args.protocol == "linear":
-            train, val, test = rows, rows[:0], rows[:0]
-            enough = len(train) >= 2
-            has, needs = f"{len(train)} images to train on", "2"
-        else:
-            train, val, test = cut(rows, args.split)
-            enough = len(train) >= 2 and len(val) >= 1 and len(test) >= 1
-            has, needs = f"{len(train)}/{len(val)}/{len(test)} images to train, validate and test", "2/1/1"
-        if not enough:
-            raise Stop(f"client {name} has {has}; it needs at least {needs}: fewer --clients-per-domain, a "
-                       "larger --dirichlet or --limit")
-        clients.append(client_data(args, d, name, (train, val, test), unseen=False))
+        parts = parts_of_source(args, rows)
+        if not enough(args, parts):
+            has = "/".join(str(len(part)) for part in parts)
+            needs = "/".join(str(fewest) for fewest in needed(args))
+            raise Stop(f"client {name} has {has} images to train, validate and test; it needs at least "
+                       f"{needs}: fewer --clients-per-domain, a larger --dirichlet or --limit")
+        clients.append(client_data(args, d, name, parts, unseen=False))
     return clients
+
+
+def parts_of_source(args: Args, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A source client's rows to train, validate and test."""
+    if args.protocol == "linear":
+        return rows, rows[:0], rows[:0]
+    return cut(rows, args.split)
+
+
+def needed(args: Args) -> tuple[int, int, int]:
+    """The fewest images that a source client can train, validate and test with: BN needs two to train."""
+    if args.protocol == "linear":
+        return 2, 0, 0
+    return 2, 1, 1
+
+
+def enough(args: Args, parts: tuple[Tensor, ...]) -> bool:
+    return all(len(part) >= fewest for part, fewest in zip(parts, needed(args)))
 
 
 def cut(rows: Tensor, split: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -329,13 +356,29 @@ def cut(rows: Tensor, split: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def skewed(args: Args, d: Domain, order: Tensor, classes: int) -> list[Tensor]:
-    """A domain's rows dealt out to its clients: evenly, or each class by shares drawn from
-    Dirichlet(beta)."""
+    """A domain's rows dealt out to its clients: evenly, or each class by shares drawn from Dirichlet(beta).
+
+    Shares that leave a client too few images to train, validate and test are drawn again: with beta 0.1 a
+    client of ten may have next to none."""
     M = args.clients_per_domain
     if M == 1 or args.dirichlet == 0:
         return [order[m::M] for m in range(M)]
     seed = seed_all(args.seed, "dirichlet", seed_name(args, d.name)).initial_seed()
     rng = np.random.default_rng(seed)
+    for _ in range(DIRICHLET_DRAWS):
+        piles = dirichlet_piles(args, d, order, classes, rng)
+        if all(enough(args, parts_of_source(args, pile)) for pile in piles):
+            break
+    shuffle = seed_all(args.seed, "dirichlet order", seed_name(args, d.name))
+    of_clients = []
+    for pile in piles:
+        of_clients.append(pile[torch.randperm(len(pile), generator=shuffle)])
+    return of_clients
+
+
+def dirichlet_piles(args: Args, d: Domain, order: Tensor, classes: int, rng) -> list[Tensor]:
+    """One draw: of each class the clients' shares of its rows."""
+    M = args.clients_per_domain
     piles = [[] for _ in range(M)]
     for c in range(classes):
         rows = order[d.labels[order] == c]
@@ -343,12 +386,7 @@ def skewed(args: Args, d: Domain, order: Tensor, classes: int) -> list[Tensor]:
         ends = np.floor(up_to * len(rows) + 1e-9).astype(int)[:-1]
         for pile, rows_of_client in zip(piles, np.split(rows.numpy(), ends)):
             pile.append(torch.from_numpy(rows_of_client))
-    shuffle = seed_all(args.seed, "dirichlet order", seed_name(args, d.name))
-    of_clients = []
-    for pile in piles:
-        rows = torch.cat(pile)
-        of_clients.append(rows[torch.randperm(len(rows), generator=shuffle)])
-    return of_clients
+    return [torch.cat(pile) for pile in piles]
 
 
 # Data: batches
@@ -412,9 +450,9 @@ def in_order(data: Data, args: Args) -> Iterator[tuple[Tensor, Tensor]]:
 class Net(nn.Module):
     """A representation `body` (x -> z [B, D]) and a linear `head` (z -> logits)."""
 
-    def __init__(self, body: nn.Module, dim: int, classes: int):
+    def __init__(self, body: nn.Module, dim: int, classes: int, head=nn.Linear):
         super().__init__()
-        self.body, self.head = body, nn.Linear(dim, classes)
+        self.body, self.head = body, head(dim, classes)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(x)
@@ -427,20 +465,44 @@ class Net(nn.Module):
 
 
 def smallcnn(channels: int, size: int) -> nn.Module:
-    """The network of the RotatedMNIST experiments: two 3x3 convolutions and a linear layer to z of 64 (FedSR,
+    """The network of the RotatedMNIST experiments: two convolutions and a linear layer to z of 64 (FedSR,
     Sec. 4.2).
 
-    The text gives no more; channels, BN, pooling and no padding are those of the network that it says is the
-    same, DIRT's (atuannguyen/DIRT @ 2635178, whose convolutions are 5x5 and whose classifier sees ReLU(z)).
-    ReLU stands behind the pooling: the same values for a quarter of the work.
+    FedSR's text says "two 3x3 convolutional layers" and that the network is DIRT's and DIVA's; theirs are
+    5x5, and channels, BN, pooling, no padding, Xavier's start and the ReLU before the classifier are theirs
+    too (atuannguyen/DIRT @ 2635178). ReLU stands behind the pooling: the same values for a quarter of the
+    work.
     """
     def block(s, t):
-        return nn.Conv2d(s, t, 3, bias=False), nn.BatchNorm2d(t), nn.MaxPool2d(2), nn.ReLU(inplace=True)
+        return nn.Conv2d(s, t, 5, bias=False), nn.BatchNorm2d(t), nn.MaxPool2d(2), nn.ReLU(inplace=True)
 
-    side = ((size - 2) // 2 - 2) // 2  # 28 -> 26 -> 13 -> 11 -> 5
+    side = ((size - 4) // 2 - 4) // 2  # 28 -> 24 -> 12 -> 8 -> 4
     if side < 1:
-        raise Stop(f"--backbone smallcnn needs images of at least 10x10, not {size}x{size}", 2)
-    return nn.Sequential(*block(channels, 32), *block(32, 64), nn.Flatten(), nn.Linear(64 * side * side, 64))
+        raise Stop(f"--backbone smallcnn needs images of at least 16x16, not {size}x{size}", 2)
+    return xavier(nn.Sequential(*block(channels, 32), *block(32, 64), nn.Flatten(),
+                                nn.Linear(64 * side * side, 64)))
+
+
+def xavier(module: nn.Module) -> nn.Module:
+    """The module, its convolutions and linear layers as DIRT's network starts: Xavier's uniform distribution,
+    biases 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return module
+
+
+def classifier_of_dirt(dim: int, classes: int) -> nn.Module:
+    return xavier(LinearOfReLU(dim, classes))
+
+
+class LinearOfReLU(nn.Linear):
+    """The classifier of DIRT's network: z [B, D] -> logits [B, C] of ReLU(z)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(z.relu())
 
 
 def smallcnn_bn(channels: int, size: int) -> nn.Module:
@@ -512,10 +574,11 @@ class Backbone:
     imagenet: str = ""  # the name of its ImageNet weights
     relu: bool = True  # z comes out of a ReLU, so none of it is negative
     gray: bool = False  # it takes images of one channel too
+    head: Callable[[int, int], nn.Module] = nn.Linear  # the classifier: (D, classes)
 
 
 BACKBONES = {
-    "smallcnn": Backbone(smallcnn, 64, relu=False, gray=True),
+    "smallcnn": Backbone(smallcnn, 64, relu=False, gray=True, head=classifier_of_dirt),
     "smallcnn_bn": Backbone(smallcnn_bn, 64, gray=True),
     "alexnet_bn": Backbone(alexnet_bn, 1024),
     "alexnet": Backbone(alexnet, 4096, "classifier.6", "AlexNet_Weights.IMAGENET1K_V1"),
@@ -546,7 +609,7 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
         last = body.get_submodule(chosen.last)
         parent, _, name = chosen.last.rpartition(".")
         setattr(body.get_submodule(parent), name, nn.Identity())
-    net = Net(body, chosen.dim, classes)
+    net = Net(body, chosen.dim, classes, chosen.head)
     if keep_last:
         net.head = nn.Sequential(last, nn.Linear(last.out_features, classes))
     if ours:

@@ -44,8 +44,8 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, load,
-                    optimizer_state, parse, run, sgd, state, uniform)
+from common import (ClientData, Net, Payload, Stop, adam, arg, autocast, average, backbone, batches, load,
+                    optimizer_state, parse, run, sgd, state, uniform, xavier)
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +55,11 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("fedsr", "fedsr, one of its ablations, neither regularizer, or fedsr by the settings "
-                                "of FedCiR's Table 1",
-                       choices=("fedsr", "fedl2r", "fedcmi", "fedavg", "fedcir"))
+    variant: str = arg("fedsr", "fedsr, one of its ablations, neither regularizer, fedsr as in the official "
+                                "code, or by the settings of FedCiR's Table 1",
+                       choices=("fedsr", "fedl2r", "fedcmi", "fedavg", "official", "fedcir"))
+    optimizer: str = arg("sgd", "sgd, Sec. 4.2, or adam, as in DIRT and DIVA, whose RotatedMNIST this is",
+                         choices=("sgd", "adam"))
     alpha_l2r: float = arg(0.01, "weight of L2R, Eq. (9)", low=0)
     alpha_cmi: float = arg(0.001, "weight of CMI, Eq. (9)", low=0)
     norm: str = arg("squared", "L2R: the squared norm of z, Eq. (10), or the plain norm (official code)",
@@ -68,7 +70,8 @@ class Args(common.Args):
     kl_scale: bool = arg(False, "multiply mu and sigma by a learned scalar before the KL divergence "
                                 "(official code)")
     samples: int = arg(20, "samples of z behind a prediction, Eq. (5); 0: the mean of z", low=0)
-    keep_momentum: bool = arg(True, "keep each client's SGD momentum over the rounds, else start it anew")
+    keep_momentum: bool = arg(True, "keep each client's momentum (Adam's moments) over the rounds, else "
+                                    "start anew")
 
 
 # Sec. 4.2 and App. C.1. 500 epochs of 15 batches are 1,500 rounds of E = 5.
@@ -236,6 +239,8 @@ def build(args: Args, channels: int, classes: int) -> GaussianNet:
         raise Stop(f"--variant {args.variant} has a deterministic encoder, so CMI is infinite: "
                    f"leave --alpha-cmi at 0", 2)
     net = GaussianNet(backbone(args, channels, classes), probabilistic, args.samples)
+    if probabilistic and args.backbone == "smallcnn":
+        xavier(net.last)  # as the layer to z in whose place it is
     if probabilistic:
         net.r = Reference(classes, net.head.in_features)
         net.r.scale.requires_grad_(args.kl_scale)
@@ -263,7 +268,10 @@ class Client:
         """E local iterations (--steps, or --epochs) of Eq. (9)."""
         args = self.args
         model = self.model(down).train()
-        opt = sgd(model, args, t, self.momentum)
+        if args.optimizer == "sgd":
+            opt = sgd(model, args, t, self.momentum)
+        else:
+            opt = adam(model, args, t, self.momentum)
         losses = []
         l2rs, cmis = [], []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]

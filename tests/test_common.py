@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
@@ -22,7 +23,7 @@ DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
     (["--archives", "/no/such/folder"], 2, "--archives /no/such/folder is not a folder"),
     (["--backbone", "resnet18"], 2, "resnet18 takes colour images.*one channel"),
     (["--backbone", "smallcnn", "--weights", "imagenet"], 2, "no ImageNet weights for --backbone smallcnn"),
-    (["--backbone", "smallcnn", "--image-size", "8"], 2, "smallcnn needs images of at least 10x10, not 8x8"),
+    (["--backbone", "smallcnn", "--image-size", "8"], 2, "smallcnn needs images of at least 16x16, not 8x8"),
     (["--weights", "/no/such/file.pt"], 2, "/no/such/file.pt: no such file of weights"),
     (["--limit", "5"], 1, "5 images, fewer than the 10 classes.*--limit"),
     (["--clients-per-domain", "30"], 1, "needs at least 2/1/1"),
@@ -88,6 +89,32 @@ def test_rotatedmnist(tmp_path, monkeypatch):
     assert not torch.equal(domains[0].images, domains[1].images)
 
 
+def test_rotatedmnist_is_the_published_one(monkeypatch):
+    """The seed picks one of the ten published lists of MNIST's training images; each turned image is what PIL's
+    rotation by the nearest pixel gives, as in DIRT and DIVA."""
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (60000, 1, 28, 28), dtype=np.uint8))
+    labels = torch.arange(60000) % 10
+    monkeypatch.setattr(common, "read_mnist", lambda args, train: (images, labels) if train else None)
+    lists = common.PUBLISHED_ROWS.read_text().split()[1:]
+    for seed, column in ((0, 0), (3, 3), (13, 3)):
+        args = parsed("fedsr", "--dataset", "rotatedmnist", "--seed", seed)
+        domains, _ = common.load_domains(args)
+        rows = [int(line.split(",")[column]) for line in lists]
+        for i in (0, 1, 999):
+            picture = Image.fromarray(images[rows[i], 0].numpy())
+            for d, angle in zip(domains, (0, 15, 30, 45, 60, 75), strict=True):
+                assert np.array_equal(d.images[i, 0].numpy(), np.array(picture.rotate(angle)))
+                assert d.labels[i] == rows[i] % 10
+
+
+def test_the_published_lists_are_of_different_images():
+    lists = np.loadtxt(common.PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=int)
+    assert lists.shape == (1000, 10) and 0 <= lists.min() and lists.max() < 60000
+    for one in lists.T:
+        assert len(np.unique(one)) == 1000
+    assert lists[:2, :3].tolist() == [[13830, 3175, 10664], [52831, 26371, 12723]]
+
+
 def test_a_damaged_mnist_is_refused(tmp_path, monkeypatch):
     fake_mnist(tmp_path, monkeypatch)
     args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path)
@@ -141,13 +168,29 @@ def test_the_seed_decides_the_split():
     assert not torch.equal(clients[0].train.index, other[0].train.index)
 
 
+def test_dirichlet_shares_are_drawn_until_each_client_has_enough():
+    """With beta 0.1 a first draw leaves some client of eight without a test image; the next one that does not
+    is taken, the same for the same seed."""
+    flags = ["--clients-per-domain", "8", "--dirichlet", "0.1", "--seed", "1"]
+    _, clients, _ = federated(parsed("fedavg", *flags))
+    for client in clients:
+        assert len(client.train) >= 2 and len(client.val) >= 1 and len(client.test) >= 1
+    _, again, _ = federated(parsed("fedavg", *flags))
+    for a, b in zip(clients, again, strict=True):
+        assert torch.equal(a.train.index, b.train.index)
+    first = np.random.default_rng(common.seed_all(1, "dirichlet", "d0").initial_seed())
+    domains, _ = common.load_domains(parsed("fedavg"))
+    piles = common.dirichlet_piles(parsed("fedavg", *flags), domains[0], torch.arange(300), 10, first)
+    assert min(len(pile) for pile in piles) < 10  # so that domain was drawn again
+
+
 @pytest.mark.parametrize("flags", [
     [],
     ["--limit", "200"],
     ["--clients-per-domain", "2", "--dirichlet", "1"],
 ])
 def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags):
-    """The six rotations of an image are never trained on in one domain and tested in another."""
+    """None of the six rotations of a source's test image is trained on."""
     fake_mnist(tmp_path, monkeypatch)
     of_mnist = ["--dataset", "rotatedmnist-t10k", "--archives", tmp_path, "--protocol", "indomain"]
     domains, clients, _ = federated(parsed("fedavg", *of_mnist, *flags))
@@ -158,10 +201,10 @@ def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags
     upright = domains[0]
     centres = upright.images[:, 0, 10:18, 10:18].flatten(1)
     assert len(centres.unique(dim=0)) > 0.9 * len(upright.labels)  # the images differ
-    brightness = upright.images.float().mean((1, 2, 3))
-    for d in domains[1:]:  # row i shows the same image in every domain: its bright pixels stay as many
+    for d in domains[1:]:  # row i shows the same image in every domain
         assert torch.equal(d.labels, upright.labels)
-        assert (d.images.float().mean((1, 2, 3)) - brightness).abs().max() < 25
+        picture = Image.fromarray(upright.images[7, 0].numpy()).rotate(int(d.name[1:]))
+        assert np.array_equal(d.images[7, 0].numpy(), np.array(picture))
 
 
 def test_split_sizes_of_office():

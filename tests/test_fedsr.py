@@ -366,7 +366,7 @@ def test_fedavg_variant_is_fedavg_bit_for_bit(tmp_path, momentum):
 
 
 @pytest.mark.parametrize("name,into,dim", [
-    ("smallcnn", 1600, 64),
+    ("smallcnn", 1024, 64),
     ("smallcnn_bn", 64, 64),
     ("resnet18", 512, 512),
     ("resnet50", 2048, 2048),

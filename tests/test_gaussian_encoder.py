@@ -58,7 +58,7 @@ def test_the_two_copies_give_the_same_numbers(backbone, probabilistic):
 def test_the_encoder_takes_the_place_of_a_linear_layer_to_z(module):
     """smallcnn ends in a linear layer to z: a deterministic encoder keeps it, a probabilistic one has one of
     twice the width in its place. smallcnn_bn ends in a ReLU: the layer comes behind it."""
-    for backbone, inputs in (("smallcnn", 1600), ("smallcnn_bn", 64)):
+    for backbone, inputs in (("smallcnn", 1024), ("smallcnn_bn", 64)):
         args = parsed("fedsr", "--backbone", backbone)
         for probabilistic, outputs in ((True, 128), (False, 64)):
             net = common.backbone(args, 1, 10)
