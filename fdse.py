@@ -6,9 +6,9 @@
 
 Each layer is split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
 eraser (DSE), one for each client. Server keeps theta_u (DFE modules, BN_DFE scale and shift, head), BN_DFE
-statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift) and a copy of its BN_DSE
-statistics. Client k keeps its BN_DSE statistics. Down: theta_u, BN_DFE statistics, theta_v,k (to an unseen
-client the means of theta_v and of the BN_DSE statistics). Up: the same, trained, and the BN_DSE statistics.
+statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift). Client k keeps its BN_DSE
+statistics. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a domain is left out,
+BN_DSE's statistics go up too, and its client gets their mean and that of theta_v.
 
 Paper                                                            This file
 Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
@@ -22,28 +22,28 @@ Alg. 1                    lines 4; 6-10; 12                      Server.download
 Alg. 3                    adaptation without labels              Client.adapt
 Symbols as in the paper: S, T channels in and out, G, lambda, tau, beta, theta_u, theta_v, N clients; mu_g,
 var_g global and mu_hat, var_hat running statistics of the input of BN_DFE; gamma = 1 - BN momentum = 0.9.
-Table 3: without A --no-consensus (plain mean), B --no-similarity (own theta_v stays), C --lambda 0. Table 2:
-"- align" is --adapt-epochs 0. Left out: nothing. Algorithm 2 is FedBN's.
+Table 3: without A --no-consensus, B --no-similarity, C --lambda 0. Table 2: "- align" is --adapt-epochs 0.
+Left out: nothing (Alg. 2 is FedBN's).
 
-Where paper, official code (WwZzz/FDSE_CVPR25 @ c0bd90b) and this file differ (in full: docs/methods/fdse.md);
---variant official takes the code's side of every row but the last four
-  what                   paper                 official code          here                flag
-  L_Con                  Eq. (6)               KL-like, of scalars    Eq. (6)             --con-loss
-  its first round        not said              the second             the first           --con-from 1
-  ReLU after BN_DSE      yes, Eq. (3)          no                     yes                 --no-dse-relu
-  padding, layers 3-5    1, Table A6           0                      1                   --no-pad
-  biases                 not said              DFE conv.; T a block   both convolutions   --block-bias
-  "layer", Eqs. (8)-(9)  not said              a tensor               a module's tensors  --unit tensor
-  model that is tested   not said              locally trained        aggregated          --evaluated trained
-  lr decay               .998                  .9998                  .998                --lr-decay
-  weight decay           not given             1e-3                   0                   --weight-decay
-  lambda                 .01, .1 or 1          .05 Office, .5 PACS    .1                  --lambda
-  beta; image size       .001; 224             .05 Office, .001; 256  .001; 224           --beta, --image-size
-  identity in G          A7: yes, Eq. (3): no  yes (dd266a2: not FC)  yes                 --no-fc-identity
-  lr; tau                tuned, not given      .1, PACS .05; .5       as the code         --lr, --tau
-  E of Alg. 1            epochs or iterations  epochs                 epochs              --epochs, --steps
-  adaptation             "several epochs"      no such code           5 epochs at lr 1    --adapt-epochs, -lr
-Without a flag: Eq. (4) is over batch and positions; the argmin of Eq. (8) is over the simplex.
+Where paper, official code (WwZzz/FDSE_CVPR25) and this file differ (in full: docs/methods/fdse.md). The first
+version of the code, dd266a2, has the paper's ReLU, padding and form of L_Con, and Table 4 is of it; c0bd90b
+rewrote it. --variant first and official take their sides of all rows but the last two. What the paper leaves
+open is as in dd266a2, or, if that is outside the paper's grid, as in c0bd90b; rows with * are ours.
+  what                    paper          dd266a2      c0bd90b        here           flag
+  L_Con                   Eq. (6)        its squares  KL-like        Eq. (6)        --con-loss
+  its first round *       not said       the second   the second     the first      --con-from 1
+  lambda *                .01, .1 or 1   10           .05, PACS .5   .1             --lambda
+  beta; tau               .001; a grid   .5; 10       .05, .001; .5  .001; .5       --beta, --tau
+  ReLU after BN_DSE       yes, Eq. (3)   yes          no             yes            --no-dse-relu
+  padding, layers 1; 3-5  2; 1, Table A6 5; 1         2; 0           2; 1           --stem-padding, --no-pad
+  bias of a block *       not said       theta_v      theta_u        DSE conv.'s    --block-bias, --own-bias
+  identity in FC blocks   yes, A7        no           yes            yes            --no-fc-identity
+  "layer", Eqs. (8)-(9) * not said       a tensor     a tensor       a module       --unit tensor
+  model that is tested *  not said       trained      trained        aggregated     --evaluated trained
+  lr and weight decay *   .998; -        .9998; 1e-3  .9998; 1e-3    .998; 0        --lr-decay, --weight-decay
+  image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
+  lr                      not said       .1, PACS .05 .1, PACS .05   .1, PACS .05   --lr
+  adaptation *            several epochs none         none           5 epochs, lr 1 --adapt-epochs, -lr
 """
 
 import dataclasses
@@ -62,7 +62,8 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("paper", "choices where paper and official code differ", choices=("paper", "official"))
+    variant: str = arg("paper", "choices where paper and official code differ; official: the code as it is, "
+                                "first: its first version", choices=("paper", "official", "first"))
     G: int = arg(2, "channels that each DFE channel becomes, Eq. (3); 1: the identity alone", low=1)
     lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0: Table 3 without C", low=0)
     beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: all layers alike", low=0)
@@ -71,21 +72,24 @@ class Args(common.Args):
     similarity: bool = arg(True, "Table 3's B: aggregate theta_v by Eq. (9), else leave it to its client")
     unit: str = arg("layer", "a 'layer' of Eqs. (8) and (9): all tensors of a module, or each tensor",
                     choices=("layer", "tensor"))
-    con_loss: str = arg("eq6", "L_Con: Eq. (6), or the official code's", choices=("eq6", "official"))
+    con_loss: str = arg("eq6", "L_Con: Eq. (6), or that of the official code, or of its first version",
+                        choices=("eq6", "official", "first"))
     con_from: int = arg(0, "first round with L_Con, counted from 0", low=0)
     dse_relu: bool = arg(True, "ReLU between BN_DSE and the DSE convolution, Eq. (3)")
+    stem_padding: int = arg(2, "padding of AlexNet's first layer, Table A6", low=0)
     pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; else images need 160 pixels")
     block_bias: bool = arg(False, "one bias before BN_DFE instead of one in the DSE convolution")
+    own_bias: bool = arg(False, "with --block-bias: the client's own, in theta_v, instead of in theta_u")
     fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too")
     evaluated: str = arg("aggregated", "what is tested: aggregated (the server's) or trained (the client's "
                                        "own model)", choices=("aggregated", "trained"))
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0)
-    adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3", above=0)
+    adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0)
 
 
 # FDSE, Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS, DomainNet), decay 0.998, clipping
-# at 10, 224x224; lr and tau are those of the official config (config/*/fdse.yml; for DomainNet it has only an
-# lr, config/domainnet.yml), lambda is ours, from the paper's grid. Table 2 tests the target's 10%.
+# at 10, 224x224; lr and tau are the code's (config/*/fdse.yml, for DomainNet config/domainnet.yml), lambda is
+# ours, from the paper's grid. Table 2 tests the target's 10%.
 FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr_decay=0.998, clip=10.0,
             target_part="test")
 MNIST = dict(protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)  # ours
@@ -97,16 +101,27 @@ PAPER = {
     "pacs": dict(**FDSE, epochs=5, lr=0.05),
     "domainnet10": dict(**FDSE, epochs=5, lr=0.1),
 }
-OFFICIAL = dict(con_loss="official", con_from=1, dse_relu=False, pad=False, block_bias=True, unit="tensor",
-                evaluated="trained", weight_decay=1e-3, lr_decay=0.9998)
+CODE = dict(con_from=1, block_bias=True, unit="tensor", evaluated="trained", weight_decay=1e-3,
+            lr_decay=0.9998)
+OFFICIAL = dict(**CODE, con_loss="official", dse_relu=False, pad=False)
+FIRST = dict(**CODE, con_loss="first", own_bias=True, fc_identity=False, stem_padding=5, lambda_=10.0,
+             beta=0.5, tau=10.0)
 VARIANTS = {
-    "official": {
+    "official": {  # lambda and beta: config/*/fdse.yml; for DomainNet there is none, so the code's defaults
         "digits": OFFICIAL,
         "rotatedmnist": OFFICIAL,
         "rotatedmnist-t10k": OFFICIAL,
         "officecaltech": dict(**OFFICIAL, image_size=256, lambda_=0.05, beta=0.05),
         "pacs": dict(**OFFICIAL, image_size=256, lambda_=0.5),
-        "domainnet10": dict(**OFFICIAL, image_size=256),
+        "domainnet10": dict(**OFFICIAL, image_size=256, lambda_=0.01, beta=0.1, epochs=1),
+    },
+    "first": {  # lambda, beta and tau: the code's defaults, as there is no file of settings for FDSE
+        "digits": FIRST,
+        "rotatedmnist": FIRST,
+        "rotatedmnist-t10k": FIRST,
+        "officecaltech": dict(**FIRST, image_size=256),
+        "pacs": dict(**FIRST, image_size=256),
+        "domainnet10": dict(**FIRST, image_size=256, epochs=1),
     },
 }
 
@@ -181,9 +196,12 @@ def per_channel(v: Tensor, x: Tensor) -> Tensor:
 def build(args: Args, channels: int, classes: int) -> Net:
     """The network of `--backbone` with DSE blocks. Stop if there is none."""
     if args.backbone == "alexnet_bn" and channels == 3 and args.weights == "none":
+        if not args.pad and args.image_size < 160:
+            raise Stop("without padding in layers 3 to 5 (--no-pad, --variant official) images need 160 "
+                       f"pixels, not {args.image_size}: give --image-size 160, or --pad", 2)
         p = int(args.pad)
         body = nn.Sequential(  # Table A6, layers 1 to 8; 7 and 8 are linear
-            DSEBlock(args, 3, 64, 11, 4, 2), nn.MaxPool2d(3, 2),
+            DSEBlock(args, 3, 64, 11, 4, args.stem_padding), nn.MaxPool2d(3, 2),
             DSEBlock(args, 64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
             DSEBlock(args, 192, 384, 3, 1, p),
             DSEBlock(args, 384, 256, 3, 1, p),
@@ -225,11 +243,13 @@ def replace_last_operators(args: Args, body: nn.Module) -> None:
 class Parts:
     """Alg. 1, line 1: the names of a network's entries by what happens to them."""
 
-    def __init__(self, net: nn.Module, unit: str):
+    def __init__(self, net: nn.Module, unit: str, own_bias: bool = False):
         self.blocks = [name for name, module in net.named_modules() if isinstance(module, DSEBlock)]
         trained = list(dict(net.named_parameters()))
         statistics = [name for name in net.state_dict() if name not in trained]
         self.v = [name for name in trained if ".dse." in name or ".bn_dse." in name]  # theta_v
+        if own_bias:
+            self.v += [name for name in trained if name.endswith(".bias") and name[:-5] in self.blocks]
         self.u = [name for name in trained if name not in self.v]  # theta_u
         self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
         self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
@@ -252,8 +272,9 @@ class BatchStatistics(torch.autograd.Function):
     """x [B, T(, h, w)] -> mean [T] and biased variance [T] of each channel over batch and positions: Eq. (4).
 
     The forward pass takes them from the BN kernel and the backward pass is one affine map of x, rounded to
-    x's precision: faster than autograd through torch.var_mean by 3 to 30 times (bf16 on a CPU), and the error
-    of the gradient is below 1% while a channel's mean is below 5 of its deviations.
+    x's precision. With torch.var_mean a training step takes 1.3 to 1.8 times as long (one thread; AlexNet at
+    160 and 224 pixels and the digits' network, fp32 and bf16). In bf16 the error of the gradient is below 1%
+    while a channel's mean is below 5 of its deviations.
     """
 
     @staticmethod
@@ -319,7 +340,24 @@ def consistency_official(batch: list, glob: list, hat: tuple | None, beta: float
     return loss, (mean.detach(), var.detach())
 
 
-CONSISTENCY = {"eq6": consistency, "official": consistency_official}
+def consistency_first(batch: list, glob: list, hat: list, beta: float, gamma: float = 0.9):
+    """L_Con of the official code's first version: the squares of Eq. (6), but of the batch it takes mean and
+    variance over a layer's channel means, and `hat` are BN_DFE's running statistics, which have the batch
+    already."""
+    loss = 0
+    for l, w in enumerate(depth_weights(len(batch), beta)):
+        mu_b, _ = batch[l]
+        mu_g, var_g = glob[l]
+        mu, var = hat[l]
+        mu_hat = gamma * mu + (1 - gamma) * mu_b.mean()
+        var_hat = gamma * var + (1 - gamma) * mu_b.var()
+        center = (mu_hat - mu_g).square().mean()
+        size = (var_hat.mean() - var_g.mean()).square()
+        loss = loss + w * (center + size)
+    return loss, hat
+
+
+CONSISTENCY = {"eq6": consistency, "official": consistency_official, "first": consistency_first}
 
 
 # The two aggregations
@@ -392,9 +430,8 @@ def entries(row: Tensor, names: list[str], like: dict[str, Tensor]) -> dict[str,
 class Client:
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.parts = Parts(net, args.unit)
+        self.parts = Parts(net, args.unit, args.own_bias)
         self.blocks = [module for module in net.modules() if isinstance(module, DSEBlock)]
-        self.consistency = CONSISTENCY[args.con_loss]
         self.initial = pick(state(net), self.parts.bn_dse)
         self.bn_dse = {}  # own BN_DSE statistics; empty before the first training
         self.trained = {}  # own model after local training, only for --evaluated trained
@@ -408,16 +445,23 @@ class Client:
             bn_dse = self.bn_dse
         return down["u"] | down["v"] | down["bn_dfe"] | bn_dse
 
-    def global_statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """(mu_g, var_g) of each block: the BN_DFE statistics of the received model."""
+    def bn_dfe_statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """The running statistics of each block's BN_DFE: as received they are (mu_g, var_g)."""
         return [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in self.blocks]
+
+    def consistency(self, glob: list, hat: list | tuple | None) -> tuple[Tensor, list | tuple]:
+        """L_Con of the batch that the network has just seen, and the running statistics for the next one."""
+        batch = [b.statistics for b in self.blocks]
+        if self.args.con_loss == "first":
+            hat = self.bn_dfe_statistics()
+        return CONSISTENCY[self.args.con_loss](batch, glob, hat, self.args.beta)
 
     def train(self, down: Payload, t: int) -> Payload:
         """Alg. 1, lines 6-10."""
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        glob, hat = self.global_statistics(), None
+        glob, hat = self.bn_dfe_statistics(), None
         losses = []
         cons = []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
@@ -426,7 +470,7 @@ class Client:
                 loss = cross_entropy(model.classify(z), y)  # L_task
             losses.append(loss.detach())
             if args.lambda_ and t >= args.con_from:
-                l_con, hat = self.consistency([b.statistics for b in self.blocks], glob, hat, args.beta)
+                l_con, hat = self.consistency(glob, hat)
                 cons.append(l_con.detach())
                 loss = loss + args.lambda_ * l_con  # line 7
             opt.zero_grad()
@@ -443,8 +487,10 @@ class Client:
         self.bn_dse = pick(w, self.parts.bn_dse)
         if args.evaluated == "trained":
             self.trained = w
-        u, v, bn_dfe = pick(w, self.parts.u), pick(w, self.parts.v), pick(w, self.parts.bn_dfe)
-        return {"u": u, "v": v, "bn_dfe": bn_dfe, "bn_dse": self.bn_dse}  # line 10
+        up = {"u": pick(w, self.parts.u), "v": pick(w, self.parts.v), "bn_dfe": pick(w, self.parts.bn_dfe)}
+        if args.protocol == "lodo":
+            up["bn_dse"] = self.bn_dse  # for the unseen client
+        return up  # line 10
 
     def model(self, down: Payload) -> nn.Module:
         if self.trained:
@@ -463,11 +509,11 @@ class Client:
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module not in follows:
                 module.eval()
         theta_v = list(pick(dict(model.named_parameters()), self.parts.v).values())
-        glob, hat = self.global_statistics(), None
+        glob, hat = self.bn_dfe_statistics(), None
         for x, _ in batches(self.data.test, args, 0, self.k):  # lines 2-3; labels are not looked at
             with autocast(args):
                 model.features(x)  # line 4
-            l_con, hat = self.consistency([b.statistics for b in self.blocks], glob, hat, args.beta)  # 5-6
+            l_con, hat = self.consistency(glob, hat)  # lines 5-6
             gradients = torch.autograd.grad(l_con, theta_v)
             with torch.no_grad():
                 for p, gradient in zip(theta_v, gradients):
@@ -487,7 +533,7 @@ class Client:
 class Server:
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
-        self.parts = Parts(net, args.unit)
+        self.parts = Parts(net, args.unit, args.own_bias)
         w = state(net)
         self.u = pick(w, self.parts.u)
         self.bn_dfe = pick(w, self.parts.bn_dfe)
@@ -515,7 +561,8 @@ class Server:
             self.u = self.u | entries(old + step, names, self.u)
         for k, up in uploads.items():
             self.v[k] = up["v"]
-            self.bn_dse[k] = up["bn_dse"]
+            if self.args.protocol == "lodo":
+                self.bn_dse[k] = up["bn_dse"]
         if self.args.similarity:
             for names in self.parts.v_layers.values():
                 V_next = personalize(rows(uploads, "v", names), self.args.tau)  # Eq. (9): [N, P]

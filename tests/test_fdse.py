@@ -44,7 +44,11 @@ def target_of(args):
 
 
 def alexnet(**kw):
-    return fdse.build(fdse.Args(backbone="alexnet_bn", **kw), 3, 10)
+    return fdse.build(fdse.Args(backbone="alexnet_bn", **{"image_size": 256} | kw), 3, 10)
+
+
+def lodo_args(*flags):
+    return small_args("--protocol", "lodo", "--target", "d75", *flags)
 
 
 def blocks_of(net):
@@ -140,22 +144,31 @@ def test_table_a6_shapes():
 def test_table4_sizes():
     """Table 4 says 24.87 MiB: the official code's first version. The default and --variant official are
     within 0.1% of it."""
-    first_version = alexnet(block_bias=True, fc_identity=False)
-    assert round(mib(first_version), 2) == 24.87
+    assert round(mib(of_variant("first")), 2) == 24.87
     assert numbers(alexnet()) == 6_516_010
-    for net in (alexnet(), alexnet(block_bias=True, pad=False)):
+    for net in (alexnet(), of_variant("official")):
         assert abs(mib(net) / 24.87 - 1) < 1e-3
 
 
-def test_table4_flops():
-    """Multiply-adds of 50 images at 256x256, forward: 4.41e10 for AlexNet, 2.24e10 for FDSE, to 1.5%."""
-    def multiply_adds(net):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net.eval()(torch.zeros(1, 3, 256, 256))
-        return counter.get_total_flops() / 2 * 50
+def of_variant(name):
+    """The AlexNet of a variant, for 10 classes."""
+    return fdse.build(parsed("fdse", "--dataset", "officecaltech", "--variant", name), 3, 10)
 
+
+def multiply_adds(net):
+    """Of 50 images of 256x256, forward."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net.eval()(torch.zeros(1, 3, 256, 256))
+    return counter.get_total_flops() / 2 * 50
+
+
+def test_table4_flops():
+    """Table 4: 4.41e10 for AlexNet, 2.24e10 for FDSE, to 1.5%; the first version of the official code has
+    them too, the newest one has not."""
     plain = multiply_adds(common.Net(common.alexnet_bn(3, 256), 1024, 10))
     ours = multiply_adds(alexnet())
+    assert round(multiply_adds(of_variant("first")) / 1e10, 3) == 2.219
+    assert round(multiply_adds(of_variant("official")) / 1e10, 3) == 1.675
     assert abs(plain / 4.41e10 - 1) < 0.015
     assert abs(ours / 2.24e10 - 1) < 0.015
     assert 0.49 < ours / plain < 0.52
@@ -446,18 +459,24 @@ BYTES = {
 }
 
 
-def test_what_travels_by_name_and_by_byte():
-    server, clients, *_ = federation(small_args())
-    downs = [server.download(k) for k in range(3)]
-    ups = [client.train(down, 0) for client, down in zip(clients, downs)]
-    ups.append(server.download(99))  # an unseen client receives what a client sends
-    for payload in downs:
+@pytest.mark.parametrize("lodo", [False, True])
+def test_what_travels_by_name_and_by_byte(lodo):
+    """BN_DSE's statistics go up only if there is an unseen client, and down to it alone."""
+    server, clients, *_ = federation(lodo_args() if lodo else small_args())
+    without = [server.download(k) for k in range(3)]
+    ups = [client.train(down, 0) for client, down in zip(clients, without)]
+    whole = []
+    if lodo:
+        whole = [*ups, server.download(99)]  # an unseen client receives what a client sends
+    else:
+        without += ups
+    for payload in without:
         assert set(payload) == {"u", "v", "bn_dfe"}
         assert common.nbytes(payload) == BYTES["u"] + BYTES["v"] + BYTES["bn_dfe"] == 447_168
-    for payload in ups:
+    for payload in whole:
         assert set(payload) == {"u", "v", "bn_dfe", "bn_dse"}
         assert common.nbytes(payload) == sum(BYTES.values()) == 447_832
-    for payload in (*downs, *ups):
+    for payload in (*without, *whole):
         for part, tensors in payload.items():
             want = {f"body.{i}.{name}" for i in (0, 2, 6) for name in OF_A_BLOCK[part]}
             if part == "u":
@@ -467,7 +486,7 @@ def test_what_travels_by_name_and_by_byte():
 
 
 def test_what_moves():
-    args = small_args()
+    args = lodo_args()
     server, clients, *_ = federation(args)
     before = copied(server.state_dict())
     down = server.download(0)
@@ -518,7 +537,7 @@ def test_the_unit_of_aggregation(unit):
 
 
 def test_own_statistics_stay_with_the_client():
-    args = small_args()
+    args = lodo_args()
     server, clients, *_ = federation(args)
     uploads = one_round(server, clients)
     for k, client in enumerate(clients):
@@ -659,7 +678,7 @@ def test_the_adaptation_that_diverges_says_so():
 
 
 def test_an_unseen_client_gets_the_means_over_all_clients_also_of_those_not_sampled():
-    args = small_args()
+    args = lodo_args()
     server, clients, *_ = federation(args)
     ups = []
     for k in (0, 1):
@@ -729,7 +748,7 @@ def test_fdse_runs_with_its_choices(tmp_path, flags, clients):
 
 
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
-@pytest.mark.parametrize("variant", ["paper", "official"])
+@pytest.mark.parametrize("variant", ["paper", "official", "first"])
 def test_networks_take_the_images_of_every_scale(scale, variant):
     args = parsed("fdse", "--dataset", "officecaltech", "--scale", scale, "--variant", variant)
     net = fdse.build(args, 3, 10).eval()
@@ -751,6 +770,18 @@ def test_networks_that_have_no_blocks(name, weights, channels):
         fdse.build(args, channels, 10)
 
 
+def test_images_that_are_too_small_without_padding():
+    """At laptop scale DomainNet has 64 pixels, which the official network cannot take."""
+    args = parsed("fdse", "--dataset", "domainnet10", "--variant", "official", "--scale", "laptop")
+    assert args.image_size == 64 and not args.pad
+    with pytest.raises(common.Stop, match="need 160 pixels, not 64: give --image-size 160, or --pad"):
+        fdse.build(args, 3, 10)
+    for flags in (["--image-size", "160"], ["--pad", "--image-size", "64"]):
+        args = parsed("fdse", "--dataset", "domainnet10", "--variant", "official", *flags)
+        net = fdse.build(args, 3, 10).eval()
+        assert net(torch.zeros(1, 3, args.image_size, args.image_size)).isfinite().all()
+
+
 def test_official_variant_sets_all_its_choices_and_a_flag_wins():
     args = parsed("fdse", "--dataset", "officecaltech", "--variant", "official", "--beta", "0.2")
     assert (args.lambda_, args.beta) == (0.05, 0.2)
@@ -763,3 +794,16 @@ def test_official_variant_sets_all_its_choices_and_a_flag_wins():
     assert (paper.rounds, paper.batch_size, paper.epochs) == (500, 50, 1)
     assert (paper.lr_decay, paper.clip) == (0.998, 10)
     assert parsed("fdse", "--dataset", "pacs").epochs == 5
+
+
+def test_the_first_version_and_the_official_settings_of_domainnet():
+    first = parsed("fdse", "--dataset", "officecaltech", "--variant", "first")
+    assert (first.lambda_, first.beta, first.tau) == (10.0, 0.5, 10.0)
+    assert (first.con_loss, first.con_from, first.stem_padding) == ("first", 1, 5)
+    assert first.block_bias and first.own_bias and first.dse_relu and first.pad and not first.fc_identity
+    assert (first.unit, first.evaluated, first.weight_decay) == ("tensor", "trained", 1e-3)
+    for variant, coefficients in (("first", (10.0, 0.5, 10.0)), ("official", (0.01, 0.1, 0.5))):
+        args = parsed("fdse", "--dataset", "domainnet10", "--variant", variant)
+        assert (args.lr, args.epochs, args.image_size, args.lr_decay) == (0.1, 1, 256, 0.9998)
+        assert (args.lambda_, args.beta, args.tau) == coefficients
+    assert parsed("fdse", "--dataset", "domainnet10").epochs == 5
