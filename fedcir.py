@@ -119,8 +119,8 @@ VARIANTS = {
         "iwildcam": dict(lambda_reg=0.0, lambda_align=0.0),
     },
 }
-# FedAvg with these rounds has 70% on Office-Caltech10, with larger images no more; few rounds, so the generator
-# learns faster.
+# In these rounds FedAvg comes to 70% on Office-Caltech10, with larger images to no more. They are few, so the
+# generator learns faster.
 LAPTOP = {
     "pacs": dict(image_size=32, rounds=24, generator_lr=0.01),
     "officecaltech": dict(image_size=32, rounds=24, generator_lr=0.01),

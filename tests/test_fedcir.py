@@ -598,6 +598,13 @@ def test_coefficients_of_appendix_e(dataset, scale):
         assert parsed("fedcir", *flags, "--lambda-align", 0.25).lambda_align == 0.25
 
 
+def test_laptop_scale():
+    """Ours."""
+    for dataset in ("pacs", "officecaltech"):
+        args = parsed("fedcir", "--dataset", dataset, "--scale", "laptop")
+        assert (args.image_size, args.rounds, args.steps, args.generator_lr) == (32, 24, 20, 0.01)
+
+
 @pytest.mark.parametrize("dataset", ALIGN)
 def test_schedule_of_section_6_1(dataset):
     args = parsed("fedcir", "--dataset", dataset)

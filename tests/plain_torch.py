@@ -1,0 +1,79 @@
+"""Local training in plain torch and float64, for tests that recompute whole rounds: a forward pass of the
+digits' network from a dict of tensors, and a step of SGD. Nothing of common.py or of a method file is in
+it."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, max_pool2d
+
+State = dict[str, Tensor]
+
+
+def in_double(state: State) -> State:
+    """A copy in float64, in which BN's counters are numbers like all others."""
+    return {name: v.double() for name, v in state.items()}
+
+
+def is_trained(name: str) -> bool:
+    """Whether an entry of a state is a parameter; the others are BN's statistics."""
+    return "running" not in name and "num_batches" not in name
+
+
+def leaves_of(state: State) -> State:
+    """The parameters, to be differentiated by."""
+    return {name: v.clone().requires_grad_() for name, v in state.items() if is_trained(name)}
+
+
+def batch_norm(h: Tensor, leaves: State, state: State, name: str) -> Tensor:
+    """BN over all axes but the second, with the statistics of the batch; the running ones in `state` move by
+    a tenth, the variance divided by n - 1."""
+    axes = [axis for axis in range(h.dim()) if axis != 1]
+    shape = [-1 if axis == 1 else 1 for axis in range(h.dim())]
+    n = h.numel() // h.shape[1]
+    mean = h.mean(axes)
+    var = (h - mean.view(shape)).square().mean(axes)
+    running = {"mean": mean.detach(), "var": var.detach() * n / (n - 1)}
+    for what, new in running.items():
+        state[f"{name}.running_{what}"] = 0.9 * state[f"{name}.running_{what}"] + 0.1 * new
+    state[f"{name}.num_batches_tracked"] = state[f"{name}.num_batches_tracked"] + 1
+    normal = (h - mean.view(shape)) / (var.view(shape) + 1e-5).sqrt()
+    return normal * leaves[f"{name}.weight"].view(shape) + leaves[f"{name}.bias"].view(shape)
+
+
+def linear(z: Tensor, leaves: State, name: str) -> Tensor:
+    return z @ leaves[f"{name}.weight"].T + leaves[f"{name}.bias"]
+
+
+def body_of_smallcnn_bn(x: Tensor, leaves: State, state: State) -> Tensor:
+    """z [B, 64] of the network of the digits, in training: two blocks of convolution, BN, ReLU and pooling,
+    and a linear layer with a ReLU."""
+    h = x
+    for conv, bn in (("body.0", "body.1"), ("body.4", "body.5")):
+        h = conv2d(h, leaves[f"{conv}.weight"], leaves[f"{conv}.bias"], padding=1)
+        h = max_pool2d(batch_norm(h, leaves, state, bn).clamp(min=0), 2)
+    h = adaptive_avg_pool2d(h, 7).flatten(1)
+    return linear(h, leaves, "body.10").clamp(min=0)
+
+
+def log_probability(logits: Tensor, y: Tensor) -> Tensor:
+    """log of the softmax at the labels y [B], of logits [B, C] -> [B]."""
+    return logits[range(len(y)), y] - logits.exp().sum(1).log()
+
+
+class ClippedSGD:
+    """Steps of SGD with momentum and weight decay on a state; `norms` has the gradients' before they are
+    clipped to `clip`."""
+
+    def __init__(self, lr: float, momentum: float, decay: float, clip: float):
+        self.lr, self.momentum, self.decay, self.clip = lr, momentum, decay, clip
+        self.velocity = {}
+        self.norms = []
+
+    def step(self, objective: Tensor, leaves: State, state: State) -> None:
+        gradients = dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values()))))
+        norm = sum(g.square().sum() for g in gradients.values()).sqrt()
+        self.norms.append(float(norm))
+        for name, g in gradients.items():
+            g = g * min(1, self.clip / float(norm)) + self.decay * state[name]
+            self.velocity[name] = self.momentum * self.velocity.get(name, 0) + g
+            state[name] = state[name] - self.lr * self.velocity[name]

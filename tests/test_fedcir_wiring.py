@@ -1,0 +1,230 @@
+"""FedCiR's wiring: two rounds of Algorithm 1 recomputed in plain torch, with every coefficient and every
+switch away from its neutral value. The batches and the order in which random numbers are drawn are the file's."""
+
+import common
+import fedcir
+from plumbing.runfolder import copied
+from tests.conftest import parsed
+from tests.plain_torch import (
+    ClippedSGD,
+    batch_norm,
+    body_of_smallcnn_bn,
+    in_double,
+    leaves_of,
+    linear,
+    log_probability,
+)
+
+import pytest
+import torch
+from torch.nn.functional import softplus
+from torch.testing import assert_close
+
+C, D = 10, 64
+FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-size", 8, "--limit", 20,
+         "--steps", 3, "--batch-size", 8, "--lr", 0.05, "--lr-decay", 0.6, "--momentum", 0.8,
+         "--weight-decay", 0.03, "--clip", 8, "--generator-steps", 4, "--generator-lr", 0.02,
+         "--noise", 5, "--width", 12, "--mle-samples", 30, "--sigma-min", 0.3, "--samples", 3)
+ROUNDS = ((0, 1, 2), (2, 0))  # the clients of the first and of the second round
+CLOSE = dict(atol=1e-5, rtol=1e-4)
+
+
+def drawn(*shape):
+    return torch.randn(*shape).double()
+
+
+def encoder(x, leaves, w):
+    """mu(x) and sigma(x), both [B, D]."""
+    out = linear(body_of_smallcnn_bn(x.double(), leaves, w), leaves, "last")
+    return out[:, :D], softplus(out[:, D:]) + 1e-6
+
+
+def generated(y, args, leaves, w_g=None):
+    """G(y, epsilon) [B, D]; with `w_g` in training, whose running statistics move."""
+    h = torch.cat([drawn(len(y), args.noise), torch.eye(C).double()[y]], 1) @ leaves["first.weight"].T
+    if w_g is not None:
+        h = batch_norm(h, leaves, w_g, "bn")
+    else:
+        normal = (h - leaves["bn.running_mean"]) / (leaves["bn.running_var"] + 1e-5).sqrt()
+        h = normal * leaves["bn.weight"] + leaves["bn.bias"]
+    return linear(h.clamp(min=0), leaves, "second")
+
+
+def eq17(mu, sigma, mu_g, sigma_g):
+    """The divergence of two diagonal Gaussians, coordinate by coordinate, summed [B]."""
+    trace = (sigma / sigma_g) ** 2 + ((mu - mu_g) / sigma_g) ** 2 - 1
+    return 0.5 * (trace + 2 * torch.log(sigma_g / sigma)).sum(1)
+
+
+def client_by_hand(down, args, data, t, k):
+    """ClientUpdate on a download: the model, the mean of each term, the gradients' norms."""
+    w = in_double(down["w"])
+    sgd = ClippedSGD(args.lr * args.lr_decay ** t, args.momentum, args.weight_decay, args.clip)
+    terms = {}
+    for x, y in common.batches(data.train, args, t, k):
+        leaves = leaves_of(w)
+        mu, sigma = encoder(x, leaves, w)
+        z = mu + sigma * drawn(len(y), D)
+        of_step = {"loss": -log_probability(linear(z, leaves, "head"), y).mean()}
+        objective = of_step["loss"]
+        if "w_g" in down:
+            y_g = torch.randint(C, (len(y),))
+            z_g = generated(y_g, args, down["w_g"])
+            of_step["reg"] = -log_probability(linear(z_g, leaves, "head"), y_g).mean()
+            objective = objective + args.lambda_reg * of_step["reg"]
+        if "mu_g" in down:
+            of_step["align"] = eq17(mu, sigma, down["mu_g"][y], down["sigma_g"][y]).mean()
+            objective = objective + args.lambda_align * of_step["align"]
+        sgd.step(objective, leaves, w)
+        for name, term in of_step.items():
+            terms.setdefault(name, []).append(float(term.detach()))
+    assert len(terms["loss"]) == args.steps
+    means = {name: sum(values) / args.steps for name, values in terms.items()}
+    return w, means, sgd.norms
+
+
+def generator_by_hand(w_g, adam, uploads, args):
+    """Lines 8 to 10 on the uploaded classifiers; changes `w_g` and `adam`."""
+    for _ in range(args.generator_steps):
+        y = torch.randint(C, (args.batch_size,))
+        leaves = leaves_of(w_g)
+        z = generated(y, args, leaves, w_g)
+        p = 0
+        for w in uploads:
+            p = p + log_probability(linear(z, w, "head"), y).exp() / len(uploads)
+        loss = -p.log().mean()  # Eq. (15)
+        for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values()))):
+            if args.generator_optimizer == "sgd":
+                w_g[name] = w_g[name] - args.generator_lr * g
+                continue
+            m, v, s = adam.get(name, (0, 0, 0))
+            m, v, s = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g ** 2, s + 1
+            adam[name] = m, v, s
+            step = (m / (1 - 0.9 ** s)) / ((v / (1 - 0.999 ** s)).sqrt() + 1e-8)
+            w_g[name] = w_g[name] - args.generator_lr * step
+
+
+def moments_by_hand(w_g, args):
+    """Line 11, class after class."""
+    mus, sigmas = [], []
+    for c in range(C):
+        z = generated(torch.full((args.mle_samples,), c), args, w_g)
+        mus.append(z.mean(0))
+        sigmas.append((z - z.mean(0)).square().mean(0).sqrt().clamp(min=args.sigma_min))
+    return torch.stack(mus), torch.stack(sigmas)
+
+
+def mean_of(models):
+    """The plain mean, entry by entry; BN's counters are whole numbers."""
+    mean = {}
+    for name in models[0]:
+        mean[name] = sum(w[name] for w in models) / len(models)
+        if "num_batches" in name:
+            mean[name] = mean[name].round()
+    return mean
+
+
+def prediction_by_hand(model, w, x, args):
+    """Eq. (8): the log of the mean probability of `samples` draws of z, by the encoder in evaluation."""
+    with torch.no_grad():
+        out = model.last(model.body(x)).double()
+    mu, sigma = out[:, :D], softplus(out[:, D:]) + 1e-6
+    p = 0
+    for epsilon in drawn(args.samples, len(x), D):
+        p = p + torch.softmax(linear(mu + sigma * epsilon, w, "head"), 1) / args.samples
+    return p.log()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("variant,terms", [
+    ("fedcir", {"reg", "align"}), ("fedreg", {"reg"}), ("fedalign", {"align"}), ("control", set()),
+])
+@pytest.mark.parametrize("reg_from", [0, 1])
+def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
+    """Every parameter and every statistic of uploads, model and generator, the moments, Adam's memory and the
+    logged terms, after each round; the calculation goes on from its own numbers, never from the file's."""
+    flags = [*FLAGS, "--variant", variant, "--generator-optimizer", optimizer, "--reg-from", reg_from]
+    if "reg" in terms:
+        flags += ["--lambda-reg", 0.7]
+    if "align" in terms:
+        flags += ["--lambda-align", 0.003]
+    args = parsed("fedcir", *flags)
+    domains, classes = common.load_domains(args)
+    data, _ = common.make_clients(args, domains, len(classes))
+    common.seed_all(0)
+    net = fedcir.build(args, 1, len(classes))
+    server = fedcir.Server(args, net, 3)
+    clients = [fedcir.Client(args, net, k, data[k]) for k in range(3)]
+
+    w, w_g, adam = in_double(server.w), in_double(server.w_g), {}
+    mu_g, sigma_g = server.mu_g.double(), server.sigma_g.double()
+    norms = []
+    for t, chosen in enumerate(ROUNDS):
+        down = {"w": w}
+        if t >= reg_from and "reg" in terms:
+            down["w_g"] = w_g
+        if t >= reg_from and "align" in terms:
+            down |= {"mu_g": mu_g, "sigma_g": sigma_g}
+        uploads, hands = {}, []
+        for k in chosen:
+            given = server.download(k)
+            assert given.keys() == down.keys()
+            common.seed_all(0, "train", t, k)
+            uploads[k] = clients[k].train(copied(given), t)
+            hand, means, of_client = client_by_hand(down, args, data[k], t, k)
+            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
+            assert_close({name: v.double().item() for name, v in clients[k].log.items()}, means, **CLOSE)
+            hands.append(hand)
+            norms += of_client
+
+        common.seed_all(0, "server", t)
+        server.update(uploads, t)
+        common.seed_all(0, "server", t)
+        if terms:
+            generator_by_hand(w_g, adam, hands, args)
+        if "align" in terms:
+            mu_g, sigma_g = moments_by_hand(w_g, args)
+        w = mean_of(hands)
+        assert_close(in_double(server.w), w, **CLOSE)
+        assert_close(in_double(server.w_g), w_g, **CLOSE)
+        assert_close(server.mu_g.double(), mu_g, **CLOSE)
+        assert_close(server.sigma_g.double(), sigma_g, **CLOSE)
+        assert server.adam.keys() == adam.keys()
+        for name, (m, v, s) in adam.items():
+            assert_close(server.adam[name]["exp_avg"].double(), m, **CLOSE)
+            assert_close(server.adam[name]["exp_avg_sq"].double(), v, atol=1e-8, rtol=1e-4)
+            assert server.adam[name]["step"] == s
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+    if "align" in terms:
+        assert (sigma_g == args.sigma_min).any() and (sigma_g > args.sigma_min).any()
+
+    model = clients[1].model(server.download(1)).eval()
+    x, _ = data[1].test.batch(torch.arange(2))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        prediction = model(x)
+    torch.manual_seed(1)
+    assert_close(prediction.double(), prediction_by_hand(model, w, x, args), **CLOSE)
+
+
+def test_the_settings_of_the_digits_and_of_the_laptop():
+    """Ours; the paper's are in test_fedcir.py."""
+    args = parsed("fedcir")
+    assert (args.dataset, args.rounds, args.lr, args.batch_size) == ("digits", 60, 0.05, 32)
+    assert (args.lambda_reg, args.lambda_align, args.generator_lr, args.reg_from) == (0.5, 1e-3, 0.01, 1)
+    assert (args.generator_steps, args.generator_optimizer, args.noise, args.width) == (5, "adam", 64, 256)
+    assert (args.mle_samples, args.sigma_min, args.samples) == (1000, 1e-3, 20)
+    assert parsed("fedcir", "--dataset", "pacs").generator_lr == 1e-3
+
+
+def test_every_parameter_of_the_generator_has_a_gradient():
+    """A bias in front of BN would have none, and Adam would make full steps of its rounding."""
+    torch.manual_seed(0)
+    G = fedcir.Generator(5, C, 12, D).double()
+    y = torch.arange(2 * C) % C
+    label = torch.eye(C).double()[y]
+    h = G.first(torch.cat([drawn(len(y), 5), label], 1))
+    z = G.second(G.bn(h).clamp(min=0))
+    loss = fedcir.ensemble_loss(z, y, drawn(3, C, D), drawn(3, C))
+    for g in torch.autograd.grad(loss, list(G.parameters())):
+        assert g.abs().max() > 1e-6
