@@ -58,7 +58,8 @@ class Picture:
 
 @dataclass
 class Tally:
-    """How many cells the tables of a paper have at a scale, without those that the paper quotes."""
+    """How many cells the tables of a paper have at a scale, without those that the paper quotes or does not
+    have."""
 
     cells: int = 0
     measured: int = 0
@@ -73,7 +74,7 @@ class Tally:
         """Add the cells of a table."""
         for block in blocks:
             for line in block.rows:
-                if not line.row.quoted:
+                if not line.row.quoted and not line.row.ours:
                     self.count_row(line)
 
     def count_row(self, line: FilledRow) -> None:
@@ -284,6 +285,8 @@ def grid(block: FilledBlock, scale: str, style: str) -> str:
 def label(row: Row) -> str:
     if row.quoted:
         return f"{row.method} (quoted)"
+    if row.ours:
+        return f"{row.method} (ours)"
     if not row.implemented:
         return f"{row.method} (not implemented yet: {row.module})"
     return row.method

@@ -55,6 +55,7 @@ class Row:
     flags: str = ""
     laptop: str = ""  # flags that give the row the laptop budget of its block
     quoted: bool = False
+    ours: bool = False  # a row that the paper does not have, such as a control: nothing of it is published
     note: str = ""
 
     @property
@@ -141,15 +142,15 @@ def block_of(content: dict) -> Block:
 
 
 def check_block(block: Block, is_figure: bool) -> None:
-    """ValueError or TypeError if a block is not as it should be. Rows of a figure need no published numbers:
-    they get empty ones."""
+    """ValueError or TypeError if a block is not as it should be. Rows of a figure and rows of ours need no
+    published numbers: they get empty ones."""
     of_type(block, title=str, dataset=str, flags=str, laptop=str)
     for column in block.columns:
         check_column(block, column)
     if all(column.value == "mean" for column in block.columns):
         raise ValueError(f"{block.title} has no column of its own")
     for row in block.rows:
-        if is_figure and not row.published:
+        if (is_figure or row.ours) and not row.published:
             row.published = [[] for _ in block.columns]
         check_row(block, row)
     shlex.split(block.flags)
@@ -168,10 +169,12 @@ def check_column(block: Block, column: Column) -> None:
 
 
 def check_row(block: Block, row: Row) -> None:
-    of_type(row, method=str, module=str, flags=str, laptop=str, quoted=bool, note=str)
+    of_type(row, method=str, module=str, flags=str, laptop=str, quoted=bool, ours=bool, note=str)
     where = f"{block.title}, {row.method}"
     if bool(row.module) == row.quoted:
         raise ValueError(f"{where}: it needs a module, or quoted = true")
+    if row.ours and (row.quoted or any(row.published)):
+        raise ValueError(f"{where}: a row of ours has nothing published")
     if len(row.published) != len(block.columns):
         raise ValueError(f"{where} has {len(row.published)} published cells for {len(block.columns)} columns")
     for cell in row.published:

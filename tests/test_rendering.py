@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from plumbing.errors import Stop
-from reproduce.cells import Cell
+from reproduce.cells import Cell, filled
 from reproduce.records import Records
 from reproduce.rendering import MARKS, Tally, cell_text, read_agreement, render, update_readme
 from reproduce.tables import PAPERS, read_tables
@@ -23,6 +23,17 @@ def test_rendering_against_the_golden_file(tmp_path):
     for name in ("fdse-9.md", "fdse-9.csv"):
         assert (tmp_path / "tables" / name).read_text() == (GOLDEN / name).read_text()
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
+
+
+def test_rows_of_ours_are_shown_and_not_counted(tmp_path):
+    """A control that the paper does not have."""
+    path = small_folder(tmp_path) / "tables" / "fdse-9.toml"
+    path.write_text(path.read_text().replace("published = [[95.0, 1.0], [], []]", "ours = true"))
+    tables, records = read_tables(tmp_path / "tables"), Records(tmp_path / "runs.jsonl")
+    assert "FDSE without C (ours)" in render(tables, records, tmp_path)
+    tally = Tally()
+    tally.count(filled(tables[0], records, "paper"))
+    assert tally.cells == 6  # FedAvg and FedX; the quoted row is not counted either
 
 
 def test_cells_as_text():
