@@ -294,11 +294,13 @@ def client_data(args: Args, d: Domain, name: str, rows: tuple[Tensor, ...], unse
 
 
 def target_client(args: Args, d: Domain, order: Tensor) -> ClientData:
-    """The client of a target. Its train and val are empty, but with `--target-part test` the parts that
-    nobody uses."""
+    """The client of a target. Its train and val are empty; with `--target-part test` or `heldout` they are
+    what nobody uses."""
     train, val, test = order[:0], order[:0], order
-    if args.target_part == "test":
+    if args.target_part != "all":
         train, val, test = cut(order, args.split)
+    if args.target_part == "heldout":
+        val, test = val[:0], torch.cat([val, test])
     if len(test) < 2:
         raise Stop(f"the target {d.name} has {len(test)} images to test; it needs 2: raise --limit or the "
                    "share in --split")

@@ -54,8 +54,9 @@ class DataArgs:
     protocol: str = arg("indomain", "indomain: each client is tested on its own test part; lodo: leave one "
                                     "domain out", choices=("indomain", "lodo"))
     target: str = arg("all", "lodo, linear: the domain that is left out, by name; all: each in turn")
-    target_part: str = arg("all", "lodo, linear: images of the target that are used: all, or its test part "
-                                  "by --split", choices=("all", "test"))
+    target_part: str = arg("all", "lodo, linear: images of the target that are used: all, its test part by "
+                                  "--split, or heldout: validation and test part",
+                           choices=("all", "test", "heldout"))
     split: str = arg("0.8/0.1/0.1", "shares of train/validation/test in each client")
     clients_per_domain: int = arg(1, "clients that share one domain", low=1)
     dirichlet: float = arg(0.0, "concentration of the label skew between the clients of a domain; 0: no skew",
