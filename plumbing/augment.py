@@ -49,8 +49,7 @@ AUGMENTATIONS = {
     # sets flip 0.5 and jitter 0.4 (in all four); the paper's text has no jitter, so neither has this. JiGen
     # draws the grey for each tile of its puzzle, here it is drawn for the image.
     "jigen": Augmentation(scale=(0.8, 1.0), flip=0.5, gray=0.1),
-    # Ours, for the small digits: without colours nothing but the place and size of the crop tells two views of
-    # one image apart; a flip would make another sign of a digit.
+    # Ours, for the small digits, which have no colours; a flip would make another sign of a digit.
     "crops": Augmentation(scale=(0.4, 1.0), ratio=(0.8, 1.25)),
     # SimCLR (Chen et al., ICML 2020), App. A, which FedGaLA (App. B.1) follows. Scale and ratio are
     # RandomResizedCrop's defaults; no blur, as in SimCLR for small images.

@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, versions, hardware, memory."""
+"""Where a number comes from: code, versions, hardware, memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from importlib import metadata
 from pathlib import Path
 
 from plumbing.processes import process
+from plumbing.sources import ROOT, files_of, hash_of, method_file
 
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+
+def code(args) -> dict:
+    """The code of this process: the hash of the sources that decide the method's numbers, the commit, and
+    whether one of these sources differs from it (None if that cannot be known)."""
+    file = method_file(args)
+    changes = git("status", "--porcelain", "--", *map(str, files_of(file)))
+    uncommitted = None if changes is None else bool(changes)
+    return {"sources": hash_of(file), "commit": git("rev-parse", "HEAD"), "uncommitted_changes": uncommitted}
 
 
 def provenance(args) -> dict:
-    """Commit, versions and hardware of this process, as result.json has them."""
-    changes = git("status", "--porcelain", "--", "*.py")
+    """Code, versions and hardware of this process, as result.json has them."""
     gpu = args.device.startswith("cuda")
     hardware = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "processes": process()[1],
                 "gpu": None, "gpu_peak_memory_mib": None}
@@ -28,9 +35,7 @@ def provenance(args) -> dict:
         hardware["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20
     versions = {"python": platform.python_version(), "torch": torch.__version__,
                 "torchvision": metadata.version("torchvision"), "numpy": np.__version__}
-    uncommitted = None if changes is None else bool(changes)
-    return {"commit": git("rev-parse", "HEAD"), "uncommitted_changes": uncommitted, "versions": versions,
-            "hardware": hardware}
+    return {**code(args), "versions": versions, "hardware": hardware}
 
 
 def git(*words: str) -> str | None:

@@ -124,7 +124,8 @@ def shown_shares(accuracies: dict[str, float]) -> str:
 
 
 def record(args: Args, result: dict) -> None:
-    """Append the result to `--record` unless it is there; one line, one write, under a lock."""
+    """Append the result to `--record` unless it is there, by the same code; one line, one write, under a
+    lock."""
     if not args.record:
         return
     path = Path(args.record)
@@ -133,7 +134,8 @@ def record(args: Args, result: dict) -> None:
         content = file.read()
         for line in content.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line is nobody's record
-                if json.loads(line)["id"] == result["id"]:
+                there = json.loads(line)
+                if there["id"] == result["id"] and there.get("sources") == result.get("sources"):
                     return
         start = b"\n" if content and not content.endswith(b"\n") else b""
         file.write(start + json.dumps(result).encode() + b"\n")

@@ -6,7 +6,7 @@ an interruption.
     timing.jsonl      seconds so far, a line for each round
     checkpoint.pt     the state after the last round that was kept: server, clients, history
     best.pt           the state of the best validation round
-    result.json       the finished run: accuracies, curves, bytes, seconds, commit, versions, hardware
+    result.json       the finished run: accuracies, curves, bytes, seconds, code, versions, hardware
     curves.png        accuracy and training loss over the rounds
 
 Everything is written to a temporary name and renamed, except the two .jsonl files, which grow by a line each
@@ -26,9 +26,10 @@ from pathlib import Path
 from plumbing.errors import Stop
 from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, merged, process, to_device
-from plumbing.provenance import peak_memory, provenance
+from plumbing.provenance import code, peak_memory, provenance
 from plumbing.results import draw_curves, record, result_of, summary
 from plumbing.settings import Args, as_now, differences, identity, settings_of
+from plumbing.sources import hash_of, method_file
 
 import numpy as np
 import torch
@@ -86,10 +87,12 @@ def resumed(path: Path, key: dict, args: Args) -> tuple[dict | None, dict | None
         refuse_another(path, as_now(json.loads(saved["identity"]), args), key)
     elif result:
         refuse_another(path, as_now(result["args"], args), key)
-    if result is None or as_now(result["args"], args) != key:
-        return saved, None
-    if saved and saved["round"] != args.rounds:
-        return saved, None
+    if result is None or as_now(result["args"], args) != key or (saved and saved["round"] != args.rounds):
+        result = None
+    if saved:
+        refuse_other_code(path, json.loads(saved.get("code", "[]")), args)
+    elif result:
+        refuse_other_code(path, result.get("code", []), args)
     return saved, result
 
 
@@ -130,6 +133,17 @@ def refuse_another(path: Path, theirs: dict, key: dict) -> None:
                "--out, or --no-resume to replace it", 2)
 
 
+def refuse_other_code(path: Path, parts: list[dict], args: Args) -> None:
+    """Stop if a part of the folder's run was computed by other sources than those of now."""
+    now = hash_of(method_file(args))
+    others = [part["sources"] for part in parts if part["sources"] != now]
+    if not parts:
+        others = ["unknown"]
+    if others and not args.any_code:
+        raise Stop(f"{path} holds a run by other code (sources {', '.join(others)}; here {now}): give "
+                   "another --out, --no-resume to run it anew, or --any-code to go on with it", 2)
+
+
 class RunFolder:
     """One run's folder and its progress: `t` rounds are done, `history` has a line of metrics for each.
 
@@ -148,6 +162,7 @@ class RunFolder:
         self.best, self.best_state = {"round": 0, "val": -1.0}, None
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
         self.bar, self.shown = None, {}
+        self.code = []  # by which code: from which round on, sources, commit, threads
 
     def __enter__(self) -> RunFolder:
         self.stack = contextlib.ExitStack()
@@ -170,6 +185,7 @@ class RunFolder:
         """Restore what was saved; tell the user what starts; write the settings."""
         if self.saved:
             self.restore(federation)
+        self.code.append({"from": self.t + 1, **code(self.args), "threads": torch.get_num_threads()})
         self.saved_at = time.monotonic()
         if self.rank == 0:
             self.clean()
@@ -190,6 +206,7 @@ class RunFolder:
         try:
             self.t, self.history = saved["round"], json.loads(saved["history"])
             self.seconds, self.images = saved["seconds"], saved["images"]
+            self.code = json.loads(saved.get("code", "[]"))
             self.best = {name: saved["best"][name] for name in ("round", "val")}
             states = {"server": saved["server"], "clients": saved["clients"]}
             federation.load_state_dict(to_device(states, self.args.device))
@@ -286,7 +303,8 @@ class RunFolder:
             write_whole(self.path / "best.pt", lambda file: save(self.best_state, file))
             self.best_state = None
         progress = {"identity": json.dumps(self.key), "round": self.t, "history": json.dumps(self.history),
-                    "seconds": self.seconds, "images": self.images, "best": self.best}
+                    "seconds": self.seconds, "images": self.images, "best": self.best,
+                    "code": json.dumps(self.code)}
         write_whole(self.path / "checkpoint.pt", lambda file: save(progress | state, file))
 
     # After the last round
@@ -301,13 +319,20 @@ class RunFolder:
             result["seconds"] = seconds
             result["images_per_second"] = round(self.images / max(seconds["train"], 1e-9), 1)
             result["peak_memory_mib"] = peak_memory()
-            result |= provenance(self.args)
+            result |= provenance(self.args) | self.begun_by()
             title = f"{result['method']}, {self.args.dataset}, {self.args.scale}"
             draw_curves(self.path / "curves.png", self.history, title)
             write_json(self.path / "result.json", result)
             record(self.args, result)
             print(f"{self.path}: {summary(result)}")
         return from_server(result)
+
+    def begun_by(self) -> dict:
+        """`code`, a part for each time that the run was started, and the commit of the first of them."""
+        first = self.code[0]
+        changed = any(part["uncommitted_changes"] for part in self.code)
+        return {"code": self.code, "sources": self.code[-1]["sources"], "commit": first["commit"],
+                "uncommitted_changes": changed}
 
     def finished_before(self) -> dict:
         """The result of a run that was finished when it was started again."""

@@ -107,6 +107,8 @@ class RunArgs:
                    numbers=False)
     resume: bool = arg(True, "go on with the run in the output folder; --no-resume starts it afresh",
                        numbers=False)
+    any_code: bool = arg(False, "go on with a run that other code began, or show its result",
+                         numbers=False)
     checkpoint_every: float = arg(30.0, "seconds between checkpoints, at least; 0: after each round",
                                   low=0, numbers=False)
     record: str = arg("", "JSONL file to which the finished run is added as one line", numbers=False)

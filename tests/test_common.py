@@ -90,8 +90,8 @@ def test_rotatedmnist(tmp_path, monkeypatch):
 
 
 def test_rotatedmnist_is_the_published_one(monkeypatch):
-    """The seed picks one of the ten published lists of MNIST's training images; each turned image is what PIL's
-    rotation by the nearest pixel gives, as in DIRT and DIVA."""
+    """The seed picks one of the ten published lists of MNIST's training images; each turned image is what
+    PIL's rotation by the nearest pixel gives, as in DIRT and DIVA."""
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (60000, 1, 28, 28), dtype=np.uint8))
     labels = torch.arange(60000) % 10
     monkeypatch.setattr(common, "read_mnist", lambda args, train: (images, labels) if train else None)

@@ -1,0 +1,96 @@
+"""Which code made a number: a hash of the sources that decide the numbers of a method.
+
+They are the method's file and all files of this repository that it imports, directly or not, without those
+in AROUND. What cannot change a number is left out of each file: comments and docstrings, the words of errors,
+and the tables of settings, whose values a record names one by one.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Modules that are around the numbers: they fetch and keep files, parse, resume and show.
+AROUND = {"plumbing.archives", "plumbing.errors", "plumbing.files", "plumbing.processes",
+          "plumbing.provenance", "plumbing.results", "plumbing.runfolder", "plumbing.settings",
+          "plumbing.sources"}
+TABLES = {"PAPER", "VARIANTS", "LAPTOP"}  # of settings, and their parts: MNIST = dict(...)
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of this repository, fdse or plumbing.augment; None if it is not one."""
+    path = ROOT.joinpath(*name.split("."))
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file
+    return None
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The names of the modules that a file may import."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+class WithoutWords(ast.NodeTransformer):
+    """A file's syntax without what cannot change a number."""
+
+    def visit_Expr(self, node):
+        if isinstance(node.value, ast.Constant):  # a docstring
+            return None
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node):
+        return ast.Raise()
+
+    def visit_Assign(self, node):
+        names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+        call = node.value.func if isinstance(node.value, ast.Call) else None
+        of_settings = isinstance(call, ast.Name) and call.id == "dict" and all(map(str.isupper, names))
+        if names & TABLES or (names and of_settings):
+            return None
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node):
+        return None if node.name == "Args" else self.generic_visit(node)
+
+
+def files_of(file: Path) -> list[Path]:
+    """The files that decide the numbers of the method in `file`, in a fixed order, it among them."""
+    found, waiting = set(), [file]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for name in imported(ast.parse(path.read_text())):
+            other = module_file(name)
+            if other and name not in AROUND:
+                waiting.append(other)
+    return sorted(found)
+
+
+@functools.cache
+def hash_of(file: Path) -> str:
+    """The hash of the sources that decide the numbers of the method in `file`, 12 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in files_of(file):
+        tree = WithoutWords().visit(ast.parse(path.read_text()))
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()
+
+
+def method_file(args) -> Path:
+    """The file of the method that these arguments are of."""
+    return Path(sys.modules[type(args).__module__].__file__).resolve()

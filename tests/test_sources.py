@@ -1,0 +1,163 @@
+"""Which code made a number: what the hash of the sources sees, and what a folder of other code's run does."""
+
+import json
+import textwrap
+
+import fedavg
+from plumbing import sources
+from tests.conftest import METHODS, MODULES, fails, interrupted, metrics, parsed, run_here
+
+import pytest
+
+METHOD = '''
+"""A method."""
+import common
+from common import average
+
+PAPER = {"digits": dict(lr=0.1)}
+
+
+class Args(common.Args):
+    mu: float = 0.1
+
+
+def term(x, mu):
+    """The term."""
+    if mu < 0:
+        raise ValueError(f"mu is {mu}")
+    return mu * x  # Eq. (1)
+'''
+
+
+def hash_of(path, text: str) -> str:
+    path.write_text(textwrap.dedent(text))
+    sources.hash_of.cache_clear()
+    return sources.hash_of(path)
+
+
+@pytest.fixture
+def method(tmp_path, monkeypatch):
+    """A repository of one method and a common.py; the file of the method."""
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    common = "from plumbing import augment, errors\ndef average(x): return x.mean()"
+    (tmp_path / "common.py").write_text(common)
+    (tmp_path / "plumbing").mkdir()
+    (tmp_path / "plumbing" / "augment.py").write_text("FLIP = 0.5")
+    (tmp_path / "plumbing" / "errors.py").write_text("WIDTH = 80")
+    yield tmp_path / "method.py"
+    sources.hash_of.cache_clear()
+
+
+@pytest.mark.parametrize("old,new", [
+    ('"""A method."""', '"""Another sentence."""'),
+    ("# Eq. (1)", "# the first equation"),
+    ("mu is {mu}", "--mu is {mu}, below 0"),
+    ("lr=0.1", "lr=0.2"),
+    ("mu: float = 0.1", "mu: float = 0.3"),
+    ("    return mu * x  # Eq. (1)", "\n    return (mu * x)"),
+])
+def test_what_cannot_change_a_number_is_not_in_the_hash(method, old, new):
+    assert METHOD.count(old) == 1
+    assert hash_of(method, METHOD.replace(old, new)) == hash_of(method, METHOD)
+
+
+@pytest.mark.parametrize("old,new", [
+    ("mu * x", "x * mu"),
+    ("mu < 0", "mu < 1"),
+    ("import average", "import state"),
+])
+def test_every_other_change_is(method, old, new):
+    assert hash_of(method, METHOD.replace(old, new)) != hash_of(method, METHOD)
+
+
+def test_the_hash_follows_the_imports(method):
+    before = hash_of(method, METHOD)
+    (method.parent / "plumbing" / "errors.py").write_text("WIDTH = 90")
+    assert hash_of(method, METHOD) == before
+    (method.parent / "plumbing" / "augment.py").write_text("FLIP = 0.6")
+    changed = hash_of(method, METHOD)
+    assert changed != before
+    (method.parent / "common.py").write_text("def average(x): return x.median()")
+    assert hash_of(method, METHOD) not in (before, changed)
+
+
+def test_each_method_has_its_own_hash():
+    assert len({sources.hash_of(sources.method_file(parsed(name))) for name in METHODS}) == len(MODULES)
+    files = [path.name for path in sources.files_of(sources.method_file(parsed("baselines.fedema")))]
+    assert {"fedema.py", "fedgala.py", "common.py", "augment.py"} <= set(files)
+    assert not {"settings.py", "runfolder.py"} & set(files)
+
+
+# Folders
+
+
+def test_a_run_says_by_which_code_it_is(tmp_path, monkeypatch):
+    """Of each start of the run: round, sources, commit and threads."""
+    flags = ["--rounds", "3", "--checkpoint-every", "0"]
+    interrupted("fedavg", monkeypatch, tmp_path, *flags, after=1)
+    result = run_here("fedavg", tmp_path, *flags)
+    now = sources.hash_of(sources.method_file(parsed("fedavg")))
+    assert [part["from"] for part in result["code"]] == [1, 2]
+    for part in result["code"]:
+        assert part.keys() == {"from", "sources", "commit", "uncommitted_changes", "threads"}
+        assert part["sources"] == result["sources"] == now and part["commit"] == result["commit"]
+
+
+def edited(monkeypatch) -> None:
+    """As if fedavg.py had been changed since."""
+    monkeypatch.setattr("plumbing.runfolder.hash_of", lambda file: "0123456789ab")
+    monkeypatch.setattr("plumbing.provenance.hash_of", lambda file: "0123456789ab")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_by_other_code_is_refused(tmp_path, monkeypatch, capsys, finished):
+    flags = ["--rounds", "3", "--checkpoint-every", "0"]
+    if finished:
+        run_here("fedavg", tmp_path, *flags)
+    else:
+        interrupted("fedavg", monkeypatch, tmp_path, *flags, after=1)
+    capsys.readouterr()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    edited(monkeypatch)
+    words = r"holds a run by other code \(sources \w{12}; here 0123456789ab\).*--no-resume.*--any-code"
+    fails(capsys, 2, words, run_here, "fedavg", tmp_path, *flags)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_any_code_goes_on_and_says_so(tmp_path, monkeypatch):
+    flags = ["--rounds", "3", "--checkpoint-every", "0"]
+    interrupted("fedavg", monkeypatch, tmp_path, *flags, after=1)
+    edited(monkeypatch)
+    result = run_here("fedavg", tmp_path, *flags, "--any-code")
+    first, second = result["code"]
+    assert second == first | {"from": 2, "sources": "0123456789ab"} and first["sources"] != second["sources"]
+
+
+def test_no_resume_runs_it_anew(tmp_path, monkeypatch):
+    run_here("fedavg", tmp_path)
+    edited(monkeypatch)
+    result = run_here("fedavg", tmp_path, "--no-resume")
+    assert [part["sources"] for part in result["code"]] == ["0123456789ab"]
+    assert len(metrics(tmp_path)) == result["last"]["round"]
+
+
+def test_a_result_without_its_code_is_refused_too(tmp_path, capsys):
+    """A folder from before records knew their code."""
+    run_here("fedavg", tmp_path)
+    (tmp_path / "checkpoint.pt").unlink()
+    result = json.loads((tmp_path / "result.json").read_text())
+    del result["code"], result["sources"]
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    fails(capsys, 2, r"other code \(sources unknown; here", run_here, "fedavg", tmp_path)
+
+
+def test_a_run_is_recorded_once_by_each_code(tmp_path, monkeypatch):
+    record = tmp_path / "runs.jsonl"
+    run_here("fedavg", tmp_path / "a", "--record", record)
+    run_here("fedavg", tmp_path / "b", "--record", record)
+    assert len(record.read_text().splitlines()) == 1
+    edited(monkeypatch)
+    run_here("fedavg", tmp_path / "c", "--record", record)
+    first, second = [json.loads(line) for line in record.read_text().splitlines()]
+    assert first["id"] == second["id"] and first["sources"] != second["sources"]
+    assert first["method"] == fedavg.__name__
