@@ -91,8 +91,9 @@ def test_the_settings_of_fdse_and_fedcir():
     assert (args.epochs, args.steps, args.batch_size, args.average) == (5, 0, 50, "samples")
     assert (args.lr, args.lr_decay, args.clip) == (0.1, 0.998, 10)
     assert parsed("fedavg", "--dataset", "officecaltech").epochs == 1
-    for flags in (("pacs", "--variant", "fedcir"), ("camelyon17",)):
+    for flags, eval_every in ((("pacs", "--variant", "fedcir"), 1), (("camelyon17",), 10)):
         args = parsed("fedavg", "--dataset", *flags)
+        assert args.eval_every == eval_every
         assert (args.backbone, args.image_size, args.rounds, args.steps) == ("resnet18", 128, 300, 20)
         assert (args.batch_size, args.lr, args.lr_decay, args.clip) == (32, 0.01, 1, 0)
         assert (args.momentum, args.weight_decay, args.average) == (0.9, 5e-4, "uniform")

@@ -1,5 +1,6 @@
 """FedCiR's wiring: two rounds of Algorithm 1 recomputed in plain torch, with every coefficient and every
-switch away from its neutral value. The batches and the order in which random numbers are drawn are the file's."""
+switch away from its neutral value. The batches and the order in which random numbers are drawn are the
+file's."""
 
 import common
 import fedcir

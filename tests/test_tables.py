@@ -184,7 +184,7 @@ def test_rows_of_a_block_have_one_budget_at_laptop_scale():
 
 def test_rows_of_a_block_have_one_budget_at_paper_scale():
     """In FDSE's and FedCiR's tables, whose papers train every method equally long on the same images; FedADG
-    and FedGaLA have rows about it."""
+    and FedGaLA have rows about it. The best validation round is one of equally many."""
     for table in EVERY:
         if table.paper not in ("fdse", "fedcir"):
             continue
@@ -192,7 +192,7 @@ def test_rows_of_a_block_have_one_budget_at_paper_scale():
             budgets = {}
             for column, args in arguments_of_cells(block, "paper"):
                 work = args.steps or f"{args.epochs} epochs"
-                budget = args.rounds, work, args.image_size, args.batch_size
+                budget = args.rounds, work, args.image_size, args.batch_size, args.eval_every
                 budgets.setdefault(column.name, set()).add(budget)
             for name, of_column in budgets.items():
                 assert len(of_column) == 1, (table.id, block.title, name, of_column)
