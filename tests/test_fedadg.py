@@ -157,11 +157,16 @@ def test_eq1_minimized_tells_the_features_from_the_reference(form):
 # Algorithm 1, recomputed
 
 
+# Steps of the official warm-up with E0 3, for F and C, and for D and G, which begin after E0.
+WARM_UP = {"FC": [1, 1, 1, 2, 4, 5], "DG": [0, 0, 0, 1, 1, 2]}
+
+
 class Hand:
     """ClientUpdate in float64: the networks written out, plain autograd, SGD by hand."""
 
     def __init__(self, args, start):
         self.a, self.v, self.p = args, {}, {}
+        self.norms = {}  # of the last gradient of each module
         for name, v in start.items():
             trained = v.is_floating_point() and "running" not in name
             if name == "D.project.weight":
@@ -190,7 +195,7 @@ class Hand:
 
     def two(self, module, x):
         first = self.linear(module + ".first", x)
-        return self.linear(module + ".second", torch.where(first > 0, first, 0.01 * first))
+        return self.linear(module + ".second", torch.where(first > 0, first, self.a.slope * first))
 
     def G(self, z, code):
         return self.two("G", torch.cat([z.double(), code], 1)).clamp(min=0)
@@ -217,6 +222,7 @@ class Hand:
         scale = 1
         if a.clip:
             norm = float(torch.cat([g.flatten() for g in gradients]).norm())
+            self.norms[prefix] = norm
             scale = min(1, a.clip / (norm + 1e-6))
         for name, g in zip(names, gradients):
             g = scale * g + a.weight_decay * self.p[name].detach()
@@ -251,10 +257,15 @@ class Hand:
 
     def round(self, t, batches, noise, lr_adversarial):
         a = self.a
-        lr, lr_adversarial = a.lr * a.lr_decay ** t, lr_adversarial * a.lr_decay ** t
+        full, full_adversarial = a.lr * a.lr_decay ** t, lr_adversarial * a.lr_decay ** t
+        lr, lr_adversarial = full, full_adversarial
         if not a.keep_momentum:
-            self.v = {}
+            of_d = {name: v for name, v in self.v.items() if name.startswith("D.")}
+            self.v = of_d if a.keep_momentum_d else {}
         for i, (x, y) in enumerate(batches):
+            if a.warmup:
+                lr = 1e-7 + (full - 1e-7) * WARM_UP["FC"][i] / a.warmup
+                lr_adversarial = 1e-7 + (full_adversarial - 1e-7) * WARM_UP["DG"][i] / a.warmup
             if i < a.E0:
                 self.c3(lr, x, y)
                 continue
@@ -458,7 +469,7 @@ def test_d_and_g_depend_on_the_label(label_at):
     h = torch.randn(4, H)
     codes = [torch.eye(C)[[i] * 4] for i in range(C)]
     D = fedadg.Discriminator(small_args("--label-at", label_at), C, H)
-    G = fedadg.Generator(Z, C, H, relu=True)
+    G = fedadg.Generator(small_args(), C, H)
     for pair in itertools.combinations(codes, 2):
         assert not torch.allclose(D(h, pair[0]), D(h, pair[1]))
         references = []
@@ -642,6 +653,18 @@ def test_each_client_goes_on_with_its_own_discriminator():
         same(again[k].state_dict(), ends[k])
 
 
+def test_the_control_has_no_adversary():
+    """With lambda_0 0 F and C learn by 0.15 L_err alone: they end as with another D and other losses of D and
+    G."""
+    ends = []
+    for flags in ((), ("--seed", 1, "--d-loss", "printed", "--g-loss", "detached", "--lr-adversarial", 5)):
+        server, client, net = one_client("--steps", 4, "--E0", 1, "--lambda0", 0, *flags)
+        client.args = dataclasses.replace(client.args, seed=0)
+        ends.append(train(client, server)["w"])
+    for name in ends[0]:
+        assert torch.equal(ends[0][name], ends[1][name]) == name.startswith("net."), name
+
+
 def test_momentum_is_kept_for_each_module_or_not_at_all():
     flags = ("--steps", 3, "--E0", 1, "--momentum", 0.9)
     server, client, net = one_client(*flags, "--keep-momentum")
@@ -656,6 +679,9 @@ def test_momentum_is_kept_for_each_module_or_not_at_all():
     server, client, _ = one_client(*flags)
     train(client, server)
     assert client.momentum == {}
+    server, client, _ = one_client(*flags, "--keep-momentum-d")
+    train(client, server)
+    assert client.momentum.keys() == {"D"}
 
 
 def test_the_log_has_every_loss():
@@ -706,18 +732,24 @@ def test_learning_rates_and_weights_of_section_5_1(dataset, lr):
 
 
 def test_settings_of_the_official_code():
-    """D, (F, C), G; there VLCS and PACS have each other's learning rates."""
-    pacs, seen = rates("--dataset", "pacs", "--variant", "official")
+    """D, (F, C), G; there VLCS and PACS have each other's learning rates, of which the warm-up begins with a
+    500th and a 100th, and 1e-7."""
+    flags = ("--variant", "official", "--warmup", 0)
+    pacs, seen = rates("--dataset", "pacs", *flags)
     assert seen == [0.01, 0.007, 0.01, 0.007]
-    has(pacs, d_loss="lsgan", g_loss="opposite", label_at="after", onehot_value=0.7, smoothing=0.01)
-    has(pacs, E0=3, epochs=10, rounds=30, batch_size=10)
-    vlcs, seen = rates("--dataset", "vlcs", "--variant", "official")
+    vlcs, seen = rates("--dataset", "vlcs", *flags)
     assert seen == [0.001, 0.0007, 0.001]  # G never learns
-    has(vlcs, d_loss="printed", g_loss="detached", label_at="before", onehot_value=0.6, smoothing=0.2)
-    has(vlcs, E0=5, epochs=15, rounds=20, batch_size=16)
+    pacs, seen = rates("--dataset", "pacs", "--variant", "official")
+    assert seen == [0.000100099, 0.000070099, 0.000100099, 0.000070099]
+    has(pacs, d_loss="lsgan", g_loss="opposite", label_at="after", onehot_value=0.7)
+    has(pacs, E0=3, epochs=10, rounds=30, batch_size=10, warmup=100)
+    vlcs, seen = rates("--dataset", "vlcs", "--variant", "official")
+    assert seen == [0.0000021, 0.0000015, 0.0000021]
+    has(vlcs, d_loss="printed", g_loss="detached", label_at="before", onehot_value=0.6)
+    has(vlcs, E0=5, epochs=15, rounds=20, batch_size=16, warmup=500)
     for args in (pacs, vlcs):
-        has(args, lambda0=0.15, lambda1=0.85, momentum=0.9, weight_decay=1e-5)
-        has(args, order="official", projection="trained", projection_size=1024)
+        has(args, lambda0=0.15, lambda1=0.85, momentum=0.9, weight_decay=1e-5, keep_momentum_d=True)
+        has(args, order="official", projection="trained", projection_size=1024, keep_momentum=False)
     args = parsed("fedadg", "--dataset", "vlcs", "--variant", "official", "--g-loss", "printed")
     assert args.g_loss == "printed"
 
@@ -727,13 +759,49 @@ def test_settings_of_the_official_code():
     (("--lr", 0.1), 0.7 * 0.1, "derived"),
     (("--lr-adversarial", 0.02), 0.02, "flag"),
     (("--dataset", "pacs"), 0.7 * 0.001, "derived"),
-    (("--dataset", "pacs", "--variant", "official"), 0.007, "variant official"),
-    (("--dataset", "vlcs", "--variant", "official"), 0.0007, "variant official"),
+    (("--dataset", "pacs", "--variant", "official"), 0.7 * 0.01, "derived"),
+    (("--dataset", "vlcs", "--variant", "official"), 0.7 * 0.001, "derived"),
 ])
 def test_the_rate_of_d_and_g_is_recorded_as_a_number(flags, lr_adversarial, origin):
     args = parsed("fedadg", *flags)
     assert args.lr_adversarial == identity(args)["lr_adversarial"] == lr_adversarial
     assert args.origins["lr_adversarial"] == origin
+
+
+@pytest.mark.parametrize("flags", [(), ("--scale", "laptop"), ("--lr", 0.3)])
+@pytest.mark.parametrize("dataset", fedadg.PAPER)
+def test_d_and_g_learn_at_seven_tenths_of_the_rate_of_f_and_c(dataset, flags):
+    for variant in ("paper", "official"):
+        args = parsed("fedadg", "--dataset", dataset, "--variant", variant, *flags)
+        assert args.lr_adversarial == 0.7 * args.lr
+
+
+@pytest.mark.parametrize("smoothing,of_code,classes", [(0.25, 0.2, 5), (0.07 / 6, 0.01, 7)])
+def test_smoothing_of_the_official_code(smoothing, of_code, classes):
+    """It spreads its value over the other classes, PyTorch over all: the same targets, by losses of logits
+    that are certain."""
+    dataset = {5: "vlcs", 7: "pacs"}[classes]
+    assert parsed("fedadg", "--dataset", dataset, "--variant", "official").smoothing == smoothing
+    logits = -20.0 * (1 - torch.eye(classes))  # row c is certain of class c
+    label = torch.zeros(classes, dtype=torch.long)
+    losses = nn.functional.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")
+    share = of_code / (classes - 1)  # of each class but the label's
+    torch.testing.assert_close(losses[0], tensor(20.0 * of_code))
+    torch.testing.assert_close(losses[1:], torch.full((classes - 1,), 20.0 * (1 - share)))
+
+
+def test_the_target_of_vlcs_is_its_30_percent():
+    """Sources train on 70%, and the target is tested on the rest, not on the 15% of a source's test part."""
+    args = parsed("fedadg", "--dataset", "vlcs", "--target", "sun09")
+    images = torch.zeros(200, 1, 1, 3, dtype=torch.uint8)
+    order = torch.randperm(200)
+    domain = common.Domain("sun09", images, torch.arange(200) % 5)
+    target = common.target_client(args, domain, order)
+    assert (len(target.train), len(target.val), len(target.test)) == (140, 0, 60)
+    assert sorted(target.train.index.tolist() + target.test.index.tolist()) == list(range(200))
+    source = common.source_clients(args, domain, order, 5)[0]
+    assert (len(source.train), len(source.val), len(source.test)) == (140, 30, 30)
+    assert set(target.test.index.tolist()) == set(source.val.index.tolist() + source.test.index.tolist())
 
 
 HALF_OF_FEATURES = {

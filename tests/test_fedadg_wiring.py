@@ -1,0 +1,157 @@
+"""FedADG's wiring: whole rounds of server and clients recomputed in plain torch, with every coefficient and
+switch away from its neutral value, and what the official code gave on the same small inputs: rounds, learning
+rates, networks (tests/fixtures/fedadg.json)."""
+
+import json
+from pathlib import Path
+
+import common
+import fedadg
+from tests.conftest import parsed
+from tests.test_fedadg import COUNTER, Hand, federation, noise_of, of_d, small_args, train, with_d
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+FLAGS = ("--steps", 6, "--E0", 3, "--lr", 0.9, "--lr-adversarial", 0.6, "--lr-decay", 0.6, "--momentum", 0.8,
+         "--weight-decay", 0.02, "--clip", 0.004, "--lambda0", 1.3, "--lambda1", 0.4, "--smoothing", 0.15,
+         "--onehot-value", 0.7, "--slope", 0.2)
+
+
+# Two rounds by hand
+
+
+@pytest.mark.parametrize("flags", [
+    ("--keep-momentum",),
+    ("--warmup", 7, "--keep-momentum-d", "--projection", "trained", "--label-at", "before",
+     "--order", "official", "--d-loss", "printed", "--g-loss", "printed"),
+    ("--warmup", 7, "--order", "official", "--d-loss", "printed"),
+])
+def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
+    """Two clients, of 7 and 12 images: all parameters and statistics of w, and each client's D."""
+    args = small_args(*FLAGS, *flags)
+    server, clients, net = federation(args)
+    w = {name: v.double() for name, v in common.state(net).items()}
+    hands = [Hand(args, common.state(net)) for _ in clients]
+    noise = noise_of(monkeypatch)
+    for t in range(2):
+        uploads = {}
+        for client, hand in zip(clients, hands):
+            batches = list(common.batches(client.data.train, args, t, client.k))
+            uploads[client.k] = train(client, server, t)
+            for name, v in w.items():
+                if not name.startswith("D."):
+                    hand.p[name] = v.clone().requires_grad_(hand.p[name].requires_grad)
+            hand.round(t, batches, noise, 0.6)
+            assert set(hand.norms) == {"net.", "D.", "G."} and min(hand.norms.values()) > args.clip
+        server.update(uploads, t)
+        w = {name: (hands[0].p[name] + hands[1].p[name]).detach() / 2 for name in w}
+        w[COUNTER] = torch.tensor(6.0 * (t + 1)).double()
+        for client, hand in zip(clients, hands):
+            got = with_d(server.w, client.w_d)
+            want = w | {name: v.detach() for name, v in hand.p.items() if name.startswith("D.")}
+            assert got.keys() == want.keys()
+            for name, v in got.items():
+                assert_close(v.double(), want[name], atol=1e-5, rtol=1e-4)
+
+
+# The official code
+
+
+OFFICIAL = json.loads((Path(__file__).parent / "fixtures" / "fedadg.json").read_text())
+CLASSES = {"vlcs": 5, "pacs": 7}
+F_OF_TEST = "net.body.1.weight", "net.body.1.bias"
+C_OF_TEST = "net.head.weight", "net.head.bias"
+G_OF_TEST = "first.weight", "first.bias", "second.weight", "second.bias"
+D_OF_TEST = (*G_OF_TEST, "project.weight")
+
+
+def filled(tensors, names, seed):
+    """New values of the tensors with these names, drawn one after the other."""
+    rng = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(tensors[name].shape, generator=rng) / 2 for name in names}
+
+
+def official_args(dataset, *flags):
+    """The settings of the variant, with rates that can be seen in two rounds."""
+    return parsed("fedadg", "--dataset", dataset, "--variant", "official", "--precision", "fp32",
+                  "--device", "cpu", "--noise", 5, "--projection-size", 4, "--batch-size", 4, "--lr", 0.2,
+                  "--lr-adversarial", 0.1, "--weight-decay", 0.01, "--warmup", 20, *flags)
+
+
+def official_data(k, classes):
+    """The eight images of a client, and the two batches of each of its epochs."""
+    rng = torch.Generator().manual_seed(50 + k)
+    images = torch.randint(0, 256, (8, 1, 2, 2), dtype=torch.uint8, generator=rng)
+    labels = torch.randint(0, classes, (8,), generator=rng)
+    part = common.Data(images, torch.arange(8), labels, "cpu", "unit")
+    x = images.float() / 255
+    return common.ClientData(f"c{k}", part, part, part), [(x[:4], labels[:4]), (x[4:], labels[4:])]
+
+
+@pytest.mark.parametrize("dataset", CLASSES)
+def test_two_rounds_are_those_of_the_official_code(monkeypatch, dataset):
+    """Its localTrain.train and FedAvg, on two clients: E0 and E1 epochs with the warm-up, D before F and C,
+    the label's value, the smoothing, what reaches G, and D with its momentum on the client."""
+    args, classes = official_args(dataset), CLASSES[dataset]
+    body = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU())
+    net = fedadg.FedADG(args, common.Net(body, 6, classes), 6, classes)
+    start = common.state(net)
+    start |= filled(start, F_OF_TEST, 1) | filled(start, C_OF_TEST, 2)
+    start |= filled(start, [f"G.{name}" for name in G_OF_TEST], 3)
+    net.load_state_dict(start)
+    server, clients, of_client = fedadg.Server(args, net, 2), [], []
+    for k in range(2):
+        data, epoch = official_data(k, classes)
+        clients.append(fedadg.Client(args, net, k, data))
+        clients[k].w_d = filled(of_d(start), D_OF_TEST, 10 + k)
+        of_client.append(epoch * args.epochs)
+    monkeypatch.setattr(fedadg, "batches", lambda data, args, t, k: of_client[k])
+    for t in range(2):
+        uploads = {}
+        for k, client in enumerate(clients):
+            torch.manual_seed(100 + 10 * t + k)
+            uploads[k] = client.train(server.download(k), t)
+        server.update(uploads, t)
+    want = OFFICIAL["rounds"][dataset]
+    got = {"F": [server.w[name] for name in F_OF_TEST], "C": [server.w[name] for name in C_OF_TEST],
+           "G": [server.w[f"G.{name}"] for name in G_OF_TEST]}
+    for part, tensors in got.items():
+        values = torch.cat([v.flatten() for v in tensors])
+        assert_close(values, torch.tensor(want[part]), atol=1e-5, rtol=1e-4)
+    for client, of_d_there in zip(clients, want["D"]):
+        values = torch.cat([client.w_d[name].flatten() for name in D_OF_TEST])
+        assert_close(values, torch.tensor(of_d_there), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dataset", CLASSES)
+def test_learning_rates_are_those_of_the_official_code(dataset):
+    """What its optimizers had in each epoch of a round: at most 3% of the rate of its README on VLCS, 9% on
+    PACS."""
+    args = parsed("fedadg", "--dataset", dataset, "--variant", "official")
+    rates = {"FC": args.lr, "D": args.lr_adversarial, "G": args.lr_adversarial}
+    for name, of_epochs in OFFICIAL["rates"][dataset].items():
+        begins = 0 if name == "FC" else args.E0
+        got = []
+        for i in range(begins, args.epochs):
+            got.append(fedadg.warm(rates[name], fedadg.warm_up_steps(i, args.E0, name), args.warmup))
+        assert got == pytest.approx(of_epochs)
+
+
+@pytest.mark.parametrize("dataset", CLASSES)
+def test_networks_compute_what_the_official_classes_do(dataset):
+    """Of D and G with the same weights; D's hidden layer has 1024 there, G's 4096."""
+    classes = CLASSES[dataset]
+    args = official_args(dataset, "--projection-size", 8, "--onehot-value", 0.6)
+    D = fedadg.Discriminator(args, classes, 1024)
+    D.load_state_dict(filled(D.state_dict(), D_OF_TEST, 4))
+    code = torch.eye(classes)[:3] * 0.6
+    h = torch.randn(3, 1024, generator=torch.Generator().manual_seed(5))
+    assert_close(D(h, code).detach(), torch.tensor(OFFICIAL["networks"][dataset]["D"]), atol=1e-5, rtol=1e-4)
+    G = fedadg.Generator(args, classes, 4096)
+    G.load_state_dict(filled(G.state_dict(), G_OF_TEST, 6))
+    torch.manual_seed(7)
+    got = G(code).detach()[:, :5].flatten()
+    assert_close(got, torch.tensor(OFFICIAL["networks"][dataset]["G"]), atol=1e-4, rtol=1e-4)
