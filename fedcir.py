@@ -31,7 +31,7 @@ reproduce.measures risk, pad, cost. Left out: nothing. Official code: none.
 What the paper leaves open or prints differently, and what is done here (in full: docs/methods/fedcir.md)
   what        paper                               here                             flag
   round 1     line 6 sends what line 11 computes  neither regularizer              --reg-from
-  line 9      plain SGD; rate not given           Adam, at 1e-3                    --generator-optimizer
+  line 9      plain SGD; rate not given           Adam at 1e-3, kept over rounds   --generator-optimizer
                                                                                    --generator-lr
   Eq. (15)    a "logit"; sum over all clients     a softmax; over the uploads      -
   Eq. (17)    no sum over the dimensions of z     the sum, as FedSR                -
@@ -40,7 +40,8 @@ What the paper leaves open or prints differently, and what is done here (in full
   prediction  samples of z not given              20                               --samples
   ResNet18    start, augmentation: not said       from scratch, none               --weights, --augment
   pixels      not said                            in [0, 1]                        --normalize
-  Table 1     active clients, splits: not said    all; 0.8/0.1/0.1 of each client  --participation, --split
+  clients     active ones, splits: not said       all; 0.8/0.1/0.1 of each client  --participation, --split
+  accuracy    of which round, mean: not said      best validation (ALL); mean AVG  --eval-every
   DomainNet   classes not said                    FedBN's ten: domainnet10         --dataset
   PACS        App. E: 5e-7; Sec. 6.3: above 1e-6  5e-7                             --lambda-align
 """
