@@ -37,6 +37,8 @@ def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> di
         result["logs"] = mean_logs(history)
         if "start" in history[0]:  # a checkpoint from before it was measured has none
             result["start"] = history[0]["start"]
+    else:
+        result["logs"] = mean_logs(evaluated)  # at the rounds of the curve alone
     up, down = bytes_in_rounds(history, "bytes_up"), bytes_in_rounds(history, "bytes_down")
     result["bytes"] = {"up": sum(up), "down": sum(down),
                        "up_per_round": sum(up) / len(up), "down_per_round": sum(down) / len(down)}

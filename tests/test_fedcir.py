@@ -656,3 +656,7 @@ def test_the_log_of_a_run_has_the_regularizers_from_their_round_on(tmp_path, fir
         for log in line["clients"].values():
             assert log.keys() == {"bytes_down", "bytes_up", "loss"} | terms
             assert log["bytes_up"] == model_bytes()
+    assert result["logs"].keys() == {"loss"} | second  # also in the record
+    aligns = [log["align"] for log in metrics(tmp_path / "run")[1]["clients"].values()]
+    assert result["logs"]["align"][1] == pytest.approx(np.mean(aligns), abs=1e-5)
+    assert (result["logs"]["align"][0] is None) == (not first)
