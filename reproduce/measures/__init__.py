@@ -6,6 +6,7 @@
     python -m reproduce.measures cost runs/fedcir-... --accuracy 0.6           # FedCiR, Sec. 6.5, Table 3
     python -m reproduce.measures gradients runs/fedgala-...                    # FedGaLA, Sec. 5.2, Fig. 2(a)
     python -m reproduce.measures curve runs/fedgala-... --of discarded         # FedGaLA, Fig. 2(b), 3(b), (d)
+    python -m reproduce.measures adaptation runs/fdse-...                      # FDSE, Algorithm 3, Table 2
 
 A run is its output folder: result.json names the method and its arguments, best.pt and checkpoint.pt hold the
 state of server and clients. `federation` (finished.py) puts them together again, so that all measures look
@@ -17,6 +18,7 @@ FedSR App. C.2, Fig. 1   t-SNE      tsne.py        draw_tsne
 FedCiR Sec. 6.4, Fig. 12 PAD        pad.py         proxy_a_distance, pad_table, draw_pad
 FedCiR Sec. 6.4, Fig. 11 risks      risks.py       local_risks, risk_curve (by round), draw_risks
 FedCiR Sec. 6.5, Table 3 overhead   overhead.py    flops, training_flops, cost_to_reach
+FDSE Alg. 3, Table 2              adaptation.py  adaptation
 FDSE Table 4             cost       overhead.py    network_cost
 FedGaLA Sec. 5.2, Fig. 2(a)         gradients.py   gradient_pairs, mutual_information, draw_gradients
 FedGaLA Figs. 2(b), 3(b), 3(d)      curves.py      curve_of

@@ -13,6 +13,7 @@ from plumbing.files import write_json
 from plumbing.settings import Parser, with_default
 from reproduce import measures
 from reproduce.drawing import figure_format
+from reproduce.measures.adaptation import show_adaptation
 from reproduce.measures.curves import show_curve
 from reproduce.measures.gradients import show_gradients
 from reproduce.measures.overhead import show_cost
@@ -29,6 +30,7 @@ COMMANDS = {
     "gradients": (show_gradients, "covariance of the domains' gradients and mutual information of their "
                   "images"),
     "curve": (show_curve, "what a run logs, over the rounds"),
+    "adaptation": (show_adaptation, "FDSE's accuracy on the left-out domain by what Algorithm 3 does there"),
 }
 
 
@@ -49,18 +51,21 @@ FLAGS = {
     "images": Flag("tsne", 1000, "most images of a domain in a panel, drawn by the run's seed"),
     "part": Flag("tsne pad", "", "images that are represented: test (the clients' test parts) or all; empty: "
                  "all for tsne, test for pad", ("test", "all")),
-    "which": Flag("tsne pad risk gradients", "best", "state of the run: best (validation round) or last",
-                  ("best", "last")),
+    "which": Flag("tsne pad risk gradients adaptation", "best", "state of the run: best (validation round) "
+                  "or last", ("best", "last")),
     "accuracy": Flag("cost", 0.6, "accuracy to reach, above 0 and at most 1"),
     "by": Flag("cost", "AVG", "accuracy that is meant: AVG, ALL or target", ("AVG", "ALL", "target")),
     "batches": Flag("gradients", 16, "batches behind the gradient of a domain"),
     "of": Flag("curve", "target", "what is drawn over the rounds: target, ALL, AVG, loss, discarded, ..."),
+    "rates": Flag("adaptation", "0/1/1000", "learning rates of Algorithm 3, one after the other; 0 estimates "
+                  "BN_DSE's statistics and does nothing else"),
     "flops": Flag("cost", 0.0, "FLOPs of training for each image; 0: counted in one more round of a client"),
-    "data": Flag("tsne pad risk cost gradients", "data", "folder of the datasets and of the decoded cache"),
-    "archives": Flag("tsne pad risk cost gradients", "", "folder with archives downloaded before; looked at "
-                     "before the network"),
-    "json": Flag("tsne pad risk cost gradients curve", "", "file for the numbers behind the table and the "
-                 "figure; empty: none"),
+    "data": Flag("tsne pad risk cost gradients adaptation", "data", "folder of the datasets and of the "
+                 "decoded cache"),
+    "archives": Flag("tsne pad risk cost gradients adaptation", "", "folder with archives downloaded before; "
+                     "looked at before the network"),
+    "json": Flag("tsne pad risk cost gradients curve adaptation", "", "file for the numbers behind the table "
+                 "and the figure; empty: none"),
 }
 
 

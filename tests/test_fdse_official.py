@@ -1,0 +1,110 @@
+"""FDSE against the official code, both versions: three clients and two rounds on small inputs.
+
+fixtures/fdse.json has what the classes of WwZzz/FDSE_CVPR25 (dd266a2: first, c0bd90b: official) gave for the
+weights and images made here: the outputs of their blocks, L_Con of each step, and, of each tensor that the
+server held after a round, its sum and its product with other numbers.
+"""
+
+import json
+from pathlib import Path
+
+import common
+import fdse
+from tests.conftest import parsed
+
+import pytest
+import torch
+
+FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "fdse.json").read_text())
+COEFFICIENTS = {"lambda": 3.0, "beta": 0.4, "tau": 0.2, "lr": 0.1, "clip": 0.8, "weight-decay": 0.02}
+
+
+def made(shape, seed):
+    """Numbers in [-0.5, 0.5) that need no random generator."""
+    i = torch.arange(torch.Size(shape).numel(), dtype=torch.int64)
+    numbers = (i * i * 7919 + i * 104729 + seed * 15485863) % 10007
+    return (numbers.double() / 10007 - 0.5).float().view(shape)
+
+
+def fill(tensors):
+    """Made weights and statistics for {name: tensor}, named as in fdse.py; biases are not 0."""
+    for seed, name in enumerate(sorted(tensors)):
+        value = tensors[name]
+        if "num_batches" in name:
+            continue
+        numbers = made(value.shape, seed)
+        if name.endswith("running_var") or (".bn_" in name and name.endswith("weight")):
+            numbers = 1 + 0.8 * numbers
+        elif value.dim() > 1:
+            numbers = numbers * (12 / value[0].numel()) ** 0.5
+        value.copy_(numbers)
+
+
+def batch(t, k, step):
+    """Images [6, 1, 12, 12] of client k, of other brightness than its neighbour's, and their classes."""
+    seed = 100 * t + 10 * k + step
+    x = made((6, 1, 12, 12), seed) * (1 + 0.5 * k) + 0.5 + 0.2 * k
+    return x, (torch.arange(6) * 3 + seed) % 10
+
+
+def summary(value):
+    """A tensor in two numbers."""
+    flat = value.detach().double().flatten()
+    return [float(flat.sum()), float(flat @ made(flat.shape, 1).double())]
+
+
+def block_input(linear):
+    return made((5, 6), 3) if linear else made((2, 3, 5, 5), 3)
+
+
+def variant_args(variant):
+    flags = []
+    for name, value in COEFFICIENTS.items():
+        flags += [f"--{name}", value]
+    return parsed("fdse", "--variant", variant, "--precision", "fp32", "--device", "cpu", *flags)
+
+
+@pytest.mark.parametrize("variant", ["first", "official"])
+@pytest.mark.parametrize("linear", [False, True])
+def test_outputs_of_the_official_blocks(variant, linear):
+    args = variant_args(variant)
+    if linear:
+        block = fdse.DSEBlock(args, 6, 8)
+    else:
+        block = fdse.DSEBlock(args, 3, 7, 3, 1, 1)
+    fill(block.state_dict())
+    out = block.train()(block_input(linear))
+    want = torch.tensor(FIXTURES[variant]["linear" if linear else "conv"])
+    torch.testing.assert_close(out.flatten(), want, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["first", "official"])
+def test_two_rounds_of_the_official_code(variant, monkeypatch):
+    """Local training with L_Con from the second round on, clipping and weight decay; min-norm aggregation and
+    mixing of the DSE modules, tensor by tensor; BN statistics."""
+    args = variant_args(variant)
+    net = fdse.build(args, 1, 10)
+    fill(net.state_dict())
+    monkeypatch.setattr(fdse, "batches", lambda data, args, t, k: [batch(t, k, step) for step in range(2)])
+    data, _ = common.make_clients(args, common.load_domains(args)[0], 10)
+    server = fdse.Server(args, net, 3)
+    clients = [fdse.Client(args, net, k, data[k]) for k in range(3)]
+    for t, want in enumerate(FIXTURES[variant]["rounds"]):
+        uploads, l_con = {}, []
+        for k, client in enumerate(clients):
+            uploads[k] = client.train(server.download(k), t)
+            l_con.append(float(client.log.get("consistency", 0)))
+        server.update(uploads, t)
+        assert l_con == pytest.approx(want["l_con"], rel=1e-3)
+        compare(server.u | server.bn_dfe, want["shared"])
+        for k in range(3):
+            compare(server.v[k], want["own"][k])
+            compare(clients[k].bn_dse, want["kept"][k])
+
+
+def compare(tensors, want):
+    """All tensors but the counters, which the official code adds up."""
+    assert {name for name in tensors if "num_batches" not in name} == set(want)
+    for name, numbers in want.items():
+        size = tensors[name].abs().sum()
+        assert summary(tensors[name]) == pytest.approx(numbers, rel=1e-4, abs=2e-5 * float(1 + size)), name

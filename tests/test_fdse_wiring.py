@@ -1,0 +1,303 @@
+"""FDSE's rounds and its adaptation computed a second time, in plain torch and without a line of fdse.py, with
+every coefficient and switch away from the value at which it does nothing; in float64, so that little but
+rounding is forgiven."""
+
+import itertools
+import math
+
+import common
+import fdse
+from tests.test_fdse import federation, small_args, target_of
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+FLAGS = ["--lambda", 2, "--beta", 0.4, "--tau", 0.05, "--clip", 0.7, "--weight-decay", 0.02,
+         "--momentum", 0.5, "--lr-decay", 0.5]
+BLOCKS = {"body.0": 32, "body.2": 64, "body.6": 64}  # name and channels; the last one is linear
+
+
+@pytest.fixture(autouse=True)
+def images_in_float64(monkeypatch):
+    monkeypatch.setattr(fdse, "batches", batches)
+
+
+def batches(*of_client):
+    for x, y in common.batches(*of_client):
+        yield x.double(), y
+
+
+def prepared(args):
+    """Server, clients, network and data in float64; biases and scales too are as if trained."""
+    _, _, net, data = federation(args)
+    net.double()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.add_(0.1 * torch.sin(torch.arange(p.numel()).view(p.shape) + len(name)))
+    clients = [fdse.Client(args, net, k, data[k]) for k in range(3)]
+    return fdse.Server(args, net, 3), clients, net, data
+
+
+# The network: w has all weights and statistics by name
+
+
+def normalized(x, w, bn, training):
+    """A BN; in training it updates its running statistics in w."""
+    running = w[bn + ".running_mean"], w[bn + ".running_var"]
+    return F.batch_norm(x, *running, w[bn + ".weight"], w[bn + ".bias"], training=training, momentum=0.1)
+
+
+def block(x, w, name, args, seen, adapting=False):
+    """One block; the mean and variance of each channel of what it gives to BN_DFE are added to `seen`."""
+    T, linear = BLOCKS[name], name == "body.6"
+    if linear:
+        x = F.linear(x, w[name + ".dfe.weight"], w[name + ".dfe.bias"])[..., None, None]
+    else:
+        x = F.conv2d(x, w[name + ".dfe.weight"], w[name + ".dfe.bias"], padding=1)
+    x = normalized(x, w, name + ".bn_dse", training=True)
+    if args.dse_relu:
+        x = x.clamp_min(0)
+    parts = [x]
+    if linear and not args.fc_identity:
+        parts = []
+    filters = w[name + ".dse.weight"].shape[0] // x.shape[1]
+    for i in range(x.shape[1]):  # each channel by its own filters
+        rows = slice(i * filters, (i + 1) * filters)
+        side = 1 if linear else 3
+        kernel = w[name + ".dse.weight"][rows].view(filters, 1, side, side)
+        bias = None
+        if not args.block_bias:
+            bias = w[name + ".dse.bias"][rows]
+        parts.append(F.conv2d(x[:, i:i + 1], kernel, bias, padding=side // 2))
+    x = torch.cat(parts, 1)[:, :T]
+    if args.block_bias:
+        x = x + w[name + ".bias"][:, None, None]
+    mean = x.mean((0, 2, 3))
+    centered = x - mean[:, None, None]
+    seen.append((mean, (centered ** 2).mean((0, 2, 3))))
+    x = normalized(x, w, name + ".bn_dfe", training=not adapting).clamp_min(0)
+    return x.flatten(1) if linear else x
+
+
+def logits(x, w, args, seen, adapting=False):
+    x = F.max_pool2d(block(x, w, "body.0", args, seen, adapting), 2)
+    x = F.max_pool2d(block(x, w, "body.2", args, seen, adapting), 2)
+    x = F.adaptive_avg_pool2d(x, 7).flatten(1)
+    x = block(x, w, "body.6", args, seen, adapting)
+    return F.linear(x, w["head.weight"], w["head.bias"])
+
+
+# L_Con
+
+
+def bn_dfe_of(w):
+    """(mean, variance) of each BN_DFE."""
+    pairs = []
+    for name in BLOCKS:
+        pairs.append((w[f"{name}.bn_dfe.running_mean"].clone(), w[f"{name}.bn_dfe.running_var"].clone()))
+    return pairs
+
+
+def l_con(form, seen, glob, kept, beta, w):
+    """L_Con in one of its three forms; `kept` is what the form remembers of the batches before."""
+    weights = [math.exp(beta * l) for l in range(3)]
+    loss = 0
+    for l, ((mean, variance), (mu_g, var_g)) in enumerate(zip(seen, glob)):
+        if form == "eq6":
+            mean = 0.9 * kept.get((l, "mean"), mu_g) + 0.1 * mean
+            variance = 0.9 * kept.get((l, "variance"), var_g) + 0.1 * variance
+            kept[l, "mean"], kept[l, "variance"] = mean.detach(), variance.detach()
+            term = ((mean - mu_g) ** 2).mean() + (variance.mean() - var_g.mean()) ** 2
+        elif form == "first":
+            now = bn_dfe_of(w)[l]
+            m = 0.9 * now[0] + 0.1 * mean.mean()
+            v = 0.9 * now[1] + 0.1 * mean.var()
+            term = ((m - mu_g) ** 2).mean() + (v.mean() - var_g.mean()) ** 2
+        else:
+            m, v = mean.mean(), mean.var()
+            if kept:
+                m, v = 0.9 * kept["m"] + 0.1 * m, 0.9 * kept["v"] + 0.1 * v
+            kept["m"], kept["v"] = m, v
+            term = ((mu_g ** 2 - m ** 2) / (2 * v)).mean() + (torch.log(v / var_g) + var_g / v).mean() / 2
+        loss = loss + weights[l] / sum(weights) * term
+    if form == "official":
+        kept["m"], kept["v"] = kept["m"].detach(), kept["v"].detach()
+    return loss
+
+
+# A client, and the server
+
+
+def trained_by_hand(w, parameters, part, args, t, k):
+    """w after local training."""
+    w = {name: value.clone() for name, value in w.items()}
+    glob, kept, velocity, l_cons, norms = bn_dfe_of(w), {}, {}, [], []
+    for x, y in batches(part, args, t, k):
+        for name in parameters:
+            w[name] = w[name].detach().requires_grad_()
+        seen = []
+        loss = F.cross_entropy(logits(x, w, args, seen), y)
+        if t >= args.con_from and args.lambda_:
+            term = l_con(args.con_loss, seen, glob, kept, args.beta, w)
+            loss = loss + args.lambda_ * term
+            l_cons.append(float(term.detach()))
+        gradients = torch.autograd.grad(loss, [w[name] for name in parameters])
+        norms.append(torch.cat([g.flatten() for g in gradients]).norm())
+        for name, g in zip(parameters, gradients):
+            if norms[-1] > args.clip:
+                g = g * args.clip / norms[-1]
+            g = g + args.weight_decay * w[name].detach()
+            velocity[name] = args.momentum * velocity.get(name, 0) + g
+            w[name] = w[name].detach() - args.lr * args.lr_decay ** t * velocity[name]
+    assert all(norm > args.clip for norm in norms)  # clipping is active
+    for name in w:
+        if name.endswith("num_batches_tracked"):
+            w[name] = w[name] + len(norms)
+    return w, sum(l_cons) / max(1, len(l_cons))
+
+
+def nearest_to_zero(d):
+    """u on the simplex of the shortest sum_k u_k d_k, from all subsets of the d_k: the smallest of the points
+    that are nearest to 0 on the line or plane through a subset and lie between its vectors."""
+    best = None
+    for r in range(1, len(d) + 1):
+        for subset in itertools.combinations(range(len(d)), r):
+            D = d[list(subset)]
+            inverse = torch.linalg.pinv(D @ D.T).sum(1)
+            u = torch.zeros(len(d), dtype=d.dtype)
+            u[list(subset)] = inverse / inverse.sum()
+            if (u > -1e-9).all() and (best is None or (u @ d).norm() < (best @ d).norm()):
+                best = u
+    return best
+
+
+def groups(names, args):
+    """The names whose tensors are aggregated as one: those of a module's block, or each alone."""
+    if args.unit == "tensor":
+        return [[name] for name in names]
+    of = {}
+    for name in names:
+        of.setdefault(".".join(name.split(".")[:2]) if name.startswith("body") else "head", []).append(name)
+    return list(of.values())
+
+
+def flat(w, names):
+    return torch.cat([w[name].flatten() for name in names])
+
+
+def put(w, names, row):
+    for name in names:
+        count = w[name].numel()
+        w[name], row = row[:count].view(w[name].shape), row[count:]
+
+
+def aggregated_by_hand(w, own, states, u_names, v_names, args):
+    """The server's step on w (theta_u and BN_DFE's statistics) and on each client's theta_v, in place."""
+    for names in groups(u_names, args):
+        old = flat(w, names)
+        delta = torch.stack([flat(state, names) - old for state in states])
+        step = delta.mean(0)
+        if args.consensus:
+            norms = delta.norm(dim=1)
+            d = delta / norms[:, None]
+            step = norms.mean() * (nearest_to_zero(d) @ d)
+        put(w, names, old + step)
+    for names in groups(v_names, args):
+        V = torch.stack([flat(state, names) for state in states])
+        unit = V / V.norm(dim=1, keepdim=True)
+        for k, tensors in enumerate(own):
+            attention = torch.eye(len(V), dtype=V.dtype)[k]
+            if args.similarity:
+                attention = (unit @ unit[k] / args.tau).exp()
+            put(tensors, names, attention / attention.sum() @ V)
+    for name in w:
+        if ".bn_dfe." in name and "num_batches" in name:
+            w[name] = states[0][name]
+        elif ".bn_dfe.running" in name:
+            w[name] = sum(state[name] for state in states) / len(states)
+
+
+def assert_same(tensors, want):
+    for name, value in tensors.items():
+        def said(message, name=name):
+            return f"{name}: {message}"
+        torch.testing.assert_close(value, want[name], atol=1e-6, rtol=1e-5, msg=said)
+
+
+@pytest.mark.parametrize("flags", [
+    [],
+    ["--no-consensus", "--no-dse-relu"],
+    ["--no-similarity", "--block-bias", "--own-bias"],
+    ["--unit", "tensor", "--no-fc-identity"],
+    ["--con-loss", "official", "--con-from", "1", "--block-bias"],
+    ["--con-loss", "first", "--evaluated", "trained"],
+], ids=" ".join)
+def test_two_rounds_by_hand(flags):
+    args = small_args(*FLAGS, *map(str, flags))
+    server, clients, net, data = prepared(args)
+    start = common.state(net)
+    parameters = [name for name, _ in net.named_parameters()]
+    v_names = [name for name in parameters if ".dse." in name or ".bn_dse." in name]
+    if args.own_bias:
+        v_names += [f"{name}.bias" for name in BLOCKS]
+    u_names = [name for name in parameters if name not in v_names]
+    w = {name: start[name] for name in start if name in u_names or ".bn_dfe." in name}
+    own = [{name: start[name] for name in v_names} for _ in clients]
+    statistics = [name for name in start if ".bn_dse." in name and name not in parameters]
+    kept = [{name: start[name] for name in statistics} for _ in clients]
+    for t in range(2):
+        uploads, states = {}, []
+        for k, client in enumerate(clients):
+            uploads[k] = client.train(server.download(k), t)
+            state, mean_l_con = trained_by_hand(w | own[k] | kept[k], parameters, data[k].train, args, t, k)
+            for part in uploads[k].values():
+                assert_same(part, state)
+            assert float(client.log.get("consistency", 0)) == pytest.approx(mean_l_con, rel=1e-6)
+            states.append(state)
+            kept[k] = {name: state[name] for name in statistics}
+        server.update(uploads, t)
+        aggregated_by_hand(w, own, states, u_names, v_names, args)
+        assert_same(server.u | server.bn_dfe, w)
+        for k, client in enumerate(clients):
+            assert_same(server.v[k], own[k])
+            want = states[k] if args.evaluated == "trained" else w | own[k] | kept[k]
+            assert_same(client.model(server.download(k)).state_dict(), want)
+
+
+def test_the_adaptation_by_hand():
+    """Algorithm 3 on the target's images in batches, twice: BN_DSE normalizes by the batch and counts it, all
+    else keeps its statistics; only theta_v moves."""
+    args = small_args("--protocol", "lodo", "--target", "d75", "--beta", "0.4", "--adapt-epochs", "2",
+                      "--adapt-lr", "3")
+    server, clients, net, _ = prepared(args)
+    for t in range(2):
+        uploads = {k: client.train(server.download(k), t) for k, client in enumerate(clients)}
+        server.update(uploads, t)
+    w = dict(server.u)
+    for name in server.bn_dfe:
+        w[name] = server.bn_dfe[name]
+    for name in server.v[0]:
+        w[name] = sum(v[name] for v in server.v.values()) / 3
+    for name in uploads[0]["bn_dse"]:
+        w[name] = sum(up["bn_dse"][name] for up in uploads.values()) / 3
+    target = target_of(args)
+    down = server.download(9)
+    held = common.state(fdse.Client(args, net, 9, target).model(down))
+    glob, kept = bn_dfe_of(w), {}
+    for epoch in range(2):
+        order = torch.randperm(40, generator=common.seed_all(args.seed, "batches", 0, 9, epoch))
+        for rows in order.split(16):
+            x = target.test.batch(rows)[0].double()
+            for name in server.v[0]:
+                w[name] = w[name].detach().requires_grad_()
+            seen = []
+            logits(x, w, args, seen, adapting=True)
+            loss = l_con("eq6", seen, glob, kept, args.beta, w)
+            gradients = torch.autograd.grad(loss, [w[name] for name in server.v[0]])
+            for name, g in zip(server.v[0], gradients):
+                w[name] = w[name].detach() - 3 * g
+    compared = {name: value for name, value in held.items() if "num_batches" not in name}
+    assert_same(compared, w)
+    moved = max(float((held[name] - down["v"][name]).abs().max()) for name in server.v[0])
+    assert moved > 1e-3
