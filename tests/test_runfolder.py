@@ -36,8 +36,8 @@ def result_in(path) -> dict:
 # What is written
 
 RESULT = {"id", "method", "args", "command", "best", "last", "curve", "logs", "bytes", "finished",
-          "seconds", "images_per_second", "peak_memory_mib", "code", "sources", "commit", "uncommitted_changes", "versions",
-          "hardware"}
+          "seconds", "images_per_second", "peak_memory_mib", "code", "sources", "commit",
+          "uncommitted_changes", "versions", "hardware"}
 
 
 def test_output_folder(tmp_path):
