@@ -67,7 +67,7 @@ class Args(common.LinearArgs):
 # FedGaLA, App. B.1 to B.3: all of its baselines have its rounds, epochs, batch and images.
 IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, batch_size=128, eval_every=10)
 PAPER = {
-    "digits": dict(rounds=60, epochs=2, batch_size=64, crop=28, augment="crops", hidden=256, dim=128,
+    "digits": dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", hidden=256, dim=128,
                    eval_every=10),  # ours, as fedgala.py
     "pacs": IMAGES,
     "officehome": IMAGES,

@@ -627,7 +627,7 @@ def test_settings_that_follow_from_the_learner():
 
 
 def test_settings_are_the_official_codes():
-    official = (*PACS, "--variant", "official", "--ssl")
+    official = (*PACS, "--variant", "official-settings", "--ssl")
     assert values("fedgala", OPTIMIZER, *official, "simclr") == ["adam", 1e-4, 0, 0]
     assert values("fedgala", OPTIMIZER, *official, "moco") == ["sgd", 0.03, 0.9, 1e-4]
     assert values("fedgala", "ema queue", *official, "moco") == [0.999, 65536]
