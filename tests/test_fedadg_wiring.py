@@ -138,6 +138,7 @@ def test_learning_rates_are_those_of_the_official_code(dataset):
         for i in range(begins, args.epochs):
             got.append(fedadg.warm(rates[name], fedadg.warm_up_steps(i, args.E0, name), args.warmup))
         assert got == pytest.approx(of_epochs)
+        assert fedadg.warm(rates[name], args.warmup + 1, args.warmup) == pytest.approx(rates[name])
 
 
 @pytest.mark.parametrize("dataset", CLASSES)
