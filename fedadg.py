@@ -17,17 +17,18 @@ Alg. 1          s1; s2; s3                      Server.__init__; common.rounds; 
                 c1; c2-c9                       Client.__init__, Client.model; Client.train
 Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y), lambda_0, lambda_1, E0, K.
 Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-onehot. Table 6: --reference
-gaussian, uniform, laplace. Fig. 4: --projection-size. Left out: nothing. FedSR's tables have FedADG as a
-baseline, by settings that are not published: on rotatedmnist the defaults are FedSR's.
+gaussian, uniform, laplace. Fig. 4: --projection-size. Control, without an adversary but with its weights:
+--lambda0 0. Left out: nothing. FedSR's tables have FedADG as a baseline, by settings that are not published:
+on rotatedmnist the defaults are FedSR's.
 
 Where paper, official code (wzml/FedADG) and this file differ, as far as a flag switches it; all else and the
-reasons: docs/methods/fedadg.md. What the paper leaves open is as in the code's program for the dataset, where
-that goes with the paper, else ours. --variant official: the code's settings (not its networks and data), on
-VLCS those of its program for VLCS, elsewhere those of that for PACS; all rows but the last two.
+reasons: docs/methods/fedadg.md. Neither of the code's two programs goes with the paper; what the paper leaves
+open is the code's where it says so, else ours. --variant official: the code's settings (not its networks and
+data), on VLCS those of its program for VLCS, elsewhere those of that for PACS; all rows but the last two.
   what             paper                  official: VLCS; PACS     here             flag
   L_adv_d          Eq. (1), least -2      Eq. (1); least squares   least squares    --d-loss
   L_adv_g          Eq. (3)                no gradient; D(h')^2     D(h')^2          --g-loss
-  lambda_0, _1     0.85, 0.15             0.15, 0.85 ever since    as the paper     --lambda0, --lambda1
+  lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
   order            (F, C), D, G           D, (F, C), G             as the paper     --order
   lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
   lr of D and G    0.7 times that         0.7 times that           as the paper     --lr-adversarial
