@@ -86,6 +86,11 @@ class Args(common.Args):
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0)
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0)
 
+    def refuse(self) -> None:
+        if self.backbone == "alexnet_bn" and not self.pad and self.image_size < 160:
+            raise Stop("without padding in layers 3 to 5 (--no-pad, --variant official) images need 160 "
+                       f"pixels, not {self.image_size}: give --image-size 160, or --pad", 2)
+
 
 # FDSE, Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS, DomainNet), decay 0.998, clipping
 # at 10, 224x224; lr and tau are the code's (config/*/fdse.yml, for DomainNet config/domainnet.yml), lambda is
@@ -196,9 +201,6 @@ def per_channel(v: Tensor, x: Tensor) -> Tensor:
 def build(args: Args, channels: int, classes: int) -> Net:
     """The network of `--backbone` with DSE blocks. Stop if there is none."""
     if args.backbone == "alexnet_bn" and channels == 3 and args.weights == "none":
-        if not args.pad and args.image_size < 160:
-            raise Stop("without padding in layers 3 to 5 (--no-pad, --variant official) images need 160 "
-                       f"pixels, not {args.image_size}: give --image-size 160, or --pad", 2)
         p = int(args.pad)
         body = nn.Sequential(  # Table A6, layers 1 to 8; 7 and 8 are linear
             DSEBlock(args, 3, 64, 11, 4, args.stem_padding), nn.MaxPool2d(3, 2),

@@ -126,6 +126,9 @@ class Args(RunArgs, TrainingArgs, DataArgs):
     drop_last: ClassVar[bool] = False
     sources: ClassVar[str] = ""
 
+    def refuse(self) -> None:
+        """Stop if values do not go together, before any data is read; a method's own rule."""
+
 
 @dataclass
 class LinearArgs(Args):
@@ -290,6 +293,7 @@ def check(args: Args, parser: Parser) -> None:
         shares(args.split)
         if args.protocol == "linear":
             ratios(args.label_ratio)
+        args.refuse()
         args.device = choose_device(args.device)
         args.precision = choose_precision(args.precision, args.device)
     except Stop as stop:
