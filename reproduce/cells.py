@@ -136,6 +136,9 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
     if not row.implemented:
         return cells
     for cell, column in zip(cells, block.columns):
+        read = column
+        if row.start:
+            read = dataclasses.replace(column, value=f"start/{column.path}")
         cell.computed = column.kind == "cost"
         cell.elsewhere = column.kind in ("seconds", "reach")
         if column.kind in ("cost", "seconds"):
@@ -146,7 +149,7 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
             for seed in sorted(recorded | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
-                    look_up(cell, column, run, records, seed in seeds, keep_record=bool(table.figure))
+                    look_up(cell, read, run, records, seed in seeds, keep_record=bool(table.figure))
     fill_means(block, cells)
     return cells
 
@@ -197,7 +200,7 @@ def found_at(record: dict, column: Column) -> float | None:
         value = value.get(part)
     if not isinstance(value, (int, float)):
         return None
-    if column.kind in ("best", "last"):
+    if column.kind in ("best", "last", "start"):
         return 100 * value
     return float(value)
 

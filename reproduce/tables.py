@@ -55,6 +55,7 @@ class Row:
     flags: str = ""
     laptop: str = ""  # flags that give the row the laptop budget of its block
     quoted: bool = False
+    start: bool = False  # what the row's runs had before their first step, in place of the last round
     ours: bool = False  # a row that the paper does not have, such as a control: nothing of it is published
     note: str = ""
 
@@ -169,7 +170,8 @@ def check_column(block: Block, column: Column) -> None:
 
 
 def check_row(block: Block, row: Row) -> None:
-    of_type(row, method=str, module=str, flags=str, laptop=str, quoted=bool, ours=bool, note=str)
+    of_type(row, method=str, module=str, flags=str, laptop=str, quoted=bool, start=bool, ours=bool,
+            note=str)
     where = f"{block.title}, {row.method}"
     if bool(row.module) == row.quoted:
         raise ValueError(f"{where}: it needs a module, or quoted = true")

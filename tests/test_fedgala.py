@@ -7,13 +7,16 @@ import math
 import common
 import fedgala
 from baselines import fedema
+from reproduce.cells import cells_of
+from reproduce.records import Records
+from reproduce.tables import Block, Column, Row, Table
 from tests.conftest import METHODS, fails, interrupted, metrics, parsed, run_here
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import conv2d, normalize
 from torch.testing import assert_close
 
 SMALL = ("--limit", "48", "--batch-size", "8", "--hidden", "16", "--dim", "8", "--precision", "fp32",
@@ -701,10 +704,74 @@ def test_a_linear_run_and_its_result(tmp_path):
     shares = [log["discarded"] for log in second["clients"].values()]
     assert result["logs"]["discarded"] == [None, pytest.approx(np.mean(shares))]
     assert 0 < min(shares) and max(shares) < 1
+    assert result["start"] == first["start"] and "start" not in second
+    assert set(result["start"]["linear"]["d0"]) == {"0.2", "0.5"}
+    assert result["start"]["chance_loss"] == pytest.approx(math.log(2 * 16 - 1))
     assert result["curve"]["round"] == [1, 2]
     assert len(result["curve"]["d0 0.5"]) == 2
     assert not (tmp_path / "best.pt").exists()
     assert (tmp_path / "curves.png").exists()
+
+
+def test_the_untrained_network():
+    """What the start of a run evaluates: the first network, whose BN has the plain mean over the batches of
+    each client's first epoch, averaged by images; and chance, when all features are alike."""
+    args, _, _, _ = federation("fedgala", "--epochs", "1")
+    domains, classes = common.load_domains(args)
+    fed = common.federation(fedgala.Server, fedgala.Client, args, fedgala.build, domains, classes)
+    found = common.evaluate_start(fed)
+    w = fed.server.w
+    by_client = []
+    for k in range(5):
+        client = fed.clients[k]
+        common.seed_all(args.seed, "start", k)
+        means = []
+        for x, _ in common.batches(client.data.train, args, 0, k):
+            means.append(conv2d(x, w["f.0.weight"], w["f.0.bias"], padding=1).mean((0, 2, 3)))
+        by_client.append(torch.stack(means).mean(0))
+    target = fed.clients[5]
+    model = target.model(fed.server.download(5))
+    statistics = {}
+    for k in range(5):
+        of_client = common.batch_statistics(model, fed.clients[k].data.train, args, k)
+        assert_close(of_client["f.1.running_mean"], by_client[k], atol=1e-5, rtol=1e-4)
+        for name, v in of_client.items():
+            statistics[name] = statistics.get(name, 0) + v / 5
+    model = target.model(fed.server.download(5))
+    assert all(layer.momentum == 0.1 for layer in (model.f[1], model.g[1]))
+    model.load_state_dict(statistics, strict=False)
+    z, y = common.representations(model, target.data.test, args)
+    seed = common.seed_all(args.seed, "linear", "d75").initial_seed()
+    how = dict(lr=args.linear_lr, epochs=args.linear_epochs, batch=args.linear_batch)
+    expected = common.linear_accuracy(z, y, 10, 0.1, seed, **how)
+    assert found["linear"]["d75"]["0.1"] == pytest.approx(expected, abs=0.05)
+    assert found["chance_loss"] == pytest.approx(float(fedgala.nt_xent(torch.ones(16, 3), args.temperature)))
+
+
+@pytest.mark.parametrize("ssl", ["moco", "byol", "simsiam"])
+def test_chance_loss(ssl):
+    """Of MoCo when all keys are alike, of BYOL and SimSiam at right angles."""
+    args = parsed("fedgala", "--ssl", ssl, "--queue", "6")
+    alike = torch.ones(4, 3)
+    right, up = tensor([[1.0, 0.0]]), tensor([[0.0, 1.0]])
+    at_chance = {
+        "moco": fedgala.info_nce(alike, alike, unit(torch.ones(6, 3)), args.temperature),
+        "byol": 2 * fedgala.regression(right, up),
+        "simsiam": -fedgala.mean_cosine(right, up),
+    }
+    assert fedgala.chance_loss(args, 100) == pytest.approx(float(at_chance[ssl]), abs=1e-6)
+
+
+def test_a_row_of_the_untrained_network_is_of_its_start(tmp_path):
+    """tables/fedgala-1.toml: start = true."""
+    path = tmp_path / "runs.jsonl"
+    result = run_here("fedgala", tmp_path / "run", "--target", "d0", "--record", path)
+    row = Row("untrained network", [[]], "fedgala", start=True, ours=True)
+    block = Block("digits", "digits", [Column("10%", "last/linear/d0/0.1")], [row], flags="--target d0")
+    table = Table("fedgala-1", "", "fedgala", "", [block])
+    cell, = cells_of(table, block, row, Records(path), "smoke", [0])
+    assert cell.values == {0: 100 * result["start"]["linear"]["d0"]["0.1"]}
+    assert not cell.missing
 
 
 def test_a_run_on_fixed_sources_evaluates_all_other_domains(tmp_path):
