@@ -49,7 +49,8 @@ FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr
 # 90/10 splits of which the test half is ours. Its own FedAvg row keeps the momentum over the rounds:
 # fedsr.py --variant fedavg.
 MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, batch_size=64,
-             lr=0.001, momentum=0.9, split="0.9/0.05/0.05", average="uniform", eval_every=50)
+             augment="fedsr-crops", lr=0.01, momentum=0.9, clip=5.0, split="0.9/0.05/0.05", average="uniform",
+             eval_every=50)
 # FedCiR, Sec. 6.1: the defaults of the two datasets that only it has, and --variant fedcir.
 FEDCIR = dict(backbone="resnet18", protocol="indomain", target_part="all", image_size=128, rounds=300,
               steps=20, batch_size=32, lr=0.01, lr_decay=1.0, momentum=0.9, weight_decay=5e-4, clip=0.0,

@@ -44,6 +44,9 @@ AUGMENTATIONS = {
     # official code (atuannguyen/FedSR, src/datasets.py).
     "fedsr": Augmentation(scale=(0.7, 1.0), flip=0.5, brightness=0.3, contrast=0.3, saturation=0.3, hue=0.3,
                           gray=0.1),
+    # The crops of the one above and nothing else: ours, for RotatedMNIST, whose images have no colours and
+    # whose digits no mirror image.
+    "fedsr-crops": Augmentation(scale=(0.7, 1.0)),
     # JiGen (Carlucci et al., CVPR 2019), the protocol of FedADG: crops that keep 80 to 100%, flips, grey 10%.
     # JiGen's code (fmcarlucci/JigenDG) has no flip and no jitter by default, but its script run_PACS_photo.sh
     # sets flip 0.5 and jitter 0.4 (in all four); the paper's text has no jitter, so neither has this. JiGen

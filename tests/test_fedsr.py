@@ -409,7 +409,7 @@ def test_coefficients_of_app_c1(dataset):
 
 def test_schedule_of_sec_4_2_on_rotatedmnist():
     args = parsed("fedsr", "--dataset", "rotatedmnist")
-    assert args.lr == 0.001
+    assert (args.optimizer, args.lr, args.momentum, args.clip) == ("sgd", 0.01, 0.9, 5)
     assert args.rounds * args.steps == 500 * common.steps_in_epoch(900, args)
 
 
