@@ -114,7 +114,8 @@ VLCS = dict(**ALEXNET, lr=0.01, rounds=20, E0=5, epochs=15, batch_size=16, split
             target_part="heldout")
 # FedSR, Sec. 4.2, as fedsr.py: 5 local iterations, and momentum that is kept over the rounds. E0 is ours.
 MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, E0=2, batch_size=64,
-             lr=0.001, momentum=0.9, keep_momentum=True, split="0.9/0.05/0.05", eval_every=50)
+             augment="fedsr-crops", lr=0.01, momentum=0.9, keep_momentum=True, clip=5.0,
+             split="0.9/0.05/0.05", eval_every=50)
 PAPER = {
     "digits": dict(rounds=60, epochs=2, lr=0.05, batch_size=32),  # ours
     "rotatedmnist": MNIST,
