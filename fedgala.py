@@ -63,8 +63,8 @@ LEARNERS = ("simclr", "moco", "byol", "simsiam")
 
 @dataclass
 class Args(common.LinearArgs):
-    variant: str = arg("paper", "settings: the paper's, or the official code's, without its own networks of "
-                                "moco and simsiam", choices=("paper", "official-settings"))
+    variant: str = arg("paper", "settings: the paper's, or those of the official code (not its networks)",
+                       choices=("paper", "official-settings"))
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS)
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
                          choices=("adam", "sgd"))
