@@ -63,7 +63,7 @@ LEARNERS = ("simclr", "moco", "byol", "simsiam")
 
 @dataclass
 class Args(common.LinearArgs):
-    variant: str = arg("paper", "settings: the paper's, or those of the official code (not its networks)",
+    variant: str = arg("paper", "settings: the paper's, or the official code's (not its networks)",
                        choices=("paper", "official-settings"))
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS)
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
@@ -101,7 +101,7 @@ class Args(common.LinearArgs):
     temperature: float = arg(0.07, "temperature of simclr and moco", above=0)
     hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1)
     dim: int = arg(2048, "outputs of projector and predictor", low=1)
-    queue: int = arg(4096, "keys in moco's queue (65536 of 2048 numbers are 512 MiB on each client)", low=1)
+    queue: int = arg(4096, "keys in moco's queue (65536 of 2048 numbers: 512 MiB on each client)", low=1)
     ema: float = arg(0.99, "momentum m of the target network of moco and byol", low=0, high=1)
 
 
