@@ -85,9 +85,12 @@ def to_device(value, device: str):
 
 
 def prepare(args) -> None:
-    """What a process sets once, before it computes: its peers, its GPU, its precision, its memory."""
+    """What a process sets once, before it computes: its peers, its threads, its GPU, its precision,
+    its memory."""
     keep_freed_memory()
     join_processes()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     if args.device.startswith("cuda"):
         torch.cuda.set_device(args.device)
     set_precision(args)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import os
 import platform
 import resource
 import subprocess
@@ -25,11 +28,17 @@ def code(args) -> dict:
     return {"sources": hash_of(file), "commit": git("rev-parse", "HEAD"), "uncommitted_changes": uncommitted}
 
 
+def start(args) -> dict:
+    """What a run notes each time that it is started: its code, what else its bytes depend on, and how busy
+    the machine is."""
+    return {**code(args), "threads": torch.get_num_threads(), "precision": args.precision, "load": load()}
+
+
 def provenance(args) -> dict:
     """Code, versions and hardware of this process, as result.json has them."""
     gpu = args.device.startswith("cuda")
     hardware = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "processes": process()[1],
-                "gpu": None, "gpu_peak_memory_mib": None}
+                "load": load(), "gpu": None, "gpu_peak_memory_mib": None}
     if gpu:
         hardware["gpu"] = torch.cuda.get_device_name(args.device)
         hardware["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20
@@ -56,7 +65,28 @@ def cpu_name() -> str:
     return ""
 
 
+def load() -> float | None:
+    """How many processes wanted a core in the last minute, on average; None where the system does not say."""
+    with contextlib.suppress(OSError, AttributeError):
+        return round(os.getloadavg()[0], 2)
+
+
+def forget_peak_memory(args) -> None:
+    """Let the peaks of memory count from here on: each run of a process has its own. What earlier runs have
+    left is given back. Where the system is not Linux the peak stays that of the process."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    if args.device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(args.device)
+
+
 def peak_memory() -> int:
-    """MiB of the largest resident size of this process (the mapped pixels that were read count), GPU memory
-    apart."""
+    """MiB of the largest resident size of this process since forget_peak_memory (the mapped pixels that were
+    read count), GPU memory apart."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) // 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -15,6 +15,7 @@ from plumbing.files import locked, write_whole
 from plumbing.settings import Args, flag_of
 
 import numpy as np
+import torch
 
 
 def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> dict:
@@ -30,7 +31,7 @@ def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> di
         curve = curves_of_parts(evaluated)
     result = {
         "id": hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest(),
-        "method": key["method"], "args": key, "command": command(),
+        "method": key["method"], "args": key, "command": command(args),
         "best": outcome(best), "last": outcome(last), "curve": curve,
     }
     if args.protocol == "linear":
@@ -143,9 +144,10 @@ def record(args: Args, result: dict) -> None:
         file.write(start + json.dumps(result).encode() + b"\n")
 
 
-def command() -> str:
-    """The command of this run, as typed from the repository's folder, without the flags that change no
-    number: the folders are this machine's."""
+def command(args: Args | None = None) -> str:
+    """The command of this process, as typed from the repository's folder, without the flags that change no
+    number: the folders are this machine's. Of a run also what its bytes depend on and this machine chose:
+    precision and threads."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec and spec.name != "__main__":
         start = ["python", "-m", spec.name]
@@ -162,6 +164,10 @@ def command() -> str:
             kept.append(word)
         elif not has_value and not isinstance(left_out[flag], bool):
             next(words, None)  # its value
+    if args and "--precision" not in " ".join(kept):
+        kept += ["--precision", args.precision]
+    if args:
+        kept += ["--threads", str(torch.get_num_threads())]
     return shlex.join(start + kept)
 
 

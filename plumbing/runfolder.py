@@ -26,10 +26,10 @@ from pathlib import Path
 from plumbing.errors import Stop
 from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, merged, process, to_device
-from plumbing.provenance import code, peak_memory, provenance
+from plumbing.provenance import forget_peak_memory, peak_memory, provenance, start
 from plumbing.results import draw_curves, record, result_of, summary
 from plumbing.settings import Args, as_now, differences, identity, settings_of
-from plumbing.sources import hash_of, method_file
+from plumbing.sources import equivalent_to, hash_of, method_file
 
 import numpy as np
 import torch
@@ -134,9 +134,11 @@ def refuse_another(path: Path, theirs: dict, key: dict) -> None:
 
 
 def refuse_other_code(path: Path, parts: list[dict], args: Args) -> None:
-    """Stop if a part of the folder's run was computed by other sources than those of now."""
+    """Stop if a part of the folder's run was computed by other sources than those of now, unless these are
+    known to give the same numbers."""
     now = hash_of(method_file(args))
-    others = [part["sources"] for part in parts if part["sources"] != now]
+    same = equivalent_to(now)
+    others = [part["sources"] for part in parts if part["sources"] not in same]
     if not parts:
         others = ["unknown"]
     if others and not args.any_code:
@@ -162,10 +164,11 @@ class RunFolder:
         self.best, self.best_state = {"round": 0, "val": -1.0}, None
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
         self.bar, self.shown = None, {}
-        self.code = []  # by which code: from which round on, sources, commit, threads
+        self.code = []  # a part for each start: from which round on, and what `start` says
 
     def __enter__(self) -> RunFolder:
         self.stack = contextlib.ExitStack()
+        forget_peak_memory(self.args)
         if self.rank == 0:
             self.stack.enter_context(locked(self.path / ".lock", wait=False))
         try:
@@ -185,12 +188,12 @@ class RunFolder:
         """Restore what was saved; tell the user what starts; write the settings."""
         if self.saved:
             self.restore(federation)
-        self.code.append({"from": self.t + 1, **code(self.args), "threads": torch.get_num_threads()})
+        self.code.append({"from": self.t + 1, **start(self.args)})
         self.saved_at = time.monotonic()
         if self.rank == 0:
             self.clean()
             self.announce(federation)
-            settings = {"method": self.key["method"], "settings": settings_of(self.args)}
+            settings = {"method": self.key["method"], "code": self.code, "settings": settings_of(self.args)}
             write_json(self.path / "settings.json", settings)
             lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
             write_whole(self.path / "metrics.jsonl", lambda file: file.write(lines.encode()))

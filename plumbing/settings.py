@@ -99,6 +99,8 @@ class RunArgs:
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor has it, "
                                  "else fp32", choices=("auto", "fp32", "tf32", "bf16"))
+    threads: int = arg(0, "CPU threads, on which the last digits depend; 0: as many as torch takes, which "
+                          "OMP_NUM_THREADS limits", low=0, numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
     data: str = arg("data", "folder of the datasets, the downloads and the decoded cache", numbers=False)
     archives: str = arg("", "folder with archives downloaded before; looked at before the network",

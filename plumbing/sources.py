@@ -3,6 +3,9 @@
 They are the method's file and all files of this repository that it imports, directly or not, without those
 in AROUND. What cannot change a number is left out of each file: comments and docstrings, the words of errors,
 and the tables of settings, whose values a record names one by one.
+
+Other sources may give the same numbers all the same, after a refactoring: results/equivalent_sources.toml has
+pairs of hashes of which that was seen, by a short run of the method (reproduce/short_runs.py).
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ import ast
 import functools
 import hashlib
 import sys
+import tomllib
 from pathlib import Path
+
+from plumbing.errors import Stop
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,6 +95,28 @@ def hash_of(file: Path) -> str:
         tree = WithoutWords().visit(ast.parse(path.read_text()))
         digest.update(ast.dump(tree).encode())
     return digest.hexdigest()
+
+
+def equivalent_to(sources: str) -> set[str]:
+    """The hashes of all sources that give the numbers of these ones, they among them."""
+    pairs = read_pairs(ROOT / "results" / "equivalent_sources.toml")
+    found, count = {sources}, 0
+    while len(found) > count:  # until nothing is added
+        count = len(found)
+        for pair in pairs:
+            if found & pair:
+                found |= pair
+    return found
+
+
+def read_pairs(path: Path) -> list[set[str]]:
+    """The pairs of hashes of a file of equivalent sources; none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        return [set(same["sources"]) for same in tomllib.loads(path.read_text()).get("same", [])]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as e:
+        raise Stop(f"{path} has no pairs of hashes ({e}); expected [[same]] with sources = [one, other]", 2)
 
 
 def method_file(args) -> Path:

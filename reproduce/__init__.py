@@ -8,6 +8,7 @@
     measures/    what the papers measure of a finished run's folder; python -m reproduce.measures
     cells        the run and the numbers behind each cell, and the runs that are missing
     figures      the figures that are drawn from the records
+    scoreboard   the state of all published cells in a picture, a table and a sentence
     rendering    pages, csv, the terminal, the README's block
     measuring    what tables and figures need of the runs' folders
     cost         what missing runs would take

@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from plumbing.catalog import FOLDERS
 from plumbing.settings import identity
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments, short_name
-from reproduce.records import Records, Run, key_of
+from reproduce.records import Records, Run, alone, committed, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
@@ -51,8 +52,8 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
 def run_with(module: str, flags: list[str], seed: int) -> Run:
     """The run of a method with flags and a seed."""
     args = dataclasses.replace(arguments(module, tuple(flags)), seed=seed)
-    key = key_of(short_name(module), type(args), identity(args))
-    return Run(module, tuple(flags), seed, key)
+    work = work_of(short_name(module), type(args), identity(args))
+    return Run(module, tuple(flags), seed, work, args.precision)
 
 
 def without_budget(flags: list[str]) -> list[str]:
@@ -77,10 +78,15 @@ class Cell:
     published: list[float]  # [mean, deviation], [mean] or []
     values: dict[int, float] = field(default_factory=dict)  # by seed
     missing: list[Run] = field(default_factory=list)  # the runs that are not recorded
+    stale: list[Run] = field(default_factory=list)  # the runs whose records are stale
     trials: int = 0  # behind the published mean; 0: not said
-    records: dict[int, dict] = field(default_factory=dict)  # of a figure, by seed
+    records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
+    behind: list[dict] = field(default_factory=list)  # the records that the values are from; of a mean all
+    uncommitted: bool = False  # whether one of these is of code that no commit has
     computed: bool = False  # from the network alone, without a run
     elsewhere: bool = False  # a time or cost of another machine, or counted otherwise: no difference is shown
+    corrected: float | None = None  # probability of Welch's test, corrected for all tests of the page
+    verdict: str = ""  # of a published and measured cell: agrees, differs or untested
 
     @property
     def mean(self) -> float | None:
@@ -98,9 +104,11 @@ class Cell:
         return self.mean - self.published[0]
 
     @property
-    def far(self) -> bool | None:
-        """Whether the difference is beyond two combined standard errors; None if that cannot be told."""
-        return statistics.beyond_two_errors(self.values, self.published, self.trials)
+    def probability(self) -> float | None:
+        """Of Welch's test against the published mean; None if it cannot be tested, or need not."""
+        if self.computed or self.elsewhere:
+            return None
+        return statistics.welch(self.values, self.published, self.trials)
 
 
 @dataclass
@@ -126,7 +134,43 @@ def filled(table: Table, records: Records, scale: str) -> list[FilledBlock]:
     for block in table.blocks:
         rows = [FilledRow(row, cells_of(table, block, row, records, scale, [])) for row in block.rows]
         blocks.append(FilledBlock(block, rows))
+    if scale == "paper":
+        judge(blocks)
     return blocks
+
+
+def judge(blocks: list[FilledBlock]) -> None:
+    """Say of each published and measured cell of a page whether it agrees, differs or cannot be tested.
+
+    Welch's tests, corrected by Holm for all of the page. A number that is computed without a run agrees if it
+    is the printed one but for its last digit.
+    """
+    tested = []
+    for block in blocks:
+        for line in block.rows:
+            for cell in line.cells:
+                if cell.difference is None:
+                    continue
+                cell.verdict = "untested"
+                if cell.computed:
+                    last_digit = 10 ** -decimals(line.row)
+                    cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
+                elif cell.probability is not None:
+                    tested.append(cell)
+    corrected = statistics.holm([cell.probability for cell in tested])
+    for cell, probability in zip(tested, corrected):
+        cell.corrected = probability
+        cell.verdict = "differs" if probability < statistics.LEVEL else "agrees"
+
+
+def decimals(row: Row) -> int:
+    """With how many decimals the paper prints a row: the most of its numbers."""
+    most = 0
+    for cell in row.published:
+        for value in cell:
+            if value % 1:
+                most = max(most, len(str(float(value)).partition(".")[2]))
+    return most
 
 
 def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
@@ -143,51 +187,86 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
         cell.elsewhere = column.kind in ("seconds", "reach")
         if column.kind in ("cost", "seconds"):
             if scale == "paper":
-                cell.values = without_seeds(column, run_of(block, row, column, scale, 0), records)
+                fill_without_seeds(cell, column, run_of(block, row, column, scale, 0), records)
         elif column.kind != "mean":
+            runs = []
             recorded = records.seeds_of(row.module, block.dataset, scale)
             for seed in sorted(recorded | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
-                    look_up(cell, read, run, records, seed in seeds, keep_record=bool(table.figure))
+                    runs.append(run)
+            fill(cell, read, runs, records, seeds)
     fill_means(block, cells)
     return cells
 
 
-def without_seeds(column: Column, run: Run, records: Records) -> dict[int, float]:
+def fill_without_seeds(cell: Cell, column: Column, run: Run, records: Records) -> None:
     """The value of a column that has one for all seeds: a network's cost, or a client's time."""
     if column.kind == "cost":
-        return {0: network_cost(run.module, run.flags)[column.path]}
-    seconds = seconds_of_round(run, records)
-    return {} if seconds is None else {0: seconds}
-
-
-def look_up(cell: Cell, column: Column, run: Run, records: Records, asked: bool, keep_record: bool) -> None:
-    """Put into a cell what is recorded of a run; if nothing is and it is `asked` for, it is missing."""
-    record = records.get(run)
-    if record is None:
-        if asked:
-            cell.missing.append(run)
+        cell.values = {0: network_cost(run.module, run.flags)[column.path]}
         return
-    if keep_record:
-        cell.records[run.seed] = record
-    if column.kind == "reach":
-        value = records.reach.get(record["id"], {}).get(column.path)
-    else:
-        value = found_at(record, column)
-    if value is not None:
-        cell.values[run.seed] = value
+    record = longest_alone(run, records)
+    seconds = seconds_of_round(record) if record else None
+    if seconds is not None:
+        cell.values = {0: seconds}
+        note_origin(cell, run, record, records)
+
+
+def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: list[int]) -> None:
+    """Put into a cell what is recorded of its runs, one for each seed, at one precision. If seeds that are
+    `asked` for are not among that, their runs are missing that are not recorded at this machine's precision.
+    """
+    cell.records = of_one_precision(runs, records)
+    if not set(asked) <= cell.records.keys():
+        cell.missing = [run for run in runs if run.seed in asked and records.get(run) is None]
+    for run in runs:
+        record = cell.records.get(run.seed)
+        if record is None:
+            continue
+        if column.kind == "reach":
+            value = (records.reach_of(record) or {}).get(column.path)
+        else:
+            value = found_at(record, column)
+        if value is not None:
+            cell.values[run.seed] = value
+            note_origin(cell, run, record, records)
+
+
+def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
+    """{seed: record} at the precision with the most seeds; of equals the one with the newest record."""
+    by_precision = {}
+    for run in runs:
+        for precision, record in records.by_precision(run).items():
+            by_precision.setdefault(precision, {})[run.seed] = record
+
+    def rank(of_seeds: dict[int, dict]) -> tuple[int, str]:
+        return len(of_seeds), max(record["finished"] for record in of_seeds.values())
+    return max(by_precision.values(), key=rank, default={})
+
+
+def note_origin(cell: Cell, run: Run, record: dict, records: Records) -> None:
+    """Keep which record a value is from, and what is to be said of its code."""
+    cell.behind.append(record)
+    if records.stale(record):
+        cell.stale.append(dataclasses.replace(run, anew=True))
+    if not committed(record):
+        cell.uncommitted = True
 
 
 def fill_means(block: Block, cells: list[Cell]) -> None:
-    """Columns that are the mean of the others have the seeds that all of these have."""
+    """Columns that are the mean of the others have the seeds that all of these have, and what is said of
+    their code."""
     own = []
     for cell, column in zip(cells, block.columns):
         if column.kind != "mean":
-            own.append(cell.values)
+            own.append(cell)
     for cell, column in zip(cells, block.columns):
         if column.kind == "mean":
-            cell.values = statistics.means_over_columns(own)
+            cell.values = statistics.means_over_columns([other.values for other in own])
+            for other in own if cell.values else []:
+                cell.behind += other.behind
+                cell.stale += other.stale
+                cell.uncommitted = cell.uncommitted or other.uncommitted
 
 
 def found_at(record: dict, column: Column) -> float | None:
@@ -205,22 +284,36 @@ def found_at(record: dict, column: Column) -> float | None:
     return float(value)
 
 
-def seconds_of_round(run: Run, records: Records) -> float | None:
-    """Seconds of training of a client in a round: the mean of the longest recorded run of the same network,
-    images and batch; None without one."""
+def longest_alone(run: Run, records: Records) -> dict | None:
+    """The record of the longest run of the same network, images and batch that had its machine to itself."""
     args = dataclasses.asdict(arguments(run.module, run.flags))
     longest, most = None, 0
     for record in records.by_key.values():
         theirs, rounds = record["args"], record["args"]["rounds"]
         same_work = all(theirs.get(name) == args[name] for name in SAME_WORK)
-        if record["method"] == short_name(run.module) and same_work and rounds > most:
+        same_work = same_work and record["method"] == short_name(run.module)
+        if same_work and alone(record) and rounds > most:
             longest, most = record, rounds
-    if longest is None:
-        return None
-    seconds, clients = longest["seconds"].get("train"), longest["last"].get("clients")
+    return longest
+
+
+def seconds_of_round(record: dict) -> float | None:
+    """Seconds of training of a client in a round, the mean over a recorded run; None if it does not say."""
+    seconds, clients = record["seconds"].get("train"), record["last"].get("clients")
     if seconds is None or not clients:
         return None
-    return seconds / most / len(clients)
+    return seconds / record["args"]["rounds"] / len(clients)
+
+
+def chance(block: Block, column: Column) -> float | None:
+    """The accuracy (%) of guessing one of a dataset's classes; None where the column is no accuracy or the
+    catalogue has no classes."""
+    if column.kind not in ("best", "last", "mean"):
+        return None
+    if block.dataset not in FOLDERS:  # digits, and MNIST's
+        return 100 / 10
+    classes = FOLDERS[block.dataset].classes
+    return 100 / len(classes) if classes else None
 
 
 # All cells
@@ -237,10 +330,22 @@ def every_cell(tables: list[Table], records: Records, scale: str,
 
 @dataclass
 class Missing:
-    """A run that is not recorded, and the tables that need it."""
+    """A run that is not recorded, or not by the code of now, and the tables that need it."""
 
     run: Run
     tables: list[str]  # their ids
+
+
+def stale(tables: list[Table], records: Records, scale: str) -> list[Missing]:
+    """The runs whose records are stale, each once, in the tables' order; figures count too."""
+    by_key = {}
+    for table, _, _, cells in every_cell(tables, records, scale, []):
+        for cell in cells:
+            for run in cell.stale:
+                one = by_key.setdefault(run.key, Missing(run, []))
+                if table.id not in one.tables:
+                    one.tables.append(table.id)
+    return list(by_key.values())
 
 
 def missing(tables: list[Table], records: Records, scale: str, seeds: list[int]) -> list[Missing]:

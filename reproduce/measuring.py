@@ -18,7 +18,7 @@ from reproduce.measures.command import main as measure
 from reproduce.measures.finished import rebuilt
 from reproduce.measures.overhead import cost_to_reach, training_flops
 from reproduce.methods import ROOT, arguments
-from reproduce.records import Place, Records, Run
+from reproduce.records import Place, Records, Run, sources_of
 from reproduce.tables import Table
 
 REACHED = 0.6  # the accuracy of FedCiR's Table 3
@@ -97,21 +97,22 @@ def make_reach(table: Table, records: Records, scale: str, seeds: list[int], pla
             for seed in seeds if row.implemented else []:
                 run = run_of(block, row, block.columns[0], scale, seed)
                 record = records.get(run) if run else None
-                if record is None or record["id"] in records.reach:
+                if record is None or records.reach_of(record) is not None:
                     continue
                 try:
                     spent = reach(folder_of_run(run), place)
                 except Stop as stop:
                     problems.append(f"{table.id}, {row.method}: {stop}")
                     continue
-                append_reach(records.path, record["id"], spent)
+                append_reach(records.path, record, spent)
     return problems
 
 
-def append_reach(records: Path, id: str, spent: dict[str, float]) -> None:
+def append_reach(records: Path, record: dict, spent: dict[str, float]) -> None:
     """A line of reach.jsonl beside the records."""
     with locked(records.with_name(".reach.jsonl.lock")), open(records.with_name("reach.jsonl"), "a") as file:
-        file.write(json.dumps({"id": id, "reach": spent}) + "\n")
+        line = {"id": record["id"], "sources": " ".join(sources_of(record)), "reach": spent}
+        file.write(json.dumps(line) + "\n")
 
 
 def reach(folder: Path, place: Place) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """Runs and the records of finished runs: results/runs.jsonl, a line for each, only ever appended to.
 
 A run is known by its method and the arguments that decide its numbers, so that one which serves several
-tables is run once.
+tables is run once. Of several records of a run the newest counts. One that was computed by other sources than
+the method's file and its imports of now is stale; one that does not say by which is by unknown code and as
+stale, and its commit is that of the end of its run.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.settings import SCALES, Args
+from plumbing.sources import equivalent_to, hash_of
 from reproduce.methods import method, short_name
 
 SCHEMA = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
@@ -25,7 +28,8 @@ NUMBERS = ("best", "last", "curve", "logs", "seconds", "bytes")  # the parts tha
 SHARES = ("best", "last")  # those of them whose numbers are accuracies
 GAPS = ("curve", "logs")  # those of them that may have gaps
 NEEDED = ("dataset", "scale", "seed", "rounds")  # arguments that every record has; others may be younger
-HARDWARE = ("device", "precision")  # arguments that choose how, not what, is computed
+UNKNOWN = "unknown"  # in the place of sources
+BUSY = 0.5  # processes beside a run with which it is no longer alone on its machine
 
 
 @dataclass(frozen=True)
@@ -44,21 +48,31 @@ class Run:
     module: str
     flags: tuple[str, ...]  # without the seed
     seed: int
-    key: str  # see key_of
+    work: str  # see work_of
+    precision: str
+    anew: bool = False  # again, though there is a stale record of it
+    replace: bool = False  # and its output folder, which other code has filled
+
+    @property
+    def key(self) -> str:
+        """What makes two runs the same."""
+        return f"{self.work} {self.precision}"
 
     @property
     def words(self) -> list[str]:
         """What stands behind `python`."""
         start = ["-m", self.module] if "." in self.module else [f"{self.module}.py"]
-        return [*start, *self.flags, "--seed", str(self.seed)]
+        again = ["--no-resume"] if self.replace else []
+        return [*start, *self.flags, "--seed", str(self.seed), *again]
 
     @property
     def command(self) -> str:
         return shlex.join(["python", *self.words])
 
 
-def key_of(name: str, cls: type[Args], args: dict) -> str:
-    """What makes two runs the same: the method and all arguments that decide numbers, except the hardware's.
+def work_of(name: str, cls: type[Args], args: dict) -> str:
+    """What a run computes: the method and all arguments that decide numbers, except the device and the
+    precision.
 
     `args` is a run's identity. A field that an older record lacks has its default, one that `cls` lacks does
     not count, and a value that `cls` derives from others is the derived one, also where an older record has
@@ -71,14 +85,14 @@ def key_of(name: str, cls: type[Args], args: dict) -> str:
     whole = cls(**known)
     values = {}
     for f in dataclasses.fields(cls):
-        if f.metadata["numbers"] and f.name not in HARDWARE:
+        if f.metadata["numbers"] and f.name not in ("device", "precision"):
             values[f.name] = getattr(whole, f.name)
     return json.dumps([name, values], sort_keys=True)
 
 
 class Records:
-    """The finished runs of a JSONL file by their key; lines that are none are named in `damaged` and count
-    for nothing.
+    """The newest record of each run of a JSONL file; lines that are none are named in `damaged` and count for
+    nothing.
 
     Beside it, reach.jsonl has what was measured of the runs' folders for FedCiR's Table 3.
     """
@@ -86,6 +100,8 @@ class Records:
     def __init__(self, path: Path):
         self.path = path
         self.by_key: dict[str, dict] = {}
+        self.by_work: dict[str, dict[str, dict]] = {}  # {work: {precision: record}}
+        self.same: dict[str, set[str]] = {}  # of each method the sources that give the numbers of now
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
         self.count = 0
         self.damaged: list[str] = []
@@ -101,26 +117,84 @@ class Records:
         record = json.loads(line)
         check_record(record)
         name, args = record["method"], record["args"]
-        key = key_of(name, method(name).Args, args)
-        self.by_key.setdefault(key, record)
+        work, precision = work_of(name, method(name).Args, args), args.get("precision", UNKNOWN)
+        key = f"{work} {precision}"
+        if key not in self.by_key or self.by_key[key]["finished"] <= record["finished"]:
+            self.by_key[key] = record
+            self.by_work.setdefault(work, {})[precision] = record
         self.seeds.setdefault((name, args["dataset"], args["scale"]), set()).add(args["seed"])
         self.count += 1
 
     def get(self, run: Run) -> dict | None:
-        return self.by_key.get(run.key)
+        """The newest record of a run; of one that is to be made anew only if it is not stale."""
+        record = self.by_key.get(run.key)
+        if record and run.anew and self.stale(record):
+            return None
+        return record
+
+    def by_precision(self, run: Run) -> dict[str, dict]:
+        """{precision: record} of what a run computes: all, or that of its --precision."""
+        found = self.by_work.get(run.work, {})
+        if "--precision" in run.flags:
+            return {name: record for name, record in found.items() if name == run.precision}
+        return found
+
+    def stale(self, record: dict) -> bool:
+        """Whether other code computed it, or a part of it, than that of now."""
+        name = record["method"]
+        if name not in self.same:
+            self.same[name] = equivalent_to(hash_of(Path(method(name).__file__).resolve()))
+        return not set(sources_of(record)) <= self.same[name]
+
+    def reach_of(self, record: dict) -> dict[str, float] | None:
+        """What reach.jsonl has of a record; None if it was not measured."""
+        return self.reach.get((record["id"], " ".join(sources_of(record))))
 
     def seeds_of(self, module: str, dataset: str, scale: str) -> set[int]:
         """The seeds of which a method has records, so that nothing else is looked for."""
         return self.seeds.get((short_name(module), dataset, scale), set())
 
 
-def read_reach(path: Path) -> dict[str, dict[str, float]]:
-    """{id of a run: what a client spends until the accuracy is reached}; damaged lines are left out."""
+def sources_of(record: dict) -> list[str]:
+    """The sources that computed a record, one for each start of its run."""
+    found = [part["sources"] for part in record.get("code", [])]
+    return found or [record.get("sources", UNKNOWN)]
+
+
+def committed(record: dict) -> bool:
+    """Whether its commit is known and was without changes."""
+    return bool(record.get("commit")) and record.get("uncommitted_changes") is False
+
+
+def alone(record: dict) -> bool:
+    """Whether its run had the machine to itself, so that its times are worth a comparison: at each start and
+    at the end no more processes wanted a core than it has threads."""
+    threads = record["hardware"].get("threads", 0)
+    loads = [record["hardware"].get("load")]
+    loads += [part.get("load") for part in record.get("code", [])]
+    return all(type(load) in (int, float) and load <= threads + BUSY for load in loads)
+
+
+def command_of(record: dict) -> str:
+    """The command that gives a record's bytes: with its precision and its threads."""
+    words = record["command"].split(" --record")[0]
+    args, hardware = record["args"], record["hardware"]
+    if "--precision" not in words and "precision" in args:
+        words += f" --precision {args['precision']}"
+    if "--threads" not in words and "threads" in hardware:
+        words += f" --threads {hardware['threads']}"
+    return words
+
+
+def read_reach(path: Path) -> dict[tuple[str, str], dict[str, float]]:
+    """{(id of a run, its sources): what a client spends until the accuracy is reached}; damaged lines are
+    left out."""
     reach = {}
     for _, line in lines_of(path):
         with contextlib.suppress(ValueError, TypeError, KeyError):
             measured = json.loads(line)
-            reach[measured["id"]] = {name: float(value) for name, value in measured["reach"].items()}
+            spent = {name: float(value) for name, value in measured["reach"].items()}
+            reach[measured["id"], measured["sources"]] = spent
     return reach
 
 

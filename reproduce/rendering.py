@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import write_whole
 from plumbing.settings import SCALES
-from reproduce import figures
-from reproduce.cells import Cell, FilledBlock, FilledRow, filled, run_of
-from reproduce.records import Records, Run
-from reproduce.statistics import paired
+from reproduce import figures, scoreboard
+from reproduce.cells import Cell, FilledBlock, FilledRow, chance, decimals, filled, run_of
+from reproduce.records import UNKNOWN, Records, command_of, sources_of
+from reproduce.scoreboard import sentence, strip_of
+from reproduce.statistics import paired, published_order
 from reproduce.tables import PAPERS, Row, Table
 
 from tabulate import tabulate
@@ -24,17 +27,21 @@ from tabulate import tabulate
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
-LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), difference; - is not printed or "
-          "not measured; * is a difference of more than two combined standard errors, ? one that cannot be "
-          "tested (one seed here, or no deviation or number of trials in the paper).")
-SMALLER_LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds) at this scale, without a "
-                  "difference.")
-FAR = {True: " *", False: "", None: " ?"}  # the mark behind a difference
+CODE_MARKS = "† is of other code than the method's file of now, ‡ of code that no commit has."
+LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), difference and marks; - is not "
+          "printed or not measured. = no difference is found, * it differs (Welch's test, corrected by Holm "
+          "to 5% for all tests of a page together), ? cannot be tested (one seed here, or no deviation or "
+          f"number of trials in the paper). {CODE_MARKS}")
+SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARKS} The last "
+                  "rows: guessing one of the classes, and whether the rows are in the published order: "
+                  "Kendall's tau with the paper (1: the same order, -1: its reverse), 95% of it over "
+                  "resampled seeds (from three seeds on), the probability p that a random order does as "
+                  "well.")
+VERDICT_MARKS = {"agrees": " =", "differs": " *", "untested": " ?", "": ""}  # behind a difference
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
-            "deviation", "seeds", "difference", "beyond_two_standard_errors", "module"]
-SUMMARY_HEAD = ["cells of the tables of", "all", "measured", "computed", "measured at laptop scale",
-                "of baselines not written yet", "not run"]
-README_HEAD = ["paper", "published cells measured at its scale", "at laptop scale", "does it agree?"]
+            "deviation", "seeds", "values", "difference", "verdict", "corrected_probability", "precision",
+            "other_code", "uncommitted", "runs", "sources", "commits", "module"]
+PICTURE = "A square for each published cell: agrees, differs, not testable, laptop only, not run"
 
 
 @dataclass
@@ -44,6 +51,7 @@ class Page:
     scale: str
     name: str
     text: str
+    part: str  # of results/README.md
     measured: bool  # whether any cell has a value
 
 
@@ -56,47 +64,14 @@ class Picture:
     name: str  # of its file
 
 
-@dataclass
-class Tally:
-    """How many cells the tables of a paper have at a scale, without those that the paper quotes or does not
-    have."""
-
-    cells: int = 0
-    measured: int = 0
-    computed: int = 0
-    unwritten: int = 0  # of baselines that are not implemented
-
-    @property
-    def not_run(self) -> int:
-        return self.cells - self.measured - self.computed - self.unwritten
-
-    def count(self, blocks: list[FilledBlock]) -> None:
-        """Add the cells of a table."""
-        for block in blocks:
-            for line in block.rows:
-                if not line.row.quoted and not line.row.ours:
-                    self.count_row(line)
-
-    def count_row(self, line: FilledRow) -> None:
-        self.cells += len(line.cells)
-        if not line.row.implemented:
-            self.unwritten += len(line.cells)
-        for cell in line.cells:
-            if cell.values and cell.computed:
-                self.computed += 1
-            elif cell.values:
-                self.measured += 1
-
-
 # All tables
 
 
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
-    """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md into `out`; returns
-    the text for the terminal."""
-    shown, pages, pictures, tallies = [], [], [], {}
+    """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md and the scoreboard
+    into `out`; returns the text for the terminal."""
+    shown, pages, pictures, blocks_of = [], [], [], {}
     for scale in SCALES:
-        tallies[scale] = {paper: Tally() for paper in PAPERS}
         for table in tables:
             blocks = filled(table, records, scale)
             name = table.file_name(scale)
@@ -106,47 +81,44 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
                     pictures.append(Picture(scale, table, path.name))
                     shown.append(f"{title(table, scale)}: {path}")
                 continue
-            tallies[scale][table.paper].count(blocks)
+            blocks_of[table.id, scale] = blocks
             measured = any(block.measured for block in blocks)
             if scale == "paper" or measured:
-                page = Page(scale, name, as_markdown(table, blocks, scale), measured)
+                page = Page(scale, name, as_markdown(table, blocks, scale),
+                            as_part(table, blocks, scale), measured)
                 write_text(out / "tables" / f"{name}.md", page.text)
                 write_text(out / "tables" / f"{name}.csv", as_csv(table, blocks, scale))
                 pages.append(page)
                 shown.append(as_text(table, blocks, scale))
-    counts = summary(tallies)
+            else:
+                for path in (out / "tables").glob(f"{name}.*"):  # of records that are no longer its own
+                    path.unlink()
+    strips = []
+    for table in tables:
+        if not table.figure:
+            strips.append(strip_of(table, blocks_of[table.id, "paper"], blocks_of[table.id, "laptop"]))
     if whole:
-        as_github = tabulate(counts, SUMMARY_HEAD, "github")
+        scoreboard.draw(strips, out / "scoreboard.png")
+        write_text(out / "scoreboard.md", scoreboard.as_markdown(strips))
+        write_text(out / "README.md", overview(pages, pictures, sentence(strips), records))
         if out.name == "results" and (out.parent / "README.md").exists():
-            update_readme(out.parent / "README.md", tallies, read_agreement(out / "agreement.toml"))
-        write_text(out / "README.md", overview(pages, pictures, as_github, records))
-    return "\n\n".join(shown) + "\n\n" + tabulate(counts, SUMMARY_HEAD)
+            update_readme(out.parent / "README.md", sentence(strips), read_agreement(out / "agreement.toml"))
+    return "\n\n".join([*shown, sentence(strips)])
 
 
 def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def summary(tallies: dict[str, dict[str, Tally]]) -> list[list]:
-    """A row of SUMMARY_HEAD for each paper with tables."""
-    rows = []
-    for paper, tally in tallies["paper"].items():
-        if tally.cells:
-            at_laptop_scale = tallies["laptop"][paper].measured
-            rows.append([PAPERS[paper], tally.cells, tally.measured, tally.computed, at_laptop_scale,
-                         tally.unwritten, tally.not_run])
-    return rows
-
-
-def overview(pages: list[Page], pictures: list[Picture], counts: str, records: Records) -> str:
-    """results/README.md: the summary, then every table and figure that has something."""
+def overview(pages: list[Page], pictures: list[Picture], state: str, records: Records) -> str:
+    """results/README.md: the scoreboard, then every table and figure that has something."""
     origin = (f"Made by `python reproduce_tables.py` from {records.count} recorded runs; in words: "
-              f"[findings.md](findings.md).")
-    parts = ["# Results", origin, counts]
+              f"[findings.md](findings.md); the counts of each table: [scoreboard.md](scoreboard.md).")
+    parts = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
-        parts.append(head)
+        parts += [head, legend(scale)]
         of_scale = [page for page in pages if page.scale == scale]
-        parts += [below(page.text, "###") for page in of_scale if page.measured]
+        parts += [page.part for page in of_scale if page.measured]
         parts += [with_notes(picture) for picture in pictures if picture.scale == scale]
         empty = [f"[{page.name}](tables/{page.name}.md)" for page in of_scale if not page.measured]
         if empty:
@@ -162,22 +134,18 @@ def with_notes(picture: Picture) -> str:
     return "\n\n".join([heading, image, *table.notes])
 
 
-def update_readme(readme: Path, tallies: dict[str, dict[str, Tally]], agreement: dict[str, str]) -> None:
-    """The state of the results, between the two marks of the repository's README: of each paper how many of
-    its published cells were measured, and in a sentence (results/agreement.toml) whether they agree."""
+def update_readme(readme: Path, state: str, agreement: dict[str, str]) -> None:
+    """The state of the results, between the two marks of the repository's README: the sentence, the picture,
+    and of each paper (results/agreement.toml) whether what was measured agrees with it."""
     content = readme.read_text()
     first, last = MARKS
     if content.count(first) != 1 or content.count(last) != 1:
         raise Stop(f"{readme} has lost a mark of its results: expected one {first} and one {last}")
-    rows = []
-    for paper, tally in tallies["paper"].items():
-        if tally.cells:
-            measured = f"{tally.measured + tally.computed} of {tally.cells}"
-            rows.append([PAPERS[paper], measured, tallies["laptop"][paper].measured, agreement[paper]])
-    table = tabulate(rows, README_HEAD, "pipe")
+    picture = f"[![{PICTURE}](results/scoreboard.png)](results/scoreboard.md)"
+    lines = bullets([f"{PAPERS[paper]}: {agreement[paper]}." for paper in PAPERS])
     before = content.split(first)[0] + first
     after = last + content.split(last)[1]
-    write_text(readme, "\n\n".join([before, table, after]))
+    write_text(readme, "\n\n".join([before, state, picture, lines, after]))
 
 
 def read_agreement(path: Path) -> dict[str, str]:
@@ -215,16 +183,35 @@ def as_text(table: Table, blocks: list[FilledBlock], scale: str) -> str:
 
 
 def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
-    """A page; at a smaller scale only the blocks in which something is measured."""
-    legend = LEGEND if scale == "paper" else SMALLER_LEGEND
-    parts = [f"# {title(table, scale)}", f"{table.protocol[:1].upper()}{table.protocol[1:]}. {legend}"]
+    """A page."""
+    head = [f"# {title(table, scale)}", legend(scale)]
+    return "\n\n".join([*head, *contents(table, blocks, scale), where_from(table, scale)]) + "\n"
+
+
+def as_part(table: Table, blocks: list[FilledBlock], scale: str) -> str:
+    """What results/README.md has of a page: all but its legend."""
+    return below("\n\n".join([f"# {title(table, scale)}", *contents(table, blocks, scale)]), "###")
+
+
+def legend(scale: str) -> str:
+    """What the signs of a page mean."""
+    return LEGEND if scale == "paper" else SMALLER_LEGEND
+
+
+def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
+    """The parts of a page between its legend and its last line; at a smaller scale only the blocks in which
+    something is measured."""
+    protocol = table.protocol[:1].upper() + table.protocol[1:]
+    parts = [f"{protocol}. {state_of(blocks, scale)}"]
     for block in blocks:
         if scale != "paper" and not block.measured:
             continue
         parts += [f"## {block.block.title}", grid(block, scale, "github")]
-        run = first_run(block, scale)
-        if run:
-            parts.append(f"First row and column, seed 0: `{run.command}`")
+        if scale != "paper":
+            parts.append(budgets(block, scale))
+        command = first_command(block, scale)
+        if command:
+            parts.append(f"First row and column, seed 0: `{command}`")
         compared = comparisons(table, block)
         if compared:
             parts.append(bullets(compared))
@@ -233,7 +220,45 @@ def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
         notes += [f"{row.method}: {row.note}" for row in block.rows if row.note]
     if notes:
         parts.append(bullets(list(dict.fromkeys(notes))))  # each once
-    return "\n\n".join(parts) + "\n"
+    return parts
+
+
+def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
+    """All cells of a page."""
+    cells = []
+    for block in blocks:
+        for line in block.rows:
+            cells += line.cells
+    return cells
+
+
+def state_of(blocks: list[FilledBlock], scale: str) -> str:
+    """How many cells of a page have a value, what they say, and how many of them are of other code."""
+    measured = [cell for cell in cells_in(blocks) if cell.values]
+    if not measured:
+        return "Nothing is measured yet."
+    words = count(len(measured), "cell") + " measured"
+    if scale == "paper":
+        verdicts = Counter(cell.verdict for cell in measured)
+        tests = sum(cell.corrected is not None for cell in measured)
+        words += (f": {verdicts['agrees']} agree, {verdicts['differs']} differ, {verdicts['untested']} "
+                  f"cannot be tested ({count(tests, 'test')})")
+        if verdicts[""]:
+            words += f", {verdicts['']} without a published number"
+    stale = [cell for cell in measured if cell.stale]
+    if stale:
+        unknown = [cell for cell in stale if any(UNKNOWN in sources_of(record) for record in cell.behind)]
+        words += f"; {len(stale)} of other code (†), {len(unknown)} of these of unknown code"
+    return words + "."
+
+
+def where_from(table: Table, scale: str) -> str:
+    """Where the numbers of a page are from: the published ones, and the runs behind ours."""
+    command = f"python reproduce_tables.py --runs {table.id}"
+    if scale != "paper":
+        return f"The runs behind each cell: `{command} --scale {scale}`."
+    return (f"The runs behind each cell: `{command}`. Where the published numbers are from: "
+            f"[tests/published](../../tests/published/README.md).")
 
 
 def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
@@ -245,21 +270,41 @@ def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
                 where = [table.id, scale, block.block.title, line.row.method, column.name]
-                writer.writerow([*where, *numbers_of(cell, scale), line.row.module])
+                writer.writerow([*where, *numbers_of(cell, scale), *origin_of(cell), line.row.module])
     return out.getvalue()
 
 
 def numbers_of(cell: Cell, scale: str) -> list:
-    """Of a line of the csv: published mean and deviation, ours, the seeds, the difference and whether it is
-    far."""
-    published = [*cell.published, "", ""][:2]
+    """Of a line of the csv: published mean and deviation, ours, seeds and their values, the difference and
+    what it says."""
+    published, difference = ["", ""], ""
+    if scale == "paper":
+        published = [*cell.published, "", ""][:2]
+        if cell.difference is not None and not cell.elsewhere:
+            difference = fixed(cell.difference)
     seeds = " ".join(map(str, cell.values))
-    difference, far = "", ""
-    if scale == "paper" and cell.difference is not None and not cell.elsewhere:
-        difference = fixed(cell.difference)
-        if cell.far is not None:
-            far = int(cell.far)
-    return [*published, fixed(cell.mean), fixed(cell.deviation), seeds, difference, far]
+    values = " ".join(map(fixed, cell.values.values()))
+    return [*published, fixed(cell.mean), fixed(cell.deviation), seeds, values, difference, cell.verdict,
+            fixed(cell.corrected)]
+
+
+def origin_of(cell: Cell) -> list:
+    """Of a line of the csv: precision, whether the code is another one than now or has no commit, and of the
+    runs behind the cell ids, sources and commits."""
+    if not cell.behind:
+        return [""] * 6
+    precisions, ids, sources, commits = [], [], [], []
+    for record in cell.behind:
+        precisions.append(record["args"].get("precision", UNKNOWN))
+        ids.append(record["id"])
+        sources += sources_of(record)
+        commits.append((record.get("commit") or UNKNOWN)[:12])
+    marks = [int(bool(cell.stale)), int(cell.uncommitted)]
+    return [each_once(precisions), *marks, each_once(ids), each_once(sources), each_once(commits)]
+
+
+def each_once(words: list[str]) -> str:
+    return " ".join(dict.fromkeys(words))
 
 
 def fixed(value: float | None) -> str:
@@ -272,14 +317,44 @@ def bullets(lines: list[str]) -> str:
 
 
 def grid(block: FilledBlock, scale: str, style: str) -> str:
-    """The rows and columns of a block, in a style of tabulate."""
+    """The rows and columns of a block, in a style of tabulate; at a smaller scale without the published
+    numbers and the rows of which nothing is measured."""
     lines = []
     for line in block.rows:
-        digits = decimals(line.row)
-        cells = [cell_text(cell, digits, with_difference=scale == "paper") for cell in line.cells]
-        lines.append([label(line.row), *cells])
+        if scale == "paper":
+            digits = decimals(line.row)
+            lines.append([label(line.row), *(cell_text(cell, digits) for cell in line.cells)])
+        elif any(cell.values for cell in line.cells):
+            lines.append([label(line.row), *(ours(cell) or "-" for cell in line.cells)])
+    if scale != "paper":
+        lines += [chances(block), orders(block)]
     head = ["", *(column.name for column in block.block.columns)]
     return tabulate(lines, head, style, disable_numparse=True)
+
+
+def chances(block: FilledBlock) -> list[str]:
+    """A row of a smaller scale: guessing one of the classes."""
+    cells = []
+    for column in block.block.columns:
+        accuracy = chance(block.block, column)
+        cells.append("-" if accuracy is None else number(accuracy))
+    return ["chance", *cells]
+
+
+def orders(block: FilledBlock) -> list[str]:
+    """A row of a smaller scale: whether the rows are in the published order."""
+    cells = []
+    for i in range(len(block.block.columns)):
+        both = [line.cells[i] for line in block.rows if line.cells[i].values and line.cells[i].published]
+        order = published_order([cell.published[0] for cell in both], [cell.values for cell in both])
+        cells.append("-")
+        if order:
+            cells[-1] = f"{order.tau:.2f}"
+            if order.interval:
+                low, high = order.interval
+                cells[-1] += f", {low:.2f} to {high:.2f}"
+            cells[-1] += f" (p {order.by_chance:.2f})"
+    return ["order as published, tau", *cells]
 
 
 def label(row: Row) -> str:
@@ -292,30 +367,35 @@ def label(row: Row) -> str:
     return row.method
 
 
-def decimals(row: Row) -> int:
-    """With how many decimals the paper prints a row: the most of its numbers."""
-    most = 0
-    for cell in row.published:
-        for value in cell:
-            if value % 1:
-                most = max(most, len(str(float(value)).partition(".")[2]))
-    return most
-
-
-def cell_text(cell: Cell, digits: int, with_difference: bool) -> str:
-    """Published mean and deviation, then ours with the number of seeds, then the difference and its mark."""
+def cell_text(cell: Cell, digits: int) -> str:
+    """Published mean and deviation, then ours with the number of seeds, the difference and the marks."""
     published = " ± ".join(f"{value:.{digits}f}" for value in cell.published) or "-"
+    return f"{published} / {ours(cell) or '-'}"
+
+
+def ours(cell: Cell) -> str:
+    """Our mean and deviation with the number of seeds, then, where the cell is compared, the difference and
+    what it says, and the marks of its code; empty if nothing is measured."""
     if not cell.values:
-        return f"{published} / -"
-    ours = number(cell.mean)
+        return ""
+    words = number(cell.mean)
     if cell.deviation is not None:
-        ours += f" ± {number(cell.deviation)}"
+        words += f" ± {number(cell.deviation)}"
     if not cell.computed:
-        ours += f" ({len(cell.values)})"
-    if cell.difference is None or cell.elsewhere or not with_difference:
-        return f"{published} / {ours}"
-    mark = "" if cell.computed else FAR[cell.far]
-    return f"{published} / {ours}, {cell.difference:+.2f}{mark}"
+        words += f" ({len(cell.values)})"
+    if cell.verdict and not cell.elsewhere:
+        words += f", {cell.difference:+.2f}"
+    return words + marks(cell)
+
+
+def marks(cell: Cell) -> str:
+    """What a cell says, and of which code it is."""
+    signs = VERDICT_MARKS[cell.verdict]
+    if cell.stale:
+        signs += " †"
+    if cell.uncommitted:
+        signs += " ‡"
+    return signs
 
 
 def number(value: float) -> str:
@@ -323,14 +403,43 @@ def number(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def first_run(block: FilledBlock, scale: str) -> Run | None:
-    """The run of the first row that has one in the first column."""
+def first_command(block: FilledBlock, scale: str) -> str:
+    """The command of the first row that has one in the first column; where it is recorded, the one that gives
+    the recorded bytes."""
     for line in block.rows:
         if line.row.implemented:
             run = run_of(block.block, line.row, block.block.columns[0], scale, 0)
+            record = line.cells[0].records.get(0)
+            if record:
+                return command_of(record)
             if run:
-                return run
-    return None
+                return run.command
+    return ""
+
+
+def budgets(block: FilledBlock, scale: str) -> str:
+    """How long the rows of a block with numbers were trained at a smaller scale, in words."""
+    rows_of = {}
+    for line in block.rows:
+        for column, cell in zip(block.block.columns, line.cells):
+            run = run_of(block.block, line.row, column, scale, 0) if cell.values else None
+            if run:
+                words = budget(json.loads(run.work)[1])
+                rows_of.setdefault(words, {})[line.row.method] = True
+    if len(rows_of) == 1:
+        return f"Budget: {next(iter(rows_of))}."
+    return "Budget: " + "; ".join(f"{', '.join(names)}: {words}" for words, names in rows_of.items()) + "."
+
+
+def budget(args: dict) -> str:
+    """24 rounds of 20 steps of 32 images, 64x64."""
+    steps = count(args["steps"], "step") if args["steps"] else count(args["epochs"], "epoch")
+    size = args.get("crop") or args["image_size"]
+    return f"{count(args['rounds'], 'round')} of {steps} of {args['batch_size']} images, {size}x{size}"
+
+
+def count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def comparisons(table: Table, block: FilledBlock) -> list[str]:

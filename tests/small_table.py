@@ -94,7 +94,8 @@ def record(method: str, flags: list[str], **outcome) -> dict:
     """What a run with these flags would record."""
     made = {"id": "x", "method": method, "args": identity(arguments(method, tuple(flags))),
             "command": f"python {method}.py", "best": {}, "last": {}, "curve": {}, "seconds": {}, "bytes": {},
-            "finished": "", "versions": {}, "hardware": {}}
+            "finished": "", "versions": {}, "hardware": {}, "commit": "0123456789abcdef",
+            "uncommitted_changes": False}
     return made | outcome
 
 
@@ -116,9 +117,11 @@ def small_folder(folder: Path) -> Path:
     (folder / "tables" / "fdse-9.toml").write_text(TABLE)
     records = []
     for seed, all_, avg in ((0, 0.95, 0.94), (1, 0.97, 0.95), (2, 0.96, 0.93)):
-        flags = ["--dataset", "digits", "--seed", str(seed)]
+        flags = ["--dataset", "digits", "--precision", "fp32", "--seed", str(seed)]
         records.append(record("fedavg", flags, best={"ALL": all_, "AVG": avg}))
-    records.append(record("fdse", ["--dataset", "digits", "--lambda", "0"], best={"ALL": 0.951, "AVG": 0.9}))
+    flags = ["--dataset", "digits", "--precision", "fp32", "--lambda", "0"]
+    of_no_commit = {"commit": "a1b2c3", "uncommitted_changes": True}
+    records.append(record("fdse", flags, best={"ALL": 0.951, "AVG": 0.9}, **of_no_commit))
     of_no_cell = record("fdse", ["--dataset", "digits", "--lambda", "0.5"], best={"ALL": 0.1, "AVG": 0.1})
     write_records(folder / "runs.jsonl", [*records, of_no_cell])
     return folder

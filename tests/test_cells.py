@@ -2,12 +2,16 @@
 
 import json
 import statistics
+from pathlib import Path
 
-from reproduce.cells import Cell, cells_of, missing, run_of
+import fedavg
+from plumbing.sources import hash_of
+from reproduce.cells import Cell, FilledBlock, FilledRow, cells_of, chance, judge, missing, run_of, stale
 from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.tables import Block, Column, Row, read_tables
-from tests.small_table import small_folder, two_tables
+from reproduce.statistics import welch
+from reproduce.tables import Block, Column, Row, Table, read_tables
+from tests.small_table import record, small_folder, two_tables, write_records
 
 import pytest
 
@@ -38,17 +42,99 @@ def test_averages_take_the_seeds_that_have_all_columns(tmp_path):
 
 
 def test_numbers_of_a_cell_by_hand():
-    """Mean, deviation and difference; far: beyond two combined standard errors, None where that is not
-    known."""
     three = {0: 95.0, 1: 97.0, 2: 96.0}
     cell = Cell([90.0, 2.0], three, trials=4)
     assert (cell.mean, cell.deviation, cell.difference) == (96, 1, 6)
-    assert cell.far  # 6 > 2 sqrt(1 / 3 + 4 / 4)
-    assert Cell([94.0, 2.0], three, trials=4).far is False  # 2 < 2.31
-    assert Cell([93.5, 2.0], three, trials=4).far  # 2.5 > 2.31
-    assert Cell([90.0, 2.0], {0: 96.0}, trials=4).far is None  # one seed
-    assert Cell([90.0], {0: 95.0, 1: 97.0}, trials=4).far is None  # no deviation is printed
-    assert Cell([90.0, 2.0], {0: 95.0, 1: 97.0}).far is None  # the number of trials is not said
+    assert cell.probability == pytest.approx(welch(three, [90.0, 2.0], 4))
+    cell.elsewhere = True
+    assert cell.probability is None
+
+
+def judged(cells: list[Cell]) -> list[str]:
+    """The verdicts of a page of these cells."""
+    block = Block("", "digits", [], [])
+    judge([FilledBlock(block, [FilledRow(Row("", [cell.published for cell in cells]), cells)])])
+    return [cell.verdict for cell in cells]
+
+
+def test_what_a_page_says_of_its_cells():
+    three = {0: 95.0, 1: 97.0, 2: 96.0}
+    cells = [Cell(published, three, trials=4) for published in ([90.0, 1.0], [95.5, 1.0], [95.5], [])]
+    cells.append(Cell([90.0, 1.0], trials=4))
+    assert judged(cells) == ["differs", "agrees", "untested", "", ""]
+    assert [cell.corrected is None for cell in cells] == [False, False, True, True, True]
+    several = [Cell([93.2, 1.0], three, trials=4) for _ in range(9)]
+    assert judged(several[:1]) == ["differs"] and set(judged(several)) == {"agrees"}
+    assert several[0].corrected == pytest.approx(9 * several[0].probability)
+
+
+def test_a_computed_cell_agrees_to_its_last_digit():
+    cells = [Cell([24.87], {0: value}, computed=True) for value in (24.86, 24.88, 24.85)]
+    assert judged(cells) == ["agrees", "agrees", "differs"]
+
+
+DIGITS_ALL = Block("", "digits", [Column("ALL", "best/ALL")], [Row("FedAvg", [[90.0]], module="fedavg")])
+TABLE = Table("fdse-1", "", "fdse", "", [DIGITS_ALL])
+
+
+def cell_with(tmp_path, made: list[dict], seeds: tuple = ()) -> Cell:
+    """The cell of DIGITS_ALL with these records."""
+    records = Records(write_records(tmp_path / "r.jsonl", made))
+    (cell,) = cells_of(TABLE, DIGITS_ALL, DIGITS_ALL.rows[0], records, "paper", list(seeds))
+    return cell
+
+
+def of_seed(seed: int, precision: str, all_: float, **more) -> dict:
+    flags = ["--dataset", "digits", "--seed", str(seed), "--precision", precision]
+    return record("fedavg", flags, best={"ALL": all_}) | more
+
+
+def test_a_cell_has_one_precision(tmp_path):
+    """That of the most seeds, of equals the newest; what it lacks of the seeds that are asked for is missing
+    at this machine's."""
+    here = arguments("fedavg", ("--dataset", "digits")).precision
+    (other,) = {"fp32", "bf16"} - {here}
+    made = [of_seed(0, here, 0.5), of_seed(0, other, 0.6), of_seed(1, other, 0.7)]
+    cell = cell_with(tmp_path, made, seeds=(0, 1))
+    assert cell.values == {0: 60, 1: 70} and not cell.missing
+    cell = cell_with(tmp_path, made, seeds=(0, 1, 2))
+    assert [(run.seed, run.precision) for run in cell.missing] == [(1, here), (2, here)]
+    newer = [of_seed(0, here, 0.5, finished="2026"), of_seed(0, other, 0.6, finished="2025")]
+    assert cell_with(tmp_path, newer).values == {0: 50}
+
+
+def test_a_cell_knows_the_code_of_its_values(tmp_path):
+    now = {"sources": hash_of(Path(fedavg.__file__)), "commit": "abc", "uncommitted_changes": False}
+    cell = cell_with(tmp_path, [of_seed(0, "fp32", 0.5, **now)])
+    assert not cell.stale and not cell.uncommitted and cell.behind[0]["commit"] == "abc"
+    changed = now | {"sources": "0123456789ab", "uncommitted_changes": True}
+    cell = cell_with(tmp_path, [of_seed(0, "fp32", 0.5, **now), of_seed(1, "fp32", 0.6, **changed)])
+    assert [(run.seed, run.anew) for run in cell.stale] == [(1, True)] and cell.uncommitted
+
+
+def test_times_are_from_runs_that_were_alone(tmp_path):
+    block = Block("", "digits", [Column("s", "seconds")], [Row("FedAvg", [[2.0]], module="fedavg")])
+    outcome = {"seconds": {"train": 1000.0}, "last": {"clients": {"a": 0.5, "b": 0.5}}}
+    for load, values in ((1.2, {0: 1000 / 60 / 2}), (1.8, {})):
+        made = record("fedavg", ["--rounds", "60"], hardware={"threads": 1, "load": load}, **outcome)
+        records = Records(write_records(tmp_path / "r.jsonl", [made]))
+        (cell,) = cells_of(TABLE, block, block.rows[0], records, "paper", [])
+        assert cell.values == values
+
+
+def test_stale_runs_are_listed_once_with_their_tables(tmp_path):
+    path = small_folder(tmp_path) / "runs.jsonl"
+    found = stale(read_tables(tmp_path / "tables"), Records(path), "paper")
+    assert [(one.run.module, one.run.seed, one.tables) for one in found] == [
+        ("fedavg", 0, ["fdse-9"]), ("fedavg", 1, ["fdse-9"]), ("fedavg", 2, ["fdse-9"]),
+        ("fdse", 0, ["fdse-9"])]
+
+
+def test_chance_of_a_column():
+    pacs = Block("", "pacs", [], [])
+    assert chance(pacs, Column("", "last/target")) == pytest.approx(100 / 7)
+    assert chance(DIGITS_ALL, Column("", "mean")) == 10
+    assert chance(pacs, Column("", "reach/tflops")) is None
 
 
 def test_a_run_that_tables_share_is_missing_once(tmp_path):

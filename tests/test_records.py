@@ -1,9 +1,13 @@
 """Runs and their records: what makes two runs the same, and what is no record."""
 
+import dataclasses
 import json
+from pathlib import Path
 
+import fedavg
+from plumbing.sources import hash_of
 from reproduce.cells import missing, run_of
-from reproduce.records import Records
+from reproduce.records import Records, alone, command_of, committed
 from reproduce.rendering import render
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.conftest import run_here
@@ -22,7 +26,7 @@ def without_gaps(args: dict) -> dict:
 
 @pytest.mark.parametrize("change, same", [
     ({}, True),
-    ({"precision": "bf16"}, True),
+    ({"precision": "tf32"}, False),
     ({"device": "cuda"}, True),
     ({"augment": None}, True),
     ({"future": 1}, True),
@@ -31,9 +35,9 @@ def without_gaps(args: dict) -> dict:
     ({"scale": "smoke"}, False),
 ])
 def test_a_run_is_known_by_its_arguments(tmp_path, change, same):
-    """Whatever flags gave them, on whatever hardware, also of a record that lacks a field of today (None) or
+    """Whatever flags gave them, on whatever device, also of a record that lacks a field of today (None) or
     has another."""
-    run = run_of(DIGITS, Row("", module="fedavg", flags="--lr 0.05"), ALL, "paper", 3)
+    run = run_of(DIGITS, Row("", module="fedavg", flags="--lr 0.05 --precision fp32"), ALL, "paper", 3)
     made = record("fedavg", ["--dataset", "digits", "--seed", "3", "--precision", "fp32"])
     path = write_records(tmp_path / "r.jsonl", [made | {"args": without_gaps(made["args"] | change)}])
     assert bool(Records(path).get(run)) == same
@@ -54,6 +58,51 @@ def test_a_real_record_is_found(tmp_path):
     result = run_here("fdse", tmp_path / "run", "--record", tmp_path / "r.jsonl")
     run = run_of(DIGITS, Row("", module="fdse", flags="--precision fp32"), ALL, "smoke", 0)
     assert Records(tmp_path / "r.jsonl").get(run)["best"] == result["best"]
+
+
+def test_the_newest_record_of_a_run_counts(tmp_path):
+    older, newer = record("fedavg", [], finished="2025"), record("fedavg", [], finished="2026")
+    run = run_of(DIGITS, Row("", module="fedavg"), ALL, "paper", 0)
+    for lines in ([older, newer], [newer, older]):
+        assert Records(write_records(tmp_path / "r.jsonl", lines)).get(run)["finished"] == "2026"
+
+
+def test_a_record_of_other_code_is_stale(tmp_path):
+    """So is one whose run was begun by other code, or that does not say by which; a run that is to be made
+    anew finds none of them."""
+    now = hash_of(Path(fedavg.__file__))
+    run = run_of(DIGITS, Row("", module="fedavg"), ALL, "paper", 0)
+    for code, stale in (({"sources": now}, False), ({"sources": "0123456789ab"}, True), ({}, True),
+                        ({"sources": now, "code": [{"sources": "0123456789ab"}, {"sources": now}]}, True)):
+        records = Records(write_records(tmp_path / "r.jsonl", [record("fedavg", []) | code]))
+        found = records.get(run)
+        assert records.stale(found) == stale
+        assert bool(records.get(dataclasses.replace(run, anew=True))) != stale
+
+
+def test_commits_that_are_not_there():
+    whole = {"commit": "abc", "uncommitted_changes": False}
+    assert committed(whole)
+    for change in ({"commit": None}, {"uncommitted_changes": True}, {"uncommitted_changes": None}):
+        assert not committed(whole | change)
+
+
+def test_a_run_is_alone_if_nobody_else_wants_a_core():
+    def with_loads(*loads):
+        hardware = {"threads": 2, "load": loads[-1]}
+        return {"hardware": hardware, "code": [{"load": load} for load in loads[:-1]]}
+    assert alone(with_loads(0.3, 2.1)) and alone(with_loads(0.3, 2.4, 2.4))
+    assert not alone(with_loads(0.3, 2.6)) and not alone(with_loads(3.0, 2.0))
+    assert not alone(with_loads(None, 2.0)) and not alone({"hardware": {"threads": 2}})
+
+
+def test_the_command_that_gives_a_records_bytes():
+    """Older ones lack precision and threads and may have the folder of their records."""
+    made = record("fedavg", ["--precision", "fp32"], hardware={"threads": 2})
+    older = made | {"command": "python fedavg.py --seed 1 --record runs/r.jsonl"}
+    assert command_of(older) == "python fedavg.py --seed 1 --precision fp32 --threads 2"
+    whole = made | {"command": "python fedavg.py --precision fp32 --threads 1"}
+    assert command_of(whole) == whole["command"]
 
 
 def test_damaged_records_are_named_and_skipped(tmp_path):

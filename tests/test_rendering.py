@@ -1,16 +1,19 @@
 """Rendering: a small table against its golden file, and the repository's results against its records."""
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 from plumbing.errors import Stop
-from reproduce.cells import Cell, filled
+from plumbing.settings import identity
+from reproduce.cells import Cell
+from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.rendering import MARKS, Tally, cell_text, read_agreement, render, update_readme
+from reproduce.rendering import MARKS, budget, cell_text, ours, read_agreement, render, update_readme
 from reproduce.tables import PAPERS, read_tables
 from tests.conftest import ROOT
-from tests.small_table import small_folder
+from tests.small_table import small_folder, write_records
 
 import pytest
 
@@ -23,48 +26,82 @@ def test_rendering_against_the_golden_file(tmp_path):
     for name in ("fdse-9.md", "fdse-9.csv"):
         assert (tmp_path / "tables" / name).read_text() == (GOLDEN / name).read_text()
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
+    assert "| [A small table]" in (tmp_path / "scoreboard.md").read_text()
+    assert (tmp_path / "scoreboard.png").exists()
 
 
-def test_rows_of_ours_are_shown_and_not_counted(tmp_path):
-    """A control that the paper does not have."""
-    path = small_folder(tmp_path) / "tables" / "fdse-9.toml"
-    path.write_text(path.read_text().replace("published = [[95.0, 1.0], [], []]", "ours = true"))
-    tables, records = read_tables(tmp_path / "tables"), Records(tmp_path / "runs.jsonl")
-    assert "FDSE without C (ours)" in render(tables, records, tmp_path)
-    tally = Tally()
-    tally.count(filled(tables[0], records, "paper"))
-    assert tally.cells == 6  # FedAvg and FedX; the quoted row is not counted either
+def test_a_part_of_the_tables_leaves_the_whole_alone(tmp_path):
+    records = Records(small_folder(tmp_path) / "runs.jsonl")
+    render(read_tables(tmp_path / "tables"), records, tmp_path, whole=False)
+    assert (tmp_path / "tables").exists()
+    assert not (tmp_path / "README.md").exists() and not (tmp_path / "scoreboard.md").exists()
 
 
 def test_cells_as_text():
     three = {0: 95.0, 1: 97.0, 2: 96.0}
-    cell = Cell([90.0, 2.0], three, trials=4)
-    assert cell_text(cell, 0, with_difference=True) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 *"
-    assert cell_text(cell, 1, with_difference=False) == "90.0 ± 2.0 / 96.00 ± 1.00 (3)"
-    one_seed = Cell([90.0, 2.0], {0: 96.0}, trials=4)
-    assert cell_text(one_seed, 1, with_difference=True) == "90.0 ± 2.0 / 96.00 (1), +6.00 ?"
-    assert cell_text(Cell([]), 0, with_difference=True) == "- / -"
-    assert cell_text(Cell([90.0]), 2, with_difference=True) == "90.00 / -"
+    assert cell_text(Cell([90.0, 2.0], three, verdict="differs"), 0) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 *"
+    assert cell_text(Cell([90.0, 2.0], three, verdict="agrees"), 0) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 ="
+    one_seed = Cell([90.0, 2.0], {0: 96.0}, verdict="untested", stale=["a run"], uncommitted=True)
+    assert cell_text(one_seed, 1) == "90.0 ± 2.0 / 96.00 (1), +6.00 ? † ‡"
+    assert ours(Cell([90.0], three)) == "96.00 ± 1.00 (3)"
+    assert ours(Cell([90.0], {0: 2.0}, verdict="untested", elsewhere=True)) == "2.00 (1) ?"
+    assert cell_text(Cell([]), 0) == "- / -"
+    assert cell_text(Cell([90.0]), 2) == "90.00 / -"
+
+
+def test_a_smaller_scale_answers_whether_the_order_is_seen(tmp_path):
+    """Without the published numbers, with chance, and without rows of which nothing is measured."""
+    small_folder(tmp_path)
+    lines = []
+    for line in (tmp_path / "runs.jsonl").read_text().splitlines()[:4]:
+        one = json.loads(line)
+        flags = ("--dataset", "digits", "--scale", "smoke", "--precision", "fp32")
+        args = identity(arguments(one["method"], flags))
+        given = {"seed": one["args"]["seed"]}
+        if one["method"] == "fdse":
+            given["lambda_"] = 0.0
+        lines.append(one | {"args": args | given})
+    write_records(tmp_path / "runs.jsonl", lines)
+    render(read_tables(tmp_path / "tables"), Records(tmp_path / "runs.jsonl"), tmp_path)
+    rows = []
+    for line in (tmp_path / "tables" / "fdse-9-smoke.md").read_text().splitlines():
+        if line.startswith("| "):
+            rows.append([cell.strip() for cell in line.split("|")[1:-1]])
+    assert rows[1:] == [
+        ["FedAvg", "96.00 ± 1.00 (3) †", "94.00 ± 1.00 (3) †", "95.00 ± 0.87 (3) †"],
+        ["FDSE without C", "95.10 (1) † ‡", "90.00 (1) † ‡", "92.55 (1) † ‡"],
+        ["chance", "10.00", "10.00", "10.00"],
+        ["order as published, tau", "-1.00 (p 1.00)", "-", "-"]]
+
+
+def test_a_smaller_scale_prints_its_budget():
+    """Rows that were trained alike share a sentence; the published budget stands nowhere."""
+    args = {"rounds": 24, "steps": 20, "epochs": 5, "batch_size": 32, "image_size": 64, "crop": 0}
+    assert budget(args) == "24 rounds of 20 steps of 32 images, 64x64"
+    assert budget(args | {"steps": 0, "rounds": 1, "crop": 32}) == "1 round of 5 epochs of 32 images, 32x32"
+    pages = list((ROOT / "results" / "tables").glob("*-laptop.md"))
+    assert pages
+    for page in pages:
+        text = page.read_text()
+        assert text.count("\nBudget: ") == text.count("\n## "), page.name
 
 
 def test_the_readme_has_the_state_of_the_records(tmp_path):
-    """A row for each paper stands between the marks; other text stays."""
+    """The sentence, the picture and a line for each paper stand between the marks; other text stays."""
     readme = tmp_path / "README.md"
     before = (ROOT / "README.md").read_text()
     readme.write_text(before)
-    tallies = {"paper": {"fdse": Tally(cells=10, measured=3, computed=1), "fedsr": Tally()},
-               "laptop": {"fdse": Tally(cells=10, measured=7), "fedsr": Tally()}}
-    update_readme(readme, tallies, {"fdse": "it does", "fedsr": "unseen"})
+    update_readme(readme, "All is measured.", dict.fromkeys(PAPERS, "it does"))
     now = readme.read_text()
     first, last = MARKS
-    row = next(line for line in now.splitlines() if "it does" in line)
-    assert [cell.strip() for cell in row.split("|")][2:5] == ["4 of 10", "7", "it does"]
-    assert "unseen" not in now  # a paper without a table
+    lines = now.split(first)[1].split(last)[0].split("\n\n")[1:-1]
+    assert lines[0] == "All is measured." and "(results/scoreboard.png)" in lines[1]
+    assert len(lines) == 3 and lines[2].count("\n- ") == len(PAPERS) - 1 and lines[2].count(": it does.") == 5
     assert now.split(first)[0] == before.split(first)[0]
     assert now.split(last)[1] == before.split(last)[1]
     readme.write_text("no marks")
     with pytest.raises(Stop, match="has lost a mark"):
-        update_readme(readme, tallies, {})
+        update_readme(readme, "", {})
 
 
 def test_each_paper_needs_a_sentence_on_its_agreement(tmp_path):

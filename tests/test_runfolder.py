@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import stat
+from pathlib import Path
 
 from plumbing.files import locked
 from plumbing.results import command, record
 from plumbing.settings import identity
 from tests.conftest import fails, interrupted, metrics, parsed, run_all, run_here, start
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -83,6 +85,30 @@ def test_the_recorded_command_can_be_typed_elsewhere(monkeypatch, module, start)
     monkeypatch.setattr("sys.argv", ["/somewhere/fdse.py", *FLAGS])
     monkeypatch.setattr("__main__.__spec__", spec)
     assert command() == f"{start} --weights 'my weights.pt' --no-consensus --seed 1"
+    args = parsed("fedavg", "--precision", "fp32", "--threads", "7")
+    assert command(args) == command() + " --precision fp32 --threads 1"  # the threads that there are
+    monkeypatch.setattr("sys.argv", ["fdse.py", "--precision=fp32", "--threads", "2"])
+    assert command(args) == f"{start} --precision=fp32 --threads 1"
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is the process's")
+def test_the_peak_of_memory_is_the_runs_own(tmp_path):
+    """What the process held before the run does not count."""
+    first = run_here("fedavg", tmp_path / "a")["peak_memory_mib"]
+    ballast = np.ones(1 << 26)  # 512 MiB
+    del ballast
+    assert run_here("fedavg", tmp_path / "b")["peak_memory_mib"] < first + 256
+
+
+def test_threads_are_a_setting(tmp_path):
+    """Which other settings do not know: a run goes on with another number."""
+    before = torch.get_num_threads()
+    try:
+        result = run_here("fedavg", tmp_path, "--threads", "2")
+    finally:
+        torch.set_num_threads(before)
+    assert result["hardware"]["threads"] == result["code"][0]["threads"] == 2
+    assert "threads" not in result["args"] and result["command"].endswith("--threads 2")
 
 
 # Another run's folder
@@ -182,6 +208,7 @@ def test_a_resumed_run_says_so_and_writes_its_settings_anew(tmp_path, monkeypatc
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings["settings"].pop("checkpoint_every") == {"value": 7.0, "origin": "flag"}
     assert before["settings"].pop("checkpoint_every") == {"value": 0.0, "origin": "flag"}
+    assert [part["from"] for part in settings.pop("code")] == [1, 2] and len(before.pop("code")) == 1
     assert settings == before and settings["settings"]["rounds"] == {"value": 3, "origin": "flag"}
 
 

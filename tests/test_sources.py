@@ -5,6 +5,7 @@ import textwrap
 
 import fedavg
 from plumbing import sources
+from plumbing.errors import Stop
 from tests.conftest import METHODS, MODULES, fails, interrupted, metrics, parsed, run_here
 
 import pytest
@@ -88,6 +89,21 @@ def test_each_method_has_its_own_hash():
     assert not {"settings.py", "runfolder.py"} & set(files)
 
 
+def test_sources_may_be_known_to_give_the_same_numbers(tmp_path, monkeypatch):
+    """Through any number of pairs; a file that is none is named."""
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    assert sources.equivalent_to("a") == {"a"}
+    (tmp_path / "results").mkdir()
+    path = tmp_path / "results" / "equivalent_sources.toml"
+    lines = [f'[[same]]\nsources = ["{one}", "{other}"]\n' for one, other in ("cd", "bc", "xy")]
+    path.write_text("".join(lines))
+    assert sources.equivalent_to("d") == sources.equivalent_to("b") == {"b", "c", "d"}
+    assert sources.equivalent_to("a") == {"a"}
+    path.write_text("[[same]]\n")
+    with pytest.raises(Stop, match="equivalent_sources.toml has no pairs of hashes"):
+        sources.equivalent_to("d")
+
+
 # Folders
 
 
@@ -99,7 +115,9 @@ def test_a_run_says_by_which_code_it_is(tmp_path, monkeypatch):
     now = sources.hash_of(sources.method_file(parsed("fedavg")))
     assert [part["from"] for part in result["code"]] == [1, 2]
     for part in result["code"]:
-        assert part.keys() == {"from", "sources", "commit", "uncommitted_changes", "threads"}
+        assert part.keys() == {"from", "sources", "commit", "uncommitted_changes", "threads", "precision",
+                               "load"}
+        assert part["precision"] == "fp32" and part["threads"] == 1 and part["load"] >= 0
         assert part["sources"] == result["sources"] == now and part["commit"] == result["commit"]
 
 
@@ -122,6 +140,15 @@ def test_a_run_by_other_code_is_refused(tmp_path, monkeypatch, capsys, finished)
     words = r"holds a run by other code \(sources \w{12}; here 0123456789ab\).*--no-resume.*--any-code"
     fails(capsys, 2, words, run_here, "fedavg", tmp_path, *flags)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_folder_of_equivalent_code_is_gone_on_with(tmp_path, monkeypatch):
+    flags = ["--rounds", "3", "--checkpoint-every", "0"]
+    interrupted("fedavg", monkeypatch, tmp_path, *flags, after=1)
+    before = sources.hash_of(sources.method_file(parsed("fedavg")))
+    edited(monkeypatch)
+    monkeypatch.setattr(sources, "read_pairs", lambda path: [{before, "0123456789ab"}])
+    assert [part["from"] for part in run_here("fedavg", tmp_path, *flags)["code"]] == [1, 2]
 
 
 def test_any_code_goes_on_and_says_so(tmp_path, monkeypatch):

@@ -1,0 +1,184 @@
+"""The state of all published cells at a glance: a strip of squares for each table, the counts in a table, and
+one sentence.
+
+A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from reproduce.cells import Cell, FilledBlock
+from reproduce.drawing import new_figure, write_figure
+from reproduce.tables import PAPERS, Row, Table
+
+from tabulate import tabulate
+
+# Of each state: what it says, the colour of its square and the sign in it.
+STATES = {
+    "agrees": ("agrees", "#1b7837", "="),
+    "differs": ("differs", "#d6604d", "*"),
+    "untested": ("measured, cannot be tested", "#4393c3", "?"),
+    "laptop": ("at laptop scale only", "#c6dbef", ""),
+    "not run": ("not run", "#ffffff", ""),
+    "no method": ("method not written yet", "#d0d0d0", ""),
+    "lost": ("lost in print", "#ffffff", "x"),
+}
+MEASURED = ("agrees", "differs", "untested")
+PER_LINE = 60  # squares of a strip in a line
+HEAD = ["table", "cells", *(words for words, _, _ in STATES.values()), "of other code (†)"]
+
+
+@dataclass(frozen=True)
+class Square:
+    """A published cell."""
+
+    state: str  # one of STATES
+    stale: bool  # whether it is measured by other code than that of now
+
+
+@dataclass
+class Strip:
+    """The published cells of a table, in its order."""
+
+    table: Table
+    squares: list[Square]
+
+    @property
+    def counts(self) -> Counter:
+        return Counter(square.state for square in self.squares)
+
+    @property
+    def measured(self) -> int:
+        return sum(self.counts[state] for state in MEASURED)
+
+    @property
+    def stale(self) -> int:
+        return sum(square.stale for square in self.squares)
+
+
+def strip_of(table: Table, blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock]) -> Strip:
+    """A table's strip, from its blocks at the papers' scale and at laptop scale."""
+    squares = []
+    for block, smaller in zip(blocks, at_laptop_scale):
+        for line, small_line in zip(block.rows, smaller.rows):
+            if line.row.quoted or line.row.ours:
+                continue
+            for cell, small in zip(line.cells, small_line.cells):
+                squares.append(Square(state_of(line.row, cell, small), bool(cell.stale)))
+    return Strip(table, squares)
+
+
+def state_of(row: Row, cell: Cell, small: Cell) -> str:
+    """One of STATES, from a cell at the paper's scale and at laptop scale."""
+    if not cell.published:
+        return "lost"
+    if cell.verdict:
+        return cell.verdict
+    if not row.implemented:
+        return "no method"
+    return "laptop" if small.values else "not run"
+
+
+def totals(strips: list[Strip]) -> Strip:
+    """All strips as one."""
+    squares = []
+    for strip in strips:
+        squares += strip.squares
+    return Strip(None, squares)
+
+
+def sentence(strips: list[Strip]) -> str:
+    """The state of all published cells in words."""
+    every = totals(strips)
+    counts = every.counts
+    printed = len(every.squares) - counts["lost"]
+    words = (f"Of the {printed} numbers that the papers print of their own experiments, {every.measured} are "
+             f"measured here at the paper's scale: {counts['agrees']} agree, {counts['differs']} differ, "
+             f"{counts['untested']} cannot be tested; {counts['laptop']} have runs at laptop scale only, "
+             f"{counts['not run']} are not run, {counts['no method']} are of methods that are not written "
+             f"yet.")
+    if counts["lost"]:
+        words += f" {counts['lost']} more are lost in print."
+    if every.stale:
+        words += f" {every.stale} of the {every.measured} are of other code than that of now."
+    return words
+
+
+def as_markdown(strips: list[Strip]) -> str:
+    """The page behind the picture: the counts of each table, with a link to its page, and of all."""
+    rows = []
+    for strip in strips:
+        name = strip.table.title.partition(":")[0]
+        rows.append(row_of(f"[{name}](tables/{strip.table.id}.md)", strip))
+    rows.append(row_of("all", totals(strips)))
+    parts = ["# Scoreboard", sentence(strips), "![A square for each published cell](scoreboard.png)",
+             tabulate(rows, HEAD, "github")]
+    return "\n\n".join(parts) + "\n"
+
+
+def row_of(name: str, strip: Strip) -> list:
+    return [name, len(strip.squares), *(strip.counts[state] for state in STATES), strip.stale]
+
+
+def draw(strips: list[Strip], path: Path) -> None:
+    """The picture: below the legend, for each paper, a strip for each table."""
+    lines = 4.5  # of the legend
+    places = {}  # of each strip its first line
+    for paper in PAPERS:
+        of_paper = [strip for strip in strips if strip.table.paper == paper and strip.squares]
+        lines += 0.8 if of_paper else 0
+        for strip in of_paper:
+            places[strip.table.id] = lines
+            lines += -(-len(strip.squares) // PER_LINE) + 0.35
+    figure = new_figure(12.5, 0.13 * lines + 0.2)
+    panel = figure.add_subplot()
+    panel.set(xlim=(-32, PER_LINE + 14), ylim=(lines, -0.5), aspect="equal")
+    panel.axis("off")
+    panel.set_title("Each square is a number that a paper printed of its own experiments", fontsize=11)
+    draw_legend(panel, totals(strips))
+    for strip in strips:
+        if strip.table.id in places:
+            draw_strip(panel, strip, places[strip.table.id])
+    write_figure(path, figure)
+
+
+def draw_legend(panel, every: Strip) -> None:
+    """A square of each state, what it says and how many there are."""
+    for i, (state, (words, _, _)) in enumerate(STATES.items()):
+        x, y = -31 + 25 * (i % 4), 0.2 + 1.6 * (i // 4)
+        draw_square(panel, x, y, Square(state, stale=False))
+        panel.text(x + 1.5, y + 0.5, f"{words}: {every.counts[state]}", va="center", fontsize=9)
+    draw_square(panel, 44, 1.8, Square("untested", stale=True))
+    panel.text(45.5, 2.3, f"of other code than now: {every.stale}", va="center", fontsize=9)
+
+
+def draw_strip(panel, strip: Strip, top: float) -> None:
+    """The title on the left, the squares, and on the right how many are measured."""
+    panel.text(-1, top + 0.5, shortened(strip.table.title), ha="right", va="center", fontsize=8)
+    for i, square in enumerate(strip.squares):
+        draw_square(panel, i % PER_LINE, top + i // PER_LINE, square)
+    printed = len(strip.squares) - strip.counts["lost"]
+    words = f"{strip.measured} of {printed} measured"
+    panel.text(PER_LINE + 1, top + 0.5, words, va="center", fontsize=8)
+
+
+def draw_square(panel, x: float, y: float, square: Square) -> None:
+    """One cell; a stale one has a white corner."""
+    from matplotlib.patches import Polygon, Rectangle
+    _, colour, sign = STATES[square.state]
+    panel.add_patch(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, facecolor=colour, edgecolor="0.5",
+                              linewidth=0.5))
+    if square.stale:
+        corner = [(x + 0.5, y + 0.06), (x + 0.94, y + 0.06), (x + 0.94, y + 0.5)]
+        panel.add_patch(Polygon(corner, facecolor="white", edgecolor="0.5", linewidth=0.4))
+    if sign:
+        panel.text(x + 0.5, y + 0.56, sign, ha="center", va="center", fontsize=6,
+                   color="0.4" if square.state == "lost" else "white")
+
+
+def shortened(title: str) -> str:
+    """A title that fits beside its strip."""
+    return title if len(title) <= 54 else title[:51] + "..."

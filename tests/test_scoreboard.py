@@ -1,0 +1,68 @@
+"""The scoreboard: the state of each published cell, counted, said and drawn."""
+
+from reproduce import scoreboard
+from reproduce.cells import Cell, filled
+from reproduce.records import Records
+from reproduce.scoreboard import Square, Strip, as_markdown, sentence, state_of, strip_of
+from reproduce.tables import Row, read_tables
+from tests.small_table import small_folder
+
+import pytest
+
+FEDAVG, FEDX = Row("FedAvg", module="fedavg"), Row("FedX", module="baselines.fedx")
+SEEN, UNSEEN = Cell([90.0], {0: 95.0}), Cell([90.0])
+
+
+@pytest.mark.parametrize("row, cell, small, state", [
+    (FEDAVG, Cell([], {0: 95.0}), UNSEEN, "lost"),
+    (FEDAVG, Cell([90.0], {0: 95.0}, verdict="differs"), SEEN, "differs"),
+    (FEDAVG, UNSEEN, SEEN, "laptop"),
+    (FEDAVG, UNSEEN, UNSEEN, "not run"),
+    (FEDX, UNSEEN, UNSEEN, "no method"),
+])
+def test_the_state_of_a_cell(row, cell, small, state):
+    assert state_of(row, cell, small) == state
+
+
+def strip_of_small_table(tmp_path) -> Strip:
+    records = Records(small_folder(tmp_path) / "runs.jsonl")
+    (table,) = read_tables(tmp_path / "tables")
+    return strip_of(table, filled(table, records, "paper"), filled(table, records, "laptop"))
+
+
+def test_quoted_rows_and_rows_of_ours_are_not_counted(tmp_path):
+    strip = strip_of_small_table(tmp_path)
+    assert strip.counts == {"differs": 1, "untested": 3, "lost": 2, "no method": 3}
+    assert strip.measured == 4 and strip.stale == 6  # the two without a published number too
+    path = tmp_path / "tables" / "fdse-9.toml"
+    path.write_text(path.read_text().replace("published = [[95.0, 1.0], [], []]", "ours = true"))
+    (table,) = read_tables(tmp_path / "tables")
+    blocks = filled(table, Records(tmp_path / "runs.jsonl"), "paper")
+    assert len(strip_of(table, blocks, blocks).squares) == 6
+
+
+def test_the_sentence_and_the_table_have_the_counts(tmp_path):
+    strip = strip_of_small_table(tmp_path)
+    words = sentence([strip, strip])
+    for part in ("Of the 14 numbers", "8 are measured", "0 agree, 2 differ, 6 cannot be tested",
+                 "6 are of methods", "4 more are lost in print", "of the 8 are of other code"):
+        assert part in words, words
+    rows = [line for line in as_markdown([strip, strip]).splitlines() if line.startswith("| ")]
+    last = [cell.strip() for cell in rows[-1].split("|")[1:-1]]
+    assert last == ["all", "18", "0", "2", "6", "0", "0", "6", "4", "12"]
+
+
+def test_the_picture_has_a_square_for_each_cell(tmp_path, monkeypatch):
+    """In lines of sixty, a stale one with a corner; how many are measured stands beside them."""
+    drawn = []
+    monkeypatch.setattr(scoreboard, "write_figure", lambda path, figure: drawn.append(figure))
+    strip = strip_of_small_table(tmp_path)
+    strip.squares = [Square("agrees", True)] * 61 + [Square("lost", False)]
+    scoreboard.draw([strip], tmp_path / "s.png")
+    (panel,) = drawn[0].axes
+    of_legend = len(scoreboard.STATES) + 2
+    assert len(panel.patches) == of_legend + 62 + 61
+    texts = [text.get_text() for text in panel.texts]
+    assert "61 of 61 measured" in texts and "A small table" in texts and "agrees: 61" in texts
+    places = {patch.get_y() for patch in panel.patches[of_legend:] if hasattr(patch, "get_y")}
+    assert len(places) == 2
