@@ -96,30 +96,6 @@ def test_fdses_table_is_of_the_records():
                 assert shown in FINDINGS, (method, outcome, measure)
 
 
-def runs_of_fedcirs_row(row: str, dataset: str) -> list[dict]:
-    """The records behind a row of FedCiR's table, without those of its Table 2."""
-    setting = dict(dataset=dataset, scale="laptop", image_size=64, protocol="indomain", steps=20)
-    if row == "FedAvg":
-        return of("fedavg", variant="fedcir", **setting)
-    if row == "FedSR":
-        return of("fedsr", variant="fedcir" if dataset == "pacs" else "fedsr", **setting)
-    if row == "FedReg":
-        return of("fedcir", variant="fedreg", lambda_align=0.0, **setting)
-    variant = {"FedAlign": "fedalign", "FedCiR": "fedcir"}[row]
-    return of("fedcir", variant=variant, lambda_align=5e-7, **setting)
-
-
-def test_fedcirs_table_is_of_the_records():
-    """The last round's ALL and AVG, mean and deviation over the recorded seeds."""
-    for row, shown in cells("## FedCiR").items():
-        for dataset, column in (("officecaltech", "Office"), ("pacs", "PACS")):
-            runs = runs_of_fedcirs_row(row, dataset)
-            assert int(shown[f"{column} seeds"]) == len(runs) == len({run["args"]["seed"] for run in runs})
-            for measure in ("ALL", "AVG"):
-                expected = spread(accuracies(runs, "last", measure))
-                assert shown[f"{column} {measure}"] == expected, (row, dataset, measure)
-
-
 def test_fedadgs_switches_are_of_the_records():
     """The last round's accuracy on each left-out domain of `digits`."""
     for row, shown in cells("## FedADG").items():
