@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import sys
 from pathlib import Path
 
 from plumbing.errors import Stop, ending
 from plumbing.settings import SCALES, Parser, with_default
 from reproduce.cells import missing
-from reproduce.cost import plan_text, planned
+from reproduce.cost import plan_data, plan_text, planned
 from reproduce.measuring import measure_folders
 from reproduce.methods import ROOT
 from reproduce.records import Place, Records
 from reproduce.rendering import render
 from reproduce.runner import Local, Slurm
 from reproduce.tables import Table, read_tables
+from reproduce.throughput import DEVICES
 
 TABLES, RECORDS, OUT = "tables", "results/runs.jsonl", "results"  # the repository's own
 
@@ -51,8 +53,12 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         parser.add_argument(name, default=default, type=type(default), help=text, **how)
 
     parser.add_argument("--plan", action="store_true",
-                        help="show the runs that are missing, their commands and the time they would take "
-                             "here")
+                        help="show the runs that are missing, their commands, and the time, memory and disk "
+                             "that they would take")
+    parser.add_argument("--json", action="store_true", help="with --plan: for a program")
+    add("--device", "here", "device of --plan: this machine, by the recorded runs, or a guess of another",
+        choices=("here", *DEVICES))
+    add("--device-tflops", 0.0, "TFLOPS that the device reaches, in place of what is known of it; 0: that")
     parser.add_argument("--run", action="store_true", help="run them, cheapest first, and render")
     add("--only", "", "ids of tables, such as 'fdse-1,fedsr-*'; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
@@ -72,6 +78,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--seeds is {flags.seeds}; it must be at least 1")
     if flags.jobs < 0:
         parser.error(f"--jobs is {flags.jobs}; it must be at least 0")
+    if flags.device_tflops < 0:
+        parser.error(f"--device-tflops is {flags.device_tflops:g}; it must be at least 0")
     wrong = wrong_gpus(flags)
     if wrong:
         parser.error(wrong)
@@ -115,8 +123,8 @@ def work(flags: argparse.Namespace) -> int:
     code = 0
     if flags.plan:
         plan = planned(missing(tables, records, flags.scale, list(range(flags.seeds))), place_of(flags, path))
-        plan.time_runs()
-        print(plan_text(plan))
+        plan.time_runs(records, flags.device, flags.device_tflops)
+        print(json.dumps(plan_data(plan), indent=1) if flags.json else plan_text(plan))
         return 0
     if flags.run:
         code = run_missing(tables, records, flags)
@@ -152,7 +160,7 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     for line in plan.left_out_lines():
         print(f"left out, {line}", file=sys.stderr)
     executor = executor_of(flags)
-    plan.time_runs()
+    plan.time_runs(records)
     counts = executor.run([one.run for one in plan.missing], place, plan.times)
     ended = [f"{n} {outcome}" for outcome, n in counts.items() if n and outcome not in ("running", "stopped")]
     print(", ".join(ended) or "nothing to run")

@@ -1,50 +1,29 @@
-"""What missing runs would take: whether their datasets can be had here, downloads and disk, and their time.
-
-A time is an estimate: a training step of each network is timed on this machine, on synthetic images, and
-multiplied by the steps of the run.
-"""
+"""What missing runs would take: whether their datasets can be had here, downloads, memory and disk, and their
+time on a device: what work.py counts by what throughput.py knows of the device."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import sys
-import time
 import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import common
 from plumbing.archives import find_archives, unpacked
 from plumbing.catalog import FOLDERS
-from plumbing.processes import keep_freed_memory
-from plumbing.settings import Args, shares
 from reproduce.cells import Missing
-from reproduce.methods import arguments, builder_of
-from reproduce.records import Place, Run
+from reproduce.methods import arguments
+from reproduce.records import Place, Records, Run
+from reproduce.throughput import DEVICES, Device, Error, measured_here
+from reproduce.work import Counted, RunWork, counts_of, work_of
 
-import torch
 from tabulate import tabulate
-from torch import nn
-from tqdm import tqdm
 
-STARTUP = 8.0  # seconds until a run trains: Python, torch, the data (measured on two cores)
-FEW = 8  # images with which a step is timed first
-QUICK = 1.0  # seconds of a step that is timed with its whole batch
-DIGITS = {"d0": 300, "d15": 300, "d30": 300, "d45": 299, "d60": 299, "d75": 299}  # images of each domain
-MNIST = {"m0": 1000, "m15": 1000, "m30": 1000, "m45": 1000, "m60": 1000, "m75": 1000}
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
+LIBRARIES = 720 << 20  # bytes of Python and torch in a run's memory (measured on two cores)
 
 
 # Datasets
-
-
-def is_mnist(dataset: str) -> bool:
-    return dataset.startswith("rotatedmnist")
-
-
-def is_grey(dataset: str) -> bool:
-    return dataset == "digits" or is_mnist(dataset)
 
 
 def availability(dataset: str, place: Place) -> tuple[str, int]:
@@ -73,7 +52,7 @@ def availability(dataset: str, place: Place) -> tuple[str, int]:
 
 def sources_of(dataset: str) -> dict[str, str]:
     """{pattern of the name of each file of a dataset: where it comes from}."""
-    if is_mnist(dataset):
+    if dataset.startswith("rotatedmnist"):
         from torchvision.datasets import MNIST
         part = "t10k" if dataset.endswith("t10k") else "train"
         names = f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"
@@ -88,159 +67,64 @@ def ask(url: str) -> tuple[str, int]:
         return answer.headers.get_content_type(), int(answer.headers.get("Content-Length") or 0)
 
 
-def counts_of(dataset: str) -> dict[str, int] | None:
-    """The images of each domain; None where the catalogue has no counts."""
-    if dataset == "digits":
-        return DIGITS
-    if is_mnist(dataset):
-        return MNIST
-    counts = {domain: count for domain, (_, count) in FOLDERS[dataset].domains.items()}
-    if not counts or None in counts.values():
-        return None
-    return counts
-
-
-def images_of(args: Args) -> tuple[list[int], int] | None:
-    """Training images of each client and images that an evaluation sees; None where the catalogue has no
-    counts."""
-    counts = counts_of(args.dataset)
-    if counts is None:
-        return None
-    targets = common.targets_of(args, list(counts))
-    sources = args.sources.split(",") if args.sources else list(counts)
-    of_targets, of_clients = 0, []
-    for domain, count in counts.items():
-        count = min(count, args.limit or count)
-        if domain in targets:
-            of_targets += count
-        elif domain in sources:
-            of_clients += [count // args.clients_per_domain] * args.clients_per_domain
-    if args.protocol == "linear":
-        return of_clients, of_targets
-    train, val, test = shares(args.split)
-    return [int(train * count) for count in of_clients], int(sum(of_clients) * (val + test)) + of_targets
-
-
-# Time
-
-
-def calibrated(args: Args, build, channels: int, classes: int) -> float:
-    """Seconds of a training step of the network on synthetic images: timed with the whole batch if that is
-    quick, else with a few images and in proportion to them."""
-    common.seed_all(0)
-    keep_freed_memory()
-    net = build(args, channels, classes).to(args.device, memory_format=torch.channels_last).train()
-    batch = args.batch_size * args.views
-    time_step(net, args, channels, FEW)  # the first one makes kernels and buffers
-    in_proportion = time_step(net, args, channels, FEW) * batch / FEW
-    if in_proportion > QUICK:
-        return in_proportion
-    return min(time_step(net, args, channels, batch) for _ in range(3))
-
-
-def time_step(net: nn.Module, args: Args, channels: int, images: int) -> float:
-    """Seconds of a forward and backward pass."""
-    size = args.crop or args.image_size
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    x = torch.rand(images, channels, size, size, device=args.device)
-    x = x.contiguous(memory_format=torch.channels_last)
-    started = time.perf_counter()
-    with common.autocast(args):
-        if hasattr(net, "loss"):
-            loss = net.loss(*x.chunk(2))
-        else:
-            loss = net(x).float().square().mean()
-    torch.autograd.grad(loss, parameters, allow_unused=True)
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def estimate(args: Args, seconds_of_step: float) -> float | None:
-    """Seconds of a run: its start, its steps, and a third of a step's time for each batch that is evaluated;
-    None without counts."""
-    images = images_of(args)
-    if images is None:
-        return None
-    train, evaluated = images
-    steps = 0
-    for count in train:
-        steps += args.steps or args.epochs * common.steps_in_epoch(count, args)
-    steps *= args.rounds * args.participation
-    evaluations = math.ceil(args.rounds / args.eval_every)
-    batches = evaluations * evaluated / args.batch_size / args.views
-    return STARTUP + seconds_of_step * (steps + batches / 3)
-
-
-class Times:
-    """Estimates of runs; a network, its images and batch are timed once."""
-
-    def __init__(self):
-        self.step = {}
-
-    def of(self, run: Run) -> float | None:
-        """Seconds of a run; None without counts."""
-        args = arguments(run.module, run.flags)
-        if counts_of(args.dataset) is None:
-            return None
-        work = (run.module, args.backbone, args.crop or args.image_size, args.batch_size,
-                getattr(args, "ssl", ""), args.precision)
-        if work not in self.step:
-            channels, classes = 3, 10
-            if is_grey(args.dataset):
-                channels = 1
-            elif FOLDERS[args.dataset].classes:
-                classes = len(FOLDERS[args.dataset].classes)
-            if args.weights == "imagenet":  # which weights takes no time
-                args = dataclasses.replace(args, weights="none")
-            self.step[work] = calibrated(args, builder_of(sys.modules[run.module]), channels, classes)
-        return estimate(args, self.step[work])
-
-
 # The plan
 
 
 @dataclass
 class Plan:
-    """The missing runs whose datasets can be had, the cheapest first once they are timed, and what they
-    need."""
+    """The missing runs, the cheapest first once they are timed, and what they need."""
 
-    missing: list[Missing]
+    missing: list[Missing]  # those whose datasets can be had here
+    elsewhere: list[Missing] = field(default_factory=list)  # and the others
     downloads: dict[str, int] = field(default_factory=dict)  # {dataset: bytes}
     left_out: dict[str, str] = field(default_factory=dict)  # {dataset: why it cannot be had}
-    runs_left_out: Counter = field(default_factory=Counter)  # {dataset: runs}
     times: dict[str, float | None] = field(default_factory=dict)  # {key of a run: seconds; None: not known}
+    works: dict[str, RunWork | None] = field(default_factory=dict)  # {key of a run: what it computes}
+    device: Device = DEVICES["two-cores"]
+    error: Error | None = None  # of the times, where they are of records
+    uncounted: dict[str, str] = field(default_factory=dict)  # {module: why its steps cannot be counted}
 
-    def time_runs(self) -> None:
-        """Estimate each run, and sort them."""
-        times = Times()
-        for one in tqdm(self.missing, "calibration", disable=None, leave=False):
-            self.times[one.run.key] = times.of(one.run)
-        self.missing.sort(key=lambda one: self.times[one.run.key] or math.inf)
+    @property
+    def runs(self) -> list[Missing]:
+        return [*self.missing, *self.elsewhere]
+
+    def time_runs(self, records: Records, device: str = "here", tflops: float = 0) -> None:
+        """Estimate each run on a device, and sort them."""
+        counted = Counted()
+        if device == "here":
+            self.device, self.error = measured_here(list(records.by_key.values()), counted)
+        else:
+            self.device = DEVICES[device]
+        if tflops:
+            self.device, self.error = self.device.with_tflops(tflops), None
+        for one in self.runs:
+            work = work_of(one.run.module, arguments(one.run.module, one.run.flags), counted)
+            self.works[one.run.key] = work
+            self.times[one.run.key] = self.device.seconds(work.total) if work else None
+        self.uncounted = counted.failed
+        for some in (self.missing, self.elsewhere):
+            some.sort(key=lambda one: self.times[one.run.key] or math.inf)
 
     def left_out_lines(self) -> list[str]:
         """Of each dataset that cannot be had: its runs, and why."""
-        lines = []
-        for dataset, why in self.left_out.items():
-            lines.append(f"{dataset} ({self.runs_left_out[dataset]} runs): {why}")
-        return lines
+        runs = Counter(dataset_of(one.run) for one in self.elsewhere)
+        return [f"{dataset} ({runs[dataset]} runs): {why}" for dataset, why in self.left_out.items()]
 
 
 def planned(missing: list[Missing], place: Place) -> Plan:
-    """What can be done of the missing runs; they are not timed yet."""
+    """What can be done here of the missing runs; they are not timed yet."""
     plan = Plan([])
-    asked = set()
+    datasets = list(dict.fromkeys(dataset_of(one.run) for one in missing))
+    with ThreadPoolExecutor(max_workers=16) as pool:  # a source may take seconds to answer
+        answers = list(pool.map(lambda dataset: availability(dataset, place), datasets))
+    for dataset, (why, bytes_to_download) in zip(datasets, answers):
+        if why:
+            plan.left_out[dataset] = why
+        elif bytes_to_download:
+            plan.downloads[dataset] = bytes_to_download
     for one in missing:
-        dataset = dataset_of(one.run)
-        if dataset not in asked:
-            asked.add(dataset)
-            why, bytes_to_download = availability(dataset, place)
-            if why:
-                plan.left_out[dataset] = why
-            elif bytes_to_download:
-                plan.downloads[dataset] = bytes_to_download
-        if dataset in plan.left_out:
-            plan.runs_left_out[dataset] += 1
+        if dataset_of(one.run) in plan.left_out:
+            plan.elsewhere.append(one)
         else:
             plan.missing.append(one)
     return plan
@@ -250,17 +134,54 @@ def dataset_of(run: Run) -> str:
     return arguments(run.module, run.flags).dataset
 
 
+def of_tables(plan: Plan) -> dict[str, list[Missing]]:
+    """The runs that each table needs; one that several need is in each of them."""
+    runs = {}
+    for one in plan.runs:
+        for table in one.tables:
+            runs.setdefault(table, []).append(one)
+    return dict(sorted(runs.items()))
+
+
+def total(plan: Plan, runs: list[Missing]) -> float:
+    """Seconds of some runs one after the other; those of unknown length count nothing."""
+    return sum(plan.times[one.run.key] or 0 for one in runs)
+
+
 def plan_text(plan: Plan) -> str:
-    """The missing runs and their times, bytes to download and on disk, and the datasets that are left out."""
+    """The missing runs with times, memory and disk, subtotals of the tables, bytes to download and on disk,
+    and what cannot be had here."""
+    if not plan.runs:
+        return "Nothing is missing."
+    here = {one.run.key for one in plan.missing}
     rows = []
-    for one in plan.missing:
-        rows.append([clock(plan.times[one.run.key]), ", ".join(one.tables), one.run.command])
-    lines = []
-    if rows:
-        lines.append(tabulate(rows, ["time here", "tables", "command"], disable_numparse=True))
-        lines.append(total_time(plan))
-    elif not plan.left_out:
-        lines.append("Nothing is missing.")
+    for one in plan.runs:
+        work = plan.works[one.run.key]
+        memory, disk = "?", "?"
+        if work:
+            memory, disk = size(work.memory + LIBRARIES), size(work.disk)
+        data = "yes" if one.run.key in here else "no"
+        rows.append([clock(plan.times[one.run.key]), memory, disk, data, ", ".join(one.tables),
+                     one.run.command])
+    head = ["time", "memory", "disk", "data here", "tables", "command"]
+    lines = [tabulate(rows, head, disable_numparse=True), ""]
+    rows = []
+    for table, runs in of_tables(plan).items():
+        rows.append([table, len(runs), clock(total(plan, runs))])
+    lines += [tabulate(rows, ["table", "runs", "time, one after the other"], disable_numparse=True), ""]
+    lines.append(f"{len(plan.runs)} runs, {clock(total(plan, plan.runs))} one after the other (a run of "
+                 "several tables counts once here, and in each of them above), of which with their data here "
+                 f"{len(plan.missing)} runs, {clock(total(plan, plan.missing))}")
+    lines.append(f"Times on {plan.device.described}")
+    lines.append("Memory: of the process, with the decoded images, which are mapped from disk and may be "
+                 "dropped from it; disk: checkpoint and best state, without the decoded images")
+    if plan.error:
+        lines.append(f"Error: {plan.error.described}")
+    for module, why in plan.uncounted.items():
+        lines.append(f"Not counted: {module} ({why})")
+    guessed = sorted({dataset_of(one.run) for one in plan.runs if counts_of(dataset_of(one.run))[1]})
+    if guessed:
+        lines.append(f"Numbers of images are a guess for {', '.join(guessed)}")
     if plan.downloads:
         each = [f"{dataset} {size(count)}" for dataset, count in plan.downloads.items()]
         lines.append("To download: " + ", ".join(each))
@@ -269,28 +190,41 @@ def plan_text(plan: Plan) -> str:
         each.append(f"{dataset} at {side}x{side} {size(count)}")
     if each:
         lines.append("Decoded images on disk: " + ", ".join(each))
-    lines += [f"Left out, {line}" for line in plan.left_out_lines()]
+    lines += [f"Not here, {line}" for line in plan.left_out_lines()]
     return "\n".join(lines)
 
 
-def total_time(plan: Plan) -> str:
-    known = [seconds for seconds in plan.times.values() if seconds]
-    line = (f"{len(plan.missing)} runs, {clock(sum(known))} one after the other, by a calibration of single "
-            f"steps on this machine")
-    unknown = len(plan.missing) - len(known)
-    if unknown:
-        line += f"; {unknown} of unknown size"
-    return line
+def plan_data(plan: Plan) -> dict:
+    """The plan for a program: seconds, FLOPs and bytes."""
+    here = {one.run.key for one in plan.missing}
+    runs = []
+    for one in plan.runs:
+        work = plan.works[one.run.key]
+        run = {"command": one.run.command, "tables": one.tables, "seconds": plan.times[one.run.key],
+               "data_here": one.run.key in here, "flops": None, "memory": None, "disk": None}
+        if work:
+            run |= {"flops": work.total.flops, "memory": work.memory + LIBRARIES, "disk": work.disk}
+        runs.append(run)
+    tables = {}
+    for table, of_table in of_tables(plan).items():
+        tables[table] = {"runs": len(of_table), "seconds": total(plan, of_table)}
+    error = None
+    if plan.error:
+        error = {"runs": plan.error.runs, "median_factor": plan.error.median,
+                 "factor_of_nine_in_ten": plan.error.of_nine_in_ten}
+    return {"device": plan.device.described, "error": error, "seconds": total(plan, plan.runs),
+            "tables": tables, "runs": runs, "downloads": plan.downloads, "not_here": plan.left_out,
+            "not_counted": plan.uncounted}
 
 
 def decoded_bytes(plan: Plan) -> dict[tuple[str, int], int]:
-    """{(dataset, image size): bytes of the decoded images}, where the catalogue has counts."""
+    """{(dataset, image size): bytes of the decoded images}."""
     sizes = {}
-    for one in plan.missing:
+    for one in plan.runs:
         args = arguments(one.run.module, one.run.flags)
-        counts = counts_of(args.dataset) if args.dataset in FOLDERS else None
-        if counts:
-            sizes[args.dataset, args.image_size] = sum(counts.values()) * 3 * args.image_size ** 2
+        if args.dataset in FOLDERS:
+            images = sum(counts_of(args.dataset)[0].values())
+            sizes[args.dataset, args.image_size] = images * 3 * args.image_size ** 2
     return sizes
 
 

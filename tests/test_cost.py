@@ -1,41 +1,13 @@
-"""What missing runs would take: their datasets, their time, the plan in words."""
+"""What missing runs would take: their datasets, the plan in words and for a program."""
 
 import email.message
+import json
 
-from reproduce import cost
+from reproduce import cost, work
 from reproduce.cells import Missing, run_with
-from reproduce.methods import arguments
-from reproduce.records import Place
+from reproduce.records import Place, Records
 
 import pytest
-
-
-def of(module: str, *flags: str):
-    return arguments(module, flags)
-
-
-def test_estimates():
-    """Steps of all clients and rounds, and a third of a step for each batch that is evaluated, by hand."""
-    # 0.8 of 958, 1123, 157, 295 images; batch 50, E = 1, 500 rounds
-    args = of("fedavg", "--dataset", "officecaltech")
-    train, evaluated = cost.images_of(args)
-    assert train == [766, 898, 125, 236] and abs(evaluated - 0.2 * 2533) < 3
-    steps = 500 * (16 + 18 + 3 + 5)
-    assert cost.estimate(args, 0.5) == pytest.approx(cost.STARTUP + 0.5 * (steps + 500 * evaluated / 50 / 3))
-
-
-def test_estimates_with_shared_domains():
-    shared = of("fedcir", "--dataset", "pacs", "--clients-per-domain", "13", "--participation", "0.5")
-    train, _ = cost.images_of(shared)
-    assert len(train) == 52 and sum(train) == pytest.approx(0.8 * 9991, rel=0.02)
-    half_of_the_clients = 300 * 20 * 26  # 20 steps each
-    assert cost.estimate(shared, 1.0) == pytest.approx(cost.STARTUP + half_of_the_clients, rel=0.2)
-
-
-def test_estimates_without_labels_and_without_counts():
-    train, evaluated = cost.images_of(of("fedgala", "--dataset", "pacs", "--target", "photo"))
-    assert sorted(train) == [2048, 2344, 3929] and evaluated == 1670
-    assert cost.estimate(of("fedcir", "--dataset", "iwildcam"), 1.0) is None
 
 
 def test_times_in_words():
@@ -85,20 +57,46 @@ def test_what_can_be_had(monkeypatch, tmp_path):
     assert cost.availability("vlcs", place) == ("", 0)
 
 
-def test_a_plan_in_words(monkeypatch):
-    """The cheapest run first; what is downloaded and decoded; what is left out, and why."""
+def small_plan(monkeypatch, tmp_path) -> cost.Plan:
+    """Runs of three datasets, of which one cannot be had."""
     answers = {"digits": ("", 0), "pacs": ("", 3 << 30), "vlcs": ("a page", 0)}
     monkeypatch.setattr(cost, "availability", lambda dataset, place: answers[dataset])
-    monkeypatch.setattr(cost, "calibrated", lambda *_: 0.1)
     names = {"pacs": ["fdse-1", "fdse-3"], "vlcs": ["fedadg-3"], "digits": ["fdse-9"]}
     missing = []
     for dataset, tables in names.items():
         missing.append(Missing(run_with("fedavg", ["--dataset", dataset], 0), tables))
     plan = cost.planned(missing, Place())
-    plan.time_runs()
+    plan.time_runs(Records(tmp_path / "none.jsonl"), "h200", 100)
+    return plan
+
+
+def test_a_plan_in_words(monkeypatch, tmp_path):
+    """The cheapest run first, the tables' subtotals; what is downloaded and decoded; what is not here."""
+    plan = small_plan(monkeypatch, tmp_path)
     text = cost.plan_text(plan)
     assert [one.tables for one in plan.missing] == [["fdse-9"], ["fdse-1", "fdse-3"]]
-    assert "2 runs, " in text and "fdse-1, fdse-3  python fedavg.py --dataset pacs --seed 0" in text
+    assert "3 runs, " in text and "fdse-1, fdse-3  python fedavg.py --dataset pacs --seed 0" in text
+    lines = text.splitlines()
+    subtotals = [line.split(None, 2) for line in lines if line.startswith(("fdse-", "fedadg-"))]
+    of_pacs = cost.clock(plan.times[plan.missing[1].run.key])
+    assert ["fdse-1", "1", of_pacs] in subtotals and ["fdse-3", "1", of_pacs] in subtotals
     assert "To download: pacs 3.0 GiB" in text and "pacs at 224x224 1.4 GiB" in text
-    assert "Left out, vlcs (1 runs): a page" in text
+    assert "Not here, vlcs (1 runs): a page" in text and "100 TFLOPS" in text and "a guess" in text
     assert cost.plan_text(cost.planned([], Place())) == "Nothing is missing."
+
+
+def test_a_plan_for_a_program(monkeypatch, tmp_path):
+    plan = small_plan(monkeypatch, tmp_path)
+    data = json.loads(json.dumps(cost.plan_data(plan)))
+    assert data["seconds"] == pytest.approx(sum(run["seconds"] for run in data["runs"]))
+    assert data["tables"]["fdse-9"] == {"runs": 1, "seconds": data["runs"][0]["seconds"]}
+    assert [run["data_here"] for run in data["runs"]] == [True, True, False]
+    assert all(run["flops"] > 0 and run["memory"] > run["disk"] > 0 for run in data["runs"])
+
+
+def test_a_method_that_cannot_be_counted_is_named(monkeypatch, tmp_path):
+    def failing(*_):
+        raise RuntimeError("this needs a value")
+    monkeypatch.setattr(work, "parts_of", failing)
+    text = cost.plan_text(small_plan(monkeypatch, tmp_path))
+    assert "Not counted: fedavg (RuntimeError: this needs a value)" in text and "?     " in text
