@@ -11,6 +11,8 @@
     scoreboard   the state of all published cells in a picture, a table and a sentence
     rendering    pages, csv, the terminal, the README's block
     measuring    what tables and figures need of the runs' folders
+    origins      the runs behind the cells, and those of other code than that of now
+    short_runs   whether changed sources give the same numbers
     cost         what missing runs would take
     runner       runs them, on this machine or a cluster
 """

@@ -248,9 +248,18 @@ def note_origin(cell: Cell, run: Run, record: dict, records: Records) -> None:
     """Keep which record a value is from, and what is to be said of its code."""
     cell.behind.append(record)
     if records.stale(record):
-        cell.stale.append(dataclasses.replace(run, anew=True))
+        cell.stale.append(again(run, record))
     if not committed(record):
         cell.uncommitted = True
+
+
+def again(run: Run, record: dict) -> Run:
+    """A run to be made anew, at the precision of its record."""
+    precision = record["args"].get("precision", run.precision)
+    flags = run.flags
+    if precision != run.precision:
+        flags = (*flags, "--precision", precision)
+    return dataclasses.replace(run, flags=flags, precision=precision, anew=True)
 
 
 def fill_means(block: Block, cells: list[Cell]) -> None:

@@ -41,6 +41,17 @@ def method(name) -> ModuleType:
                f"Server, Client and Args", 2)
 
 
+def modules() -> list[str]:
+    """All methods of this repository, by the names of their modules."""
+    found = []
+    for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("baselines/*.py"))]:
+        if "\nclass Client" in path.read_text() and path.stem != "common":
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            if is_method(importlib.import_module(name)):
+                found.append(name)
+    return found
+
+
 def is_method(module: ModuleType) -> bool:
     """Whether a module defines what a method file does."""
     classes = [getattr(module, part, None) for part in PARTS]

@@ -254,7 +254,7 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
 
 def where_from(table: Table, scale: str) -> str:
     """Where the numbers of a page are from: the published ones, and the runs behind ours."""
-    command = f"python reproduce_tables.py --runs {table.id}"
+    command = f"python reproduce_tables.py --runs --only {table.id}"
     if scale != "paper":
         return f"The runs behind each cell: `{command} --scale {scale}`."
     return (f"The runs behind each cell: `{command}`. Where the published numbers are from: "

@@ -122,6 +122,15 @@ def test_times_are_from_runs_that_were_alone(tmp_path):
         assert cell.values == values
 
 
+def test_a_stale_run_is_made_again_at_its_precision(tmp_path):
+    here = arguments("fedavg", ("--dataset", "digits")).precision
+    (other,) = {"fp32", "bf16"} - {here}
+    for precision, flags in ((here, ()), (other, ("--precision", other))):
+        (run,) = cell_with(tmp_path, [of_seed(0, precision, 0.5)]).stale
+        assert run.flags == ("--dataset", "digits", *flags) and run.precision == precision
+        assert run.key in Records(tmp_path / "r.jsonl").by_key
+
+
 def test_stale_runs_are_listed_once_with_their_tables(tmp_path):
     path = small_folder(tmp_path) / "runs.jsonl"
     found = stale(read_tables(tmp_path / "tables"), Records(path), "paper")
