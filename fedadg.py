@@ -17,9 +17,8 @@ Alg. 1          s1; s2; s3                      Server.__init__; common.rounds; 
                 c1; c2-c9                       Client.__init__, Client.model; Client.train
 Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y), lambda_0, lambda_1, E0, K.
 Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-onehot. Table 6: --reference
-gaussian, uniform, laplace. Fig. 4: --projection-size. Control, without an adversary but with its weights:
---lambda0 0. Left out: nothing. FedSR's tables have FedADG as a baseline, by settings that are not published:
-on rotatedmnist the defaults are FedSR's.
+gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an adversary: --lambda0 0. Left out:
+nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults are FedSR's.
 
 Where paper, official code (wzml/FedADG) and this file differ, as far as a flag switches it; all else and the
 reasons: docs/methods/fedadg.md. Neither of the code's two programs goes with the paper; what the paper leaves
@@ -147,7 +146,7 @@ VARIANTS = {
     },
 }
 # AlexNet needs its ImageNet weights to learn in so few rounds; a ResNet18 learns from scratch. Without
-# momentum: the velocity of the E0 full steps would go on while step c5 weighs L_err by 0.15, and the loss rise.
+# momentum: the velocity of E0's full steps would go on while step c5 weighs L_err by 0.15, and the loss rise.
 RESNET = dict(backbone="resnet18", weights="none", image_size=32, rounds=24, steps=20, E0=6, batch_size=32,
               lr=0.1, momentum=0.0, projection_size=128, warmup=0, eval_every=4)
 LAPTOP = {
