@@ -1,0 +1,149 @@
+"""LG-FedAvg: rounds by hand in plain torch, which layers travel, and the setting in which it is FedAvg."""
+
+import common
+import fedavg
+from baselines import lgfedavg
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import in_double
+from tests.three_clients import (
+    CLOSE,
+    FLAGS,
+    ROUNDS,
+    federation,
+    mean,
+    same,
+    shares_of,
+    three_clients,
+    train_by_hand,
+)
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+NAME = "baselines.lgfedavg"
+LAYERS = (("body.0", "body.1"), ("body.4", "body.5"), ("body.10",), ("head",))  # of the digits' network
+
+
+def travels(name: str, shared: str, layers: int) -> bool:
+    """Whether an entry of the digits' network is of theta_g."""
+    module = name.rpartition(".")[0]
+    number = next(i for i, modules in enumerate(LAYERS) if module in modules)
+    at_top = number >= len(LAYERS) - layers
+    return {"top": at_top, "bottom": not at_top, "all": True}[shared]
+
+
+@pytest.mark.parametrize("shared,layers,average,evaluated", [
+    ("top", 3, "samples", "aggregated"),
+    ("bottom", 1, "uniform", "trained"),
+])
+def test_rounds_by_hand(shared, layers, average, evaluated):
+    """Uploads, what the server keeps and what each client is tested with, over three rounds of which each
+    client misses one or none."""
+    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--shared", shared, "--layers", layers,
+                  "--average", average, "--evaluated", evaluated)
+    server, clients, data = federation(lgfedavg, args)
+    w = in_double(common.state(clients[0].net))
+    of_clients = [dict(w) for _ in range(3)]
+    shared_names = [name for name in w if travels(name, shared, layers)]
+    tested = [dict(w) for _ in range(3)]
+    norms = []
+    for t, chosen in enumerate(ROUNDS):
+        uploads, hands = {}, []
+        for k in chosen:
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            start = of_clients[k] | {name: w[name] for name in shared_names}
+            hand, losses, of_client = train_by_hand(start, args, data[k], t, k)
+            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
+            sent = {name: hand[name] for name in shared_names}
+            assert_close(in_double(uploads[k]["w"]), sent, **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            of_clients[k], norms = hand, norms + of_client
+            hands.append(sent)
+        server.update(uploads, t)
+        w = mean(hands, shares_of(chosen, average))
+        assert_close(in_double(server.w), w, **CLOSE)
+        for k in range(3):
+            tested[k] = of_clients[k] | w
+            if evaluated == "trained" and (k in chosen or t):  # all trained in the first round
+                tested[k] = of_clients[k]
+            model = clients[k].model(copied(server.download(k)))
+            assert_close(in_double(common.state(model)), tested[k], **CLOSE)
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+
+
+def test_everything_shared_is_fedavg(tmp_path):
+    """Bit for bit, with two clients in a domain of which half take part."""
+    flags = ["--rounds", 3, "--clients-per-domain", 2, "--participation", 0.5, "--protocol", "lodo",
+             "--target", "d30"]
+    run_here("fedavg", tmp_path / "a", *flags)
+    run_here(NAME, tmp_path / "b", *flags, "--shared", "all")
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("flags,floats", [
+    ((), 64 * 10 + 10),  # the classifier
+    (("--shared", "bottom"), 320 + 4 * 32 + 18496 + 4 * 64 + 3136 * 64 + 64),  # two of BN's are parameters
+])
+def test_what_travels(tmp_path, flags, floats):
+    """theta_g alone, and up the number of images; BN's two counters are of 8 bytes, as is that number."""
+    run_here(NAME, tmp_path, "--rounds", 1, *flags)
+    counters = 16 if flags else 0
+    for log in metrics(tmp_path)[0]["clients"].values():
+        assert log["bytes_down"] == 4 * floats + counters
+        assert log["bytes_up"] == 4 * floats + counters + 8
+
+
+def test_the_unseen_client_has_the_mean_of_whole_networks():
+    """With `lodo` theta_k travels up and goes down to the unseen client alone."""
+    args = parsed(NAME, *FLAGS, "--protocol", "lodo", "--target", "d75")
+    data = three_clients(args)
+    net = common.backbone(args, 1, 10)
+    server = lgfedavg.Server(args, net, 2)
+    clients = [lgfedavg.Client(args, net, k, data[k]) for k in range(2)]
+    data[2].unseen = True
+    unseen = lgfedavg.Client(args, net, 2, data[2])
+    uploads = {k: clients[k].train(server.download(k), 0) for k in range(2)}
+    server.update(uploads, 0)
+    whole = [in_double(up["w"] | up["local"]) for up in uploads.values()]
+    assert whole[0].keys() == net.state_dict().keys()
+    assert server.download(0).keys() == {"w"}
+    assert_close(in_double(common.state(unseen.model(server.download(2)))), mean(whole, [24 / 37, 13 / 37]))
+
+
+def test_layers_of_every_backbone():
+    """A layer is a convolution or linear layer with its normalization; the classifier is the last one."""
+    expected = {"alexnet_bn": (8, 7), "resnet18": (21, 6), "vit_b8": (None, 2)}  # layers; in the first
+    for name, (count, first) in expected.items():
+        args = parsed(NAME, "--dataset", "pacs", "--backbone", name, "--image-size", 64)
+        with torch.device("meta"):
+            w = common.backbone(args, 3, 7).state_dict()
+        layers = lgfedavg.layers_of(w)
+        assert sorted(name for layer in layers for name in layer) == sorted(w)
+        assert layers[-1] == ["head.weight", "head.bias"]
+        if count:
+            assert len(layers) == count and len(layers[0]) == first, name
+
+
+def test_the_top_may_be_the_whole_network():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    args = lgfedavg.Args(layers=5)
+    assert lgfedavg.shared_entries(net.state_dict(), args) == list(net.state_dict())
+
+
+def test_what_a_client_keeps_stays_on_the_host():
+    """On the device machine theta_k is on the CPU after training and after a resume; here: it is a copy."""
+    args = parsed(NAME, *FLAGS, "--evaluated", "trained")
+    server, clients, _ = federation(lgfedavg, args)
+    clients[0].train(server.download(0), 0)
+    kept = copied(clients[0].state_dict())
+    clients[1].train(server.download(1), 0)
+    assert same(kept["own"], clients[0].own) and same(kept["trained"], clients[0].trained)
+
+
+def test_the_settings_are_those_of_fedavg():
+    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
+        theirs = fedavg.PAPER[dataset]
+        assert lgfedavg.PAPER[dataset] == theirs
