@@ -22,9 +22,11 @@ from reproduce.cells import missing
 from reproduce.cost import plan_data, plan_text, planned
 from reproduce.measuring import measure_folders
 from reproduce.methods import ROOT
+from reproduce.origins import reruns, runs_text, stale_text
 from reproduce.records import Place, Records
 from reproduce.rendering import render
 from reproduce.runner import Local, Slurm
+from reproduce.short_runs import compare_all
 from reproduce.tables import Table, read_tables
 from reproduce.throughput import DEVICES
 
@@ -45,8 +47,8 @@ def main(argv: list[str] | None = None) -> None:
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked; `gpus` becomes a list."""
     parser = Parser(prog="reproduce_tables", allow_abbrev=False, description=__doc__.split("\n\n")[0],
-                    epilog="In brackets: the default. Without --plan or --run it renders what is recorded "
-                           "and trains nothing.")
+                    epilog="In brackets: the default. Without --plan, --run or --rerun it renders what is "
+                           "recorded and trains nothing.")
 
     def add(name: str, default, text: str, **how) -> None:
         text = with_default(text, default)
@@ -60,14 +62,27 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         choices=("here", *DEVICES))
     add("--device-tflops", 0.0, "TFLOPS that the device reaches, in place of what is known of it; 0: that")
     parser.add_argument("--run", action="store_true", help="run them, cheapest first, and render")
+    parser.add_argument("--stale", action="store_true",
+                        help="list the runs whose records are of other code than the method's file of now, "
+                             "with their commands")
+    parser.add_argument("--rerun", action="store_true", help="make these again, and render")
+    parser.add_argument("--same-numbers", action="store_true",
+                        help="after a change that should move no number: run each method shortly, and if it "
+                             "writes the bytes of before, count older records as of the code of now")
+    parser.add_argument("--runs", action="store_true",
+                        help="list the runs behind each cell of the tables of --only")
     add("--only", "", "ids of tables, such as 'fdse-1,fedsr-*'; empty: all")
-    add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
+    add("--scale", "paper", "scale of --plan, --run, --stale, --rerun and --runs", choices=tuple(SCALES))
     add("--seeds", 1, "seeds of each cell, 0 to SEEDS - 1")
     add("--jobs", 0, "runs at a time; 0: one for each GPU of --gpus, or one")
     add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; with slurm the number that a job asks "
         "for; empty: the methods' own choice, with slurm 1")
     add("--executor", "local", "this machine, or jobs of a Slurm cluster through submitit",
         choices=("local", "slurm"))
+    add("--partition", "", "slurm: partition of the jobs; empty: the cluster's own")
+    add("--account", "", "slurm: account of the jobs; empty: the cluster's own")
+    add("--hours", 24.0, "slurm: time of a job; one that is not done then is queued again and goes on")
+    add("--memory-gb", 0.0, "slurm: memory of a job; 0: the cluster's own")
     add("--data", "data", "folder of the datasets and of the decoded cache")
     add("--archives", "", "folder with archives downloaded before; looked at before the network")
     add("--tables", TABLES, "folder of the tables")
@@ -80,6 +95,9 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--jobs is {flags.jobs}; it must be at least 0")
     if flags.device_tflops < 0:
         parser.error(f"--device-tflops is {flags.device_tflops:g}; it must be at least 0")
+    if flags.hours <= 0 or flags.memory_gb < 0:
+        parser.error(f"--hours is {flags.hours:g} and --memory-gb {flags.memory_gb:g}; they must be above 0 "
+                     "and at least 0")
     wrong = wrong_gpus(flags)
     if wrong:
         parser.error(wrong)
@@ -126,9 +144,19 @@ def work(flags: argparse.Namespace) -> int:
         plan.time_runs(records, flags.device, flags.device_tflops)
         print(json.dumps(plan_data(plan), indent=1) if flags.json else plan_text(plan))
         return 0
-    if flags.run:
+    if flags.stale:
+        print(stale_text(tables, records, flags.scale))
+        return 0
+    if flags.runs:
+        print("\n\n".join(runs_text(table, records, flags.scale) for table in tables))
+        return 0
+    if flags.same_numbers:
+        print("\n".join(compare_all(ROOT / OUT)))
+        records = Records(path)
+    if flags.run or flags.rerun:
         code = run_missing(tables, records, flags)
         records = Records(path)
+        tables = every  # what was run may stand in others too, and the overviews are of all
     print(render(tables, records, ROOT / flags.out, whole=tables is every))
     return code
 
@@ -153,10 +181,13 @@ def place_of(flags: argparse.Namespace, records: Path) -> Place:
 
 
 def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace) -> int:
-    """Run what is missing, and measure the runs' folders; returns the exit code."""
+    """Run what is missing, or of other code, and measure the runs' folders; returns the exit code."""
     seeds = list(range(flags.seeds))
     place = place_of(flags, records.path)
-    plan = planned(missing(tables, records, flags.scale, seeds), place)
+    needed = reruns(tables, records, flags.scale) if flags.rerun else []
+    if flags.run:
+        needed += missing(tables, records, flags.scale, seeds)
+    plan = planned(needed, place)
     for line in plan.left_out_lines():
         print(f"left out, {line}", file=sys.stderr)
     executor = executor_of(flags)
@@ -175,7 +206,8 @@ def executor_of(flags: argparse.Namespace) -> Local | Slurm:
     """Who runs the runs."""
     if flags.executor == "slurm":
         gpus = int(flags.gpus[0]) if flags.gpus else 1
-        return Slurm(flags.jobs or 1, gpus=gpus)
+        return Slurm(flags.jobs or 1, gpus=gpus, partition=flags.partition, account=flags.account,
+                     hours=flags.hours, memory_gb=flags.memory_gb)
     return Local(flags.jobs or len(flags.gpus) or 1, flags.gpus)
 
 

@@ -2,7 +2,8 @@
 
 Nothing is lost or repeated: a run's process holds a lock while it is going on, also when its runner is gone,
 so that another runner in the same folder passes it by; a finished run is one line of the records, written
-under a lock by the run itself; a run that was cut off goes on from its checkpoint.
+under a lock by the run itself; a run that was cut off goes on from its checkpoint. What a run prints is in
+log.txt in its folder.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import json
 import os
 import queue
 import signal
@@ -24,12 +26,15 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import locked
-from reproduce.methods import ROOT
+from reproduce.measuring import folder_of_run
+from reproduce.methods import ROOT, arguments
 from reproduce.records import Place, Records, Run
 
 from tqdm import tqdm
 
 UNKNOWN = 60.0  # seconds by which a run of unknown length moves the progress bar
+EVERY = 5.0, 30.0  # seconds between two looks at the runs that are going on: on a terminal, in a file
+SHOWN = 4  # of them at most on the bar
 
 
 # One run
@@ -62,26 +67,45 @@ def execute(run: Run, place: Place, env: dict | None = None,
         with claim(run) as lock:
             if Records(Path(place.record)).get(run):
                 return "skipped", "recorded meanwhile"
-            process = subprocess.Popen(
-                command_of(run, place), cwd=ROOT, env=os.environ | (env or {}), text=True, errors="replace",
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us to pass on
-                pass_fds=(lock.fileno(),))  # it holds the lock too
-            if started:
-                started(process)
-            said = process.communicate()[0]
+            path = folder_of_run(run) / "log.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a") as log:
+                log.write(f"$ {run.command}\n")
+                log.flush()
+                begun = log.tell()
+                process = subprocess.Popen(
+                    command_of(run, place), cwd=ROOT, env=os.environ | (env or {}), stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for us to pass on
+                    pass_fds=(lock.fileno(),))  # it holds the lock too
+                if started:
+                    started(process)
+                code = process.wait()
     except Stop:
         return "skipped", "another runner is on it"
     except OSError as e:
         return "failed", f"it could not be started: {e}"
-    outcome = "done" if process.returncode == 0 else "failed"
-    return outcome, last_lines(said)
+    said = path.read_bytes()[begun:].decode(errors="replace")
+    if code == 0:
+        return "done", last_lines(said, 3)
+    if code == 2:  # refused, in one line
+        return "failed", last_lines(said, 1)
+    return "failed", f"{last_lines(said, 3)}\nall it said: {path}"
 
 
-def last_lines(said: str) -> str:
-    """The last three lines that are not empty."""
+def last_lines(said: str, count: int) -> str:
+    """The last lines that are not empty."""
     lines = [line for line in said.replace("\r", "\n").splitlines() if line.strip()]
-    return "\n".join(lines[-3:])
+    return "\n".join(lines[-count:])
+
+
+def rounds_done(folder: Path) -> int:
+    """The rounds that a run has in its folder; 0 if there is none."""
+    try:
+        lines = (folder / "timing.jsonl").read_text().splitlines()
+        return json.loads(lines[-1])["round"]
+    except (OSError, ValueError, LookupError, TypeError):  # not there, or its last line is being written
+        return 0
 
 
 def report_failure(run: Run, said: str) -> None:
@@ -130,6 +154,7 @@ class Local:
                     worker.start()
                 while any(worker.is_alive() for worker in workers):
                     time.sleep(0.1)
+                    pool.look()
             except KeyboardInterrupt:
                 pool.stop()
                 for worker in workers:
@@ -148,6 +173,18 @@ class Local:
         return env
 
 
+@dataclass
+class Progress:
+    """A run that is going on: rounds done before it was started here, all of them, and the seconds of the
+    rest by the estimate."""
+
+    run: Run
+    folder: Path
+    before: int
+    rounds: int
+    seconds: float
+
+
 class Pool:
     """The runs that several workers share, those that are going on, and how many have ended how."""
 
@@ -160,8 +197,12 @@ class Pool:
         self.processes: set[subprocess.Popen] = set()
         self.stopping = False
         self.counts = Counter()
+        self.progress: dict[str, Progress] = {}  # of the runs that are going on, by their keys
+        self.ended_seconds = 0.0
+        self.looked = 0.0
         seconds = sum(self.time_of(run) for run in runs)
         wide = bool(sys.stderr and sys.stderr.isatty())
+        self.every = EVERY[0] if wide else EVERY[1]
         self.bar = tqdm(total=seconds, unit="s", desc=f"{len(runs)} runs", dynamic_ncols=wide,
                         mininterval=0.5 if wide else 30,
                         bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}")
@@ -178,7 +219,7 @@ class Pool:
                 return
             with self.lock:
                 self.counts["running"] += 1
-                self.show()
+                self.begin(run)
             try:
                 outcome, said = execute(run, self.place, env, self.started)
             except Exception as e:  # whatever a run dies of is reported, the others go on
@@ -199,13 +240,43 @@ class Pool:
                 outcome = "interrupted"
             self.counts["running"] -= 1
             self.counts[outcome] += 1
-            self.bar.update(self.time_of(run))
+            progress = self.progress.pop(run.key)
+            self.ended_seconds += progress.seconds
             self.show()
             if outcome == "failed":
                 report_failure(run, said)
 
+    def begin(self, run: Run) -> None:
+        """A run starts, or goes on: what it has done before takes no time now."""
+        rounds = arguments(run.module, run.flags).rounds
+        folder = folder_of_run(run)
+        before = min(rounds_done(folder), rounds)
+        progress = Progress(run, folder, before, rounds, self.time_of(run) * (1 - before / rounds))
+        self.bar.total -= self.time_of(run) - progress.seconds
+        self.progress[run.key] = progress
+        self.show()
+
+    def look(self) -> None:
+        """Every few seconds: how far the runs are that are going on."""
+        if time.monotonic() - self.looked < self.every:
+            return
+        self.looked = time.monotonic()
+        with self.lock:
+            self.show()
+
     def show(self) -> None:
-        self.bar.set_postfix({what: n for what, n in self.counts.items() if n})
+        """The bar: seconds by the estimates, in proportion to the rounds that are done; the time that is left
+        is by the pace of this machine."""
+        done = self.ended_seconds
+        going_on = []
+        for progress in self.progress.values():
+            now = max(progress.before, min(rounds_done(progress.folder), progress.rounds))
+            if progress.rounds > progress.before:
+                done += progress.seconds * (now - progress.before) / (progress.rounds - progress.before)
+            going_on.append(f"{progress.run.module} {now}/{progress.rounds}")
+        self.bar.n = min(done, self.bar.total)
+        counted = [f"{what}={n}" for what, n in self.counts.items() if n]
+        self.bar.set_postfix_str(", ".join([*counted, *going_on[:SHOWN]]))
 
     def stop(self) -> None:
         """Interrupt what is going on; nothing else starts."""
@@ -226,13 +297,16 @@ def interrupt(process: subprocess.Popen) -> None:
 @dataclass
 class Slurm:
     """Runs as jobs of a Slurm cluster, through submitit; `cluster` is "slurm", or "local" for a test on this
-    machine."""
+    machine. A job whose time is over is queued again and goes on from the run's checkpoint."""
 
     jobs: int
     cluster: str = "slurm"
     folder: str = "runs/slurm"
-    timeout_min: int = 24 * 60
+    hours: float = 24.0
     gpus: int = 1
+    partition: str = ""  # empty, as the two below: the cluster's own
+    account: str = ""
+    memory_gb: float = 0.0
 
     def __post_init__(self):
         if importlib.util.find_spec("submitit") is None:
@@ -243,7 +317,7 @@ class Slurm:
         counts = Counter()
         if not runs:
             return counts
-        submitted = self.executor().map_array(job, runs, [place] * len(runs))
+        submitted = self.executor().map_array(Job(), runs, [place] * len(runs))
         with interruptible(), tqdm(total=len(runs), unit="run", desc="jobs", disable=None) as bar:
             try:
                 for run, submission in zip(runs, submitted):
@@ -265,11 +339,21 @@ class Slurm:
             executor = submitit.AutoExecutor(folder=str(ROOT / self.folder), cluster=self.cluster)
         except RuntimeError as e:
             raise Stop(f"--executor slurm: {e}", 2)
-        executor.update_parameters(timeout_min=self.timeout_min)
-        if self.cluster == "slurm":
-            executor.update_parameters(slurm_array_parallelism=self.jobs, gpus_per_node=self.gpus,
-                                       cpus_per_task=4)
+        executor.update_parameters(**self.parameters())
         return executor
+
+    def parameters(self) -> dict:
+        """What a job asks for, in submitit's words."""
+        asked = {"timeout_min": max(1, round(60 * self.hours))}
+        if self.memory_gb:
+            asked["mem_gb"] = self.memory_gb
+        if self.cluster == "slurm":
+            asked |= {"slurm_array_parallelism": self.jobs, "gpus_per_node": self.gpus, "cpus_per_task": 4}
+            if self.partition:
+                asked["slurm_partition"] = self.partition
+            if self.account:
+                asked["slurm_account"] = self.account
+        return asked
 
 
 def result_of(submission) -> tuple[str, str]:
@@ -280,8 +364,25 @@ def result_of(submission) -> tuple[str, str]:
         return "failed", (str(e).strip() or type(e).__name__).splitlines()[-1]
 
 
-def job(run: Run, place: Place) -> tuple[str, str]:
+class Job:
     """What a job on a cluster does: the run, unless its record has appeared meanwhile."""
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
-    return execute(run, place)
+
+    def __init__(self):
+        self.process = None
+
+    def __call__(self, run: Run, place: Place) -> tuple[str, str]:
+        os.chdir(ROOT)
+        sys.path.insert(0, str(ROOT))
+        return execute(run, place, None, self.started)
+
+    def started(self, process: subprocess.Popen) -> None:
+        self.process = process
+
+    def checkpoint(self, run: Run, place: Place):
+        """submitit calls it when the job's time is over or another job takes its place: the run ends, its
+        checkpoint is kept, and the job is queued again."""
+        import submitit
+        if self.process:
+            interrupt(self.process)
+            self.process.wait()
+        return submitit.helpers.DelayedSubmission(Job(), run, place)

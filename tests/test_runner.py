@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from reproduce import runner
@@ -22,6 +23,7 @@ class Sleep:
 
     key: str
     module: str = "fedavg"
+    flags: tuple = ()
     command: str = "python sleep"
 
 
@@ -33,6 +35,7 @@ def sleeping(monkeypatch, tmp_path, seconds: float) -> Place:
         return [sys.executable, "-c", code, str(tmp_path / run.key)]
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     monkeypatch.setattr(runner, "command_of", command_of)
+    monkeypatch.setattr(runner, "folder_of_run", lambda run: tmp_path / f"folder of {run.key}")
     return Place(record=str(tmp_path / "none.jsonl"))
 
 
@@ -101,6 +104,77 @@ def test_workers_share_the_processors_and_take_the_gpus_in_turn(monkeypatch):
     seen = [local.environment(n)["CUDA_VISIBLE_DEVICES"] for n in range(3)]
     assert seen == ["0", "2", "0"] and local.environment(0)["OMP_NUM_THREADS"] == "2"
     assert "CUDA_VISIBLE_DEVICES" not in runner.Local(1).environment(0)
+
+
+def saying(monkeypatch, tmp_path, code: str) -> Place:
+    """Let runs be this Python program."""
+    place = sleeping(monkeypatch, tmp_path, 0)
+    monkeypatch.setattr(runner, "command_of", lambda run, place: [sys.executable, "-c", code])
+    return place
+
+
+def test_what_a_run_prints_is_in_its_log(monkeypatch, tmp_path):
+    """Of each start; a failure is reported with the last lines of this one, and says where the rest is."""
+    place = saying(monkeypatch, tmp_path, "print('first'); print('second')")
+    assert runner.execute(Sleep("a"), place) == ("done", "first\nsecond")
+    place = saying(monkeypatch, tmp_path, "import sys; print('no'); print('more'); sys.exit(1)")
+    outcome, said = runner.execute(Sleep("a"), place)
+    log = tmp_path / "folder of a" / "log.txt"
+    assert outcome == "failed" and said == f"no\nmore\nall it said: {log}"
+    command = "$ python sleep"
+    assert log.read_text().splitlines() == [command, "first", "second", command, "no", "more"]
+
+
+def test_a_refusal_is_one_line(monkeypatch, tmp_path):
+    place = saying(monkeypatch, tmp_path, "import sys; print('warning'); sys.exit('fdse: by other code')")
+    assert runner.execute(Sleep("a"), place)[1].startswith("warning\nfdse: by other code")
+    place = saying(monkeypatch, tmp_path, "import sys; print('warning'); print('by other code'); sys.exit(2)")
+    assert runner.execute(Sleep("a"), place) == ("failed", "by other code")
+
+
+def test_the_bar_follows_the_rounds_of_the_runs(monkeypatch, tmp_path):
+    """What was done before a run was started here is no part of it; a damaged line counts nothing."""
+    place = sleeping(monkeypatch, tmp_path, 0)
+    runs = [Sleep("a", flags=("--rounds", "10")), Sleep("b", flags=("--rounds", "4"))]
+    times = tmp_path / "folder of a" / "timing.jsonl"
+    times.parent.mkdir()
+    times.write_text('{"round": 5}\n')
+    pool = runner.Pool(runs, place, {"a": 100.0, "b": 20.0})
+    pool.begin(runs[0])
+    pool.begin(runs[1])
+    assert pool.bar.total == 70 and pool.bar.n == 0  # 50 of a are left, and b
+    times.write_text('{"round": 5}\n{"round": 8}\n')
+    pool.look()
+    assert pool.bar.n == pytest.approx(30) and "fedavg 8/10, fedavg 0/4" in pool.bar.postfix
+    times.write_text('{"round": 8}\n{"rou')
+    assert runner.rounds_done(times.parent) == 0
+    pool.counts["running"] = 2
+    pool.ended(runs[0], "done", "")
+    assert pool.bar.n == pytest.approx(50) and "done=1" in pool.bar.postfix
+    pool.bar.close()
+
+
+def test_what_a_job_asks_a_cluster_for(monkeypatch):
+    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: True)
+    asked = runner.Slurm(2, hours=1.5, partition="gpu", account="us", memory_gb=64.0).parameters()
+    assert asked == {"timeout_min": 90, "mem_gb": 64.0, "slurm_array_parallelism": 2, "gpus_per_node": 1,
+                     "cpus_per_task": 4, "slurm_partition": "gpu", "slurm_account": "us"}
+    assert "slurm_partition" not in runner.Slurm(1).parameters()
+
+
+def test_a_job_whose_time_is_over_ends_its_run_and_is_queued_again(monkeypatch, tmp_path):
+    submitit = pytest.importorskip("submitit")
+    place = sleeping(monkeypatch, tmp_path, 60)
+    job, run = runner.Job(), Sleep("a")
+    worker = threading.Thread(target=lambda: runner.execute(run, place, None, job.started))
+    worker.start()
+    while not (tmp_path / "a").exists():
+        time.sleep(0.05)
+    again = job.checkpoint(run, place)
+    worker.join(20)
+    assert not worker.is_alive() and job.process.returncode
+    assert isinstance(again, submitit.helpers.DelayedSubmission)
+    assert isinstance(again.function, runner.Job) and again.args == (run, place)
 
 
 @pytest.mark.slow
