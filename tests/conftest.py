@@ -20,7 +20,7 @@ import fedavg
 import fedcir
 import fedgala
 import fedsr
-from baselines import fedema, lgfedavg
+from baselines import fedema, lgfedavg, moon
 from plumbing.catalog import FOLDERS
 from plumbing.runfolder import RunFolder
 
@@ -44,6 +44,7 @@ MODULES = {
     "fedadg": fedadg,
     "fedgala": fedgala,
     "baselines.fedema": fedema,
+    "baselines.moon": moon,
     "baselines.lgfedavg": lgfedavg,
 }
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}

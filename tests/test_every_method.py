@@ -72,6 +72,7 @@ KEEPING = {
     "fedadg": ["--keep-momentum", "--momentum", "0.9", "--protocol", "lodo", "--target", "d30"],
     "fedgala": ["--target", "d0", "--ssl", "moco"],
     "baselines.fedema": ["--target", "d0"],
+    "baselines.moon": [],
     "baselines.lgfedavg": ["--protocol", "lodo", "--target", "d30", "--evaluated", "trained"],
 }
 
@@ -118,6 +119,7 @@ LEARNS = {
     "fedadg": (["--rounds", "4", "--lr", "0.03"], 60, 0.75),
     "fedgala": (["--rounds", "5", "--temperature", "0.2", *VIEWS], 50, 0.72),
     "baselines.fedema": (["--rounds", "4", *VIEWS], 55, 0.55),
+    "baselines.moon": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
     "baselines.lgfedavg": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
 }
 

@@ -1,0 +1,164 @@
+"""MOON: rounds by hand in plain torch, its loss against the formula, and where it is FedAvg."""
+
+import common
+import fedavg
+from baselines import moon
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import body_of_smallcnn_bn, in_double, linear
+from tests.three_clients import (
+    CLOSE,
+    FLAGS,
+    ROUNDS,
+    federation,
+    mean,
+    same,
+    shares_of,
+    three_clients,
+    train_by_hand,
+)
+
+import pytest
+import torch
+from torch import tensor
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, max_pool2d
+from torch.testing import assert_close
+
+NAME = "baselines.moon"
+
+
+def z_in_evaluation(x, w):
+    """z of the digits' network with the running statistics."""
+    h = x
+    for conv, bn in (("body.0", "body.1"), ("body.4", "body.5")):
+        h = conv2d(h, w[f"{conv}.weight"], w[f"{conv}.bias"], padding=1)
+        mean, var = w[f"{bn}.running_mean"].view(-1, 1, 1), w[f"{bn}.running_var"].view(-1, 1, 1)
+        h = (h - mean) / (var + 1e-5).sqrt()
+        h = h * w[f"{bn}.weight"].view(-1, 1, 1) + w[f"{bn}.bias"].view(-1, 1, 1)
+        h = max_pool2d(h.clamp(min=0), 2)
+    return linear(adaptive_avg_pool2d(h, 7).flatten(1), w, "body.10").clamp(min=0)
+
+
+def l_con_by_hand(z, z_glob, z_prev, tau):
+    """Eq. (3) as it is written."""
+    def exp_sim(other):
+        return ((z * other).sum(1) / z.norm(dim=1) / other.norm(dim=1) / tau).exp()
+    return -(exp_sim(z_glob) / (exp_sim(z_glob) + exp_sim(z_prev))).log().mean()
+
+
+@pytest.mark.parametrize("evaluated", ["aggregated", "trained"])
+def test_rounds_by_hand(evaluated):
+    """Uploads, the server's model and what each client is tested with, over three rounds: each client is
+    compared with its own model of the last round in which it trained."""
+    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--mu", 3, "--tau", 0.2, "--evaluated", evaluated)
+    server, clients, data = federation(moon, args, moon.build)
+    w = in_double(server.w)
+    previous, norms = {}, []
+    for t, chosen in enumerate(ROUNDS):
+        uploads, hands = {}, []
+        for k in chosen:
+            cons = []
+
+            def more(x, z, leaves, k=k, w=w, cons=cons, previous=previous):
+                if k not in previous:
+                    return 0
+                l_con = l_con_by_hand(z, z_in_evaluation(x, w), z_in_evaluation(x, previous[k]), 0.2)
+                cons.append(float(l_con.detach()))
+                return 3 * l_con
+
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            hand, losses, of_client = train_by_hand(w, args, data[k], t, k, more)
+            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
+            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert ("contrastive" in clients[k].log) == (t > 0)
+            if cons:
+                assert_close(float(clients[k].log["contrastive"]), sum(cons) / 3, **CLOSE)
+            hands.append(hand)
+            norms += of_client
+        previous |= dict(zip(chosen, hands))
+        server.update(uploads, t)
+        w = mean(hands, shares_of(chosen))
+        assert_close(in_double(server.w), w, **CLOSE)
+        for k in range(3):
+            model = clients[k].model(copied(server.download(k)))
+            tested = previous[k] if evaluated == "trained" else w
+            assert_close(in_double(common.state(model)), tested, **CLOSE)
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+
+
+def test_without_the_term_it_is_fedavg():
+    """mu 0, bit for bit, over three rounds."""
+    args = parsed(NAME, *FLAGS, "--mu", 0)
+    server, clients, _ = federation(moon, args, moon.build)
+    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS))
+    for t, chosen in enumerate(ROUNDS):
+        for of_server, of_clients in ((server, clients), (other, others)):
+            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
+            of_server.update(uploads, t)
+        assert same(server.w, other.w)
+
+
+def test_what_travels(tmp_path):
+    """What FedAvg sends, no more: w down, w_k and n_k up."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 2)
+    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
+        for name, log in entry["clients"].items():
+            for way in ("bytes_up", "bytes_down"):
+                assert other["clients"][name][way] == log[way]
+
+
+def test_loss_by_hand():
+    """Similarities 1 and 0, then 0 and 1, then equal ones, which say nothing: log(1 + e^(-1/tau)), ..."""
+    z = tensor([[2.0, 0.0]])
+    one, none = tensor([[3.0, 0.0]]), tensor([[0.0, 5.0]])
+    e = torch.tensor(2.0).exp()  # tau 0.5
+    assert_close(moon.contrastive(z, one, none, 0.5), (1 + 1 / e).log())
+    assert_close(moon.contrastive(z, none, one, 0.5), (1 + e).log())
+    assert_close(moon.contrastive(z, one, one, 0.5), tensor(2.0).log())
+
+
+def test_gradient_of_the_loss():
+    """Finite differences; nothing flows into the frozen networks' z."""
+    generator = torch.Generator().manual_seed(0)
+    z, z_glob, z_prev = (torch.rand(4, 6, generator=generator, dtype=torch.float64) for _ in range(3))
+    z.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: moon.contrastive(z, z_glob, z_prev, 0.3), z)
+    assert_close(moon.contrastive(z, z_glob, z_prev, 0.3), l_con_by_hand(z, z_glob, z_prev, 0.3))
+
+
+def test_projection():
+    """z is the output of two more layers of D and 256 units, and the classifier is on top of them."""
+    args = parsed(NAME, *FLAGS, "--projection")
+    common.seed_all(0)
+    net = moon.build(args, 1, 10)
+    added = {name: tuple(v.shape) for name, v in net.state_dict().items() if not name.startswith("body.0.")}
+    assert added == {"body.1.weight": (64, 64), "body.1.bias": (64,), "body.3.weight": (256, 64),
+                     "body.3.bias": (256,), "head.weight": (10, 256), "head.bias": (10,)}
+    x = torch.rand(5, 1, 8, 8)
+    w = common.state(net)
+    inner = {name.replace("body.0.", "body."): v for name, v in w.items() if name.startswith("body.0.")}
+    h = body_of_smallcnn_bn(x, inner, dict(inner))
+    z = linear(linear(h, w, "body.1").clamp(min=0), w, "body.3")
+    assert_close(net.train()(x), linear(z, w, "head"))
+    assert_close(net.features(x), z)
+    assert (z < 0).any()
+
+
+def test_the_unseen_client_has_the_global_model():
+    args = parsed(NAME, *FLAGS, "--evaluated", "trained")
+    data = three_clients(args)
+    data[2].unseen = True
+    net = moon.build(args, 1, 10)
+    server = moon.Server(args, net, 2)
+    model = moon.Client(args, net, 2, data[2]).model(server.download(2))
+    assert same(common.state(model), server.w)
+
+
+def test_the_settings_of_fdse():
+    """mu of its grid; all else but the learning rate as FedAvg's."""
+    for dataset, lr, mu in (("officecaltech", 0.05, 1), ("pacs", 0.05, 1), ("domainnet10", 0.1, 0.1)):
+        assert moon.PAPER[dataset] == fedavg.PAPER[dataset] | dict(lr=lr, mu=mu)
+    args = parsed(NAME, "--dataset", "pacs")
+    assert (args.tau, args.projection, args.evaluated, args.clip) == (0.5, False, "aggregated", 10)
