@@ -326,6 +326,16 @@ def source_clients(args: Args, d: Domain, order: Tensor, classes: int) -> list[C
     return clients
 
 
+def pool(clients: list[ClientData]) -> None:
+    """Give the first client the training images of all, in the main memory; the others keep none."""
+    images = torch.cat([c.train.images[c.train.index].cpu() for c in clients])
+    labels = torch.cat([c.train.labels.cpu() for c in clients])
+    first = clients[0].train
+    for c in clients:
+        c.train = dataclasses.replace(c.train, index=c.train.index[:0], labels=c.train.labels[:0])
+    clients[0].train = Data(images, torch.arange(len(labels)), labels, first.device, first.normalize)
+
+
 def parts_of_source(args: Args, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A source client's rows to train, validate and test."""
     if args.protocol == "linear":
@@ -818,6 +828,7 @@ class ClientProtocol(Protocol):
 
     data: ClientData
     log: dict[str, Tensor]  # may be left out: scalars of the last local training, which do not travel
+    pooled: bool  # may be left out: client 0 has the training images of all, the others have none
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData): ...
 
@@ -902,8 +913,8 @@ def rounds(Server, Client, args: Args, build, domains: list[Domain], classes: tu
 
             entry = {"round": t + 1, "lr": args.lr * args.lr_decay ** t} | start
             entry["clients"] = {fed.names[k]: log for k, log in logs.items()}
-            if (t + 1) % args.eval_every == 0 or t + 1 == args.rounds:
-                entry |= evaluate(fed, t + 1)
+            if is_evaluated(args, t + 1):
+                entry |= evaluate(fed, t + 1, folder.best["val"])
             folder.lap("evaluate")
             folder.log(entry)
             folder.checkpoint(entry, fed)
@@ -959,6 +970,8 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
         raise Stop("--normalize imagenet is for colour images; those of "
                    f"{args.dataset} have one channel: use unit", 2)
     sources, targets = make_clients(args, domains, len(classes))
+    if getattr(Client, "pooled", False):
+        pool(sources)
     seed_all(args.seed, "init")
     try:
         net = build(args, shape[0], len(classes))
@@ -985,7 +998,8 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
 def stop_unless_finite(up: Payload, log: dict[str, float], name: str, t: int, folder: RunFolder) -> None:
     """Stop if an upload or a logged number is infinite or no number."""
     device = folder.args.device
-    finite = [torch.isfinite(v).all().to(device) for v in tensors_of(up)]
+    finite = [torch.ones((), dtype=torch.bool, device=device)]  # nothing may have been sent
+    finite += [torch.isfinite(v).all().to(device) for v in tensors_of(up)]
     if not torch.stack(finite).all() or not all(math.isfinite(v) for v in log.values()):
         raise Stop(f"round {t + 1}, client {name}: the loss or the weights are no longer finite; the last "
                    "good checkpoint, if one was due before, is kept in "
@@ -1003,39 +1017,88 @@ def update_server(server: ServerProtocol, uploads: dict[int, Payload], t: int, d
     server.load_state_dict(to_device(from_server(server.state_dict()), device))
 
 
-def evaluate(fed: Federation, t: int) -> dict:
-    """What the protocol measures after t rounds (in process 0)."""
+def is_evaluated(args: Args, t: int) -> bool:
+    """Whether there is an evaluation after t rounds."""
+    if t == args.rounds:
+        return True
+    if args.protocol == "linear" and args.test_rounds == "best":  # the last round's alone is reported
+        return False
+    return t % args.eval_every == 0
+
+
+def evaluate(fed: Federation, t: int, best: float) -> dict:
+    """What the protocol measures after t rounds (in process 0); `best` is the best validation accuracy of the
+    rounds before."""
     if fed.args.protocol == "linear":
         return evaluate_linear(fed, t)
-    return evaluate_classifiers(fed, t)
+    return evaluate_classifiers(fed, t, best)
 
 
-def evaluate_classifiers(fed: Federation, t: int) -> dict:
-    """Validation and test accuracy of the models of all clients after t rounds, and of the target.
+def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
+    """Validation and test accuracy of the models of all clients after t rounds, and of the target. With
+    `--test-rounds best` the test parts, and the target, only where the validation is better than `best`, and
+    in the last round.
 
     ALL is pooled over the images, AVG the mean over the clients.
     """
-    counts = {}  # of each client: correct and all validation images, correct and all test images
+    args, entry = fed.args, {}
+    validated, states = {}, {}  # of each client: correct and all validation images; the random state then
     for k, client in fed.clients.items():
-        seed_all(fed.args.seed, "evaluate", t, k)
-        model = client.model(fed.server.download(k))
-        val, test = client.data.val, client.data.test
-        right_val = 0 if client.data.unseen else correct(model, val, fed.args)
-        counts[k] = right_val, len(val), correct(model, test, fed.args), len(test)
-    counts = merged(counts)
+        if not client.data.unseen:
+            model = tested_model(fed, client, t, k)
+            validated[k] = correct(model, client.data.val, args), len(client.data.val)
+            states[k] = random_state(args.device)
+    validated = merged(validated)
+    if process()[0] == 0:
+        entry["val"] = accuracies_of(validated, fed)
+    if args.test_rounds == "best" and t < args.rounds:
+        better = from_server(process()[0] == 0 and entry["val"]["ALL"] > best)
+        if not better:
+            return entry
+    tested = {}
+    for k, client in fed.clients.items():
+        model = tested_model(fed, client, t, k)
+        if k in states:
+            set_random_state(states[k], args.device)
+        tested[k] = correct(model, client.data.test, args), len(client.data.test)
+    tested = merged(tested)
     if process()[0]:
         return {}
-    entry = {}
-    for part, i in (("val", 0), ("test", 2)):
-        right = [counts[k][i] for k in range(fed.K)]
-        n = [counts[k][i + 1] for k in range(fed.K)]
-        accuracies = [r / m for r, m in zip(right, n)]
-        entry[part] = {"ALL": sum(right) / sum(n), "AVG": sum(accuracies) / fed.K,
-                       "clients": dict(zip(fed.names, accuracies))}
+    entry["test"] = accuracies_of(tested, fed)
     if fed.has_target:
-        right, n = counts[fed.K][2:]
+        right, n = tested[fed.K]
         entry["target"] = right / n
     return entry
+
+
+def tested_model(fed: Federation, client: ClientProtocol, t: int, k: int) -> nn.Module:
+    """The network that is tested on client k after t rounds."""
+    seed_all(fed.args.seed, "evaluate", t, k)
+    return client.model(fed.server.download(k))
+
+
+def accuracies_of(counts: dict[int, tuple[int, int]], fed: Federation) -> dict:
+    """ALL, AVG and each client's accuracy, of correct and all images of the K clients."""
+    right = [counts[k][0] for k in range(fed.K)]
+    n = [counts[k][1] for k in range(fed.K)]
+    accuracies = [r / m for r, m in zip(right, n)]
+    return {"ALL": sum(right) / sum(n), "AVG": sum(accuracies) / fed.K,
+            "clients": dict(zip(fed.names, accuracies))}
+
+
+def random_state(device: str) -> list[Tensor]:
+    """Where torch's random numbers are, so that the test part draws the same ones whether or not it is
+    evaluated at once (a network may draw z)."""
+    states = [torch.get_rng_state()]
+    if device.startswith("cuda"):
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def set_random_state(states: list[Tensor], device: str) -> None:
+    torch.set_rng_state(states[0])
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(states[1], device)
 
 
 def evaluate_start(fed: Federation) -> dict:

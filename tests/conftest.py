@@ -20,7 +20,7 @@ import fedavg
 import fedcir
 import fedgala
 import fedsr
-from baselines import fedema, lgfedavg, moon
+from baselines import centralized, fedema, fedprox, lgfedavg, local, moon, scaffold
 from plumbing.catalog import FOLDERS
 from plumbing.runfolder import RunFolder
 
@@ -43,7 +43,11 @@ MODULES = {
     "fedcir": fedcir,
     "fedadg": fedadg,
     "fedgala": fedgala,
+    "baselines.local": local,
+    "baselines.centralized": centralized,
+    "baselines.fedprox": fedprox,
     "baselines.fedema": fedema,
+    "baselines.scaffold": scaffold,
     "baselines.moon": moon,
     "baselines.lgfedavg": lgfedavg,
 }

@@ -37,6 +37,10 @@ def same_metrics(out: Path, other: Path) -> bool:
     return (out / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
 
 
+# Here clients send nothing, or have no images to train on.
+NO_FEDERATION = ("baselines.local", "baselines.centralized")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_it_runs_and_writes_all_files(tmp_path, method):
     result = run_here(method, tmp_path, *one_run(method))
@@ -46,7 +50,8 @@ def test_it_runs_and_writes_all_files(tmp_path, method):
     sent = 0
     for entry in rounds:
         for name, log in entry["clients"].items():
-            assert log["bytes_up"] > 0 and log["bytes_down"] > 0 and log["loss"] > 0, name
+            takes_part = log["bytes_up"] > 0 and log["bytes_down"] > 0 and log["loss"] > 0
+            assert takes_part or method in NO_FEDERATION, name
             sent += log["bytes_up"]
     assert result["bytes"]["up"] == sent
     for file in ("settings.json", "timing.jsonl", "checkpoint.pt"):
@@ -72,7 +77,11 @@ KEEPING = {
     "fedadg": ["--keep-momentum", "--momentum", "0.9", "--protocol", "lodo", "--target", "d30"],
     "fedgala": ["--target", "d0", "--ssl", "moco"],
     "baselines.fedema": ["--target", "d0"],
+    "baselines.scaffold": ["--participation", "0.5"],
+    "baselines.fedprox": ["--mu", "0.5", "--momentum", "0.9", "--protocol", "lodo", "--target", "d30"],
+    "baselines.centralized": ["--momentum", "0.9"],
     "baselines.moon": [],
+    "baselines.local": ["--protocol", "lodo", "--target", "d30"],
     "baselines.lgfedavg": ["--protocol", "lodo", "--target", "d30", "--evaluated", "trained"],
 }
 
@@ -119,7 +128,11 @@ LEARNS = {
     "fedadg": (["--rounds", "4", "--lr", "0.03"], 60, 0.75),
     "fedgala": (["--rounds", "5", "--temperature", "0.2", *VIEWS], 50, 0.72),
     "baselines.fedema": (["--rounds", "4", *VIEWS], 55, 0.55),
+    "baselines.scaffold": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
+    "baselines.fedprox": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
+    "baselines.centralized": (["--rounds", "3"], 60, 0.3),
     "baselines.moon": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
+    "baselines.local": (["--rounds", "6", "--lr", "0.03"], 70, 0.3),
     "baselines.lgfedavg": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
 }
 
@@ -132,7 +145,7 @@ def test_it_learns(tmp_path, method):
     result, = run_all(method, args)
     losses = []
     for entry in metrics(tmp_path):
-        losses.append(sum(log["loss"] for log in entry["clients"].values()))
+        losses.append(sum(log.get("loss", 0) for log in entry["clients"].values()))
     assert losses[-1] < left * losses[0]
     key = "ALL"
     if args.protocol == "linear":
@@ -218,7 +231,7 @@ def test_several_processes_give_the_single_process_result(tmp_path, method, coun
         assert process.wait() == 0, process.stderr.read()
         for part in ("server", "clients"):
             close(checkpoint_in(out)[part], checkpoint_in(single)[part])
-        assert len(tensors_in(checkpoint_in(out)["server"])) > 0
+        assert len(tensors_in(checkpoint_in(out)["server"])) > 0 or method == "baselines.local"
         assert accuracies(out) == accuracies(single)
 
 

@@ -1,0 +1,154 @@
+"""Local: each client trains alone, on its own images (the first row of FDSE's Table 1).
+
+    python -m baselines.local --dataset officecaltech --scale laptop
+
+No federation: what the others gain is measured against it. Server keeps nothing. Client k keeps w_k and the
+best w_k so far by its own validation images. Down: nothing. Up: nothing. If a domain is left out, the w_k
+that are tested go up after each round, and its client gets them all: it takes the mean of their class
+probabilities.
+
+FDSE                                                       This file
+Sec. A7.3  "each client independently trains its model"    Client.train
+(ours)     an unseen domain: the mean over the clients     Ensemble
+A round is E more epochs of each client from where it was, at the learning rate that a round of FedAvg has:
+after T rounds it has seen as many images as there. All start from the same random w. The optimizer is new in
+each round, which matters with momentum alone. Left out: early stopping, which saves time and changes no row.
+
+Where FDSE, its code (algorithm/standalone.py), PFLlib and this file differ (in full: docs/methods/local.md)
+  what             FDSE       its code          PFLlib       here                       flag
+  model tested     not said   own best epoch    the last     own best, by validation    --select last
+  epochs           not said   --num_epochs,     --rounds     T rounds of E epochs       --rounds, --epochs
+                              1 or 5 in its
+                              settings
+  decay of lr      .998       none              none         .998                       --lr-decay
+  learning rate    tuned      not given         .005         .1; .05 on DomainNet       --lr
+"""
+
+from dataclasses import dataclass
+
+import common
+from common import (ClientData, Payload, arg, autocast, batches, correct, load, parse, run, sgd, state,
+                    to_device)
+from fedavg import FDSE
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+
+@dataclass
+class Args(common.Args):
+    select: str = arg("own", "what a client is tested with: own (its best model so far by its own validation "
+                             "images) or last (its current one)", choices=("own", "last"))
+
+
+# FedAvg's settings (fedavg.py says where they are from), without an average. The learning rate of DomainNet
+# is that of FLGo's benchmark for clients that train alone; it has 0.1 on the two others.
+MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, batch_size=64,
+             augment="fedsr-crops", lr=0.01, momentum=0.9, clip=5.0, split="0.9/0.05/0.05", eval_every=50)
+PAPER = {
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
+    "rotatedmnist": MNIST,
+    "rotatedmnist-t10k": MNIST,
+    "officecaltech": dict(FDSE, epochs=1),
+    "pacs": dict(FDSE, epochs=5),
+    "domainnet10": dict(FDSE, epochs=5, lr=0.05),
+}
+
+
+class Ensemble(nn.Module):
+    """The mean over the clients' models of their class probabilities, for a domain that no client has."""
+
+    def __init__(self, net: nn.Module, models: list[dict[str, Tensor]]):
+        super().__init__()
+        self.net, self.models = net, models
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = 0
+        for w_k in self.models:
+            p = p + load(self.net, w_k)(x).float().softmax(1)  # [B, C]
+        return p / len(self.models)
+
+
+class Client:
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        self.w = to_device(state(net), "cpu")  # w_k, in the main memory; the same at the start for all
+        self.best, self.best_right = self.w, -1  # the best w_k, and how many validation images it has right
+
+    def train(self, down: Payload, t: int) -> Payload:
+        """E more epochs of w_k."""
+        args = self.args
+        model = load(self.net, self.w).train()
+        opt = sgd(model, args, t)
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+            with autocast(args):
+                z = model.features(x)  # [B, D]
+                loss = cross_entropy(model.classify(z), y)
+            losses.append(loss.detach())
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()  # w_k <- w_k - eta grad l(w_k; b)
+        self.log = {"loss": torch.stack(losses).mean()}
+        self.w = to_device(state(model), "cpu")
+        if args.select == "own":
+            right = correct(model, self.data.val, args)
+            if right > self.best_right:  # the first of equals
+                self.best, self.best_right = self.w, right
+        if args.protocol == "lodo":
+            return {"w": self.tested()}  # for the unseen client
+        return {}
+
+    def tested(self) -> dict[str, Tensor]:
+        """The state that the client is tested with."""
+        if self.args.select == "own":
+            return self.best
+        return self.w
+
+    def model(self, down: Payload) -> nn.Module:
+        if self.data.unseen:
+            return Ensemble(self.net, list(down.values()))
+        return load(self.net, self.tested())
+
+    def state_dict(self) -> dict:
+        return {"w": self.w, "best": self.best, "right": self.best_right}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.w, self.best = to_device(saved["w"], "cpu"), to_device(saved["best"], "cpu")
+        self.best_right = saved["right"]
+
+
+class Server:
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args, self.clients = args, clients
+        self.models = {}  # of each client that has trained, for the unseen one
+
+    def download(self, k: int) -> Payload:
+        if k < self.clients:
+            return {}
+        return {str(client): w_k for client, w_k in self.models.items()}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        """Nothing is aggregated."""
+        for k, up in uploads.items():
+            if up:
+                self.models[k] = to_device(up["w"], "cpu")
+
+    def state_dict(self) -> dict:
+        return {"models": self.models}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.models = to_device(saved["models"], "cpu")
+
+
+def arguments(argv: list[str] | None = None) -> Args:
+    """The arguments of a run from a command line."""
+    return parse(Args, PAPER, argv)
+
+
+if __name__ == "__main__":
+    run(Server, Client, arguments())

@@ -1,0 +1,129 @@
+"""Local: three rounds recomputed in plain torch, whose model is tested, and that nothing travels."""
+
+import dataclasses
+
+import common
+import fedavg
+from baselines import local
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import in_double
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand
+
+import pytest
+import torch
+from torch import nn, tensor
+from torch.testing import assert_close
+
+
+def made(*flags):
+    """Arguments, and the server, three clients and their data."""
+    args = parsed("baselines.local", *FLAGS, "--momentum", 0.8, *flags)
+    return args, *federation(local, args)
+
+
+def test_three_rounds_by_hand():
+    """Each client goes on from its own model; one that is not in a round stays where it is."""
+    args, server, clients, data = made("--select", "last")
+    hand, norms = [in_double(clients[0].w)] * 3, []
+    for t, chosen in enumerate(ROUNDS):
+        uploads = {}
+        for k in chosen:
+            uploads[k] = clients[k].train(server.download(k), t)
+            assert uploads[k] == {}
+            hand[k], losses, of_client = train_by_hand(hand[k], args, data[k], t, k)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            norms += of_client
+        server.update(uploads, t)
+        for k in range(3):
+            tested = common.state(clients[k].model(server.download(k)))
+            assert_close(in_double(tested), hand[k], **CLOSE)
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+
+
+@pytest.mark.parametrize("select,rounds", [("own", [1, 2, 2, 2]), ("last", [1, 2, 3, 4])])
+def test_a_client_is_tested_with_its_best_model(monkeypatch, select, rounds):
+    """Of 3, 5, 4 and 5 right validation images the best is the first 5."""
+    args, server, clients, data = made("--select", select)
+    script = iter([3, 5, 4, 5])
+
+    def right(model, part, args):
+        assert part is data[1].val
+        return next(script)
+
+    monkeypatch.setattr(local, "correct", right)
+    after = {}
+    for t, best in enumerate(rounds):
+        clients[1].train({}, t)
+        after[t + 1] = copied(clients[1].w)
+        assert same(common.state(clients[1].model({})), after[best])
+    assert not same(after[1], after[2])
+
+
+def test_validation_leaves_the_training_alone():
+    """The same w_k with and without the choice of the best model."""
+    trained = []
+    for select in ("own", "last"):
+        _, _, clients, _ = made("--select", select)
+        for t in range(2):
+            clients[0].train({}, t)
+        trained.append(clients[0].w)
+    assert same(*trained)
+
+
+def test_one_client_is_fedavg_bit_for_bit():
+    args, _, clients, data = made("--select", "last")
+    net = clients[1].net
+    server = fedavg.Server(args_of_fedavg(args), net, 1)
+    client = fedavg.Client(args_of_fedavg(args), net, 1, data[1])
+    for t in range(2):
+        server.update({1: client.train(server.download(1), t)}, t)
+        clients[1].train({}, t)
+    assert same(server.w, clients[1].w)
+
+
+def args_of_fedavg(args):
+    values = dataclasses.asdict(args)
+    del values["select"]
+    return fedavg.Args(**values)
+
+
+def test_the_mean_of_probabilities_by_hand():
+    """Two clients who are sure of different classes, and one image: 0.9 and 0.2 for the first class."""
+    net = nn.Linear(1, 2, bias=False)
+    sure = [{"weight": tensor([[0.9], [0.1]]).log()}, {"weight": tensor([[0.2], [0.8]]).log()}]
+    p = local.Ensemble(net, sure)(torch.ones(1, 1))
+    assert_close(p, tensor([[0.55, 0.45]]))
+
+
+def test_the_unseen_client_has_all_models():
+    args, server, clients, data = made("--protocol", "lodo", "--target", "d75")
+    unseen = local.Client(args, clients[0].net, 3, dataclasses.replace(data[0], unseen=True))
+    for t, chosen in enumerate(((0, 1, 2), (1,))):
+        uploads = {k: clients[k].train(server.download(k), t) for k in chosen}
+        assert all(up.keys() == {"w"} for up in uploads.values())
+        server.update(uploads, t)
+    model = unseen.model(server.download(3)).eval()
+    x = torch.rand(5, 1, 8, 8)
+    found, want = model(x), 0
+    for client in clients:
+        want = want + client.model({}).eval()(x).softmax(1) / 3
+    assert_close(found, want)
+    assert server.download(0) == {}
+
+
+def test_nothing_travels(tmp_path):
+    run_here("baselines.local", tmp_path)
+    for entry in metrics(tmp_path):
+        for log in entry["clients"].values():
+            assert (log["bytes_up"], log["bytes_down"]) == (0, 0)
+
+
+def test_the_settings_of_fdse():
+    """FDSE, Sec. 5.1 and A7.4, as FedAvg's."""
+    for dataset in ("officecaltech", "pacs", "domainnet10"):
+        args, theirs = parsed("baselines.local", "--dataset", dataset), parsed("fedavg", "--dataset", dataset)
+        for name in ("backbone", "image_size", "rounds", "epochs", "batch_size", "lr_decay", "clip", "split"):
+            assert getattr(args, name) == getattr(theirs, name)
+        assert args.lr == {"officecaltech": 0.1, "pacs": 0.1, "domainnet10": 0.05}[dataset]
+        assert args.select == "own"
