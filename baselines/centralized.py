@@ -1,0 +1,120 @@
+"""Centralized: one network trained on the images of all clients together (a row of FedCiR's Table 1).
+
+    python -m baselines.centralized --dataset officecaltech --scale laptop
+
+No federation: what the others lose is measured against it. Server keeps w. Client 0 stands for the place that
+has the training images of all, and keeps the optimizer's state; the others have none to train on and are
+tested with w. Down: w. Up: w, by client 0 alone. These bytes are of the simulation and of no network; what
+would travel, once, are the images.
+
+FedCiR                                          This file
+Sec. 6.1  "centralized training"                Client.train, common.pool
+A round is a stretch of one training of T rounds, after which it is tested: --steps batches drawn from all
+images, as many as each client of FedAvg takes, or E epochs of all images, as many images as all its clients
+see. Splits, tests and the start are those of the federated methods. The learning rate falls with the rounds.
+Left out: nothing.
+
+Where FedCiR (there is no code) and this file differ (in full: docs/methods/centralized.md)
+  what             FedCiR       here                                                 flag
+  how long         not said     300 rounds of 20 steps of batches of 32              --rounds, --steps
+  batches          not said     from the pool, so large domains come more often      -
+"""
+
+from dataclasses import dataclass
+
+import common
+from common import (ClientData, Payload, Stop, autocast, batches, load, optimizer_state, parse, run, sgd,
+                    state)
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+
+@dataclass
+class Args(common.Args):
+    def refuse(self) -> None:
+        if self.participation < 1:
+            raise Stop("centralized training has all images in each round: --participation is 1", 2)
+
+
+# FedCiR, Sec. 6.1: the settings of its federated methods, which it does not repeat for this row.
+FEDCIR = dict(backbone="resnet18", protocol="indomain", target_part="all", image_size=128, rounds=300,
+              steps=20, batch_size=32, lr=0.01, lr_decay=1.0, momentum=0.9, weight_decay=5e-4, clip=0.0)
+# As in fedavg.py, evaluated every ten rounds alone.
+CAMELYON = dict(**FEDCIR, eval_every=10)
+PAPER = {
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
+    "officecaltech": FEDCIR,
+    "pacs": FEDCIR,
+    "domainnet10": FEDCIR,
+    "camelyon17": CAMELYON,
+    "iwildcam": FEDCIR,
+}
+
+
+class Client:
+    pooled = True  # client 0 has the training images of all, the others have none
+
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        self.opt = {}  # the optimizer's state by parameter: one training, so momentum goes on over the rounds
+
+    def train(self, down: Payload, t: int) -> Payload:
+        """The next steps of the training."""
+        args = self.args
+        if not len(self.data.train):
+            return {}
+        model = self.model(down).train()
+        opt = sgd(model, args, t, self.opt)
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+            with autocast(args):
+                z = model.features(x)  # [B, D]
+                loss = cross_entropy(model.classify(z), y)
+            losses.append(loss.detach())
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()  # w <- w - eta grad l(w; b)
+        self.log = {"loss": torch.stack(losses).mean()}
+        self.opt = optimizer_state(model, opt)
+        return {"w": state(model)}
+
+    def model(self, down: Payload) -> nn.Module:
+        return load(self.net, down["w"])
+
+    def state_dict(self) -> dict:
+        return {"opt": self.opt}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.opt = saved["opt"]
+
+
+class Server:
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args = args
+        self.w = state(net)
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        self.w = uploads[0]["w"]  # of the client that has the images
+
+    def state_dict(self) -> dict:
+        return {"w": self.w}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.w = saved["w"]
+
+
+def arguments(argv: list[str] | None = None) -> Args:
+    """The arguments of a run from a command line."""
+    return parse(Args, PAPER, argv)
+
+
+if __name__ == "__main__":
+    run(Server, Client, arguments())

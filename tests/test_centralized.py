@@ -1,0 +1,127 @@
+"""Centralized training: rounds recomputed in plain torch, the pool, and who is tested with what."""
+
+import dataclasses
+
+import common
+import fedavg
+from baselines import centralized
+from plumbing.runfolder import copied
+from tests.conftest import fails, metrics, parsed, run_here
+from tests.plain_torch import (
+    ClippedSGD,
+    body_of_smallcnn_bn,
+    in_double,
+    leaves_of,
+    linear,
+    log_probability,
+)
+from tests.three_clients import CLOSE, FLAGS, same, three_clients
+
+import torch
+from torch.testing import assert_close
+
+
+def made(*flags):
+    """Arguments, and the server, three clients and their data, pooled."""
+    args = parsed("baselines.centralized", *FLAGS, "--momentum", 0.8, *flags)
+    data = three_clients(args)
+    common.pool(data)
+    common.seed_all(0)
+    net = common.backbone(args, 1, 10)
+    server = centralized.Server(args, net, 3)
+    return args, server, [centralized.Client(args, net, k, data[k]) for k in range(3)], data
+
+
+def test_three_rounds_by_hand():
+    """One training: the momentum goes on over the rounds, the learning rate falls with them."""
+    args, server, clients, data = made()
+    w = in_double(server.w)
+    sgd = ClippedSGD(0, args.momentum, args.weight_decay, args.clip)
+    for t in range(3):
+        sgd.lr = args.lr * args.lr_decay ** t
+        losses = []
+        for x, y in common.batches(data[0].train, args, t, 0):
+            leaves = leaves_of(w)
+            z = body_of_smallcnn_bn(x.double(), leaves, w)
+            loss = -log_probability(linear(z, leaves, "head"), y).mean()
+            losses.append(float(loss.detach()))
+            sgd.step(loss, leaves, w)
+        uploads = {k: clients[k].train(copied(server.download(k)), t) for k in range(3)}
+        assert uploads[0].keys() == {"w"} and uploads[1] == uploads[2] == {}
+        server.update(uploads, t)
+        assert_close(float(clients[0].log["loss"]), sum(losses) / 3, **CLOSE)
+        for client in clients:
+            tested = common.state(client.model(server.download(client.k)))
+            assert_close(in_double(tested), w, **CLOSE)
+    assert min(sgd.norms) < args.clip < max(sgd.norms)  # some steps are clipped, some are not
+    assert not hasattr(clients[1], "log")
+
+
+def test_the_state_has_the_momentum():
+    """A client that goes on from a saved state takes the same step."""
+    _, server, clients, _ = made()
+    _, _, others, _ = made()
+    clients[0].train(server.download(0), 0)
+    others[0].load_state_dict(copied(clients[0].state_dict()))
+    ups = [client.train(server.download(0), 1)["w"] for client in (clients[0], others[0])]
+    assert same(*ups)
+
+
+def test_the_pool():
+    """Client 0 has the training images of all; validation and test images stay where they are."""
+    args = parsed("baselines.centralized", *FLAGS)
+    before, after = three_clients(args), three_clients(args)
+    common.pool(after)
+    parts = [c.train.batch(torch.arange(len(c.train))) for c in before]
+    x, y = after[0].train.batch(torch.arange(61))
+    assert torch.equal(x, torch.cat([part[0] for part in parts]))
+    assert torch.equal(y, torch.cat([part[1] for part in parts]))
+    assert [len(c.train) for c in after] == [61, 0, 0]
+    for old, new in zip(before, after):
+        for part in ("val", "test"):
+            assert torch.equal(getattr(old, part).index, getattr(new, part).index)
+
+
+def test_of_one_client_it_is_fedavg_bit_for_bit():
+    """Without momentum, which FedAvg starts anew in each round."""
+    args = parsed("baselines.centralized", *FLAGS)
+    data = three_clients(args)[:1]
+    common.pool(data)
+    common.seed_all(0)
+    net = common.backbone(args, 1, 10)
+    theirs = fedavg.Args(**dataclasses.asdict(args))
+    trained = []
+    for module, its_args in ((centralized, args), (fedavg, theirs)):
+        server, client = module.Server(its_args, net, 1), module.Client(its_args, net, 0, data[0])
+        for t in range(2):
+            server.update({0: client.train(server.download(0), t)}, t)
+        trained.append(server.w)
+        common.seed_all(0)
+        net = common.backbone(args, 1, 10)
+    assert same(*trained)
+
+
+def test_a_run(tmp_path):
+    """Six clients are tested, one trains on the 32 images of each, and sends the network."""
+    run_here("baselines.centralized", tmp_path)
+    w = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["server"]["w"]
+    for entry in metrics(tmp_path):
+        logs = list(entry["clients"].values())
+        assert len(logs) == len(entry["test"]["clients"]) == 6
+        assert [log["bytes_up"] for log in logs] == [common.nbytes(w), 0, 0, 0, 0, 0]
+        assert ["loss" in log for log in logs] == [True] + [False] * 5
+    assert w["body.1.num_batches_tracked"] == 2 * 6 * 32 / 16
+
+
+def test_a_part_of_the_clients_is_refused(capsys):
+    fails(capsys, 2, "--participation is 1", parsed, "baselines.centralized", "--participation", "0.5")
+
+
+def test_the_settings_of_fedcir():
+    """FedCiR, Sec. 6.1: those of its FedAvg."""
+    for dataset in ("officecaltech", "pacs", "domainnet10", "camelyon17", "iwildcam"):
+        args = parsed("baselines.centralized", "--dataset", dataset)
+        theirs = dataclasses.asdict(parsed("fedavg", "--dataset", dataset, "--variant", "fedcir"))
+        assert args.steps == 20
+        for name, value in dataclasses.asdict(args).items():
+            assert value == theirs[name] or name == "epochs", name  # of which there are none, with steps
