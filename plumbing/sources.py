@@ -72,6 +72,14 @@ class WithoutWords(ast.NodeTransformer):
         return None if node.name == "Args" else self.generic_visit(node)
 
 
+@functools.cache
+def parts_of(text: str) -> tuple[frozenset[str], str]:
+    """Of a file's text the modules that it may import, and its syntax without what cannot change a number."""
+    tree = ast.parse(text)
+    names = frozenset(imported(tree))
+    return names, ast.dump(WithoutWords().visit(tree))
+
+
 def files_of(file: Path) -> list[Path]:
     """The files that decide the numbers of the method in `file`, in a fixed order, it among them."""
     found, waiting = set(), [file]
@@ -80,7 +88,8 @@ def files_of(file: Path) -> list[Path]:
         if path in found:
             continue
         found.add(path)
-        for name in imported(ast.parse(path.read_text())):
+        names, _ = parts_of(path.read_text())
+        for name in names:
             other = module_file(name)
             if other and name not in AROUND:
                 waiting.append(other)
@@ -92,8 +101,8 @@ def hash_of(file: Path) -> str:
     """The hash of the sources that decide the numbers of the method in `file`, 12 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=6)
     for path in files_of(file):
-        tree = WithoutWords().visit(ast.parse(path.read_text()))
-        digest.update(ast.dump(tree).encode())
+        _, syntax = parts_of(path.read_text())
+        digest.update(syntax.encode())
     return digest.hexdigest()
 
 

@@ -8,11 +8,14 @@ import math
 import statistics
 from pathlib import Path
 
+import common
+from plumbing.catalog import FOLDERS
 from reproduce.cells import FilledBlock
 from reproduce.drawing import new_figure, plot_curve, write_figure
 from reproduce.tables import Table
 
 import numpy as np
+import torch
 
 
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
@@ -25,14 +28,11 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     columns = min(3, len(shown))
     lines = math.ceil(len(shown) / columns)
     figure = new_figure(4.6 * columns, 3.6 * lines + 0.3)
-    title = table.title
-    if scale != "paper":
-        title += f", {scale} scale"
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(f"{table.title}\n{scale} scale, {seeds_in(shown)}", fontsize=10)
     for i, block in enumerate(shown, 1):
         if table.figure == "radar":
             panel = figure.add_subplot(lines, columns, i, projection="polar")
-            draw_radar(panel, block)
+            draw_radar(panel, block, tested_images(block))
             panel.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0.95, 1.1))
         else:
             panel = figure.add_subplot(lines, columns, i)
@@ -44,6 +44,17 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
         panel.set_title(block.block.title, fontsize=9)
     write_figure(path, figure)
     return True
+
+
+def seeds_in(blocks: list[FilledBlock]) -> str:
+    """1 seed, 3 seeds, 1 to 3 seeds: those behind the lines of a figure."""
+    counts = set()
+    for block in blocks:
+        for line in block.rows:
+            counts |= {len(cell.records) for cell in line.cells if cell.records}
+    least, most = min(counts), max(counts)
+    many = str(most) if least == most else f"{least} to {most}"
+    return "1 seed" if many == "1" else f"{many} seeds"
 
 
 def has_something(table: Table, block: FilledBlock) -> bool:
@@ -58,7 +69,7 @@ def has_something(table: Table, block: FilledBlock) -> bool:
 
 def draw_curves(panel, block: FilledBlock, axis: str) -> None:
     """The mean over the seeds of a curve of the record (`curve/ALL`, `logs/discarded`) over the rounds, and
-    its deviation."""
+    from three seeds on its deviation."""
     column = block.block.columns[0]
     for line in block.rows:
         records = list(line.cells[0].records.values())
@@ -78,19 +89,20 @@ def draw_curves(panel, block: FilledBlock, axis: str) -> None:
                 continue
             rounds.append(t)
             means.append(100 * statistics.mean(values))
-            if len(values) > 1:
+            if len(values) > 2:
                 deviations.append(100 * statistics.stdev(values))
         curve = plot_curve(panel, rounds, means, f"{line.row.method} ({len(curves)})")
         if deviations:
             middle, spread = np.array(means), np.array(deviations)
             panel.fill_between(rounds, middle - spread, middle + spread, alpha=0.2, color=curve.get_color())
-    panel.set(xlabel="round", ylabel=f"{axis} (%)")
+    better = ", higher is better" if column.kind == "curve" else ""
+    panel.set(xlabel="round", ylabel=f"{axis} (%){better}")
     panel.xaxis.get_major_locator().set_params(integer=True)
 
 
 def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
-    """A line for each row: mean and deviation over the seeds at each value of the parameter; published points
-    as crosses."""
+    """A line for each row: mean over the seeds at each value of the parameter, from three seeds on with the
+    deviation; published points as crosses."""
     for line in block.rows:
         places, means, deviations = [], [], []
         published_places, published_means = [], []
@@ -98,7 +110,7 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
             if cell.values:
                 places.append(i)
                 means.append(cell.mean)
-                deviations.append(cell.deviation or 0)
+                deviations.append(cell.deviation if len(cell.values) > 2 else 0)
             if cell.published:
                 published_places.append(i)
                 published_means.append(cell.published[0])
@@ -110,11 +122,27 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
                        label=f"{line.row.method}, published")
     names = [column.name for column in block.block.columns]
     panel.set_xticks(range(len(names)), names)
-    panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%)")
+    panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%), higher is better")
 
 
-def draw_radar(panel, block: FilledBlock) -> None:
-    """Accuracy on each domain, each axis scaled by its largest value: the mean over the seeds."""
+def tested_images(block: FilledBlock) -> dict[str, int]:
+    """How many test images each domain has that the catalogue has counted."""
+    records = []
+    for line in block.rows:
+        records += line.cells[0].records.values()
+    args, images = records[0]["args"], {}
+    if args["dataset"] not in FOLDERS:
+        return images
+    for domain, (_, count) in FOLDERS[args["dataset"]].domains.items():
+        if count:
+            used = min(count, args["limit"] or count)
+            images[domain] = len(common.cut(torch.arange(used), args["split"])[2])
+    return images
+
+
+def draw_radar(panel, block: FilledBlock, images: dict[str, int]) -> None:
+    """Accuracy on each domain, each axis scaled by its largest value: the mean over the seeds. Beside a
+    domain that value, and how many test images it is of."""
     by_row = {}  # of each method's runs the accuracies {domain: accuracy}
     for line in block.rows:
         records = line.cells[0].records.values()
@@ -129,7 +157,10 @@ def draw_radar(panel, block: FilledBlock) -> None:
         scaled = values / largest
         label = f"{name} ({len(by_row[name])})"
         panel.plot([*angles, angles[0]], [*scaled, scaled[0]], linewidth=1.3, label=label)
-    ticks = [f"{domain}\n{100 * top:.1f}%" for domain, top in zip(domains, largest)]
+    ticks = []
+    for domain, top in zip(domains, largest):
+        of_images = f" of {images[domain]} images" if domain in images else ""
+        ticks.append(f"{domain}\n{100 * top:.1f}%{of_images}")
     panel.set_xticks(angles, ticks, fontsize=7)
     panel.set_yticklabels([])
 

@@ -39,6 +39,9 @@ class Square:
     stale: bool  # whether it is measured by other code than that of now
 
 
+Placed = tuple[float, float, Square]  # x and y of its upper left corner
+
+
 @dataclass
 class Strip:
     """The published cells of a table, in its order."""
@@ -138,45 +141,54 @@ def draw(strips: list[Strip], path: Path) -> None:
     panel.set(xlim=(-32, PER_LINE + 14), ylim=(lines, -0.5), aspect="equal")
     panel.axis("off")
     panel.set_title("Each square is a number that a paper printed of its own experiments", fontsize=11)
-    draw_legend(panel, totals(strips))
+    placed = legend(panel, totals(strips))
     for strip in strips:
         if strip.table.id in places:
-            draw_strip(panel, strip, places[strip.table.id])
+            placed += draw_strip(panel, strip, places[strip.table.id])
+    draw_squares(panel, placed)
     write_figure(path, figure)
 
 
-def draw_legend(panel, every: Strip) -> None:
+def legend(panel, every: Strip) -> list[Placed]:
     """A square of each state, what it says and how many there are."""
+    placed = []
     for i, (state, (words, _, _)) in enumerate(STATES.items()):
         x, y = -31 + 25 * (i % 4), 0.2 + 1.6 * (i // 4)
-        draw_square(panel, x, y, Square(state, stale=False))
+        placed.append((x, y, Square(state, stale=False)))
         panel.text(x + 1.5, y + 0.5, f"{words}: {every.counts[state]}", va="center", fontsize=9)
-    draw_square(panel, 44, 1.8, Square("untested", stale=True))
+    placed.append((44, 1.8, Square("untested", stale=True)))
     panel.text(45.5, 2.3, f"of other code than now: {every.stale}", va="center", fontsize=9)
+    return placed
 
 
-def draw_strip(panel, strip: Strip, top: float) -> None:
-    """The title on the left, the squares, and on the right how many are measured."""
+def draw_strip(panel, strip: Strip, top: float) -> list[Placed]:
+    """The title on the left, and on the right how many are measured; returns where the squares are."""
     panel.text(-1, top + 0.5, shortened(strip.table.title), ha="right", va="center", fontsize=8)
-    for i, square in enumerate(strip.squares):
-        draw_square(panel, i % PER_LINE, top + i // PER_LINE, square)
     printed = len(strip.squares) - strip.counts["lost"]
     words = f"{strip.measured} of {printed} measured"
     panel.text(PER_LINE + 1, top + 0.5, words, va="center", fontsize=8)
+    placed = []
+    for i, square in enumerate(strip.squares):
+        placed.append((i % PER_LINE, top + i // PER_LINE, square))
+    return placed
 
 
-def draw_square(panel, x: float, y: float, square: Square) -> None:
-    """One cell; a stale one has a white corner."""
-    from matplotlib.patches import Polygon, Rectangle
-    _, colour, sign = STATES[square.state]
-    panel.add_patch(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, facecolor=colour, edgecolor="0.5",
-                              linewidth=0.5))
-    if square.stale:
-        corner = [(x + 0.5, y + 0.06), (x + 0.94, y + 0.06), (x + 0.94, y + 0.5)]
-        panel.add_patch(Polygon(corner, facecolor="white", edgecolor="0.5", linewidth=0.4))
-    if sign:
-        panel.text(x + 0.5, y + 0.56, sign, ha="center", va="center", fontsize=6,
-                   color="0.4" if square.state == "lost" else "white")
+def draw_squares(panel, placed: list[Placed]) -> None:
+    """All squares at once; a stale one has a white corner."""
+    from matplotlib.collections import PolyCollection
+    squares, colours, corners = [], [], []
+    for x, y, square in placed:
+        _, colour, sign = STATES[square.state]
+        low_x, high_x, low_y, high_y = x + 0.06, x + 0.94, y + 0.06, y + 0.94
+        squares.append([(low_x, low_y), (high_x, low_y), (high_x, high_y), (low_x, high_y)])
+        colours.append(colour)
+        if square.stale:
+            corners.append([(x + 0.5, low_y), (high_x, low_y), (high_x, y + 0.5)])
+        if sign:
+            panel.text(x + 0.5, y + 0.56, sign, ha="center", va="center", fontsize=6,
+                       color="0.4" if square.state == "lost" else "white")
+    panel.add_collection(PolyCollection(squares, facecolors=colours, edgecolors="0.5", linewidths=0.5))
+    panel.add_collection(PolyCollection(corners, facecolors="white", edgecolors="0.5", linewidths=0.4))
 
 
 def shortened(title: str) -> str:

@@ -7,8 +7,11 @@ from reproduce.tables import read_tables
 import pytest
 
 BY_ID = {table.id: table for table in read_tables() if table.figure}
-RECORDS = {0: {"curve": {"round": [1, 2], "ALL": [0.5, 0.6]}, "best": {"clients": {"a": 0.5, "b": 0.2}}},
-           1: {"curve": {"round": [1, 2], "ALL": [0.7, 0.9]}, "best": {"clients": {"a": 0.7, "b": 0.4}}}}
+ARGS = {"dataset": "officecaltech", "limit": 0, "split": "0.8/0.1/0.1"}
+RECORDS = {0: {"curve": {"round": [1, 2], "ALL": [0.5, 0.6]}, "best": {"clients": {"a": 0.5, "b": 0.2}},
+               "args": ARGS},
+           1: {"curve": {"round": [1, 2], "ALL": [0.7, 0.9]}, "best": {"clients": {"a": 0.7, "b": 0.4}},
+               "args": ARGS}}
 
 
 def filled(id: str, cells: list[list[Cell]]) -> FilledBlock:
@@ -46,7 +49,32 @@ def test_curves_are_means_over_the_seeds(panel_of):
 def test_a_radar_is_scaled_by_its_largest_value(panel_of):
     panel = panel_of("fdse-fig3", first_and_last("fdse-fig3", RECORDS))
     assert panel.lines[0].get_ydata().tolist() == [1, 1, 1]
-    assert "60.0%" in panel.get_xticklabels()[0].get_text()
+    assert panel.get_xticklabels()[0].get_text() == "a\n60.0%"
+
+
+def test_a_radar_says_of_how_many_images(panel_of):
+    """Office-Caltech10's dslr has 15 test images."""
+    records = {0: {"best": {"clients": {"dslr": 0.8, "webcam": 0.5}}, "args": ARGS}}
+    panel = panel_of("fdse-fig3", first_and_last("fdse-fig3", records))
+    ticks = [label.get_text() for label in panel.get_xticklabels()]
+    assert ticks == ["dslr\n80.0% of 15 images", "webcam\n50.0% of 29 images"]
+
+
+def test_the_title_says_scale_and_seeds(panel_of):
+    panel = panel_of("fdse-fig5", first_and_last("fdse-fig5", RECORDS))
+    title = panel.figure.get_suptitle()
+    assert title.startswith(BY_ID["fdse-fig5"].title) and title.endswith("\npaper scale, 2 seeds")
+    one = {0: RECORDS[0]}
+    mixed = first_and_last("fdse-fig5", RECORDS)
+    mixed[0] = [Cell([], records=one)]
+    assert panel_of("fdse-fig5", mixed).figure.get_suptitle().endswith("1 to 2 seeds")
+    panel = panel_of("fdse-fig5", first_and_last("fdse-fig5", one))
+    assert panel.figure.get_suptitle().endswith("1 seed") and "higher is better" in panel.get_ylabel()
+
+
+def test_deviations_are_of_three_seeds_at_least(panel_of):
+    assert not panel_of("fdse-fig5", first_and_last("fdse-fig5", RECORDS)).collections
+    assert panel_of("fdse-fig5", first_and_last("fdse-fig5", RECORDS | {2: RECORDS[0]})).collections
 
 
 def test_logs_leave_out_rounds_without_a_value(panel_of):

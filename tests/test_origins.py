@@ -119,7 +119,7 @@ def test_a_repaired_method_is_marked_and_measured_again(tmp_path):
     said("reproduce_tables.py", "--rerun", "--scale", "smoke")
     first, second = records()
     assert first["id"] == second["id"] and first["sources"] != second["sources"]
-    assert first["best"] != second["best"] and " †" not in page().split("## Digits")[1]
+    assert first["logs"] != second["logs"] and " †" not in page().split("## Digits")[1]
 
     pair = f'[[same]]\nsources = ["{first["sources"]}", "{second["sources"]}"]\n'
     (tree / "results" / "equivalent_sources.toml").write_text(pair)
