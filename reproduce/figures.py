@@ -159,9 +159,11 @@ def draw_radar(panel, block: FilledBlock, images: dict[str, int]) -> None:
         panel.plot([*angles, angles[0]], [*scaled, scaled[0]], linewidth=1.3, label=label)
     ticks = []
     for domain, top in zip(domains, largest):
-        of_images = f" of {images[domain]} images" if domain in images else ""
-        ticks.append(f"{domain}\n{100 * top:.1f}%{of_images}")
+        ticks.append(f"{domain}\n{100 * top:.1f}%")
+        if domain in images:
+            ticks[-1] += f"\n{images[domain]} images"
     panel.set_xticks(angles, ticks, fontsize=7)
+    panel.tick_params(axis="x", pad=14)  # three lines do not reach into the circle
     panel.set_yticklabels([])
 
 

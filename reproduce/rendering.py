@@ -16,6 +16,7 @@ from plumbing.files import write_whole
 from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
 from reproduce.cells import Cell, FilledBlock, FilledRow, chance, decimals, filled, run_of
+from reproduce.methods import ROOT
 from reproduce.records import UNKNOWN, Records, command_of, sources_of
 from reproduce.scoreboard import sentence, strip_of
 from reproduce.statistics import paired, published_order
@@ -23,6 +24,7 @@ from reproduce.tables import PAPERS, Row, Table
 
 from tabulate import tabulate
 
+PUBLISHED = ROOT / "tests" / "published" / "README.md"  # where the published numbers are from
 # Each paper's own method.
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
@@ -257,8 +259,19 @@ def where_from(table: Table, scale: str) -> str:
     command = f"python reproduce_tables.py --runs --only {table.id}"
     if scale != "paper":
         return f"The runs behind each cell: `{command} --scale {scale}`."
-    return (f"The runs behind each cell: `{command}`. Where the published numbers are from: "
-            f"[tests/published](../../tests/published/README.md).")
+    place = published_place(table.id) or "where they are from"
+    return (f"The runs behind each cell: `{command}`. The published numbers: {place} "
+            f"([tests/published](../../tests/published/README.md)).")
+
+
+def published_place(id: str) -> str:
+    """Of a table's published numbers, where they stand and what to know of them; empty if nothing is said."""
+    paper, _, number = id.partition("-")
+    for line in PUBLISHED.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if cells and cells[0] == f"{paper}_table{number}.csv":
+            return f"{cells[1]}; {cells[-1]}"
+    return ""
 
 
 def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:

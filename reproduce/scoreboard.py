@@ -99,8 +99,9 @@ def sentence(strips: list[Strip]) -> str:
     counts = every.counts
     printed = len(every.squares) - counts["lost"]
     words = (f"Of the {printed} numbers that the papers print of their own experiments, {every.measured} are "
-             f"measured here at the paper's scale: {counts['agrees']} agree, {counts['differs']} differ, "
-             f"{counts['untested']} cannot be tested; {counts['laptop']} have runs at laptop scale only, "
+             f"measured here at the paper's scale, or computed from the network: {counts['agrees']} agree, "
+             f"{counts['differs']} differ, {counts['untested']} cannot be tested; {counts['laptop']} have "
+             f"runs at laptop scale only, "
              f"{counts['not run']} are not run, {counts['no method']} are of methods that are not written "
              f"yet.")
     if counts["lost"]:

@@ -10,7 +10,8 @@ from plumbing.settings import identity
 from reproduce.cells import Cell
 from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.rendering import MARKS, budget, cell_text, ours, read_agreement, render, update_readme
+from reproduce.rendering import (MARKS, budget, cell_text, ours, published_place, read_agreement, render,
+                                 update_readme)
 from reproduce.tables import PAPERS, read_tables
 from tests.conftest import ROOT
 from tests.small_table import small_folder, write_records
@@ -35,6 +36,12 @@ def test_a_part_of_the_tables_leaves_the_whole_alone(tmp_path):
     render(read_tables(tmp_path / "tables"), records, tmp_path, whole=False)
     assert (tmp_path / "tables").exists()
     assert not (tmp_path / "README.md").exists() and not (tmp_path / "scoreboard.md").exists()
+
+
+def test_a_page_says_where_its_published_numbers_are_from():
+    assert published_place("fdse-A8") == "Table A8, appendix; ResNet50 on DomainNet, ViT-B/8 on PACS"
+    tables = [table for table in read_tables() if not table.figure]
+    assert all(published_place(table.id) for table in tables) and not published_place("fdse-99")
 
 
 def test_cells_as_text():
