@@ -63,13 +63,14 @@ def outcome(entry: dict) -> dict:
 
 
 def curves_of_parts(evaluated: list[dict]) -> dict[str, list]:
-    """The curves of a run with labels: validation, test ALL and AVG, and the target if there is one."""
+    """The curves of a run with labels: validation, test ALL and AVG, and the target if there is one; None
+    where the test parts were not evaluated."""
     curve = {"round": [entry["round"] for entry in evaluated]}
     curve["val"] = [round(entry["val"]["ALL"], 5) for entry in evaluated]
-    curve["ALL"] = [round(entry["test"]["ALL"], 5) for entry in evaluated]
-    curve["AVG"] = [round(entry["test"]["AVG"], 5) for entry in evaluated]
-    if "target" in evaluated[0]:
-        curve["target"] = [round(entry["target"], 5) for entry in evaluated]
+    for name in ("ALL", "AVG"):
+        curve[name] = [round(entry["test"][name], 5) if "test" in entry else None for entry in evaluated]
+    if "target" in evaluated[-1]:
+        curve["target"] = [round(entry["target"], 5) if "test" in entry else None for entry in evaluated]
     return curve
 
 
@@ -178,12 +179,14 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     evaluated = [entry for entry in history if "val" in entry or "linear" in entry]
-    rounds = [entry["round"] for entry in evaluated]
 
     def line(label: str, *path: str, **style) -> None:
-        """The line of what stands at this path in each entry."""
-        accuracies = []
+        """The line of what stands at this path in the entries that have it."""
+        rounds, accuracies = [], []
         for entry in evaluated:
+            if path[0] not in entry:
+                continue
+            rounds.append(entry["round"])
             for key in path:
                 entry = entry[key]
             accuracies.append(100 * entry)
@@ -198,12 +201,12 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
                 for accuracy in accuracies.values():
                     left.axhline(100 * accuracy, color="0.6", linestyle=":")  # the untrained network
     else:
-        for name in evaluated[0]["test"]["clients"]:
+        for name in evaluated[-1]["test"]["clients"]:
             line(name, "test", "clients", name, linewidth=0.8, alpha=0.6)
         line("test ALL", "test", "ALL", color="k")
         line("test AVG", "test", "AVG", color="k", linestyle="--")
         line("validation ALL", "val", "ALL", color="r", linestyle=":")
-        if "target" in evaluated[0]:
+        if "target" in evaluated[-1]:
             line("left-out domain", "target", color="b", linewidth=2)
     left.set(xlabel="round", ylabel="accuracy (%)", title=title)
     left.legend(fontsize=7, ncols=2)

@@ -272,6 +272,7 @@ class RunFolder:
             shown["loss"] = f"{np.mean(losses):.3f}"
         if "val" in entry:
             shown["val"] = f"{100 * entry['val']['ALL']:.1f}"
+        if "test" in entry:
             shown["ALL"] = f"{100 * entry['test']['ALL']:.1f}"
             shown["AVG"] = f"{100 * entry['test']['AVG']:.1f}"
         if "target" in entry:
@@ -324,7 +325,8 @@ class RunFolder:
             result["peak_memory_mib"] = peak_memory()
             result |= provenance(self.args) | self.begun_by()
             title = f"{result['method']}, {self.args.dataset}, {self.args.scale}"
-            draw_curves(self.path / "curves.png", self.history, title)
+            if self.args.figures:
+                draw_curves(self.path / "curves.png", self.history, title)
             write_json(self.path / "result.json", result)
             record(self.args, result)
             print(f"{self.path}: {summary(result)}")

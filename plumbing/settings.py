@@ -102,6 +102,10 @@ class RunArgs:
     threads: int = arg(0, "CPU threads, on which the last digits depend; 0: as many as torch takes, which "
                           "OMP_NUM_THREADS limits", low=0, numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    test_rounds: str = arg("all", "evaluations with the test parts: all, or best: where the validation is "
+                                  "better than before, and the last",
+                           choices=("all", "best"), numbers=False)
+    figures: bool = arg(True, "draw curves.png at the end", numbers=False)
     data: str = arg("data", "folder of the datasets, the downloads and the decoded cache", numbers=False)
     archives: str = arg("", "folder with archives downloaded before; looked at before the network",
                         numbers=False)

@@ -194,10 +194,16 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
             for seed in sorted(recorded | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
-                    runs.append(run)
+                    runs.append(dataclasses.replace(run, curve=asks_curve(table, column)))
             fill(cell, read, runs, records, seeds)
     fill_means(block, cells)
     return cells
+
+
+def asks_curve(table: Table, column: Column) -> bool:
+    """Whether a column needs the test parts of every evaluation: those of its figure, or until an accuracy is
+    reached."""
+    return table.figure in ("curves", "measure") or column.kind in ("curve", "reach")
 
 
 def fill_without_seeds(cell: Cell, column: Column, run: Run, records: Records) -> None:
@@ -352,6 +358,8 @@ def stale(tables: list[Table], records: Records, scale: str) -> list[Missing]:
         for cell in cells:
             for run in cell.stale:
                 one = by_key.setdefault(run.key, Missing(run, []))
+                if run.curve:
+                    one.run = run
                 if table.id not in one.tables:
                     one.tables.append(table.id)
     return list(by_key.values())
@@ -364,6 +372,8 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int])
         for cell in cells:
             for run in cell.missing:
                 one = by_key.setdefault(run.key, Missing(run, []))
+                if run.curve:  # also if another table does without
+                    one.run = dataclasses.replace(run, replace=run.key in records.by_key)  # a curve with gaps
                 if table.id not in one.tables:
                     one.tables.append(table.id)
     return list(by_key.values())

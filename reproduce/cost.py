@@ -3,6 +3,7 @@ time on a device: what work.py counts by what throughput.py knows of the device.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import urllib.request
 from collections import Counter
@@ -98,7 +99,10 @@ class Plan:
         if tflops:
             self.device, self.error = self.device.with_tflops(tflops), None
         for one in self.runs:
-            work = work_of(one.run.module, arguments(one.run.module, one.run.flags), counted)
+            args = arguments(one.run.module, one.run.flags)
+            if not one.run.curve:
+                args = dataclasses.replace(args, test_rounds="best")
+            work = work_of(one.run.module, args, counted)
             self.works[one.run.key] = work
             self.times[one.run.key] = self.device.seconds(work.total) if work else None
         self.uncounted = counted.failed

@@ -52,6 +52,7 @@ class Run:
     precision: str
     anew: bool = False  # again, though there is a stale record of it
     replace: bool = False  # and its output folder, which other code has filled
+    curve: bool = True  # with the test parts in every evaluation, for a curve; else where tables need them
 
     @property
     def key(self) -> str:
@@ -63,7 +64,8 @@ class Run:
         """What stands behind `python`."""
         start = ["-m", self.module] if "." in self.module else [f"{self.module}.py"]
         again = ["--no-resume"] if self.replace else []
-        return [*start, *self.flags, "--seed", str(self.seed), *again]
+        tested = [] if self.curve else ["--test-rounds", "best"]
+        return [*start, *self.flags, "--seed", str(self.seed), *tested, *again]
 
     @property
     def command(self) -> str:
@@ -126,8 +128,11 @@ class Records:
         self.count += 1
 
     def get(self, run: Run) -> dict | None:
-        """The newest record of a run; of one that is to be made anew only if it is not stale."""
+        """The newest record of a run, with its whole curve if that is needed; of one that is to be made anew
+        only if it is not stale."""
         record = self.by_key.get(run.key)
+        if record and run.curve and has_gaps(record):
+            return None
         if record and run.anew and self.stale(record):
             return None
         return record
@@ -135,6 +140,8 @@ class Records:
     def by_precision(self, run: Run) -> dict[str, dict]:
         """{precision: record} of what a run computes: all, or that of its --precision."""
         found = self.by_work.get(run.work, {})
+        if run.curve:
+            found = {name: record for name, record in found.items() if not has_gaps(record)}
         if "--precision" in run.flags:
             return {name: record for name, record in found.items() if name == run.precision}
         return found
@@ -204,6 +211,13 @@ def lines_of(path: Path) -> list[tuple[int, bytes]]:
         return []
     lines = enumerate(path.read_bytes().split(b"\n"), 1)
     return [(number, line) for number, line in lines if line.strip()]
+
+
+def has_gaps(record: dict) -> bool:
+    """Whether the curve of a record lacks rounds, as with --test-rounds best."""
+    args, curve = record["args"], record["curve"]
+    evaluated = math.ceil(args["rounds"] / args.get("eval_every", 1))
+    return 0 < len(curve.get("round", [])) < evaluated or None in curve.get("ALL", [])
 
 
 def check_record(record: dict) -> None:

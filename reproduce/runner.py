@@ -53,7 +53,7 @@ def command_of(run: Run, place: Place) -> list[str]:
         words += ["--data", place.data]
     if place.archives:
         words += ["--archives", place.archives]
-    return [*words, "--record", place.record]
+    return [*words, "--no-figures", "--record", place.record]
 
 
 def execute(run: Run, place: Place, env: dict | None = None,

@@ -78,6 +78,16 @@ def test_fedadg_trains_f_and_c_alone_in_the_first_part_of_a_round():
     assert none < whole and some == pytest.approx(0.4 * none + 0.6 * whole)
 
 
+def test_test_parts_where_tables_need_them():
+    flags = ["--dataset", "digits", "--rounds", "100"]
+    whole = of("fedavg", *flags)
+    best = dataclasses.replace(whole, test_rounds="best")
+    counted, images = Counted(), images_of(whole)
+    evaluate = [work_of("fedavg", args, counted).evaluate.flops for args in (whole, best)]
+    assert evaluate[1] / evaluate[0] == pytest.approx(
+        (100 * images.val + 20 * images.test) / (100 * (images.val + images.test)))
+
+
 def test_adaptation_counts_its_epochs():
     flags = ["--dataset", "digits", "--protocol", "lodo", "--target", "d0"]
     of_epochs = [flops_of("fdse", *flags, "--adapt-epochs", n)[1] for n in ("0", "1", "5")]

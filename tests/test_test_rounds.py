@@ -1,0 +1,73 @@
+"""--test-rounds best: the test parts only where the validation is better, with the numbers of a run that has
+them everywhere; and which of the tables' runs have it."""
+
+import dataclasses
+
+import common
+import fdse
+import fedgala
+import fedsr
+from reproduce.cells import missing
+from reproduce.measures.finished import history
+from reproduce.records import Records
+from reproduce.tables import read_tables
+from tests.small_table import FEDSR, TABLE, record, write_records
+
+import pytest
+
+CURVE = TABLE.replace("trials = 4", 'figure = "curves"').replace("best/", "curve/")
+
+
+@pytest.mark.parametrize("method, flags", [
+    (fdse, ["--protocol", "lodo", "--target", "d0"]),  # adapts to the target
+    (fedsr, ["--variant", "fedsr", "--samples", "3"]),  # draws z while it is tested
+])
+def test_best_and_last_are_those_of_a_run_that_tests_everywhere(tmp_path, method, flags):
+    """The same best and last accuracies, in a smaller number of tested rounds; training is the same too."""
+    results, lines = {}, {}
+    for how in ("all", "best"):
+        out = ["--out", str(tmp_path / how), "--rounds", "4", "--limit", "40", "--steps", "1",
+               "--test-rounds", how, "--no-figures"]
+        build = getattr(method, "build", common.backbone)
+        args = method.arguments([*flags, *out])
+        (results[how],) = common.run(method.Server, method.Client, args, build)
+        lines[how] = history(tmp_path / how)
+    for part in ("best", "last", "bytes", "logs"):
+        assert results["all"][part] == results["best"][part]
+    best = 0
+    for whole, short in zip(lines["all"], lines["best"]):
+        better = whole["val"]["ALL"] > best
+        best = max(best, whole["val"]["ALL"])
+        if better or whole["round"] == 4:
+            assert short == whole
+        else:
+            assert short == {name: value for name, value in whole.items() if name not in ("test", "target")}
+    tested = [line for line in lines["best"] if "test" in line]
+    assert len(tested) == sum(value is not None for value in results["best"]["curve"]["ALL"])
+    assert None not in results["all"]["curve"]["ALL"] and not (tmp_path / "best" / "curves.png").exists()
+
+
+def test_without_labels_the_last_round_alone_is_evaluated():
+    args = fedgala.arguments(["--rounds", "20", "--eval-every", "5"])
+    assert [t for t in range(1, 21) if common.is_evaluated(args, t)] == [5, 10, 15, 20]
+    args = dataclasses.replace(args, test_rounds="best")
+    assert [t for t in range(1, 21) if common.is_evaluated(args, t)] == [20]
+
+
+def test_a_run_has_the_whole_curve_if_one_of_its_tables_asks_for_it(tmp_path):
+    """A record without it is none for the table with the curve: the run is made again from the start."""
+    (tmp_path / "fdse-9.toml").write_text(TABLE)
+    (tmp_path / "fedsr-9.toml").write_text(FEDSR)
+    records = Records(tmp_path / "runs.jsonl")
+    todo = [one.run for one in missing(read_tables(tmp_path), records, "paper", [0])]
+    assert all(run.command.endswith("--test-rounds best") for run in todo)
+    (tmp_path / "fdse-91.toml").write_text(CURVE)
+    todo = {one.run.words[0]: one.run for one in missing(read_tables(tmp_path), records, "paper", [0])}
+    assert todo["fdse.py"].curve and "--test-rounds" not in todo["fdse.py"].command
+    curve = {"round": [10, 20], "val": [0.5, 0.5], "ALL": [0.5, None]}
+    flags = ["--dataset", "digits", "--lambda", "0"]
+    gaps = record("fdse", flags, best={"ALL": 0.5, "AVG": 0.5}, curve=curve)
+    write_records(tmp_path / "runs.jsonl", [gaps])
+    todo = missing(read_tables(tmp_path), Records(tmp_path / "runs.jsonl"), "paper", [0])
+    (again,) = [one for one in todo if one.run.module == "fdse"]
+    assert again.tables == ["fdse-91"] and again.run.command.endswith("--no-resume")
