@@ -1,0 +1,155 @@
+"""SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020; arXiv 1910.06378).
+
+    python -m baselines.scaffold --dataset officecaltech --scale laptop
+
+c_k estimates the gradient of client k, c that of all clients; each local step is corrected by c - c_k.
+Server keeps w = (x, BN's statistics) and c. Client k keeps c_k, on the host. c and c_k have an entry for each
+parameter, and start at 0. Down: w, c. Up: w_k, the change of c_k.
+
+Paper                                                            This file
+Eq. (3)          y <- y - eta_l (g_k(y) - c_k + c)               Client.train
+Eq. (4), opt. II c_k+ = c_k - c + (x - y_k) / (S eta_l)          control_variate
+Eq. (5)          x <- x + eta_g mean_k (y_k - x)                 Server.update
+Eq. (5)          c <- c + 1/K sum_k (c_k+ - c_k)                 Server.update
+Symbols as in the paper, but for k, K and S, which are its i, N and K: client k of K, x the server's
+parameters, y_k the client's, S local steps at the rate eta_l. The paper sends y_k - x in the place of y_k.
+The unseen client of --protocol lodo has the server's model. Left out: option I, c_k+ as the gradient at x
+over all images of the client; the paper's experiments have option II.
+
+Where paper, codes (FLGo @ ea07f1d, FDSE's framework; PFLlib @ d832e76; that of FedDyn's authors,
+alpemreacar/FedDyn @ 48a19fa) and this file differ; in full: docs/methods/scaffold.md
+  what              paper      FLGo       PFLlib      FedDyn's     here                           flag
+  eta_l in option   of the     of the     of the      of the       of the round                   -
+  II                round      round      first one   first one
+  clipping          none       none       none        corrected    the gradient, before the       --clip
+                                                      gradient     correction
+  momentum          none       allowed    none        none         refused                        -
+  BN's statistics   -          averaged   not sent    no BN        averaged                       -
+  eta_g             1          1          1           1            1                              --eta-g
+  learning rate     tuned      tuned      0.005       tuned        0.1                            --lr
+"""
+
+from dataclasses import dataclass
+
+import common
+from common import (ClientData, Payload, Stop, arg, autocast, average, batches, load, parse, run, sgd, state,
+                    to_device, uniform)
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+
+@dataclass
+class Args(common.Args):
+    eta_g: float = arg(1.0, "the server's step eta_g, Eq. (5); 1: the mean of the clients' parameters",
+                       above=0)
+
+    def refuse(self) -> None:
+        if self.momentum:
+            raise Stop(f"--momentum {self.momentum} does not go with SCAFFOLD: c_k is the way of a client "
+                       "divided by its steps, which with momentum is no mean of gradients", 2)
+
+
+# FDSE, Sec. 5.1 and A7, as in fedavg.py; of SCAFFOLD it says nothing. The learning rate is that of
+# FLGo-Bench, the same author's tuning on the same datasets and network.
+FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998,
+            clip=10.0, target_part="test")
+PAPER = {
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
+    "officecaltech": dict(**FDSE, epochs=1),
+    "pacs": dict(**FDSE, epochs=5),
+    "domainnet10": dict(**FDSE, epochs=5),
+}
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the trained parameters by their names."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def control_variate(c_k: Tensor, c: Tensor, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
+    """c_k+ of one parameter, Eq. (4), option II: what the mean gradient of the steps from x to y was."""
+    return c_k - c + (x - y) / (steps * eta)
+
+
+class Client:
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        self.c_k = {}  # on the host; empty, which is 0, before the first training
+
+    def train(self, down: Payload, t: int) -> Payload:
+        """Alg. 1, lines 6-14."""
+        args = self.args
+        model = self.model(down).train()
+        opt = sgd(model, args, t)
+        x_t, c = parameters(model), down["c"]
+        c_k = to_device(self.c_k, args.device) or {name: torch.zeros_like(v) for name, v in c.items()}
+        correction = {name: c[name] - c_k[name] for name in c}
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+            with autocast(args):
+                z = model.features(x)  # [B, D]
+                loss = cross_entropy(model.classify(z), y)
+            losses.append(loss.detach())
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)  # differs, see "clipping"
+            for name, p in model.named_parameters():
+                p.grad.add_(correction[name])  # Eq. (3): g_k(y) - c_k + c
+            opt.step()
+        self.log = {"loss": torch.stack(losses).mean()}
+        y_k, eta, change = parameters(model), args.lr * args.lr_decay ** t, {}
+        for name in c:
+            c_plus = control_variate(c_k[name], c[name], x_t[name], y_k[name], len(losses), eta)  # Eq. (4)
+            change[name] = c_plus - c_k[name]
+            c_k[name] = c_k[name] + change[name]  # c_k+, rounded as the server's c
+        self.c_k = to_device(c_k, "cpu")
+        return {"w": state(model), "change": change}
+
+    def model(self, down: Payload) -> nn.Module:
+        return load(self.net, down["w"])
+
+    def state_dict(self) -> dict:
+        return {"c_k": self.c_k}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.c_k = to_device(saved["c_k"], "cpu")
+
+
+class Server:
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args, self.clients = args, clients
+        self.w = state(net)
+        self.c = {name: torch.zeros_like(v) for name, v in parameters(net).items()}
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w, "c": self.c}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        """Alg. 1, lines 16-17, Eq. (5)."""
+        p = uniform(len(uploads))
+        mean = average([up["w"] for up in uploads.values()], p)  # BN's statistics too
+        change = average([up["change"] for up in uploads.values()], p)
+        share = len(uploads) / self.clients  # |S_t| / K
+        for name in self.c:
+            mean[name] = torch.lerp(self.w[name], mean[name], self.args.eta_g)  # x + eta_g mean_k (y_k - x)
+            self.c[name] = self.c[name] + share * change[name]
+        self.w = mean
+
+    def state_dict(self) -> dict:
+        return {"w": self.w, "c": self.c}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.w, self.c = saved["w"], saved["c"]
+
+
+def arguments(argv: list[str] | None = None) -> Args:
+    """The arguments of a run from a command line."""
+    return parse(Args, PAPER, argv)
+
+
+if __name__ == "__main__":
+    run(Server, Client, arguments())

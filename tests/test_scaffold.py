@@ -1,0 +1,135 @@
+"""SCAFFOLD: rounds by hand in plain torch, what c_k and c are, and the settings in which it is FedAvg."""
+
+import common
+import fedavg
+from baselines import scaffold
+from plumbing.runfolder import copied
+from tests.conftest import fails, metrics, parsed, run_here
+from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, three_clients
+
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+NAME = "baselines.scaffold"
+
+
+def train_by_hand(w, c_k, c, args, data, t, k):
+    """Three corrected steps: the model, the mean over the steps of the clipped gradient with its weight
+    decay, which is what c_k becomes, the losses and the gradients' norms."""
+    w = in_double(w)
+    lr = args.lr * args.lr_decay ** t
+    total, losses, norms = {}, [], []
+    for x, y in common.batches(data.train, args, t, k):
+        leaves = leaves_of(w)
+        z = body_of_smallcnn_bn(x.double(), leaves, w)
+        loss = -log_probability(linear(z, leaves, "head"), y).mean()
+        losses.append(float(loss.detach()))
+        gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()))))
+        norms.append(float(sum(g.square().sum() for g in gradients.values()).sqrt()))
+        for name, g in gradients.items():
+            g = g * min(1, args.clip / norms[-1]) + args.weight_decay * w[name]
+            total[name] = total.get(name, 0) + g
+            w[name] = w[name] - lr * (g - c_k[name] + c[name])
+    return w, {name: g / len(losses) for name, g in total.items()}, losses, norms
+
+
+def test_rounds_by_hand():
+    """Uploads, c_k, c and the model over three rounds. Client 1 misses the last one and client 0 the second:
+    their c_k stay as they were, and c is the mean over all clients nevertheless."""
+    args = parsed(NAME, *FLAGS, "--eta-g", 0.7)
+    server, clients, data = federation(scaffold, args)
+    w = in_double(server.w)
+    trained = [name for name, _ in clients[0].net.named_parameters()]
+    c = {name: torch.zeros_like(w[name]) for name in trained}
+    of_clients, all_norms = [c, c, c], []
+    for t, chosen in enumerate(ROUNDS):
+        uploads, hands = {}, []
+        for k in chosen:
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            hand, c_k, losses, norms = train_by_hand(w, of_clients[k], c, args, data[k], t, k)
+            assert uploads[k].keys() == {"w", "change"}
+            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
+            change = {name: c_k[name] - of_clients[k][name] for name in trained}
+            assert_close(in_double(uploads[k]["change"]), change, atol=1e-4, rtol=1e-3)
+            assert_close(in_double(clients[k].c_k), c_k, atol=1e-4, rtol=1e-3)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            of_clients[k] = c_k
+            hands.append(hand)
+            all_norms += norms
+        server.update(uploads, t)
+        averaged = mean(hands, shares_of(chosen, "uniform"))
+        for name in trained:
+            averaged[name] = w[name] + 0.7 * (averaged[name] - w[name])
+        w = averaged
+        c = mean(of_clients, [1 / 3] * 3)
+        assert_close(in_double(server.w), w, **CLOSE)
+        assert_close(in_double(server.c), c, atol=1e-4, rtol=1e-3)
+        for k in range(3):
+            model = clients[k].model(copied(server.download(k)))
+            assert_close(in_double(common.state(model)), w, **CLOSE)
+    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+
+
+def test_one_client_is_fedavg():
+    """c is c_1, so that nothing is corrected: the same models to the bit."""
+    data = three_clients(parsed(NAME, *FLAGS))[0]
+    models = {}
+    for module, name in ((scaffold, NAME), (fedavg, "fedavg")):
+        args = parsed(name, *FLAGS)
+        common.seed_all(0)
+        net = common.backbone(args, 1, 10)
+        server, client = module.Server(args, net, 1), module.Client(args, net, 0, data)
+        for t in range(3):
+            server.update({0: client.train(server.download(0), t)}, t)
+        models[name] = server.w
+        if module is scaffold:
+            assert same(server.c, client.c_k)
+            assert all(v.abs().max() > 0 for v in server.c.values())
+    assert same(models["fedavg"], models[NAME])
+
+
+def test_identical_clients_are_fedavg():
+    """Three clients with the same images in the same batches have the same c_k, which is c."""
+    data = three_clients(parsed(NAME, *FLAGS))[0]
+    models = {}
+    for module, flags in ((scaffold, [NAME]), (fedavg, ["fedavg", "--average", "uniform"])):
+        args = parsed(*flags[:1], *FLAGS, *flags[1:])
+        common.seed_all(0)
+        net = common.backbone(args, 1, 10)
+        server = module.Server(args, net, 3)
+        clients = [module.Client(args, net, 0, data) for _ in range(3)]
+        for t in range(3):
+            server.update({k: clients[k].train(server.download(k), t) for k in range(3)}, t)
+        models[module] = server.w
+        if module is scaffold:
+            for client in clients:
+                assert_close(client.c_k, server.c, atol=1e-6, rtol=1e-4)
+    assert_close(models[scaffold], models[fedavg], atol=1e-5, rtol=1e-4)
+
+
+def test_option_ii_by_hand():
+    """Two steps at the rate 0.5 from 3 to 1 with the correction 4 - 1: the mean gradient is 2 - 3 = -1."""
+    assert scaffold.control_variate(tensor(1.0), tensor(4.0), tensor(3.0), tensor(1.0), 2, 0.5) == -1
+
+
+def test_what_travels(tmp_path):
+    """An entry for each parameter more than FedAvg, both ways, and no number of images up."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 1)
+    parameters = sum(p.numel() for p in common.backbone(parsed(NAME), 1, 10).parameters())
+    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
+    for name, log in theirs.items():
+        assert ours[name]["bytes_down"] == log["bytes_down"] + 4 * parameters
+        assert ours[name]["bytes_up"] == log["bytes_up"] - 8 + 4 * parameters
+
+
+def test_momentum_is_refused(capsys):
+    fails(capsys, 2, "--momentum 0.9 does not go with SCAFFOLD", parsed, NAME, "--momentum", 0.9)
+
+
+def test_the_settings_are_those_of_fedavg():
+    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
+        assert scaffold.PAPER[dataset] == fedavg.PAPER[dataset]
+    assert parsed(NAME, "--dataset", "pacs").eta_g == 1
