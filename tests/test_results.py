@@ -3,10 +3,12 @@ rendered."""
 
 import statistics
 
+from reproduce.records import Records, sources_of
 from tests.conftest import ROOT
 from tests.small_table import recorded
 
-RECORDS = recorded(ROOT / "results" / "runs.jsonl")
+LINES = recorded(ROOT / "results" / "runs.jsonl")
+RECORDS = list(Records(ROOT / "results" / "runs.jsonl").by_key.values())  # the newest of each run
 FINDINGS = (ROOT / "results" / "findings.md").read_text()
 
 
@@ -18,8 +20,9 @@ def start_of(method: str) -> str:
 
 
 def test_every_record_says_where_it_comes_from():
-    assert len({run["id"] for run in RECORDS}) == len(RECORDS)
-    for run in RECORDS:
+    """Each run once by each code."""
+    assert len({(run["id"], *sources_of(run)) for run in LINES}) == len(LINES)
+    for run in LINES:
         assert run["command"].startswith(start_of(run["method"]))
         assert run["commit"] and not run["uncommitted_changes"]
         assert run["curve"]["round"][-1] == run["args"]["rounds"]
