@@ -9,6 +9,7 @@ log.txt in its folder.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -385,4 +386,5 @@ class Job:
         if self.process:
             interrupt(self.process)
             self.process.wait()
+            run = dataclasses.replace(run, replace=False)  # what is in its folder is of this code
         return submitit.helpers.DelayedSubmission(Job(), run, place)

@@ -25,6 +25,7 @@ class Sleep:
     module: str = "fedavg"
     flags: tuple = ()
     command: str = "python sleep"
+    replace: bool = False
 
 
 def sleeping(monkeypatch, tmp_path, seconds: float) -> Place:
@@ -165,7 +166,7 @@ def test_what_a_job_asks_a_cluster_for(monkeypatch):
 def test_a_job_whose_time_is_over_ends_its_run_and_is_queued_again(monkeypatch, tmp_path):
     submitit = pytest.importorskip("submitit")
     place = sleeping(monkeypatch, tmp_path, 60)
-    job, run = runner.Job(), Sleep("a")
+    job, run = runner.Job(), Sleep("a", replace=True)
     worker = threading.Thread(target=lambda: runner.execute(run, place, None, job.started))
     worker.start()
     while not (tmp_path / "a").exists():
@@ -174,7 +175,7 @@ def test_a_job_whose_time_is_over_ends_its_run_and_is_queued_again(monkeypatch, 
     worker.join(20)
     assert not worker.is_alive() and job.process.returncode
     assert isinstance(again, submitit.helpers.DelayedSubmission)
-    assert isinstance(again.function, runner.Job) and again.args == (run, place)
+    assert isinstance(again.function, runner.Job) and again.args == (Sleep("a"), place)  # it goes on
 
 
 @pytest.mark.slow
