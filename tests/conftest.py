@@ -20,7 +20,7 @@ import fedavg
 import fedcir
 import fedgala
 import fedsr
-from baselines import centralized, fedema, fedprox, lgfedavg, local, moon, scaffold
+from baselines import centralized, feddyn, fedema, fedprox, lgfedavg, local, moon, scaffold
 from plumbing.catalog import FOLDERS
 from plumbing.runfolder import RunFolder
 
@@ -47,6 +47,7 @@ MODULES = {
     "baselines.centralized": centralized,
     "baselines.fedprox": fedprox,
     "baselines.fedema": fedema,
+    "baselines.feddyn": feddyn,
     "baselines.scaffold": scaffold,
     "baselines.moon": moon,
     "baselines.lgfedavg": lgfedavg,

@@ -116,6 +116,7 @@ def code_lines(path: str) -> list[str]:
 
 # FDSE sends four parts in the place of w; FedADG's local loop alternates three optimizers.
 RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fedema.py": 0.7,
+             "baselines/feddyn.py": 0.7,
              "baselines/scaffold.py": 0.7,
              "baselines/fedprox.py": 0.9,
              "baselines/centralized.py": 0.6,

@@ -1,0 +1,150 @@
+"""FedDyn: dynamic regularization (Acar et al., ICLR 2021; arXiv 2111.04263).
+
+    python -m baselines.feddyn --dataset officecaltech --scale laptop
+
+Each client's objective gets a linear and a quadratic term that change from round to round, so that where all
+clients agree each one's objective, and not its loss, has its minimum.
+Server keeps w = (theta, BN's statistics) and h. Client k keeps g_k, on the host, an entry for each parameter;
+g_k and h start at 0. Down: w. Up: w_k.
+
+Paper, Alg. 1                                                         This file
+theta_k = argmin L_k - <g_k, theta> + alpha/2 |theta - theta^t|^2     linear, quadratic, Client.train
+g_k <- g_k - alpha (theta_k - theta^t)                                Client.train
+h <- h - alpha/K sum_k (theta_k - theta^t)                            Server.update
+theta^(t+1) = mean_k theta_k - h / alpha                              Server.update
+Symbols as in the paper, but for K, its m: theta^t the server's parameters, theta_k the client's, g_k the
+gradient of L_k at theta_k, K all clients, also those that miss the round. --alpha 0 is FedAvg with uniform
+weights: neither terms nor the server's shift, which does not vanish when alpha only gets small. The unseen
+client of --protocol lodo has the server's model. Left out: nothing.
+
+Where paper, codes (the authors', alpemreacar/FedDyn @ 48a19fa; FLGo @ ea07f1d, FDSE's framework; PFLlib @
+d832e76) and this file differ; in full: docs/methods/feddyn.md
+  what              paper     authors           FLGo           PFLlib       here           flag
+  quadratic term    squared   squared           squared        not squared  squared        -
+  alpha             one       by size, times    one            one          one            -
+                              mean n / n_k
+  BN's statistics   -         no BN             shifted by h   not sent     averaged       -
+  tested model      -         the mean, theta   theta          theta        theta          -
+  clipping          none      10                10             none         FDSE's, 10     --clip
+  alpha, lr         tuned     0.01, 0.1         FDSE's grids   1, 0.005     FLGo-Bench's   --alpha, --lr
+"""
+
+from dataclasses import dataclass
+
+import common
+from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state,
+                    to_device, uniform)
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+
+@dataclass
+class Args(common.Args):
+    alpha: float = arg(0.1, "weight of the quadratic term; 0: FedAvg with uniform weights", low=0)
+
+
+# FDSE, Sec. 5.1 and A7: schedule as in fedavg.py, alpha from [0.001, 0.01, 0.03, 0.1]. It does not say which
+# alpha and learning rate it found; these are those of FLGo-Bench, the same author's tuning of the same grids
+# on the same datasets and network.
+FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr_decay=0.998, clip=10.0,
+            target_part="test")
+PAPER = {
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
+    "officecaltech": dict(**FDSE, epochs=1, lr=0.01, alpha=0.1),
+    "pacs": dict(**FDSE, epochs=5, lr=0.1, alpha=0.03),
+    "domainnet10": dict(**FDSE, epochs=5, lr=0.05, alpha=0.1),
+}
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the trained parameters by their names."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def linear(g_k: dict[str, Tensor], theta: dict[str, Tensor]) -> Tensor:
+    """<g_k, theta> over all parameters."""
+    return torch.stack([(g_k[name] * theta[name]).sum() for name in theta]).sum()
+
+
+def quadratic(theta: dict[str, Tensor], theta_t: dict[str, Tensor]) -> Tensor:
+    """|theta - theta^t|^2 over all parameters."""
+    return torch.stack([(theta[name] - theta_t[name]).square().sum() for name in theta]).sum()
+
+
+class Client:
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        self.g_k = {}  # on the host; empty, which is 0, before the first training
+
+    def train(self, down: Payload, t: int) -> Payload:
+        """The client's part of Alg. 1; the minimum is what E epochs of SGD come to."""
+        args = self.args
+        model = self.model(down).train()
+        opt = sgd(model, args, t)
+        theta, theta_t = dict(model.named_parameters()), parameters(model)
+        g_k = to_device(self.g_k, args.device) or {name: torch.zeros_like(v) for name, v in theta_t.items()}
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+            with autocast(args):
+                z = model.features(x)  # [B, D]
+                loss = cross_entropy(model.classify(z), y)  # L_k
+            losses.append(loss.detach())
+            loss = loss - linear(g_k, theta) + args.alpha / 2 * quadratic(theta, theta_t)
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()
+        self.log = {"loss": torch.stack(losses).mean()}
+        for name, theta_k in parameters(model).items():
+            g_k[name] = g_k[name] - args.alpha * (theta_k - theta_t[name])
+        self.g_k = to_device(g_k, "cpu")
+        return {"w": state(model)}
+
+    def model(self, down: Payload) -> nn.Module:
+        return load(self.net, down["w"])
+
+    def state_dict(self) -> dict:
+        return {"g_k": self.g_k}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.g_k = to_device(saved["g_k"], "cpu")
+
+
+class Server:
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args, self.clients = args, clients
+        self.w = state(net)
+        self.h = {name: torch.zeros_like(v) for name, v in parameters(net).items()}
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        """The server's part of Alg. 1; h has no entry for BN's statistics, which are averaged."""
+        alpha = self.args.alpha
+        w = average([up["w"] for up in uploads.values()], uniform(len(uploads)))
+        if alpha:
+            share = len(uploads) / self.clients  # of all clients, those of the round
+            for name in self.h:
+                self.h[name] = self.h[name] - alpha * share * (w[name] - self.w[name])
+                w[name] = w[name] - self.h[name] / alpha
+        self.w = w
+
+    def state_dict(self) -> dict:
+        return {"w": self.w, "h": self.h}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.w, self.h = saved["w"], saved["h"]
+
+
+def arguments(argv: list[str] | None = None) -> Args:
+    """The arguments of a run from a command line."""
+    return parse(Args, PAPER, argv)
+
+
+if __name__ == "__main__":
+    run(Server, Client, arguments())

@@ -1,0 +1,115 @@
+"""FedDyn: rounds by hand in plain torch, objectives with a known optimum, and where it is FedAvg."""
+
+import common
+import fedavg
+from baselines import feddyn
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import in_double
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, train_by_hand
+
+import pytest
+import torch
+from torch import nn, tensor
+from torch.testing import assert_close
+
+NAME = "baselines.feddyn"
+ALPHA = 0.4
+
+
+def test_rounds_by_hand():
+    """Uploads, g_k, h and the model over three rounds. Client 1 misses the last one and client 0 the second:
+    h is the mean of the g_k of all clients nevertheless, and is what the mean of the models is shifted by."""
+    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--alpha", ALPHA)
+    server, clients, data = federation(feddyn, args)
+    w = in_double(server.w)
+    trained = [name for name, _ in clients[0].net.named_parameters()]
+    zero = {name: torch.zeros_like(w[name]) for name in trained}
+    g, all_norms = [zero, zero, zero], []
+    for t, chosen in enumerate(ROUNDS):
+        uploads, hands = {}, []
+        for k in chosen:
+
+            def more(x, z, leaves, w=w, g_k=g[k]):
+                terms = 0
+                for name in trained:
+                    terms = terms - (g_k[name] * leaves[name]).sum()
+                    terms = terms + ALPHA / 2 * ((leaves[name] - w[name]) ** 2).sum()
+                return terms
+
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            hand, losses, norms = train_by_hand(w, args, data[k], t, k, more)
+            assert uploads[k].keys() == {"w"}
+            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            g[k] = {name: g[k][name] - ALPHA * (hand[name] - w[name]) for name in trained}
+            assert_close(in_double(clients[k].g_k), g[k], **CLOSE)
+            hands.append(hand)
+            all_norms += norms
+        server.update(uploads, t)
+        h = mean(g, [1 / 3] * 3)
+        w = mean(hands, shares_of(chosen, "uniform"))
+        for name in trained:
+            w[name] = w[name] - h[name] / ALPHA
+        assert_close(in_double(server.h), h, **CLOSE)
+        assert_close(in_double(server.w), w, **CLOSE)
+        for k in range(3):
+            model = clients[k].model(copied(server.download(k)))
+            assert_close(in_double(common.state(model)), w, **CLOSE)
+    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+
+
+def test_alpha_zero_is_fedavg():
+    """With uniform weights, bit for bit, over three rounds."""
+    args = parsed(NAME, *FLAGS, "--alpha", 0)
+    server, clients, _ = federation(feddyn, args)
+    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS, "--average", "uniform"))
+    for t, chosen in enumerate(ROUNDS):
+        for of_server, of_clients in ((server, clients), (other, others)):
+            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
+            of_server.update(uploads, t)
+        assert same(server.w, other.w)
+
+
+@pytest.mark.parametrize("rounds", [[(0, 1, 2)], [(0, 1), (1, 2), (0, 2)]])
+def test_it_finds_the_common_optimum(rounds):
+    """Losses a/2 (theta - b)^2, each minimum taken exactly: theta goes to the minimum of their sum, g_k to
+    the gradients there, which FedAvg does not reach; also if a client misses each round."""
+    a, b = [1.0, 2.0, 5.0], [0.0, 3.0, -1.0]
+    optimum = sum(u * v for u, v in zip(a, b)) / sum(a)
+    net = nn.Linear(1, 1, bias=False).double()
+    server = feddyn.Server(feddyn.Args(alpha=0.5), net, 3)
+    g = [0.0, 0.0, 0.0]
+    for t in range(1500):
+        theta_t, uploads = server.w["weight"].item(), {}
+        for k in rounds[t % len(rounds)]:
+            theta_k = (a[k] * b[k] + g[k] + 0.5 * theta_t) / (a[k] + 0.5)  # the gradient there is 0
+            g[k] -= 0.5 * (theta_k - theta_t)
+            assert g[k] == pytest.approx(a[k] * (theta_k - b[k]), abs=1e-9)
+            uploads[k] = {"w": {"weight": tensor([[theta_k]], dtype=torch.float64)}}
+        server.update(uploads, t)
+    assert server.w["weight"].item() == pytest.approx(optimum, abs=1e-3)
+    assert sum(g) == pytest.approx(0, abs=1e-2)
+
+
+def test_terms_by_hand():
+    theta = {"a": tensor([1.0, 2.0]), "b": tensor([[3.0]])}
+    other = {"a": tensor([4.0, 6.0]), "b": tensor([[-1.0]])}
+    assert feddyn.linear(other, theta) == 4 + 12 - 3
+    assert feddyn.quadratic(theta, other) == 9 + 16 + 16
+
+
+def test_what_travels(tmp_path):
+    """As much as FedAvg, but for the number of images: h and g_k stay where they are."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 2)
+    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
+        for name, log in entry["clients"].items():
+            assert other["clients"][name]["bytes_down"] == log["bytes_down"]
+            assert other["clients"][name]["bytes_up"] == log["bytes_up"] - 8
+
+
+def test_the_settings_of_fdse():
+    """alpha of its grid; all else but the learning rate as FedAvg's."""
+    for dataset, lr, alpha in (("officecaltech", 0.01, 0.1), ("pacs", 0.1, 0.03), ("domainnet10", 0.05, 0.1)):
+        assert feddyn.PAPER[dataset] == fedavg.PAPER[dataset] | dict(lr=lr, alpha=alpha)
