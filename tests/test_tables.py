@@ -182,10 +182,10 @@ def test_rows_of_a_block_have_one_budget_at_laptop_scale():
 
 
 def test_rows_of_a_block_have_one_budget_at_paper_scale():
-    """In FDSE's and FedCiR's tables, whose papers train every method equally long on the same images; FedADG
-    and FedGaLA have rows about it. The best validation round is one of equally many."""
+    """In FDSE's, FedCiR's and FedSR's tables, whose methods train equally long on the same images; FedADG and
+    FedGaLA have rows about it. The best validation round is one of equally many."""
     for table in EVERY:
-        if table.paper not in ("fdse", "fedcir"):
+        if table.paper not in ("fdse", "fedcir", "fedsr"):
             continue
         for block in table.blocks:
             budgets = {}
