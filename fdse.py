@@ -26,9 +26,9 @@ Table 3: without A --no-consensus, B --no-similarity, C --lambda 0. Table 2: "- 
 Left out: nothing (Alg. 2 is FedBN's).
 
 Where paper, official code (WwZzz/FDSE_CVPR25) and this file differ (in full: docs/methods/fdse.md). The first
-version of the code, dd266a2, has the paper's ReLU, padding and form of L_Con, and Table 4 is of it; c0bd90b
-rewrote it. --variant first and official take their sides of all rows but the last two. What the paper leaves
-open is as in dd266a2, or, if that is outside the paper's grid, as in c0bd90b; rows with * are ours.
+version of the code, dd266a2, has the paper's ReLU, padding of layers 3-5, squares in L_Con and the megabytes
+of Table 4; c0bd90b rewrote it. --variant first and official take their sides of all rows but the last two.
+What the paper leaves open is as in dd266a2, or, if outside the paper's grid, as in c0bd90b; * are ours.
   what                    paper          dd266a2      c0bd90b        here           flag
   L_Con                   Eq. (6)        its squares  KL-like        Eq. (6)        --con-loss
   its first round *       not said       the second   the second     the first      --con-from 1

@@ -265,6 +265,28 @@ def test_two_rounds_by_hand(flags):
             assert_same(client.model(server.download(k)).state_dict(), want)
 
 
+def test_a_round_of_some_clients_by_hand():
+    """Clients 2 and 0, in this order: each gets its own theta_v, and client 1 keeps what it has."""
+    server, _, net, _ = prepared(small_args(*FLAGS))
+    start = common.state(net)
+    uploads = {}
+    for k in (2, 0):
+        uploads[k] = {}
+        for part, tensors in server.download(k).items():
+            uploads[k][part] = {}
+            for name, v in tensors.items():
+                moved = v + 0.1 * torch.randn(v.shape).double() if v.is_floating_point() else v + 3
+                uploads[k][part][name] = moved
+    w = {name: start[name] for name in (*server.u, *server.bn_dfe)}
+    own = [dict(server.v[2]), dict(server.v[0])]
+    states = [uploads[k]["u"] | uploads[k]["v"] | uploads[k]["bn_dfe"] for k in (2, 0)]
+    aggregated_by_hand(w, own, states, list(server.u), list(server.v[0]), server.args)
+    server.update(uploads, 0)
+    assert_same(server.u | server.bn_dfe, w)
+    for k, v in zip((2, 0, 1), (*own, start)):
+        assert_same(server.v[k], v)
+
+
 def test_the_adaptation_by_hand():
     """Algorithm 3 on the target's images in batches, twice: BN_DSE normalizes by the batch and counts it, all
     else keeps its statistics; only theta_v moves."""
