@@ -31,7 +31,7 @@ def test_stale_runs_are_listed_with_their_commands(tmp_path):
     records = Records(small_folder(tmp_path) / "runs.jsonl")
     lines = stale_text(read_tables(tmp_path / "tables"), records, "paper").splitlines()
     assert len(lines) == 2 + 4 + 1 and lines[2].startswith("fdse-9") and "unknown" in lines[2]
-    assert "python fdse.py --dataset digits --lambda 0 " in lines[5] and lines[5].endswith("--seed 0")
+    assert "python fdse.py --dataset digits --lambda 0 " in lines[5] and "--seed 0" in lines[5]
     assert "4 at paper scale, 0 at laptop scale" in lines[-1]
 
 
@@ -115,7 +115,7 @@ def test_a_repaired_method_is_marked_and_measured_again(tmp_path):
     said("reproduce_tables.py")
     assert "1 of other code (†)" in page() and " †" in page().split("## Digits")[1]
     listed = said("reproduce_tables.py", "--stale", "--scale", "smoke")
-    assert "python fedavg.py --dataset digits --scale smoke --seed 0 --no-resume" in listed
+    assert "python fedavg.py --dataset digits --scale smoke --seed 0" in listed and " --no-resume" in listed
     said("reproduce_tables.py", "--rerun", "--scale", "smoke")
     first, second = records()
     assert first["id"] == second["id"] and first["sources"] != second["sources"]
