@@ -73,7 +73,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
                         help="list the runs behind each cell of the tables of --only")
     add("--only", "", "ids of tables, such as 'fdse-1,fedsr-*'; empty: all")
     add("--scale", "paper", "scale of --plan, --run, --stale, --rerun and --runs", choices=tuple(SCALES))
-    add("--seeds", 1, "seeds of each cell, 0 to SEEDS - 1")
+    add("--seeds", "1", "seeds of each cell, 0 to SEEDS - 1; paper: as many as the paper's trials, one where "
+        "they are not stated")
     add("--jobs", 0, "runs at a time; 0: one for each GPU of --gpus, or one")
     add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; with slurm the number that a job asks "
         "for; empty: the methods' own choice, with slurm 1")
@@ -89,8 +90,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--records", RECORDS, "JSONL file of the finished runs")
     add("--out", OUT, "folder of what is rendered")
     flags = parser.parse_args(argv)
-    if flags.seeds < 1:
-        parser.error(f"--seeds is {flags.seeds}; it must be at least 1")
+    if flags.seeds != "paper" and not (flags.seeds.isascii() and flags.seeds.isdigit() and int(flags.seeds)):
+        parser.error(f"--seeds is {flags.seeds}; it must be at least 1, or paper")
     if flags.jobs < 0:
         parser.error(f"--jobs is {flags.jobs}; it must be at least 0")
     if flags.device_tflops < 0:
@@ -140,7 +141,7 @@ def work(flags: argparse.Namespace) -> int:
         print(f"reproduce_tables: {line}", file=sys.stderr)
     code = 0
     if flags.plan:
-        plan = planned(missing(tables, records, flags.scale, list(range(flags.seeds))), place_of(flags, path))
+        plan = planned(missing(tables, records, flags.scale, seeds_of(flags)), place_of(flags, path))
         plan.time_runs(records, flags.device, flags.device_tflops)
         print(json.dumps(plan_data(plan), indent=1) if flags.json else plan_text(plan))
         return 0
@@ -173,6 +174,11 @@ def chosen(every: list[Table], only: str) -> list[Table]:
     return [table for table in every if any(fnmatch.fnmatch(table.id, pattern) for pattern in patterns)]
 
 
+def seeds_of(flags: argparse.Namespace) -> list[int] | None:
+    """The seeds of --seeds; None where each paper's number of trials says it."""
+    return None if flags.seeds == "paper" else list(range(int(flags.seeds)))
+
+
 def place_of(flags: argparse.Namespace, records: Path) -> Place:
     """The folders of the runs, whole: a run starts in another folder."""
     data = ROOT / "data" if flags.data == "data" else Path(flags.data).resolve()
@@ -182,7 +188,7 @@ def place_of(flags: argparse.Namespace, records: Path) -> Place:
 
 def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace) -> int:
     """Run what is missing, or of other code, and measure the runs' folders; returns the exit code."""
-    seeds = list(range(flags.seeds))
+    seeds = seeds_of(flags)
     place = place_of(flags, records.path)
     needed = reruns(tables, records, flags.scale) if flags.rerun else []
     if flags.run:
@@ -197,7 +203,8 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:
         return 130
-    for line in measure_folders(tables, Records(records.path), ROOT / flags.out, flags.scale, seeds, place):
+    measured = list(range(max(table.trials for table in tables))) if seeds is None else seeds
+    for line in measure_folders(tables, Records(records.path), ROOT / flags.out, flags.scale, measured, place):
         print(f"reproduce_tables: not made: {line}", file=sys.stderr)
     return 1 if counts["failed"] else 0
 

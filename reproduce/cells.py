@@ -365,15 +365,19 @@ def stale(tables: list[Table], records: Records, scale: str) -> list[Missing]:
     return list(by_key.values())
 
 
-def missing(tables: list[Table], records: Records, scale: str, seeds: list[int]) -> list[Missing]:
-    """The runs that are not recorded, each once, in the tables' order."""
+def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None) -> list[Missing]:
+    """The runs that are not recorded, each once, in the tables' order. Without `seeds` each table has as many
+    as its paper's trials, one where it does not state them."""
     by_key = {}
-    for table, _, _, cells in every_cell(tables, records, scale, seeds):
-        for cell in cells:
-            for run in cell.missing:
-                one = by_key.setdefault(run.key, Missing(run, []))
-                if run.curve:  # also if another table does without
-                    one.run = dataclasses.replace(run, replace=run.key in records.by_key)  # a curve with gaps
-                if table.id not in one.tables:
-                    one.tables.append(table.id)
+    for table in tables:
+        asked = list(range(table.trials or 1)) if seeds is None else seeds
+        for _, _, _, cells in every_cell([table], records, scale, asked):
+            for cell in cells:
+                for run in cell.missing:
+                    one = by_key.setdefault(run.key, Missing(run, []))
+                    if run.curve:  # also if another table does without
+                        gaps = run.key in records.by_key
+                        one.run = dataclasses.replace(run, replace=gaps)
+                    if table.id not in one.tables:
+                        one.tables.append(table.id)
     return list(by_key.values())

@@ -11,6 +11,7 @@ from reproduce.methods import arguments
 from reproduce.records import Records
 from reproduce.statistics import welch
 from reproduce.tables import Block, Column, Row, Table, read_tables
+from tests import small_table
 from tests.small_table import record, small_folder, two_tables, write_records
 
 import pytest
@@ -146,6 +147,14 @@ def test_chance_of_a_column():
     assert chance(pacs, Column("", "reach/tflops")) is None
 
 
+def test_without_seeds_a_table_has_its_papers_trials(tmp_path):
+    (tmp_path / "fdse-9.toml").write_text(small_table.TABLE)  # of four trials
+    (tmp_path / "fdse-8.toml").write_text(small_table.TABLE.replace("trials = 4", "trials = 0"))
+    runs = missing(read_tables(tmp_path), Records(tmp_path / "none.jsonl"), "paper", None)
+    seeds = {one.run.seed: one.tables for one in runs if one.run.module == "fedavg"}
+    assert seeds == {0: ["fdse-8", "fdse-9"], 1: ["fdse-9"], 2: ["fdse-9"], 3: ["fdse-9"]}
+
+
 def test_a_run_that_tables_share_is_missing_once(tmp_path):
     two_tables(tmp_path)
     tables = read_tables(tmp_path / "tables")
@@ -154,4 +163,5 @@ def test_a_run_that_tables_share_is_missing_once(tmp_path):
     assert len(runs) == 6 == len(needed_by)
     shared = "python fedavg.py --dataset digits --scale smoke --seed 1 --test-rounds best"
     assert needed_by[shared] == ["fedsr-91", "fdse-91"]
-    assert needed_by["python fdse.py --dataset digits --scale smoke --seed 0 --test-rounds best"] == ["fdse-91"]
+    own = "python fdse.py --dataset digits --scale smoke --seed 0 --test-rounds best"
+    assert needed_by[own] == ["fdse-91"]

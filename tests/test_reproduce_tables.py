@@ -15,6 +15,7 @@ import pytest
 @pytest.mark.parametrize("flags, code, words", [
     (["--only", "fdse-77"], 2, "is no table; there are fedsr-1"),
     (["--seeds", "0"], 2, "--seeds is 0"),
+    (["--seeds", "many"], 2, "at least 1, or paper"),
     (["--jobs", "x"], 2, "invalid int value"),
     (["--jobs", "-1"], 2, "--jobs is -1"),
     (["--only", "fdse-1,typo-9"], 2, "--only typo-9 is no table"),
