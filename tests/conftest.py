@@ -20,7 +20,19 @@ import fedavg
 import fedcir
 import fedgala
 import fedsr
-from baselines import centralized, feddyn, fedema, fedprox, lgfedavg, local, moon, scaffold
+from baselines import (
+    centralized,
+    ditto,
+    fedbn,
+    feddyn,
+    fedema,
+    fedprox,
+    lgfedavg,
+    local,
+    moon,
+    partialfed,
+    scaffold,
+)
 from plumbing.catalog import FOLDERS
 from plumbing.runfolder import RunFolder
 
@@ -46,7 +58,10 @@ MODULES = {
     "baselines.local": local,
     "baselines.centralized": centralized,
     "baselines.fedprox": fedprox,
+    "baselines.fedbn": fedbn,
+    "baselines.ditto": ditto,
     "baselines.fedema": fedema,
+    "baselines.partialfed": partialfed,
     "baselines.feddyn": feddyn,
     "baselines.scaffold": scaffold,
     "baselines.moon": moon,

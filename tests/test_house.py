@@ -116,6 +116,9 @@ def code_lines(path: str) -> list[str]:
 
 # FDSE sends four parts in the place of w; FedADG's local loop alternates three optimizers.
 RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fedema.py": 0.7,
+             "baselines/ditto.py": 0.75,
+             "baselines/partialfed.py": 0.7,
+             "baselines/fedbn.py": 0.75,
              "baselines/feddyn.py": 0.7,
              "baselines/scaffold.py": 0.7,
              "baselines/fedprox.py": 0.9,

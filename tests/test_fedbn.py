@@ -1,0 +1,177 @@
+"""FedBN: rounds in plain torch, what stays and what travels, and the adaptation to an unseen domain."""
+
+import dataclasses
+
+import common
+import fedavg
+from baselines import fedbn
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import in_double
+from tests.three_clients import (
+    CLOSE,
+    FLAGS,
+    ROUNDS,
+    federation,
+    mean,
+    same,
+    shares_of,
+    three_clients,
+    train_by_hand,
+)
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+NAME = "baselines.fedbn"
+BN = ("body.1.", "body.5.")  # the two layers of the digits' network
+
+
+def is_bn(name: str) -> bool:
+    return name.startswith(BN)
+
+
+def parts(w: dict) -> tuple[dict, dict]:
+    """A state without BN's entries, and these."""
+    return {n: v for n, v in w.items() if not is_bn(n)}, {n: v for n, v in w.items() if is_bn(n)}
+
+
+@pytest.mark.parametrize("average,evaluated", [("samples", "aggregated"), ("uniform", "trained")])
+def test_rounds_by_hand(average, evaluated):
+    """Every entry of uploads, server and tested models, with clients that skip a round."""
+    flags = ["--momentum", 0.8, "--average", average, "--evaluated", evaluated]
+    args = parsed(NAME, *FLAGS, *flags)
+    server, clients, data = federation(fedbn, args)
+    w, bn = parts(in_double(common.state(clients[0].net)))
+    own, trained, norms = [bn, bn, bn], {}, []
+    for t, chosen in enumerate(ROUNDS):
+        uploads, hands = {}, []
+        for k in chosen:
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            hand, losses, of_client = train_by_hand(w | own[k], args, data[k], t, k)
+            w_k, own[k] = parts(hand)
+            trained[k] = w_k
+            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
+            assert_close(in_double(uploads[k]["w"]), w_k, **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            hands.append(w_k)
+            norms += of_client
+        server.update(uploads, t)
+        w = mean(hands, shares_of(chosen, average))
+        assert_close(in_double(server.w), w, **CLOSE)
+        for k in range(3):
+            tested = in_double(common.state(clients[k].model(server.download(k))))
+            expected = trained[k] if evaluated == "trained" else w
+            assert_close(tested, expected | own[k], **CLOSE)
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+
+
+def test_bn_layers_of_the_backbones():
+    """ResNet18 has 20 BN layers, of which 3 have no bn in their names; a ViT has none."""
+    with torch.device("meta"):
+        resnet18 = common.resnet18(3, 32)
+        alexnet = common.alexnet_bn(3, 64)
+        block = nn.TransformerEncoderLayer(8, 2)
+    layers = fedbn.bn_layers(resnet18)
+    assert len(layers) == 20
+    assert sum("bn" not in name for name in layers) == 3
+    assert len(fedbn.bn_entries(resnet18)) == 20 * 5
+    assert len(fedbn.bn_layers(alexnet)) == 7
+    assert fedbn.bn_entries(block) == []
+
+
+def test_what_travels(tmp_path):
+    """Of the loop's bytes FedAvg's without BN's five entries a layer: 4 of 32 or 64 floats and a counter."""
+    run_here(NAME, tmp_path / "bn", "--rounds", 1)
+    run_here("fedavg", tmp_path / "avg", "--rounds", 1)
+    logs = {}
+    for name in ("bn", "avg"):
+        logs[name] = metrics(tmp_path / name)[0]["clients"]
+    bn = 4 * 4 * (32 + 64) + 2 * 8
+    for client, log in logs["bn"].items():
+        assert log["bytes_down"] == logs["avg"][client]["bytes_down"] - bn
+        assert log["bytes_up"] == logs["avg"][client]["bytes_up"] - bn
+
+
+def test_without_bn_it_is_fedavg_bit_for_bit():
+    """Softmax regression: all layers travel."""
+    args = parsed(NAME, *FLAGS)
+    data = three_clients(args)
+    theirs = parsed("fedavg", *FLAGS)
+    trained = []
+    for module, its_args in ((fedbn, args), (fedavg, theirs)):
+        common.seed_all(0)
+        net = common.Net(nn.Flatten(), 64, 10)
+        server = module.Server(its_args, net, 3)
+        clients = [module.Client(its_args, net, k, data[k]) for k in range(3)]
+        for t, chosen in enumerate(ROUNDS):
+            server.update({k: clients[k].train(server.download(k), t) for k in chosen}, t)
+        trained.append(common.state(clients[0].model(server.download(0))))
+    assert same(*trained)
+
+
+def unseen_client(*flags):
+    """After a round of clients 1 and 2: the server, their BN's mean by hand, and an unseen client."""
+    args = parsed(NAME, *FLAGS, "--protocol", "lodo", "--target", "d75", *flags)
+    server, clients, data = federation(fedbn, args)
+    uploads = {k: clients[k].train(server.download(k), 0) for k in (1, 2)}
+    assert all(up.keys() == {"w", "n", "bn"} for up in uploads.values())
+    server.update(uploads, 0)
+    assert server.download(0).keys() == {"w"}
+    bn = mean([in_double(clients[k].bn) for k in (1, 2)], [0.5, 0.5])
+    data = dataclasses.replace(data[0], train=data[0].train, test=data[0].train, unseen=True)
+    return args, server, bn, fedbn.Client(args, clients[0].net, 3, data)
+
+
+def test_the_unseen_client_begins_with_the_mean():
+    args, server, bn, client = unseen_client("--adapt-epochs", 0)
+    tested = in_double(common.state(client.model(server.download(3))))
+    assert_close(tested, in_double(server.w) | bn, **CLOSE)
+
+
+@pytest.mark.parametrize("momentum", [0, 0.3])
+def test_algorithm_2_by_hand(momentum):
+    """Statistics of the first BN layer over two passes: the mean over the batches, or moving averages."""
+    args, server, bn, client = unseen_client("--adapt-epochs", 2, "--adapt-momentum", momentum, "--augment",
+                                             "crops")
+    model = client.model(server.download(3))
+    found = in_double(common.state(model))
+    once = dataclasses.replace(args, epochs=2, steps=0, augment="none")
+    convolution = model.body[0]
+    means, variances = [], []
+    running = bn["body.1.running_mean"]
+    for x, _ in common.batches(client.data.test, once, 0, 3):
+        h = convolution(x).detach().double()
+        means.append(h.mean((0, 2, 3)))
+        variances.append(h.var((0, 2, 3)))
+        running = (1 - momentum) * running + momentum * means[-1]
+    assert len(means) == 6  # twice 24 images in batches of 10
+    if momentum == 0:
+        running = torch.stack(means).mean(0)
+        assert_close(found["body.1.running_var"], torch.stack(variances).mean(0), **CLOSE)
+    assert_close(found["body.1.running_mean"], running, **CLOSE)
+    for name in ("body.1.weight", "body.5.bias"):
+        assert_close(found[name], bn[name], **CLOSE)
+    assert_close(parts(found)[0], in_double(server.w))
+    assert {layer.momentum for layer in fedbn.bn_layers(model).values()} == {0.1}
+
+
+def test_its_state_is_what_it_keeps():
+    args = parsed(NAME, *FLAGS, "--evaluated", "trained")
+    server, clients, data = federation(fedbn, args)
+    clients[0].train(server.download(0), 0)
+    other = fedbn.Client(args, clients[0].net, 0, data[0])
+    other.load_state_dict(copied(clients[0].state_dict()))
+    tested = [common.state(client.model(server.download(0))) for client in (clients[0], other)]
+    assert same(*tested)
+
+
+def test_the_settings_of_fdse():
+    """FedAvg's; 0.1 is the learning rate of FDSE's code for FedBN."""
+    for dataset in ("officecaltech", "pacs", "domainnet10"):
+        args, theirs = parsed(NAME, "--dataset", dataset), parsed("fedavg", "--dataset", dataset)
+        for name in ("backbone", "rounds", "epochs", "batch_size", "lr", "lr_decay", "clip", "average"):
+            assert getattr(args, name) == getattr(theirs, name)
+        assert (args.lr, args.adapt_epochs, args.evaluated) == (0.1, 1, "aggregated")
