@@ -203,8 +203,9 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:
         return 130
-    measured = list(range(max(table.trials for table in tables))) if seeds is None else seeds
-    for line in measure_folders(tables, Records(records.path), ROOT / flags.out, flags.scale, measured, place):
+    if seeds is None:
+        seeds = list(range(max(table.trials for table in tables)))
+    for line in measure_folders(tables, Records(records.path), ROOT / flags.out, flags.scale, seeds, place):
         print(f"reproduce_tables: not made: {line}", file=sys.stderr)
     return 1 if counts["failed"] else 0
 

@@ -13,6 +13,8 @@
     measuring    what tables and figures need of the runs' folders
     origins      the runs behind the cells, and those of other code than that of now
     short_runs   whether changed sources give the same numbers
+    work         how much a run computes, counted on tensors without values
+    throughput   how fast a device computes, by recorded times or a guess
     cost         what missing runs would take
     runner       runs them, on this machine or a cluster
 """
