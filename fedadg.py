@@ -102,6 +102,13 @@ class Args(common.Args):
         if self.noise == 0:
             self.noise = BACKBONES[self.backbone].dim // 2
 
+    def refuse(self) -> None:
+        length, unit = self.epochs, "--epochs"
+        if self.steps:
+            length, unit = self.steps, "--steps"
+        if self.adversarial and self.E0 > length:
+            raise Stop(f"--E0 is {self.E0}, more than the round's {length} {unit}, of which it is a part", 2)
+
 
 # Sec. 5.1. E0, E1 (E0 + E1 = epochs), rounds and batch, which it does not give, are the official code's. It
 # splits VLCS 70/30 and PACS as [16]. A validation part is ours, and so are the shares of PACS; that a target
@@ -256,11 +263,6 @@ class FedADG(nn.Module):
 def build(args: Args, channels: int, classes: int) -> FedADG:
     """F, C, G and D on the chosen backbone. AlexNet's classifier is its last ImageNet layer and an output
     layer (Sec. 5.1)."""
-    length, unit = args.epochs, "--epochs"
-    if args.steps:
-        length, unit = args.steps, "--steps"
-    if args.adversarial and args.E0 > length:
-        raise Stop(f"--E0 is {args.E0}, more than the round's {length} {unit}, of which it is a part", 2)
     net = backbone(args, channels, classes, keep_last=args.backbone == "alexnet")
     return FedADG(args, net, BACKBONES[args.backbone].dim, classes)
 

@@ -2,7 +2,7 @@
 
     python fedcir.py --dataset officecaltech --scale laptop               # minutes on two cores
     python fedcir.py --dataset pacs --variant fedreg                      # one of its two ablations
-    python fedcir.py --dataset pacs --clients-per-domain 12 --dirichlet 0.5 --participation 0.2   # Figs. 6, 8
+    python fedcir.py --dataset pacs --clients-per-domain 13 --dirichlet 0.5 --participation 0.2   # Fig. 8
 
 A generator at the server learns, from the uploaded classifiers alone, representations that all clients
 classify alike. Clients train their classifiers on its samples (L_reg) and pull their Gaussian encoders to
@@ -120,8 +120,7 @@ VARIANTS = {
         "iwildcam": dict(lambda_reg=0.0, lambda_align=0.0),
     },
 }
-# In these rounds FedAvg comes to 70% on Office-Caltech10, with larger images to no more. They are few, so the
-# generator learns faster.
+# A twelfth of the rounds, so the generator learns faster.
 LAPTOP = {
     "pacs": dict(image_size=32, rounds=24, generator_lr=0.01),
     "officecaltech": dict(image_size=32, rounds=24, generator_lr=0.01),

@@ -611,6 +611,7 @@ def test_schedule_of_section_6_1(dataset):
     assert (args.rounds, args.steps, args.batch_size, args.participation) == (300, 20, 32, 1)
     assert (args.lr, args.lr_decay, args.momentum, args.weight_decay) == (0.01, 1, 0.9, 5e-4)
     assert (args.backbone, args.image_size) == ("resnet18", 128)
+    assert args.eval_every == (10 if dataset == "camelyon17" else 1)
 
 
 def test_resnet18_has_a_z_of_512():

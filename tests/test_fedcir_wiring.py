@@ -155,7 +155,8 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
     common.seed_all(0)
     net = fedcir.build(args, 1, len(classes))
     server = fedcir.Server(args, net, 3)
-    clients = [fedcir.Client(args, net, k, data[k]) for k in range(3)]
+    elsewhere = fedcir.build(args, 1, len(classes))  # as in another process: the server's values must travel
+    clients = [fedcir.Client(args, elsewhere, k, data[k]) for k in range(3)]
 
     w, w_g, adam = in_double(server.w), in_double(server.w_g), {}
     mu_g, sigma_g = server.mu_g.double(), server.sigma_g.double()
