@@ -1,0 +1,204 @@
+"""PartialFed: each client loads a part of the global model (Sun, Huo, Yang, Bai, NeurIPS 2021).
+
+    python -m baselines.partialfed --dataset officecaltech --scale laptop
+    python -m baselines.partialfed --dataset officecaltech --strategy adaptive
+
+All layers of all clients are averaged, but a client begins a round with the global values of some layers and
+with its own of the others. Which ones is fixed (PartialFed-Fix) or learned by each client (-Adaptive).
+Server keeps w. Client k keeps, on the host, the layers of w_k that it does not load; with adaptive or
+--evaluated trained all of w_k, and with adaptive two scores of each layer. Down: w. Up: w_k, n_k.
+
+Paper                                                            This file
+Initialization  layer l of w_k is A_l w + (1 - A_l) w_k          Client.start
+Fix             A by hand, the same for all clients              fixed_entries
+Adaptive        A_l by Gumbel softmax, learned by gradient       mixture, Client.learn_strategy, Client.kept
+Aggregation     w = sum_k n_k/n w_k, all layers                  Server.update
+Symbols: w_k client k's model after its last round; A_l in {0, 1} whether layer l is loaded. In a client's
+first round all is loaded. --strategy none keeps nothing: FedAvg; bn is FedBN. The unseen client of
+--protocol lodo loads all of w. FDSE does not say whether its row is Fix or Adaptive: the default is Fix with
+batch normalization and classifier kept. Left out: detection.
+
+Where paper (of which there is no public code) and this file differ; in full: docs/methods/partialfed.md
+  what            paper                                here                           flag
+  layers of Fix   several, some BN and classifier      BN and classifier              --strategy
+  Adaptive mixes  a layer's outputs with w and w_k     the weights: the same for      -
+                                                       convolutions and linear layers
+  its optimizer   not known here                       Adam 0.1, 5 steps a round      --strategy-lr, -steps
+  temperature     annealed, values not known here      5, times 0.965 a round         --temperature, -decay
+  tested model    the client's, moment not known here  kept layers, the averaged w    --evaluated trained
+  learning rate   -                                    FedAvg's, 0.1                  --lr
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import common
+from common import (ClientData, Payload, arg, autocast, average, batches, group_by, load, parse, pick, run,
+                    sgd, state, to_device)
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy, gumbel_softmax
+from torch.nn.utils import clip_grad_norm_
+
+
+@dataclass
+class Args(common.Args):
+    strategy: str = arg("bn+head", "layers that a client keeps: batch normalization (bn), the classifier "
+                                   "(head), both, none, or as it learns (adaptive)",
+                        choices=("bn+head", "bn", "head", "none", "adaptive"))
+    evaluated: str = arg("aggregated", "what is tested: aggregated (the kept layers with the server's) or "
+                                       "trained (all of the client's own)", choices=("aggregated", "trained"))
+    strategy_lr: float = arg(0.1, "adaptive: learning rate of the scores' Adam", above=0)
+    strategy_steps: int = arg(5, "adaptive: steps on the scores before the local training of a round", low=1)
+    temperature: float = arg(5.0, "adaptive: temperature of the Gumbel softmax in the first round", above=0)
+    temperature_decay: float = arg(0.965, "adaptive: factor on it after each round", above=0, high=1)
+
+
+# FDSE, Sec. 5.1 and A7, as in fedavg.py; nothing is said of PartialFed. The learning rate is FedAvg's.
+FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998,
+            clip=10.0, target_part="test")
+PAPER = {
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
+    "officecaltech": dict(**FDSE, epochs=1),
+    "pacs": dict(**FDSE, epochs=5),
+    "domainnet10": dict(**FDSE, epochs=5),
+}
+
+
+def module_of(name: str) -> str:
+    """The module that an entry of a state belongs to: a layer."""
+    return name.rpartition(".")[0]
+
+
+def fixed_entries(net: nn.Module, strategy: str) -> list[str]:
+    """PartialFed-Fix: the names of the entries that no client loads. Batch normalization is found by its
+    type, since not all of it is called bn (the shortcuts of ResNet)."""
+    kept = []
+    for module_name, module in net.named_modules():
+        is_bn = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if (is_bn and "bn" in strategy) or (module_name == "head" and "head" in strategy):
+            kept += [f"{module_name}.{entry}" for entry in module.state_dict()]
+    return kept
+
+
+def mixture(u: Tensor, layers: list[list[str]], w: dict[str, Tensor],
+            own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The network whose layer l is u[l, 0] times the global one plus u[l, 1] times the own one; u [L, 2]."""
+    mixed = {}
+    for (loaded, kept), names in zip(u, layers):
+        for name in names:
+            mixed[name] = loaded * w[name] + kept * own[name]
+    return mixed
+
+
+class Client:
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        w = state(net)
+        self.layers = group_by(list(w), module_of)
+        self.fixed = fixed_entries(net, args.strategy)
+        self.needed = self.fixed  # what must be kept of w_k
+        if args.strategy == "adaptive" or args.evaluated == "trained":
+            self.needed = list(w)
+        self.own = {}  # that part of w_k, on the host; empty before the first training
+        self.scores = torch.zeros(len(self.layers), 2)  # adaptive: log pi of loading and keeping each layer
+
+    def train(self, down: Payload, t: int) -> Payload:
+        """Partial initialization, then local training of all layers."""
+        args = self.args
+        if args.strategy == "adaptive" and self.own:
+            self.learn_strategy(down["w"], t)
+        model = load(self.net, self.start(down)).train()
+        opt = sgd(model, args, t)
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+            with autocast(args):
+                z = model.features(x)  # [B, D]
+                loss = cross_entropy(model.classify(z), y)
+            losses.append(loss.detach())
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()
+        self.log = {"loss": torch.stack(losses).mean()}
+        w_k = state(model)
+        self.own = to_device(pick(w_k, self.needed), "cpu")
+        return {"w": w_k, "n": torch.tensor(len(self.data.train))}
+
+    def learn_strategy(self, w: dict[str, Tensor], t: int) -> None:
+        """Adaptive: steps on the scores alone. Each batch sees a network of which every layer is the global
+        or the own one, as drawn; the gradient is that of the draw's softmax (straight through)."""
+        args = self.args
+        model = load(self.net, w).train()
+        trained = dict(model.named_parameters())
+        layers = [[name for name in names if name in trained] for names in self.layers.values()]
+        own = to_device(self.own, args.device)
+        scores = self.scores.clone().requires_grad_()
+        opt = torch.optim.Adam([scores], lr=args.strategy_lr)
+        temperature = args.temperature * args.temperature_decay ** t
+        few = dataclasses.replace(args, steps=args.strategy_steps)
+        for x, y in batches(self.data.train, few, t, self.k):
+            u = gumbel_softmax(scores, temperature, hard=True)  # [L, 2], drawn on the host
+            mixed = mixture(u.to(args.device), layers, w, own)
+            with autocast(args):
+                loss = cross_entropy(functional_call(model, mixed, (x,)), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        self.scores = scores.detach()
+
+    def kept(self) -> list[str]:
+        """The entries that the client does not load."""
+        if not self.own:
+            return []
+        if self.args.strategy != "adaptive":
+            return self.fixed
+        keeps = self.scores[:, 1] > self.scores[:, 0]
+        return [name for names, keep in zip(self.layers.values(), keeps) if keep for name in names]
+
+    def start(self, down: Payload) -> dict[str, Tensor]:
+        """The global model with the layers that the client keeps."""
+        return down["w"] | pick(self.own, self.kept())
+
+    def model(self, down: Payload) -> nn.Module:
+        if self.args.evaluated == "trained" and self.own:
+            return load(self.net, self.own)
+        return load(self.net, self.start(down))
+
+    def state_dict(self) -> dict:
+        return {"own": self.own, "scores": self.scores}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.own, self.scores = to_device(saved["own"], "cpu"), to_device(saved["scores"], "cpu")
+
+
+class Server:
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args = args
+        self.w = state(net)
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        p = n / n.sum()
+        self.w = average([up["w"] for up in uploads.values()], p)  # all layers, also those that nobody loads
+
+    def state_dict(self) -> dict:
+        return {"w": self.w}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.w = saved["w"]
+
+
+def arguments(argv: list[str] | None = None) -> Args:
+    """The arguments of a run from a command line."""
+    return parse(Args, PAPER, argv)
+
+
+if __name__ == "__main__":
+    run(Server, Client, arguments())

@@ -1,0 +1,197 @@
+"""PartialFed: rounds by hand in plain torch, with fixed and learned strategies, and where it is FedAvg."""
+
+import common
+import fedavg
+from baselines import partialfed
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
+from tests.three_clients import (
+    CLOSE,
+    FLAGS,
+    ROUNDS,
+    federation,
+    mean,
+    same,
+    shares_of,
+    three_clients,
+    train_by_hand,
+)
+
+import pytest
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+NAME = "baselines.partialfed"
+BN = ("body.1.", "body.5.")
+KEPT = {"bn+head": (*BN, "head."), "bn": BN, "head": ("head.",)}
+LAYERS = ("body.0.", "body.1.", "body.4.", "body.5.", "body.10.", "head.")
+
+
+@pytest.mark.parametrize("strategy,evaluated", [("bn+head", "aggregated"), ("bn", "trained"),
+                                                ("head", "aggregated")])
+def test_rounds_by_hand(strategy, evaluated):
+    """Uploads, the server's model and what each client is tested with, over three rounds with clients that
+    miss one: they begin with the kept layers of their last one. With bn this is FedBN."""
+    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--strategy", strategy, "--evaluated", evaluated)
+    server, clients, data = federation(partialfed, args)
+    w, own, all_norms = in_double(server.w), {}, []
+    for t, chosen in enumerate(ROUNDS):
+        uploads, hands = {}, []
+        for k in chosen:
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            hand, losses, norms = train_by_hand(partly(w, own.get(k), strategy), args, data[k], t, k)
+            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
+            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            hands.append(hand)
+            all_norms += norms
+        own |= dict(zip(chosen, hands))
+        server.update(uploads, t)
+        w = mean(hands, shares_of(chosen))
+        assert_close(in_double(server.w), w, **CLOSE)
+        for k in range(3):
+            tested = own[k] if evaluated == "trained" else partly(w, own[k], strategy)
+            model = clients[k].model(copied(server.download(k)))
+            assert_close(in_double(common.state(model)), tested, **CLOSE)
+    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+
+
+def partly(w, own, strategy):
+    """The global model with a client's own values of the layers that this strategy keeps."""
+    if own is None:
+        return w
+    return w | {name: v for name, v in own.items() if name.startswith(KEPT[strategy])}
+
+
+class Adam:
+    """Adam's steps by its formulas, at the rate 0.3."""
+
+    def __init__(self):
+        self.m, self.v, self.steps = 0, 0, 0
+
+    def step(self, gradient):
+        self.steps += 1
+        self.m = 0.9 * self.m + 0.1 * gradient
+        self.v = 0.999 * self.v + 0.001 * gradient ** 2
+        m, v = self.m / (1 - 0.9 ** self.steps), self.v / (1 - 0.999 ** self.steps)
+        return 0.3 * m / (v.sqrt() + 1e-8)
+
+
+def scores_by_hand(scores, w, own, args, data, t, k):
+    """Four steps on the scores [L, 2]: Gumbel noise, the layers that win, and the gradient by the softmax."""
+    temperature, adam = 2 * 0.5 ** t, Adam()
+    for done, (x, y) in enumerate(common.batches(data.train, args, t, k)):
+        if done == 4:
+            break
+        noise = -torch.empty(6, 2).exponential_().log().double()
+        soft = ((scores + noise) / temperature).softmax(1)
+        u = (soft == soft.amax(1, keepdim=True)).double().requires_grad_()
+        mixed = {}
+        for name in leaves_of(w):
+            l = next(i for i, layer in enumerate(LAYERS) if name.startswith(layer))
+            mixed[name] = u[l, 0] * w[name] + u[l, 1] * own[name]
+        z = body_of_smallcnn_bn(x.double(), mixed, dict(w))
+        loss = -log_probability(linear(z, mixed, "head"), y).mean()
+        g, = torch.autograd.grad(loss, u)
+        scores = scores - adam.step(soft * (g - (g * soft).sum(1, keepdim=True)) / temperature)
+    return scores
+
+
+def test_adaptive_by_hand():
+    """Scores, strategies and uploads of one client over three rounds; it then keeps some layers and loads
+    others."""
+    flags = ["--strategy", "adaptive", "--strategy-lr", 0.3, "--strategy-steps", 4, "--temperature", 2,
+             "--temperature-decay", 0.5, "--clip", 4]
+    args = parsed(NAME, *FLAGS, *flags)
+    longer = parsed(NAME, *FLAGS, *flags, "--steps", 4)
+    server, clients, data = federation(partialfed, args)
+    w, scores, own, strategies = in_double(server.w), torch.zeros(6, 2).double(), None, set()
+    for t in range(3):
+        uploads = {k: clients[k].train(copied(server.download(k)), t) for k in (0, 1)}
+        if own is not None:
+            scores = scores_by_hand(scores, w, own, longer, data[0], t, 0)
+        assert_close(clients[0].scores.double(), scores, atol=1e-3, rtol=1e-3)
+        keeps = [layer for layer, (loaded, kept) in zip(LAYERS, scores.tolist()) if kept > loaded]
+        strategies.add(tuple(keeps))
+        start = w | {name: own[name] for name in w if name.startswith(tuple(keeps))}
+        own, _, _ = train_by_hand(start, args, data[0], t, 0)
+        assert_close(in_double(uploads[0]["w"]), own, **CLOSE)
+        server.update(uploads, t)
+        w = in_double(server.w)
+        model = clients[0].model(server.download(0))
+        tested = w | {name: own[name] for name in w if name.startswith(tuple(keeps))}
+        assert_close(in_double(common.state(model)), tested, **CLOSE)
+    assert any(0 < len(keeps) < 6 for keeps in strategies)
+
+
+def test_to_load_everything_is_fedavg(tmp_path):
+    """Bit for bit, with two clients in a domain of which half take part."""
+    flags = ["--rounds", 3, "--clients-per-domain", 2, "--participation", 0.5, "--protocol", "lodo",
+             "--target", "d30"]
+    run_here("fedavg", tmp_path / "a", *flags)
+    run_here(NAME, tmp_path / "b", *flags, "--strategy", "none")
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("better", ["global", "own"])
+def test_a_client_learns_to_take_the_better_layer(better):
+    """One of the two models has a classifier with the wrong sign; all other layers are equal."""
+    args = parsed(NAME, *FLAGS, "--strategy", "adaptive", "--strategy-steps", 12, "--temperature", 1,
+                  "--steps", 30)
+    server, clients, _ = federation(partialfed, args)
+    good = clients[0].train(server.download(0), 0)["w"]
+    bad = good | {"head.weight": -good["head.weight"]}
+    w, clients[0].own = (good, bad) if better == "global" else (bad, good)
+    clients[0].scores.zero_()
+    clients[0].learn_strategy(w, 0)
+    assert ("head.weight" in clients[0].kept()) == (better == "own")
+    assert clients[0].scores[5].abs().min() > 0.1  # that of the other layers is rounding
+
+
+def test_mixture_by_hand():
+    w = {"a.weight": tensor([1.0]), "a.bias": tensor([2.0]), "b.weight": tensor([3.0])}
+    own = {"a.weight": tensor([10.0]), "a.bias": tensor([20.0]), "b.weight": tensor([30.0])}
+    u = tensor([[1.0, 0.0], [0.25, 0.75]])
+    mixed = partialfed.mixture(u, [["a.weight", "a.bias"], ["b.weight"]], w, own)
+    assert mixed == {"a.weight": 1, "a.bias": 2, "b.weight": 23.25}
+
+
+def test_batch_normalization_of_resnet_is_found_by_type():
+    """20 layers, 3 of them in shortcuts, of five entries each, and the classifier; a ViT has none."""
+    for name, bn in (("resnet18", 20), ("vit_b8", 0)):
+        args = parsed(NAME, "--dataset", "pacs", "--backbone", name, "--image-size", 64)
+        with torch.device("meta"):
+            net = common.backbone(args, 3, 7)
+        assert len(partialfed.fixed_entries(net, "bn")) == 5 * bn
+        assert len(partialfed.fixed_entries(net, "bn+head")) == 5 * bn + 2
+        assert partialfed.fixed_entries(net, "none") == partialfed.fixed_entries(net, "adaptive") == []
+
+
+def test_what_travels(tmp_path):
+    """What FedAvg sends: all layers, both ways."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 1)
+    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
+    for name, log in theirs.items():
+        for way in ("bytes_up", "bytes_down"):
+            assert ours[name][way] == log[way]
+
+
+def test_what_is_kept():
+    """No more than needed: of a fixed strategy its layers; the unseen client keeps nothing and has w."""
+    args = parsed(NAME, *FLAGS)
+    server, clients, _ = federation(partialfed, args)
+    clients[0].train(server.download(0), 0)
+    assert len(clients[0].own) == 2 * 5 + 2
+    data = three_clients(args)[2]
+    data.unseen = True
+    model = partialfed.Client(args, clients[0].net, 3, data).model(server.download(3))
+    assert same(common.state(model), server.w)
+
+
+def test_the_settings_are_those_of_fedavg():
+    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
+        assert partialfed.PAPER[dataset] == fedavg.PAPER[dataset]
+    assert parsed(NAME, "--dataset", "pacs").strategy == "bn+head"
