@@ -52,6 +52,10 @@ PAPER = {
     "camelyon17": CAMELYON,
     "iwildcam": FEDCIR,
 }
+LAPTOP = {  # as fedcir.py
+    "officecaltech": dict(image_size=32, rounds=24),
+    "pacs": dict(image_size=32, rounds=24),
+}
 
 
 class Client:
@@ -113,7 +117,7 @@ class Server:
 
 def arguments(argv: list[str] | None = None) -> Args:
     """The arguments of a run from a command line."""
-    return parse(Args, PAPER, argv)
+    return parse(Args, PAPER, argv, laptop=LAPTOP)
 
 
 if __name__ == "__main__":

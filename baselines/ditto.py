@@ -30,8 +30,8 @@ docs/methods/ditto.md)
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, seed_all, sgd,
-                    state, to_device)
+from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state,
+                    to_device)
 from fedavg import FDSE, MNIST
 
 import torch
@@ -72,11 +72,9 @@ class Client:
 
     def train(self, down: Payload, t: int) -> Payload:
         """Alg. 1: the local model w_k from w^t, and then the personal one."""
-        args = self.args
         model = load(self.net, down["w"]).train()
         loss = self.epochs(model, t)
         w_k = state(model)
-        seed_all(args.seed, "train", t, self.k)  # the same augmentation and dropout as of w_k
         model = self.model(down).train()
         w = [down["w"][name] for name, _ in model.named_parameters()]  # w^t, not w_k
         personal = self.epochs(model, t, w)
@@ -85,7 +83,8 @@ class Client:
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 
     def epochs(self, model: nn.Module, t: int, w: list[Tensor] | None = None) -> Tensor:
-        """E local epochs on F_k or, with the centre w, on h_k(.; w), Eq. (2). Returns the mean of F_k."""
+        """E local epochs on F_k or, with the centre w, on h_k(.; w), Eq. (2). Returns the mean of F_k. Both
+        passes have the same batches, augmentation and dropout: `batches` seeds them by round and client."""
         args = self.args
         parameters = list(model.parameters())
         opt = sgd(model, args, t)

@@ -13,8 +13,8 @@ Symbols as in the paper: w global model, w_k local model, w^t the model as recei
 FedAvg, bit for bit. BN's statistics are no part of the term; they are averaged as in fedavg.py.
 Left out: clients that stop early (the paper's gamma_k-inexact solutions); no table of ours has them.
 
-Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on Office) and this file differ (in
-full: docs/methods/fedprox.md)
+Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on Office) and this file differ
+(in full: docs/methods/fedprox.md)
   what           paper      authors'   FLGo       med-air         here                    flag
   the term       squared    squared    squared    not squared;    squared                 -
                                                   not in step 1
