@@ -890,6 +890,16 @@ def test_every_setting_has_both_phases(dataset, scale):
             assert args.E0 < args.epochs
 
 
+@pytest.mark.parametrize("variant", ["paper", "official"])
+@pytest.mark.parametrize("dataset", ["pacs", "vlcs", "officecaltech"])
+def test_settings_of_the_laptop(dataset, variant):
+    """Ours."""
+    args = parsed("fedadg", "--dataset", dataset, "--scale", "laptop", "--variant", variant)
+    assert (args.backbone, args.weights, args.image_size) == ("resnet18", "none", 32)
+    assert (args.rounds, args.steps, args.E0, args.batch_size) == (24, 20, 6, 32)
+    assert (args.lr, args.momentum, args.warmup, args.projection_size) == (0.1, 0, 0, 128)
+
+
 @pytest.mark.parametrize("flags,unit", [
     (("--epochs", 2, "--E0", 3), "2 --epochs"),
     (("--steps", 4, "--E0", 5), "4 --steps"),
