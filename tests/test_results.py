@@ -118,24 +118,6 @@ def test_fedadgs_switches_are_of_the_records():
         assert shown["mean"] == spread(means), row
 
 
-def runs_of_fedgalas_row(flags: str) -> list[dict]:
-    """The records behind a row of FedGaLA's table: ten rounds on PACS without photo, by what their commands
-    have."""
-    chosen = []
-    for run in RECORDS:
-        args = run["args"]
-        setting = args["dataset"], args["protocol"], args["rounds"], args["scale"]
-        if setting != ("pacs", "linear", 10, "laptop"):
-            continue
-        if flags == "baselines.fedema":
-            of_row = run["method"] == "fedema"
-        else:
-            of_row = f"photo {flags} --seed" in run["command"]
-        if of_row:
-            chosen.append(run)
-    return chosen
-
-
 def share_discarded(runs: list[dict], rounds: slice) -> str:
     """The mean share of discarded gradients in some rounds; - if none was logged."""
     values = []
@@ -147,18 +129,75 @@ def share_discarded(runs: list[dict], rounds: slice) -> str:
 
 
 def test_fedgalas_table_is_of_the_records():
-    """The linear classifier's accuracy on photo after ten rounds, and the share of discarded gradients, means
-    over the seeds."""
+    """The linear classifier's accuracy on the digits' d0, the loss and the share of discarded gradients,
+    means over five seeds, and the same runs before their first step."""
     rows = []
-    for line in FINDINGS.split("## FedGaLA", 1)[1].splitlines():
-        if line.startswith("| ") and "`" in line:
+    for line in FINDINGS.split("## FedGaLA", 1)[1].split("**The sign")[0].splitlines():
+        if line.startswith("| ") and "± " in line:
             rows.append(split_line(line))
-    assert len(rows) == 13
-    for _, flags, seeds, tenth, third, early, late in rows:
-        runs = runs_of_fedgalas_row(flags.strip("`"))
-        assert len(runs) == int(seeds) == len({run["args"]["seed"] for run in runs}) == 2, flags
+    names = [row[0] for row in rows]
+    assert names == ["untrained network", "plain learner", "FedGaLA", "FedGaLA, descent sign"]
+    for name, flags, seeds, tenth, third, loss, *discarded in rows:
+        words = {"-": "--local-alignment off --no-global-alignment", "none": ""}.get(flags, flags.strip("`"))
+        runs = []
+        for run in RECORDS:
+            of_row = " ".join(f"--target d0 {words}".split()) + " --seed"
+            if run["method"] == "fedgala" and of_row in run["command"]:
+                runs.append(run)
+        assert len(runs) == int(seeds) == len({run["args"]["seed"] for run in runs}) == 5, name
+        when = "start" if flags == "-" else "last"
         for share, cell in (("0.1", tenth), ("0.3", third)):
-            values = [100 * run["last"]["linear"]["photo"][share] for run in runs]
-            assert cell == spread(values), (flags, share)
-        assert early == share_discarded(runs, slice(1, 4)), flags
-        assert late == share_discarded(runs, slice(7, 10)), flags
+            assert cell == spread([100 * run[when]["linear"]["d0"][share] for run in runs]), (name, share)
+        if flags == "-":
+            assert {f"{run['start']['chance_loss']:.2f}" for run in runs} == {loss}
+            continue
+        assert loss == f"{statistics.mean(run['logs']['loss'][-1] for run in runs):.2f}", name
+        shown = [share_discarded(runs, part) for part in (slice(1, 5), slice(5, 15), slice(15, 30))]
+        assert discarded == shown, name
+
+
+def test_fedsrs_table_is_of_the_records():
+    """Accuracy on an outer target of RotatedMNIST after the last round, and over the last eleven
+    evaluations."""
+    rows = []
+    for line in FINDINGS.split("## FedSR", 1)[1].split("## FedCiR")[0].splitlines():
+        if line.startswith("| FedAvg |") or line.startswith("| FedSR"):
+            rows.append(split_line(line))
+    assert rows
+    shown = 0
+    for _, flags, m0, _, m75, _ in rows:
+        words = flags.split("`")[1]
+        for target, cell in (("m0", m0), ("m75", m75)):
+            command = f"python fedsr.py --dataset rotatedmnist --target {target} {words} --seed 0"
+            runs = [run for run in RECORDS if run["command"].startswith(command)]
+            if cell == "-":
+                assert not runs, command
+                continue
+            run, = runs
+            last = [100 * value for value in run["curve"]["target"][-11:]]
+            assert run["curve"]["round"][-11] == 1000
+            assert cell == (f"{last[-1]:.1f} ({min(last):.1f} to {max(last):.1f}, "
+                            f"mean {statistics.mean(last):.1f})"), command
+            shown += 1
+    assert shown
+
+
+def test_fedcirs_table_is_of_the_records():
+    """FedCiR and its control on Office-Caltech10: accuracies of three seeds, the terms of two rounds."""
+    shown = 0
+    for line in FINDINGS.split("## FedCiR", 1)[1].split("## FedADG")[0].splitlines():
+        if not line.startswith("| FedCiR |") and not line.startswith("| control |"):
+            continue
+        name, *cells = split_line(line)
+        runs = of("fedcir", dataset="officecaltech", variant=name.lower())
+        assert len(runs) == 3
+        outcomes = [("best", "ALL"), ("best", "AVG"), ("last", "ALL"), ("last", "AVG")]
+        for cell, (outcome, measure) in zip(cells, outcomes):
+            assert cell == spread(accuracies(runs, outcome, measure)), (name, outcome, measure)
+        if name == "FedCiR":
+            regs = [statistics.mean(run["logs"]["reg"][i] for run in runs) for i in (6, 23)]
+            aligns = [statistics.mean(run["logs"]["align"][i] for run in runs) for i in (6, 23)]
+            assert cells[4:6] == [f"{value:.3g}" for value in regs]
+            assert cells[6:] == [f"{value:.0f}" for value in aligns]
+        shown += 1
+    assert shown == 2

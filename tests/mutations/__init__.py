@@ -2,6 +2,6 @@
 
     python -m tests.mutations fdse fedsr        # all methods without a name; --list shows them
 
-tests/mutations/NAME.toml lists one-line mistakes: a term dropped, a coefficient ignored, a state forgotten. Each is
-put into a copy of the repository, in which the tests that the list names must then fail.
+tests/mutations/NAME.toml lists one-line mistakes: a term dropped, a coefficient ignored, a state forgotten.
+Each is put into a copy of the repository, in which the tests that the list names must then fail.
 """

@@ -49,8 +49,8 @@ def mutations_of(name: str) -> list[Mutation]:
     for entry in listed["mutation"]:
         occurs = source.count(entry["old"])
         if occurs != 1 or entry["old"] == entry["new"]:
-            raise ValueError(f"{name}.toml, {entry['what']}: its line occurs {occurs} times in {file_of(name)}, "
-                             "not once, or does not change")
+            raise ValueError(f"{name}.toml, {entry['what']}: its line occurs {occurs} times in "
+                             f"{file_of(name)}, not once, or does not change")
         mutations.append(Mutation(file_of(name), entry["what"], entry["old"], entry["new"],
                                   tuple(listed["tests"])))
     return mutations
