@@ -16,6 +16,8 @@ from tests.small_table import recorded, two_tables
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("runs")  # they leave folders in runs/
+
 
 @dataclasses.dataclass(frozen=True)
 class Sleep:

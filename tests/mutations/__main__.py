@@ -58,7 +58,7 @@ def mutations_of(name: str) -> list[Mutation]:
 
 def passes(tree: Path, tests: tuple[str, ...]) -> bool:
     """Whether these tests pass in a copy of the repository."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if done.returncode not in (0, 1):  # no test was run, or pytest itself failed
