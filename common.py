@@ -38,6 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import update_bn
 
 __all__ = ["Args", "LinearArgs", "arg", "parse"]  # for method files, beside what is defined here
 
@@ -1129,18 +1130,9 @@ def evaluate_start(fed: Federation) -> dict:
 def batch_statistics(model: nn.Module, data: Data, args: Args, k: int) -> dict[str, Tensor]:
     """The statistics of batch normalization, plain means over the batches, of an epoch (or of `--steps`
     batches) of client k's training images in a network that stands still."""
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # PyTorch's sign for the plain mean
-    model.train()
     seed_all(args.seed, "start", k)
-    for x, _ in batches(data, dataclasses.replace(args, epochs=1), 0, k):
-        with autocast(args):
-            model.features(x)
-    for layer, momentum in zip(layers, momenta):
-        layer.momentum = momentum
+    with autocast(args):
+        update_bn(batches(data, dataclasses.replace(args, epochs=1), 0, k), model)
     return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}
 
 

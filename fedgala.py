@@ -1,7 +1,7 @@
 """FedGaLA: federated domain generalization without labels by aligned gradients (Pourpanah et al., AAAI 2025).
 
     python fedgala.py --dataset pacs --target photo                # SimCLR, a cell of the paper's Table 1
-    python fedgala.py --target d0                                  # digits, a minute: it learns there
+    python fedgala.py --target d0                                  # digits, a minute: the loss falls there
 
 Clients learn without labels. A client discards the gradient of each layer that does not point as the global
 model's last change does; the server gives more weight to clients whose updates point as the mean update does.
@@ -109,7 +109,7 @@ class Args(common.LinearArgs):
 IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, batch_size=128, eval_every=10)
 PAPER = {
     "digits": dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
-                   hidden=256, dim=128, queue=512, eval_every=10),  # ours: here the plain learner learns
+                   hidden=256, dim=128, queue=512, eval_every=10),  # ours: the loss falls
     "pacs": IMAGES,
     "officehome": IMAGES,
     "terrainc": IMAGES,

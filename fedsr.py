@@ -80,8 +80,8 @@ class Args(common.Args):
                                     "start anew")
 
 
-# Sec. 4.2 and App. C.1. 500 epochs of 15 batches are 1,500 rounds of E = 5. The rate is the official code's,
-# as FedSR still rises after these at the printed 0.001; crops and clipping are ours (docs/methods/fedsr.md).
+# Sec. 4.2 and App. C.1. 500 epochs of 15 batches are 1,500 rounds of E = 5. The rate is the official code's;
+# crops and clipping are ours (docs/methods/fedsr.md).
 # As printed: --lr 0.001 --augment none --clip 0.
 MNIST = dict(backbone="smallcnn", augment="fedsr-crops", protocol="lodo", image_size=28, rounds=1500, steps=5,
              batch_size=64, lr=0.01, momentum=0.9, clip=5.0, split="0.9/0.05/0.05", eval_every=50,
@@ -263,9 +263,9 @@ def build(args: Args, channels: int, classes: int) -> GaussianNet:
         raise Stop(f"--variant {args.variant} has a deterministic encoder, so CMI is infinite: "
                    f"leave --alpha-cmi at 0", 2)
     net = GaussianNet(backbone(args, channels, classes), probabilistic, args.samples)
-    if probabilistic and args.backbone == "smallcnn":
-        xavier(net.last)  # as the layer to z in whose place it is
     if probabilistic:
+        if args.backbone == "smallcnn":
+            xavier(net.last)  # as the layer to z in whose place it is
         net.r = Reference(classes, net.head.in_features)
         net.r.scale.requires_grad_(args.kl_scale)
     return net

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from plumbing.processes import process
-from plumbing.sources import ROOT, files_of, hash_of, method_file
+from plumbing.sources import ROOT, data_files, files_of, hash_of, method_file
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ def code(args) -> dict:
     """The code of this process: the hash of the sources that decide the method's numbers, the commit, and
     whether one of these sources differs from it (None if that cannot be known)."""
     file = method_file(args)
-    changes = git("status", "--porcelain", "--", *map(str, files_of(file)))
+    changes = git("status", "--porcelain", "--", *map(str, files_of(file) + data_files()))
     uncommitted = None if changes is None else bool(changes)
     return {"sources": hash_of(file), "commit": git("rev-parse", "HEAD"), "uncommitted_changes": uncommitted}
 

@@ -1,8 +1,9 @@
 """Which code made a number: a hash of the sources that decide the numbers of a method.
 
 They are the method's file and all files of this repository that it imports, directly or not, without those
-in AROUND. What cannot change a number is left out of each file: comments and docstrings, the words of errors,
-and the tables of settings, whose values a record names one by one.
+in AROUND; and the tables of numbers beside them (which digits RotatedMNIST has). What cannot change a number
+is left out of each file: comments and docstrings, the words of errors, and the tables of settings, whose
+values a record names one by one.
 
 Other sources may give the same numbers all the same, after a refactoring: results/equivalent_sources.toml has
 pairs of hashes of which that was seen, by a short run of the method (reproduce/short_runs.py).
@@ -96,6 +97,11 @@ def files_of(file: Path) -> list[Path]:
     return sorted(found)
 
 
+def data_files() -> list[Path]:
+    """Tables of numbers that the code reads."""
+    return sorted((ROOT / "plumbing").glob("*.csv"))
+
+
 @functools.cache
 def hash_of(file: Path) -> str:
     """The hash of the sources that decide the numbers of the method in `file`, 12 hexadecimal digits."""
@@ -103,6 +109,8 @@ def hash_of(file: Path) -> str:
     for path in files_of(file):
         _, syntax = parts_of(path.read_text())
         digest.update(syntax.encode())
+    for path in data_files():
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

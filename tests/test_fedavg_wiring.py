@@ -1,7 +1,5 @@
 """FedAvg's wiring: two rounds recomputed in plain torch, with every switch away from its neutral value."""
 
-import dataclasses
-
 import common
 import fedavg
 from plumbing.runfolder import copied
@@ -14,6 +12,7 @@ from tests.plain_torch import (
     linear,
     log_probability,
 )
+from tests.three_clients import three_clients
 
 import pytest
 import torch
@@ -23,16 +22,6 @@ FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-
          "--steps", 3, "--batch-size", 10, "--lr", 0.05, "--lr-decay", 0.6, "--momentum", 0.8,
          "--weight-decay", 0.03, "--clip", 6)
 ROUNDS = ((0, 1, 2), (2, 1))  # the clients of the first and of the second round
-
-
-def three_clients(args):
-    """Clients of different sizes: 24, 13 and 24 training images. With three steps of ten the second one is in
-    its second epoch."""
-    domains, classes = common.load_domains(args)
-    data, _ = common.make_clients(args, domains, len(classes))
-    train = data[1].train
-    data[1].train = dataclasses.replace(train, index=train.index[:13], labels=train.labels[:13])
-    return data[:3]
 
 
 def by_hand(w, args, data, t, k):

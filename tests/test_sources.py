@@ -82,6 +82,13 @@ def test_the_hash_follows_the_imports(method):
     assert hash_of(method, METHOD) not in (before, changed)
 
 
+def test_a_table_of_numbers_is_in_the_hash(method):
+    """Which digits RotatedMNIST has."""
+    before = hash_of(method, METHOD)
+    (method.parent / "plumbing" / "rows.csv").write_text("1,2")
+    assert hash_of(method, METHOD) != before
+
+
 def test_each_method_has_its_own_hash():
     assert len({sources.hash_of(sources.method_file(parsed(name))) for name in METHODS}) == len(MODULES)
     files = [path.name for path in sources.files_of(sources.method_file(parsed("baselines.fedema")))]
