@@ -248,7 +248,7 @@ class Client:
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
-        """ClientUpdate of Alg. 1: E steps of Eq. (18)."""
+        """ClientUpdate of Alg. 1: E steps of Eq. (18), the client's share of Eq. (16)."""
         args = self.args
         model = self.model(down).train()
         if "w_g" in down:
@@ -260,7 +260,7 @@ class Client:
             with autocast(args):
                 mu, sigma = model.encode(x)  # of p(z|k, x): [B, D], [B, D]
                 z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 5.1)
-                loss = cross_entropy(model.classify(z), y)  # Eq. (9)
+                loss = cross_entropy(model.classify(z), y)  # Eqs. (9)-(10)
             losses.append(loss.detach())
             if "w_g" in down:
                 with autocast(args):

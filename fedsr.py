@@ -304,7 +304,7 @@ class Client:
                 z = mu
                 if sigma is not None:
                     z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 3.3.3)
-                loss = cross_entropy(model.classify(z), y)  # Eq. (8)
+                loss = cross_entropy(model.classify(z), y)  # Eqs. (7)-(8)
             losses.append(loss.detach())
             if args.alpha_l2r:
                 length = l2r(z, args.norm)  # Eq. (11)
