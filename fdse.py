@@ -83,8 +83,10 @@ class Args(common.Args):
     fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too")
     evaluated: str = arg("aggregated", "what is tested: aggregated (the server's) or trained (the client's "
                                        "own model)", choices=("aggregated", "trained"))
-    adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0)
-    adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0)
+    adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0,
+                            at_test=True)
+    adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0,
+                          at_test=True)
 
     def refuse(self) -> None:
         if self.backbone == "alexnet_bn" and not self.pad and self.image_size < 160:

@@ -51,9 +51,10 @@ class Args(common.Args):
                                        "BN) or trained (the client's own model)",
                          choices=("aggregated", "trained"))
     adapt_epochs: int = arg(1, "lodo: passes over the target's images for BN's statistics, FDSE's Algorithm "
-                               "2; 0: the clients' mean", low=0)
+                               "2; 0: the clients' mean", low=0, at_test=True)
     adapt_momentum: float = arg(0.0, "lodo: momentum of these statistics, which then begin with the clients' "
-                                     "mean; 0: the plain mean over the batches", low=0, high=1)
+                                     "mean; 0: the plain mean over the batches", low=0, high=1,
+                                at_test=True)
 
 
 # FedAvg's settings (fedavg.py says where they are from); FDSE's code has its learning rate of 0.1 for FedBN

@@ -30,8 +30,7 @@ def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> di
         best = next(entry for entry in evaluated if entry["round"] == best_round)
         curve = curves_of_parts(evaluated)
     result = {
-        "id": hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest(),
-        "method": key["method"], "args": key, "command": command(args),
+        "id": id_of(key), "method": key["method"], "args": key, "command": command(args),
         "best": outcome(best), "last": outcome(last), "curve": curve,
     }
     if args.protocol == "linear":
@@ -45,6 +44,11 @@ def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> di
                        "up_per_round": sum(up) / len(up), "down_per_round": sum(down) / len(down)}
     result["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return result
+
+
+def id_of(key: dict) -> str:
+    """A run's id, by its identity."""
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def bytes_in_rounds(history: list[dict], direction: str) -> list[int]:

@@ -32,14 +32,15 @@ from plumbing.augment import AUGMENTATIONS
 from plumbing.errors import Stop
 
 
-def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True):
+def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False):
     """A field of `Args`: its default, its help text and its limits.
 
     `low`/`high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change any
     number of a run (folders, checkpoint interval): such fields may differ between a run and the run that
-    resumes it.
+    resumes it. `at_test=True` marks what acts on the tested network of a left-out domain alone, so that a
+    trained run serves all its values (reproduce/retest.py).
     """
-    meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers)
+    meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers, at_test=at_test)
     return field(default=default, metadata=meta)
 
 

@@ -52,8 +52,9 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
 def run_with(module: str, flags: list[str], seed: int) -> Run:
     """The run of a method with flags and a seed."""
     args = dataclasses.replace(arguments(module, tuple(flags)), seed=seed)
-    work = work_of(short_name(module), type(args), identity(args))
-    return Run(module, tuple(flags), seed, work, args.precision)
+    name, cls, key = short_name(module), type(args), identity(args)
+    training = work_of(name, cls, key, at_test=False)
+    return Run(module, tuple(flags), seed, work_of(name, cls, key), args.precision, training=training)
 
 
 def without_budget(flags: list[str]) -> list[str]:

@@ -14,9 +14,9 @@ from plumbing.archives import find_archives, unpacked
 from plumbing.catalog import FOLDERS
 from reproduce.cells import Missing
 from reproduce.methods import arguments
-from reproduce.records import Place, Records, Run
+from reproduce.records import Place, Records, Run, by_training
 from reproduce.throughput import DEVICES, Device, Error, measured_here
-from reproduce.work import Counted, RunWork, counts_of, work_of
+from reproduce.work import Counted, RunWork, counts_of, retest_of, work_of
 
 from tabulate import tabulate
 
@@ -107,7 +107,26 @@ class Plan:
             self.times[one.run.key] = self.device.seconds(work.total) if work else None
         self.uncounted = counted.failed
         for some in (self.missing, self.elsewhere):
-            some.sort(key=lambda one: self.times[one.run.key] or math.inf)
+            some[:] = self.in_order(some)
+
+    def in_order(self, runs: list[Missing]) -> list[Missing]:
+        """The cheapest trainings first. Of the runs that one training serves, the cheapest trains, and those
+        whose whole curve is needed; the others, behind it, are tests of what it has trained."""
+        def seconds(one: Missing) -> float:
+            return self.times[one.run.key] or math.inf
+        by_key = {one.run.key: one for one in runs}
+        ordered = []
+        for together in by_training([one.run for one in runs]):
+            group = [by_key[run.key] for run in together]
+            group.sort(key=lambda one: (not one.run.curve, seconds(one)))
+            for one in group[1:]:
+                work = self.works[one.run.key]
+                if work and not one.run.curve:
+                    self.works[one.run.key] = retest_of(work)
+                    self.times[one.run.key] = self.device.seconds(work.retest)
+            ordered.append(group)
+        ordered.sort(key=lambda group: seconds(group[0]))
+        return [one for group in ordered for one in group]
 
     def left_out_lines(self) -> list[str]:
         """Of each dataset that cannot be had: its runs, and why."""

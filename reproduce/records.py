@@ -53,6 +53,7 @@ class Run:
     anew: bool = False  # again, though there is a stale record of it
     replace: bool = False  # and its output folder, which other code has filled
     curve: bool = True  # with the test parts in every evaluation, for a curve; else where tables need them
+    training: str = ""  # as work, without the flags that act at test time alone
 
     @property
     def key(self) -> str:
@@ -72,9 +73,17 @@ class Run:
         return shlex.join(["python", *self.words])
 
 
-def work_of(name: str, cls: type[Args], args: dict) -> str:
+def by_training(runs: list[Run]) -> list[list[Run]]:
+    """The runs that one training serves, together, in their order."""
+    groups = {}
+    for run in runs:
+        groups.setdefault((run.training or run.key, run.precision), []).append(run)
+    return list(groups.values())
+
+
+def work_of(name: str, cls: type[Args], args: dict, at_test: bool = True) -> str:
     """What a run computes: the method and all arguments that decide numbers, except the device and the
-    precision.
+    precision; without `at_test` except those too that act on a trained run's target alone.
 
     `args` is a run's identity. A field that an older record lacks has its default, one that `cls` lacks does
     not count, and a value that `cls` derives from others is the derived one, also where an older record has
@@ -87,7 +96,8 @@ def work_of(name: str, cls: type[Args], args: dict) -> str:
     whole = cls(**known)
     values = {}
     for f in dataclasses.fields(cls):
-        if f.metadata["numbers"] and f.name not in ("device", "precision"):
+        left_out = f.name in ("device", "precision") or (f.metadata["at_test"] and not at_test)
+        if f.metadata["numbers"] and not left_out:
             values[f.name] = getattr(whole, f.name)
     return json.dumps([name, values], sort_keys=True)
 
@@ -175,7 +185,10 @@ def committed(record: dict) -> bool:
 
 def alone(record: dict) -> bool:
     """Whether its run had the machine to itself, so that its times are worth a comparison: at each start and
-    at the end no more processes wanted a core than it has threads."""
+    at the end no more processes wanted a core than it has threads. One without a training of its own has no
+    times."""
+    if "trained_by" in record:
+        return False
     threads = record["hardware"].get("threads", 0)
     loads = [record["hardware"].get("load")]
     loads += [part.get("load") for part in record.get("code", [])]

@@ -1,5 +1,8 @@
 """Runs what is missing: on this machine, several runs at once, or on a cluster.
 
+Runs that differ in flags that act at test time alone are trained once (retest.py): the first of them trains,
+the others test what it has trained.
+
 Nothing is lost or repeated: a run's process holds a lock while it is going on, also when its runner is gone,
 so that another runner in the same folder passes it by; a finished run is one line of the records, written
 under a lock by the run itself; a run that was cut off goes on from its checkpoint. What a run prints is in
@@ -27,9 +30,14 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import locked
+from plumbing.runfolder import folder_of
+from plumbing.settings import flag_of
+from reproduce.measures.finished import FILES
 from reproduce.measuring import folder_of_run
-from reproduce.methods import ROOT, arguments
-from reproduce.records import Place, Records, Run
+from reproduce.methods import ROOT, arguments, short_name
+from reproduce.records import Place, Records, Run, by_training, work_of
+from reproduce.retest import flags_at_test
+from reproduce.throughput import arguments_of
 
 from tqdm import tqdm
 
@@ -47,14 +55,43 @@ def claim(run: Run):
     return locked(ROOT / "runs" / ".claims" / f"{name}.lock", wait=False)
 
 
-def command_of(run: Run, place: Place) -> list[str]:
-    """What starts a run, with the folders of this machine."""
-    words = [sys.executable, *run.words]
+def command_of(run: Run, place: Place, records: Records) -> list[str]:
+    """What starts a run, or the test of what another one has trained, with the folders of this machine."""
+    trained = trained_for(run, records)
+    if trained:
+        words = [sys.executable, "-m", "reproduce.retest", *trained]
+    else:
+        words = [sys.executable, *run.words, "--no-figures"]
     if place.data != str(ROOT / "data"):
         words += ["--data", place.data]
     if place.archives:
         words += ["--archives", place.archives]
-    return [*words, "--no-figures", "--record", place.record]
+    return [*words, "--record", place.record]
+
+
+def trained_for(run: Run, records: Records) -> list[str]:
+    """The folder of a finished run by the code of now from which a run differs in flags that act at test time
+    alone, and these flags; empty if there is none here."""
+    if run.curve:
+        return []
+    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
+    names = [f.name for f in flags_at_test(type(args))]
+    if args.protocol != "lodo" or not names:
+        return []
+    for record in records.by_key.values():
+        theirs = record["args"]
+        near = record["method"] == short_name(run.module) and theirs.get("precision") == run.precision
+        if not near or "trained_by" in record or records.stale(record):
+            continue
+        if work_of(record["method"], type(args), theirs, at_test=False) != run.training:
+            continue
+        folder = ROOT / folder_of(arguments_of(record))
+        if all((folder / name).is_file() for name in ("result.json", *FILES.values())):
+            flags = []
+            for name in names:
+                flags += [flag_of(name), str(getattr(args, name))]
+            return [str(folder), *flags]
+    return []
 
 
 def execute(run: Run, place: Place, env: dict | None = None,
@@ -66,7 +103,8 @@ def execute(run: Run, place: Place, env: dict | None = None,
     """
     try:
         with claim(run) as lock:
-            if Records(Path(place.record)).get(run):
+            records = Records(Path(place.record))
+            if records.get(run):
                 return "skipped", "recorded meanwhile"
             path = folder_of_run(run) / "log.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +113,7 @@ def execute(run: Run, place: Place, env: dict | None = None,
                 log.flush()
                 begun = log.tell()
                 process = subprocess.Popen(
-                    command_of(run, place), cwd=ROOT, env=os.environ | (env or {}), stdout=log,
+                    command_of(run, place, records), cwd=ROOT, env=os.environ | (env or {}), stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is for us to pass on
                     pass_fds=(lock.fileno(),))  # it holds the lock too
@@ -192,8 +230,8 @@ class Pool:
     def __init__(self, runs: list[Run], place: Place, estimates: dict[str, float | None]):
         self.place, self.estimates = place, estimates
         self.todo = queue.SimpleQueue()
-        for run in runs:
-            self.todo.put(run)
+        for group in by_training(runs):
+            self.todo.put(group)
         self.lock = threading.Lock()  # of what follows
         self.processes: set[subprocess.Popen] = set()
         self.stopping = False
@@ -215,17 +253,22 @@ class Pool:
         """What a worker does: one run after the other, until none is left."""
         while not self.stopping:
             try:
-                run = self.todo.get_nowait()
+                group = self.todo.get_nowait()
             except queue.Empty:
                 return
-            with self.lock:
-                self.counts["running"] += 1
-                self.begin(run)
-            try:
-                outcome, said = execute(run, self.place, env, self.started)
-            except Exception as e:  # whatever a run dies of is reported, the others go on
-                outcome, said = "failed", f"{type(e).__name__}: {e}"
-            self.ended(run, outcome, said)
+            for run in group:
+                if not self.stopping:
+                    self.work_on(run, env)
+
+    def work_on(self, run: Run, env: dict[str, str]) -> None:
+        with self.lock:
+            self.counts["running"] += 1
+            self.begin(run)
+        try:
+            outcome, said = execute(run, self.place, env, self.started)
+        except Exception as e:  # whatever a run dies of is reported, the others go on
+            outcome, said = "failed", f"{type(e).__name__}: {e}"
+        self.ended(run, outcome, said)
 
     def started(self, process: subprocess.Popen) -> None:
         """A run has started; if Ctrl-C came meanwhile, it stops at once."""
@@ -314,19 +357,21 @@ class Slurm:
             raise Stop("--executor slurm needs submitit: pip install submitit", 2)
 
     def run(self, runs: list[Run], place: Place, estimates: dict[str, float | None]) -> Counter:
-        """Submit all as an array of jobs and wait for them; returns what Local.run does."""
+        """Submit all as an array of jobs and wait for them; returns what Local.run does. The runs that one
+        training serves are one job."""
         counts = Counter()
         if not runs:
             return counts
-        submitted = self.executor().map_array(Job(), runs, [place] * len(runs))
+        groups = by_training(runs)
+        submitted = self.executor().map_array(Job(), groups, [place] * len(groups))
         with interruptible(), tqdm(total=len(runs), unit="run", desc="jobs", disable=None) as bar:
             try:
-                for run, submission in zip(runs, submitted):
-                    outcome, said = result_of(submission)
-                    counts[outcome] += 1
-                    bar.update()
-                    if outcome == "failed":
-                        report_failure(run, said)
+                for group, submission in zip(groups, submitted):
+                    for run, (outcome, said) in zip(group, results_of(submission, group)):
+                        counts[outcome] += 1
+                        bar.update()
+                        if outcome == "failed":
+                            report_failure(run, said)
             except KeyboardInterrupt:
                 for submission in submitted:
                     submission.cancel()
@@ -357,34 +402,40 @@ class Slurm:
         return asked
 
 
-def result_of(submission) -> tuple[str, str]:
-    """Wait for a job: what `execute` has returned there, or what it died of."""
+def results_of(submission, group: list[Run]) -> list[tuple[str, str]]:
+    """Wait for a job: what `execute` has returned there for each of its runs, or what the job died of."""
     try:
         return submission.result()
     except Exception as e:  # whatever a job dies of is reported, the others go on
-        return "failed", (str(e).strip() or type(e).__name__).splitlines()[-1]
+        why = (str(e).strip() or type(e).__name__).splitlines()[-1]
+        return [("failed", why)] * len(group)
 
 
 class Job:
-    """What a job on a cluster does: the run, unless its record has appeared meanwhile."""
+    """What a job on a cluster does: the runs that one training serves, unless their records have appeared
+    meanwhile."""
 
     def __init__(self):
-        self.process = None
+        self.process, self.at = None, 0
 
-    def __call__(self, run: Run, place: Place) -> tuple[str, str]:
+    def __call__(self, group: list[Run], place: Place) -> list[tuple[str, str]]:
         os.chdir(ROOT)
         sys.path.insert(0, str(ROOT))
-        return execute(run, place, None, self.started)
+        outcomes = []
+        for self.at, run in enumerate(group):
+            outcomes.append(execute(run, place, None, self.started))
+        return outcomes
 
     def started(self, process: subprocess.Popen) -> None:
         self.process = process
 
-    def checkpoint(self, run: Run, place: Place):
+    def checkpoint(self, group: list[Run], place: Place):
         """submitit calls it when the job's time is over or another job takes its place: the run ends, its
         checkpoint is kept, and the job is queued again."""
         import submitit
         if self.process:
             interrupt(self.process)
             self.process.wait()
-            run = dataclasses.replace(run, replace=False)  # what is in its folder is of this code
-        return submitit.helpers.DelayedSubmission(Job(), run, place)
+            group = [*group]
+            group[self.at] = dataclasses.replace(group[self.at], replace=False)  # its folder is of this code
+        return submitit.helpers.DelayedSubmission(Job(), group, place)

@@ -84,6 +84,7 @@ def measured_here(records: list[dict], counted: Counted) -> tuple[Device, Error 
     and the error of that; a guess and None where there are too few."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     kinds = Counter()
+    records = [record for record in records if "trained_by" not in record]  # these have no times
     for record in records:
         machine = machine_of(record)
         if machine[:2] == (gpu, cpu_name()) or (gpu and machine[0] == gpu):

@@ -378,6 +378,7 @@ class RunWork:
 
     train: Work
     evaluate: Work
+    retest: Work  # two evaluations of the target alone
     memory: int
     disk: int
 
@@ -406,7 +407,13 @@ def work_of(module: str, args: Args, counted: Counted) -> RunWork | None:
     pixels = sum(counts_of(args.dataset)[0].values()) * args.image_size ** 2
     if not is_grey(args.dataset):
         pixels *= 3
-    return RunWork(train, evaluate, parts.memory + state + pixels, 2 * state)
+    retest = on_target(args, images, parts).times(2)
+    return RunWork(train, evaluate, retest, parts.memory + state + pixels, 2 * state)
+
+
+def retest_of(work: RunWork) -> RunWork:
+    """What it computes to test a trained run again on its target: after its best round and after the last."""
+    return dataclasses.replace(work, train=Work(), evaluate=work.retest)
 
 
 @functools.cache
@@ -424,11 +431,17 @@ def evaluations(args: Args, images: Images, parts: Parts) -> Work:
         if args.test_rounds == "best":
             tested = 1
         return linear(args, images, parts).times(tested)
-    targets = sum(images.targets)
-    test = parts.forward.times(images.test + targets)
-    if args.protocol == "lodo":
-        test += parts.adaptation.times(getattr(args, "adapt_epochs", 0) * targets)
+    test = parts.forward.times(images.test) + on_target(args, images, parts)
     return parts.forward.times(images.val * count) + test.times(tested)
+
+
+def on_target(args: Args, images: Images, parts: Parts) -> Work:
+    """One evaluation of the targets, with the adaptation to them."""
+    count = sum(images.targets)
+    test = parts.forward.times(count)
+    if args.protocol == "lodo":
+        test += parts.adaptation.times(getattr(args, "adapt_epochs", 0) * count)
+    return test
 
 
 def linear(args: Args, images: Images, parts: Parts) -> Work:

@@ -28,13 +28,15 @@ class Sleep:
     flags: tuple = ()
     command: str = "python sleep"
     replace: bool = False
+    training: str = ""
+    precision: str = "fp32"
 
 
 def sleeping(monkeypatch, tmp_path, seconds: float) -> Place:
     """Let runs sleep; the place where they have no records."""
     code = f"import sys, time; open(sys.argv[1], 'w'); time.sleep({seconds})"
 
-    def command_of(run, place):
+    def command_of(run, place, records):
         return [sys.executable, "-c", code, str(tmp_path / run.key)]
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     monkeypatch.setattr(runner, "command_of", command_of)
@@ -112,7 +114,7 @@ def test_workers_share_the_processors_and_take_the_gpus_in_turn(monkeypatch):
 def saying(monkeypatch, tmp_path, code: str) -> Place:
     """Let runs be this Python program."""
     place = sleeping(monkeypatch, tmp_path, 0)
-    monkeypatch.setattr(runner, "command_of", lambda run, place: [sys.executable, "-c", code])
+    monkeypatch.setattr(runner, "command_of", lambda run, place, records: [sys.executable, "-c", code])
     return place
 
 
@@ -169,15 +171,33 @@ def test_a_job_whose_time_is_over_ends_its_run_and_is_queued_again(monkeypatch, 
     submitit = pytest.importorskip("submitit")
     place = sleeping(monkeypatch, tmp_path, 60)
     job, run = runner.Job(), Sleep("a", replace=True)
+    later = Sleep("b", replace=True)
     worker = threading.Thread(target=lambda: runner.execute(run, place, None, job.started))
     worker.start()
     while not (tmp_path / "a").exists():
         time.sleep(0.05)
-    again = job.checkpoint(run, place)
+    again = job.checkpoint([run, later], place)
     worker.join(20)
     assert not worker.is_alive() and job.process.returncode
     assert isinstance(again, submitit.helpers.DelayedSubmission)
-    assert isinstance(again.function, runner.Job) and again.args == (Sleep("a"), place)  # it goes on
+    assert isinstance(again.function, runner.Job) and again.args == ([Sleep("a"), later], place)  # it goes on
+
+
+def test_runs_that_one_training_serves_wait_for_it(monkeypatch, tmp_path):
+    """One worker has them all, in their order, while another does the rest."""
+    place = sleeping(monkeypatch, tmp_path, 0.3)
+    began = []
+    execute = runner.execute
+
+    def noting(run, *rest):
+        began.append((run.key, threading.current_thread().name))
+        return execute(run, *rest)
+    monkeypatch.setattr(runner, "execute", noting)
+    runs = [Sleep("a", training="t"), Sleep("b"), Sleep("c", training="t")]
+    assert runner.Local(2).run(runs, place, {})["done"] == 3
+    workers = dict(began)
+    assert workers["a"] == workers["c"] != workers["b"]
+    assert [key for key, _ in began if key in "ac"] == ["a", "c"]
 
 
 @pytest.mark.slow

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import common
 from plumbing.errors import Stop
 from plumbing.settings import method_name
 from reproduce.measures.finished import Rebuilt, labels, rebuilt
+from reproduce.retest import accuracy_on_target
 
 from tabulate import tabulate
 
@@ -19,22 +17,16 @@ def adaptation(run: Rebuilt, rates: list[float]) -> dict[str, float | None]:
     if method_name(args) != "fdse" or args.protocol != "lodo":
         raise Stop(f"{run.folder} is a run of {method_name(args)} with --protocol {args.protocol}; "
                    "adaptation needs one of fdse with --protocol lodo", 2)
-    client = run.federation.clients[run.federation.K]  # the left-out domain's
-    down = run.federation.server.download(run.federation.K)
     ways = {"none": dict(adapt_epochs=0)}
     for rate in rates:
         name = f"lr {rate:g}" if rate else "statistics"
         ways[name] = dict(adapt_epochs=args.adapt_epochs or 5, adapt_lr=rate)
     accuracies = {}
     for name, how in ways.items():
-        client.args = dataclasses.replace(args, **how)
-        common.seed_all(args.seed, "evaluate", run.round, run.federation.K)  # as common.evaluate_classifiers
         try:
-            model = client.model(down)
-            accuracies[name] = common.correct(model, client.data.test, args) / len(client.data.test)
+            accuracies[name] = accuracy_on_target(run, **how)
         except Stop:
             accuracies[name] = None
-    client.args = args
     return accuracies
 
 
