@@ -1,0 +1,197 @@
+"""FedHEAL: rounds by hand in plain Python, which updates are kept, the weights, and the settings in which it
+is FedAvg."""
+
+import common
+import fedavg
+from baselines import fedheal
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import in_double
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand
+
+import pytest
+import torch
+from torch import nn, tensor
+from torch.testing import assert_close
+
+NAME = "baselines.fedheal"
+
+
+class ByHand:
+    """The server in plain Python: of each client its updates' signs, and its weight."""
+
+    def __init__(self, tau: float, beta: float, first_counts: int, trained: list[str]):
+        self.tau, self.beta, self.first_counts, self.trained = tau, beta, first_counts, trained
+        self.signs, self.weight, self.step = {}, {}, {}
+
+    def keeps(self, k: int, name: str, increases: torch.Tensor) -> torch.Tensor:
+        """1 where client k's update of an entry is kept, else 0; the update is then part of its past."""
+        past = self.signs.setdefault((k, name), [])
+        kept = torch.ones_like(increases)
+        if past:
+            share = torch.stack(past).double().mean(0)
+            kept = (torch.where(increases > 0, share, 1 - share) > self.tau + 1e-9).double()
+        times = 1 if past else self.first_counts
+        past += [increases] * times
+        return kept
+
+    def update(self, w: dict, states: dict[int, dict]) -> dict:
+        kept, distances = {}, {}
+        for k, w_k in states.items():
+            distances[k] = 0
+            for name in w:
+                delta = w_k[name] - w[name]
+                kept[k, name] = self.keeps(k, name, (delta >= 0).double())
+                if name in self.trained:
+                    distances[k] += float((kept[k, name] * delta).square().sum().sqrt())
+        for k in states:
+            part = distances[k] / sum(distances.values())
+            self.step[k] = (1 - self.beta) * self.step.get(k, 0) + self.beta * part
+            self.weight[k] = self.weight.get(k, 1 / len(states)) + self.step[k]
+        new = {}
+        for name in w:
+            weights = {k: self.weight[k] * kept[k, name] for k in states}
+            total = sum(weights.values())
+            moved = sum(weights[k] * (states[k][name] - w[name]) for k in states)
+            new[name] = w[name] + torch.where(total > 0, moved / total.clamp(min=1e-9), 0)
+            if "num_batches" in name:
+                new[name] = new[name].round()
+        return new
+
+
+def test_rounds_by_hand():
+    """The uploads, and the server's model of them, over four rounds. Client 1 misses the last two and client
+    0 the second. After two rounds a share of tau, which is not above it, occurs."""
+    args = parsed(NAME, *FLAGS, "--tau", 0.5, "--beta", 0.3, "--momentum", 0.8)
+    server, clients, data = federation(fedheal, args)
+    hand = ByHand(0.5, 0.3, 1, [name for name, _ in clients[0].net.named_parameters()])
+    all_norms = []
+    for t, chosen in enumerate((*ROUNDS, (0, 2))):
+        before, uploads = copied(server.w), {}
+        for k in chosen:
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            expected, losses, norms = train_by_hand(before, args, data[k], t, k)
+            assert uploads[k].keys() == {"w"}
+            assert_close(in_double(uploads[k]["w"]), expected, **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            all_norms += norms
+        server.update(uploads, t)
+        w = hand.update(in_double(before), {k: in_double(up["w"]) for k, up in uploads.items()})
+        assert_close(in_double(server.w), w, atol=1e-6, rtol=1e-5)
+        for k in range(3):
+            model = clients[k].model(copied(server.download(k)))
+            assert_close(in_double(common.state(model)), w, atol=1e-6, rtol=1e-5)
+    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+
+
+@pytest.mark.parametrize("flags", [["--tau", 0.3, "--beta", 0.4],
+                                   ["--tau", 0.1, "--beta", 1, "--first-counts", 2]])
+def test_many_rounds_by_hand(flags):
+    """Eleven rounds of made-up uploads, in which the clients of a round change: a client's past is that of
+    its own rounds, and shares of exactly tau occur (1 of 10)."""
+    args = parsed(NAME, "--device", "cpu", *flags)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+    server = fedheal.Server(args, net, 4)
+    names = [name for name, _ in net.named_parameters()]
+    hand = ByHand(args.tau, args.beta, args.first_counts, names)
+    common.seed_all("many rounds")
+    leaning = [torch.randn(56).sign() for _ in range(4)]  # where a client's updates mostly go
+    nobody = 0
+    for t in range(11):
+        before, uploads = copied(server.w), {}
+        for k in range(4):
+            if k == 0 or (t + k) % 3:
+                w_k = {}
+                for name, v in before.items():
+                    if "num_batches" in name:
+                        w_k[name] = v + 3 + k
+                    else:
+                        w_k[name] = v + 0.1 * (torch.randn(v.shape) + leaning[k][:v.numel()].view(v.shape))
+                uploads[k] = {"w": w_k}
+        server.update(uploads, t)
+        states = {k: in_double(up["w"]) for k, up in uploads.items()}
+        expected = hand.update(in_double(before), states)
+        assert_close(in_double(server.w), expected, atol=1e-6, rtol=1e-5)
+        nobody += int((server.w["0.weight"] == before["0.weight"]).sum())
+        assert server.count == {k: len(hand.signs[k, names[0]]) for k in server.count}
+    assert nobody > 0  # entries that all clients have discarded
+
+
+def test_nothing_discarded_and_uniform_weights_are_fedavg():
+    """With tau below 0 and beta 0: FedAvg's models to the bit, with the clients of the round changing."""
+    models = {}
+    for module, flags in ((fedheal, [NAME, "--tau", -1, "--beta", 0]),
+                          (fedavg, ["fedavg", "--average", "uniform"])):
+        args = parsed(*flags[:1], *FLAGS, *flags[1:])
+        server, clients, _ = federation(module, args)
+        for t, chosen in enumerate(ROUNDS):
+            server.update({k: clients[k].train(server.download(k), t) for k in chosen}, t)
+        models[module] = server.w
+    assert same(models[fedheal], models[fedavg])
+
+
+def test_consistent_by_hand():
+    """Of four rounds, 0 to 4 with an increase: more than tau's share must have had the update's direction."""
+    increased = tensor([0, 1, 2, 3, 4])
+    always, never = torch.ones(5, dtype=torch.bool), torch.zeros(5, dtype=torch.bool)
+    kept = fedheal.consistent(increased, 4, always, 0.25)
+    assert kept.tolist() == [False, False, True, True, True]
+    kept = fedheal.consistent(increased, 4, never, 0.25)
+    assert kept.tolist() == [True, True, True, False, False]
+    assert fedheal.consistent(increased, 4, never, -1).all()
+    assert not fedheal.consistent(tensor([1]), 10, always[:1], 0.1).any()  # 1 of 10 is not above 0.1
+
+
+def test_weights_by_hand():
+    """Two clients at distances 3 and 1, then 1 and 1, with beta 0.4: 0.5 + 0.3 and 0.5 + 0.1, then the
+    changes 0.6 * 0.3 + 0.4 * 0.5 and 0.6 * 0.1 + 0.4 * 0.5."""
+    assert fedheal.distance([tensor([3.0, 4.0]), tensor([[12.0]])]) == 17
+    server = fedheal.Server(parsed(NAME, "--device", "cpu"), nn.Linear(1, 1), 2)
+    assert_close(server.weights({0: 3.0, 1: 1.0}).tolist(), [0.8 / 1.4, 0.6 / 1.4])
+    assert_close(server.weights({0: 1.0, 1: 1.0}).tolist(), [1.18 / 2.04, 0.86 / 2.04])
+    assert_close(server.p, {0: 1.18, 1: 0.86})
+    still = fedheal.Server(parsed(NAME, "--device", "cpu"), nn.Linear(1, 1), 2)
+    assert still.weights({0: 0.0, 1: 0.0}).tolist() == [0.5, 0.5]
+
+
+def test_aggregate_by_hand():
+    """An entry that both keep, one that the second alone keeps, one that none does; a counter has no mask."""
+    w = {"v": tensor([10.0, 10.0, 10.0]), "seen": tensor(0)}
+    first = {"v": tensor([1.0, 1.0, 1.0]), "seen": tensor(3)}
+    second = {"v": tensor([5.0, 5.0, 5.0]), "seen": tensor(4)}
+    masks = [{"v": tensor([True, False, False])}, {"v": tensor([True, True, False])}]
+    new = fedheal.aggregate(w, [first, second], masks, tensor([0.25, 0.75]))
+    assert new["v"].tolist() == [4, 5, 10] and new["seen"] == 4
+
+
+def test_parameters_alone():
+    """With --masked parameters the statistics of BN are averaged whatever their past."""
+    for masked, mean in (("all", 1.0), ("parameters", 0.0)):
+        net = nn.BatchNorm1d(1)
+        server = fedheal.Server(parsed(NAME, "--device", "cpu", "--masked", masked, "--beta", 0), net, 2)
+        for t, steps in enumerate(((1, 1), (-1, 1))):
+            uploads = {}
+            for k, step in enumerate(steps):
+                uploads[k] = {"w": server.w | {"running_mean": server.w["running_mean"] + step}}
+            server.update(uploads, t)
+        assert server.w["running_mean"] - 1 == mean
+
+
+def test_what_travels(tmp_path):
+    """FedAvg's bytes, but for the number of images."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 1)
+    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
+    for name, log in theirs.items():
+        assert ours[name]["bytes_down"] == log["bytes_down"]
+        assert ours[name]["bytes_up"] == log["bytes_up"] - 8
+
+
+def test_the_settings_are_those_of_fedavg():
+    """FDSE's code has tau of 0.2 on Office-Caltech10 and 0.1 on PACS; both codes begin with 0.3 and 0.4."""
+    taus = {"officecaltech": 0.2, "pacs": 0.1, "domainnet10": 0.3, "digits": 0.3}
+    for dataset, tau in taus.items():
+        args = parsed(NAME, "--dataset", dataset)
+        assert (args.tau, args.beta, args.masked, args.first_counts) == (tau, 0.4, "all", 1)
+        usual = fedavg.PAPER[dataset]
+        assert {name: v for name, v in fedheal.PAPER[dataset].items() if name != "tau"} == usual
