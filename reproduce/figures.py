@@ -4,14 +4,16 @@ shown."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from pathlib import Path
 
 import common
 from plumbing.catalog import FOLDERS
-from reproduce.cells import FilledBlock
+from reproduce.cells import Cell, FilledBlock, FilledRow
 from reproduce.drawing import new_figure, plot_curve, write_figure
+from reproduce.statistics import means_over_columns
 from reproduce.tables import Table
 
 import numpy as np
@@ -25,6 +27,8 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     shown = [block for block in blocks if has_something(table, block)]
     if not shown:
         return False
+    if table.average and len(shown) == len(blocks):
+        shown.append(mean_of(blocks, table.average))
     columns = min(3, len(shown))
     lines = math.ceil(len(shown) / columns)
     figure = new_figure(4.6 * columns, 3.6 * lines + 0.3)
@@ -44,6 +48,19 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
         panel.set_title(block.block.title, fontsize=9)
     write_figure(path, figure)
     return True
+
+
+def mean_of(blocks: list[FilledBlock], title: str) -> FilledBlock:
+    """A panel with the mean over the others, row by row and column by column, of the seeds that all have."""
+    rows = []
+    for lines in zip(*(block.rows for block in blocks)):
+        cells = []
+        for of_column in zip(*(line.cells for line in lines)):
+            values = means_over_columns([cell.values for cell in of_column])
+            behind = {seed: record for seed, record in of_column[0].records.items() if seed in values}
+            cells.append(Cell([], values=values, records=behind))
+        rows.append(FilledRow(lines[0].row, cells))
+    return FilledBlock(dataclasses.replace(blocks[0].block, title=title, levels=[]), rows)
 
 
 def seeds_in(blocks: list[FilledBlock]) -> str:
@@ -95,6 +112,8 @@ def draw_curves(panel, block: FilledBlock, axis: str) -> None:
         if deviations:
             middle, spread = np.array(means), np.array(deviations)
             panel.fill_between(rounds, middle - spread, middle + spread, alpha=0.2, color=curve.get_color())
+    if block.block.levels:
+        panel.plot(*zip(*block.block.levels), "x", color="0.3", label="stated in the paper's text")
     better = ", higher is better" if column.kind == "curve" else ""
     panel.set(xlabel="round", ylabel=f"{axis} (%){better}")
     panel.xaxis.get_major_locator().set_params(integer=True)
@@ -121,6 +140,9 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
             panel.plot(published_places, published_means, "x", color="0.3",
                        label=f"{line.row.method}, published")
     names = [column.name for column in block.block.columns]
+    if block.block.levels:
+        stated = [(names.index(name), number) for name, number in block.block.levels]
+        panel.plot(*zip(*stated), "x", color="0.3", label="stated in the paper's text")
     panel.set_xticks(range(len(names)), names)
     panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%), higher is better")
 

@@ -46,16 +46,13 @@ def folder_of_run(run: Run) -> Path:
 
 
 def make_figure(table: Table, records: Records, out: Path, scale: str, place: Place) -> list[str]:
-    """Draw a figure if all its runs, of seed 0, are recorded; returns what went wrong, or nothing."""
+    """Draw a figure of the blocks all of whose runs, of seed 0, are recorded; returns what went wrong, or
+    nothing."""
     folders = []
     for block in table.blocks:
-        for row in block.rows:
-            if not row.implemented:
-                continue
-            run = run_of(block, row, block.columns[0], scale, 0)
-            if run is None or records.get(run) is None:
-                return []
-            folders.append(folder_of_run(run))
+        runs = [run_of(block, row, block.columns[0], scale, 0) for row in block.rows if row.implemented]
+        if all(run is not None and records.get(run) for run in runs):
+            folders += [folder_of_run(run) for run in runs]
     if not folders:
         return []
     return draw_from_folders(table, folders, out / "figures" / f"{table.file_name(scale)}.png", place)

@@ -72,6 +72,7 @@ class Block:
     rows: list[Row]
     flags: str = ""
     laptop: str = ""
+    levels: list[list] = field(default_factory=list)  # of a figure, stated in the text: [round or column, %]
 
 
 @dataclass
@@ -85,6 +86,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     figure: str = ""  # of a figure: one of FIGURES
     axis: str = ""  # of a figure: its x axis (parameter) or y axis (curves)
+    average: str = ""  # of a figure over a parameter: the title of a last panel, the mean over the others
     measure: str = ""  # of a figure that reproduce.measures makes of the runs' folders: its command
 
     def file_name(self, scale: str) -> str:
@@ -121,7 +123,7 @@ def read_table(path: Path) -> Table:
     blocks = [block_of(block) for block in content.pop("block")]
     table = Table(id=path.stem, blocks=blocks, **content)
     of_type(table, title=str, paper=str, protocol=str, trials=int, notes=list)
-    of_type(table, figure=str, axis=str, measure=str)
+    of_type(table, figure=str, axis=str, average=str, measure=str)
     if table.paper not in PAPERS:
         raise ValueError(f"the paper is {table.paper}; expected one of {', '.join(PAPERS)}")
     if table.figure:
@@ -145,7 +147,11 @@ def block_of(content: dict) -> Block:
 def check_block(block: Block, is_figure: bool) -> None:
     """ValueError or TypeError if a block is not as it should be. Rows of a figure and rows of ours need no
     published numbers: they get empty ones."""
-    of_type(block, title=str, dataset=str, flags=str, laptop=str)
+    of_type(block, title=str, dataset=str, flags=str, laptop=str, levels=list)
+    for level in block.levels:
+        known = [column.name for column in block.columns]
+        if len(level) != 2 or not (type(level[0]) is int or level[0] in known):
+            raise ValueError(f"{block.title}: a level is [round, number] or [name of a column, number]")
     for column in block.columns:
         check_column(block, column)
     if all(column.value == "mean" for column in block.columns):

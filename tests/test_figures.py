@@ -93,3 +93,35 @@ def test_a_figure_without_records_is_not_drawn(tmp_path):
     empty = filled("fdse-fig5", [[Cell([])] for _ in BY_ID["fdse-fig5"].blocks[0].rows])
     assert not figures.draw(BY_ID["fdse-fig5"], [empty], tmp_path / "f.png", "paper")
     assert not (tmp_path / "f.png").exists()
+
+
+def test_levels_that_the_text_states(panel_of):
+    """FedGaLA's Fig. 2(b): the share of discarded gradients falls from 68% to 37%."""
+    logs = {0: {"curve": {"round": [1, 2]}, "logs": {"discarded": [0.5, 0.4]}}}
+    panel = panel_of("fedgala-fig2b", first_and_last("fedgala-fig2b", logs))
+    stated = [line for line in panel.lines if line.get_label() == "stated in the paper's text"]
+    assert stated[0].get_xydata().tolist() == [[1, 68], [100, 37]]
+    cells = [[Cell([], values={0: 60.0}, records={0: {}}) for _ in range(6)]]
+    panel = panel_of("fedgala-fig3c", cells)
+    assert panel.lines[-1].get_xydata().tolist() == [[0, 64], [2, 72], [5, 74]]
+
+
+def test_a_panel_with_the_mean_over_the_others(monkeypatch, tmp_path):
+    """Of the seeds that all panels have; none while a panel is empty."""
+    drawn = []
+    monkeypatch.setattr(figures, "write_figure", lambda path, figure: drawn.append(figure))
+    blocks = []
+    for n, block in enumerate(BY_ID["fedadg-fig4"].blocks):
+        cells = [Cell([], values={0: 10.0 * n + i, 1: 50.0}, records={0: {}, 1: {}}) for i in range(7)]
+        del cells[2].values[n % 2]  # a seed is not recorded
+        blocks.append(FilledBlock(block, [FilledRow(block.rows[0], cells)]))
+    assert figures.draw(BY_ID["fedadg-fig4"], blocks, tmp_path / "f.png", "paper")
+    *_, mean = drawn[0].axes
+    assert len(drawn[0].axes) == 5 and mean.get_title() == "PACS, mean over the four"
+    places, values = mean.containers[0].lines[0].get_data()
+    assert places.tolist() == [0, 1, 3, 4, 5, 6] and values[0] == pytest.approx((15 + 50) / 2)
+    for cell in blocks[3].rows[0].cells:
+        cell.values.clear()
+        cell.records.clear()
+    figures.draw(BY_ID["fedadg-fig4"], blocks, tmp_path / "f.png", "paper")
+    assert len(drawn[1].axes) == 3

@@ -6,6 +6,7 @@ import re
 
 import common
 from plumbing.files import load_file
+from reproduce.measures import tsne
 from reproduce.measures.command import FLAGS, main
 from reproduce.measures.curves import curve_of
 from reproduce.measures.finished import rebuilt
@@ -15,6 +16,7 @@ from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import silhouette_samples
 
 
 @pytest.fixture
@@ -85,6 +87,7 @@ def test_a_state_that_does_not_fit_is_one_line(runs, tmp_path, stops):
     ("its domains are d0", "tsne", ["--target", "d99"]),
     ("source and target are both d15", "tsne", ["--source", "d15", "--target", "d15"]),
     ("--images is 3", "tsne", ["--images", "3"]),
+    ("leave out --target d0", "tsne", ["--source", "all", "--target", "d0"]),
     ("--accuracy goes with cost", "pad", ["--accuracy", "0.5"]),
     ("--accuracy is 60.0", "cost", ["--accuracy", "60"]),
     ("--flops is -1.0", "cost", ["--flops", "-1"]),
@@ -107,6 +110,30 @@ def test_tsne_draws_and_writes_its_numbers(runs, tmp_path):
     assert (of_fedavg["method"], of_fedavg["source"], of_fedavg["target"]) == ("FedAvg", "d15", "d0")
     assert (of_fdse["method"], of_fdse["source"], of_fdse["target"]) == ("FDSE", "d15", "d0")
     assert np.shape(of_fedavg["target_points"]["place"]) == (12, 2)
+
+
+def test_tsne_of_all_domains_together(runs, tmp_path, monkeypatch, capsys):
+    """One t-SNE for each run; a shape for each domain; silhouettes as scikit-learn's own."""
+    drawn = []
+    monkeypatch.setattr(tsne, "write_figure", lambda path, figure: drawn.append(figure))
+    numbers = tmp_path / "t.json"
+    folders = runs / "fedavg-indomain", runs / "fdse-lodo"
+    shown("tsne", *folders, "--source", "all", "--images", "9", "--json", numbers)
+    names = [f"d{angle}" for angle in (0, 15, 30, 45, 60, 75)]
+    first, second = drawn[0].axes
+    assert first.get_title() == "FedAvg, digits" and second.get_title() == "FDSE, digits"
+    texts = [text.get_text() for text in first.get_legend().get_texts()]
+    assert texts == names and len(second.get_legend().get_texts()) == 6
+    shapes = {marks.get_paths()[0].vertices.tobytes() for marks in first.collections[::2]}
+    assert len(shapes) == 6
+    of_fedavg = json.loads(numbers.read_text())["runs"][0]
+    assert list(of_fedavg["points"]) == names
+    assert np.shape(of_fedavg["points"]["d30"]["place"]) == (9, 2)
+    space = tsne.all_domains(rebuilt(folders[0], "best"), "", "all", 9)
+    z = np.concatenate([points.z for points in space.domains])
+    by_domain = silhouette_samples(z, np.repeat(np.arange(6), 9)).mean()
+    assert of_fedavg["silhouette_of_domains"] == pytest.approx(by_domain, abs=1e-5)
+    assert f"{of_fedavg['silhouette_of_classes']:.3f}" in capsys.readouterr().out
 
 
 def test_pad_and_risk_draw_and_show_a_table(runs, tmp_path, capsys):

@@ -15,10 +15,11 @@ trains one client for a round to count its work.
 
 Figure or table                     File           Functions
 FedSR App. C.2, Fig. 1   t-SNE      tsne.py        draw_tsne
+FDSE Fig. 4              t-SNE      tsne.py        draw_together (tsne --source all)
 FedCiR Sec. 6.4, Fig. 12 PAD        pad.py         proxy_a_distance, pad_table, draw_pad
 FedCiR Sec. 6.4, Fig. 11 risks      risks.py       local_risks, risk_curve (by round), draw_risks
 FedCiR Sec. 6.5, Table 3 overhead   overhead.py    flops, training_flops, cost_to_reach
-FDSE Alg. 3, Table 2              adaptation.py  adaptation
+FDSE Alg. 3, Table 2                adaptation.py  adaptation
 FDSE Table 4             cost       overhead.py    network_cost
 FedGaLA Sec. 5.2, Fig. 2(a)         gradients.py   gradient_pairs, mutual_information, draw_gradients
 FedGaLA Figs. 2(b), 3(b), 3(d)      curves.py      curve_of

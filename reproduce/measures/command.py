@@ -46,7 +46,8 @@ FLAGS = {
     "out": Flag("tsne pad risk gradients curve", "", "file of the figure, .png, .pdf or .svg; pad draws two "
                 "folders, the first on the y axis; empty: tsne.png in the first folder for tsne, else no "
                 "figure"),
-    "source": Flag("tsne", "", "domain of the left panels; empty: the run's first client"),
+    "source": Flag("tsne", "", "domain of the left panels; empty: the run's first client; all: every domain "
+                   "in one panel, a shape for each (FDSE, Fig. 4)"),
     "target": Flag("tsne", "", "domain of the right panels; empty: the run's left-out domain"),
     "images": Flag("tsne", 1000, "most images of a domain in a panel, drawn by the run's seed"),
     "part": Flag("tsne pad", "", "images that are represented: test (the clients' test parts) or all; empty: "

@@ -1,7 +1,9 @@
-"""Representations of a source and of the target domain, by t-SNE (FedSR, App. C.2, Fig. 1)."""
+"""Representations by t-SNE: of a source and of the target domain (FedSR, App. C.2, Fig. 1), or of all domains
+together (FDSE, Fig. 4)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from common import seed_all
@@ -14,6 +16,9 @@ import numpy as np
 import torch
 from tabulate import tabulate
 from torch import Tensor
+
+
+SHAPES = ["o", "^", "s", "D", "v", "P"]  # of the domains
 
 
 @dataclass
@@ -66,13 +71,17 @@ def refuse_domain(run: Rebuilt, flag: str, value: str) -> None:
 def embed(a: Tensor, b: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """[N, D] and [M, D] -> [N, 2] and [M, 2]: one t-SNE of both together, so that equal places are equal
     representations."""
+    flat = flattened(torch.cat([a, b]))
+    return flat[:len(a)], flat[len(a):]
+
+
+def flattened(z: Tensor) -> np.ndarray:
+    """[N, D] -> [N, 2]: a t-SNE."""
     from sklearn.manifold import TSNE
-    n = len(a) + len(b)
+    n = len(z)
     if n < 5:
         raise Stop(f"a t-SNE needs at least 5 images; there are {n}", 2)
-    tsne = TSNE(init="pca", perplexity=min(30, (n - 1) / 3), random_state=0)
-    flat = tsne.fit_transform(torch.cat([a, b]).numpy())
-    return flat[:len(a)], flat[len(a):]
+    return TSNE(init="pca", perplexity=min(30, (n - 1) / 3), random_state=0).fit_transform(z.numpy())
 
 
 def draw_tsne(path, pairs: list[Pair]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -106,12 +115,13 @@ def draw_tsne(path, pairs: list[Pair]) -> list[tuple[np.ndarray, np.ndarray]]:
     return embedded
 
 
-def plot_points(panel, points: Points, places: np.ndarray, colours: list) -> None:
+def plot_points(panel, points: Points, places: np.ndarray, colours: list, **style) -> None:
     """A domain's points in the colours of their classes, in a random order: else the last class would lie
     over all others."""
     order = np.random.default_rng(0).permutation(len(places))
     of_points = [colours[int(c)] for c in points.y[order]]
-    panel.scatter(*places[order].T, s=7, alpha=0.75, linewidths=0, c=of_points)
+    style = dict(s=7, alpha=0.75, linewidths=0) | style
+    panel.scatter(*places[order].T, c=of_points, **style)
 
 
 def colours_of(count: int) -> list:
@@ -133,8 +143,96 @@ def name_classes(figure, colours: list, classes: tuple[str, ...]) -> None:
     figure.legend(handles=marks, loc="outside right center", title="class", fontsize=8, frameon=False)
 
 
+# All domains together
+
+
+@dataclass
+class Space:
+    """What a run makes of all its domains: a panel of the figure."""
+
+    method: str
+    dataset: str
+    domains: list[Points]
+    classes: tuple[str, ...]  # their names
+
+
+def all_domains(run: Rebuilt, name: str, part: str, most: int) -> Space:
+    """The representations of all domains by a run that the figure calls `name`; at most `most` images of
+    each, drawn by the run's seed."""
+    domains = []
+    for client, model in run.tested():
+        z, y = represented(client, model, run.args, part)
+        keep = torch.randperm(len(y), generator=seed_all(run.args.seed, "figure", client.data.name))[:most]
+        domains.append(Points(client.data.name, z[keep], y[keep]))
+    return Space(name, run.args.dataset, domains, run.federation.classes)
+
+
+def draw_together(path, spaces: list[Space]) -> list[list[np.ndarray]]:
+    """FDSE, Fig. 4: a panel for each run with one t-SNE of all its domains; colours are classes, shapes are
+    domains. Returns the places of each panel's points, domain by domain."""
+    columns = min(2, len(spaces))
+    figure = new_figure(4.6 * columns + 1.4, 4.2 * math.ceil(len(spaces) / columns))
+    panels = figure.subplots(math.ceil(len(spaces) / columns), columns, squeeze=False).flatten()
+    embedded = []
+    for space, panel in zip(spaces, panels):
+        flat = flattened(torch.cat([points.z for points in space.domains]))
+        places = np.split(flat, np.cumsum([len(points.y) for points in space.domains])[:-1])
+        embedded.append(places)
+        count = 1 + max(int(points.y.max()) for points in space.domains)
+        colours = colours_of(count)
+        for points, at, shape in zip(space.domains, places, SHAPES * len(places)):
+            plot_points(panel, points, at, colours, marker=shape, s=14)
+            panel.scatter([], [], c="0.3", marker=shape, s=22, label=points.domain)
+        panel.set_title(f"{space.method}, {space.dataset}", fontsize=10)
+        panel.set(xticks=[], yticks=[])
+        panel.legend(fontsize=7)
+    for panel in panels[len(spaces):]:
+        panel.set_visible(False)
+    if len({space.classes for space in spaces}) == 1 and count <= 20:
+        name_classes(figure, colours, spaces[0].classes)
+    write_figure(path, figure)
+    return embedded
+
+
+def show_together(flags) -> dict:
+    """The command `tsne --source all`: the figure, and how well a domain's and a class's points stand apart
+    from the others'."""
+    if flags.target:
+        raise Stop(f"--source all shows every domain: leave out --target {flags.target}", 2)
+    spaces, table, runs = [], [], []
+    for folder, name in zip(flags.folders, labels(flags.folders)):
+        run = rebuilt(folder, flags.which, flags.data, flags.archives)
+        spaces.append(all_domains(run, name, flags.part, flags.images))
+    embedded = draw_together(flags.out, spaces)
+    for folder, space, places in zip(flags.folders, spaces, embedded):
+        by_class, by_domain = silhouettes(space.domains)
+        table.append([space.method, space.dataset, sum(map(len, places)), by_class, by_domain])
+        domains = {points.domain: as_json(points, at) for points, at in zip(space.domains, places)}
+        runs.append({"folder": str(folder), "method": space.method, "dataset": space.dataset,
+                     "silhouette_of_classes": by_class, "silhouette_of_domains": by_domain,
+                     "points": domains})
+    head = ["method", "dataset", "images", "silhouette of classes", "of domains"]
+    print(tabulate(table, head, floatfmt=".3f"))
+    return {"runs": runs}
+
+
+def silhouettes(domains: list[Points]) -> tuple[float, float]:
+    """The mean silhouette of the representations by class, and by domain: 1 where groups lie apart, 0 where
+    they overlap."""
+    from sklearn.metrics import silhouette_score
+    z = torch.cat([points.z for points in domains]).numpy()
+    y = torch.cat([points.y for points in domains]).numpy()
+    of_domain = np.repeat(np.arange(len(domains)), [len(points.y) for points in domains])
+    return float(silhouette_score(z, y)), float(silhouette_score(z, of_domain))
+
+
+# The command
+
+
 def show_tsne(flags) -> dict:
     """The command `tsne`: the figure, a table of the distances, and the numbers."""
+    if flags.source == "all":
+        return show_together(flags)
     pairs, table = [], []
     for folder, name in zip(flags.folders, labels(flags.folders)):
         run = rebuilt(folder, flags.which, flags.data, flags.archives)
