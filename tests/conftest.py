@@ -27,6 +27,7 @@ from baselines import (
     feddyn,
     fedema,
     fedheal,
+    fedproc,
     fedprox,
     lgfedavg,
     local,
@@ -68,6 +69,7 @@ MODULES = {
     "baselines.scaffold": scaffold,
     "baselines.moon": moon,
     "baselines.lgfedavg": lgfedavg,
+    "baselines.fedproc": fedproc,
 }
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 

@@ -55,6 +55,19 @@ def body_of_smallcnn_bn(x: Tensor, leaves: State, state: State) -> Tensor:
     return linear(h, leaves, "body.10").clamp(min=0)
 
 
+def body_in_evaluation(x: Tensor, state: State) -> Tensor:
+    """The same z with the running statistics."""
+    h = x
+    for conv, bn in (("body.0", "body.1"), ("body.4", "body.5")):
+        h = conv2d(h, state[f"{conv}.weight"], state[f"{conv}.bias"], padding=1)
+        mean, var = state[f"{bn}.running_mean"].view(-1, 1, 1), state[f"{bn}.running_var"].view(-1, 1, 1)
+        h = (h - mean) / (var + 1e-5).sqrt()
+        h = h * state[f"{bn}.weight"].view(-1, 1, 1) + state[f"{bn}.bias"].view(-1, 1, 1)
+        h = max_pool2d(h.clamp(min=0), 2)
+    h = adaptive_avg_pool2d(h, 7).flatten(1)
+    return linear(h, state, "body.10").clamp(min=0)
+
+
 def log_probability(logits: Tensor, y: Tensor) -> Tensor:
     """log of the softmax at the labels y [B], of logits [B, C] -> [B]."""
     return logits[range(len(y)), y] - logits.exp().sum(1).log()

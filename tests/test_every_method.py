@@ -88,6 +88,7 @@ KEEPING = {
     "baselines.moon": [],
     "baselines.local": ["--protocol", "lodo", "--target", "d30"],
     "baselines.lgfedavg": ["--protocol", "lodo", "--target", "d30", "--evaluated", "trained"],
+    "baselines.fedproc": ["--participation", "0.5", "--protocol", "lodo", "--target", "d30"],
 }
 
 
@@ -144,6 +145,7 @@ LEARNS = {
     "baselines.moon": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
     "baselines.local": (["--rounds", "6", "--lr", "0.03"], 70, 0.3),
     "baselines.lgfedavg": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
+    "baselines.fedproc": (["--rounds", "6", "--lr", "0.03"], 60, 0.6),
 }
 
 

@@ -127,6 +127,7 @@ RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fe
              "baselines/moon.py": 0.75,
              "baselines/local.py": 0.6,
              "baselines/lgfedavg.py": 0.75,
+             "baselines/fedproc.py": 0.75,
              "fdse.py": 0.65, "fedadg.py": 0.6}
 
 

@@ -5,7 +5,7 @@ import fedavg
 from baselines import moon
 from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
-from tests.plain_torch import body_of_smallcnn_bn, in_double, linear
+from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, linear
 from tests.three_clients import (
     CLOSE,
     FLAGS,
@@ -21,22 +21,9 @@ from tests.three_clients import (
 import pytest
 import torch
 from torch import tensor
-from torch.nn.functional import adaptive_avg_pool2d, conv2d, max_pool2d
 from torch.testing import assert_close
 
 NAME = "baselines.moon"
-
-
-def z_in_evaluation(x, w):
-    """z of the digits' network with the running statistics."""
-    h = x
-    for conv, bn in (("body.0", "body.1"), ("body.4", "body.5")):
-        h = conv2d(h, w[f"{conv}.weight"], w[f"{conv}.bias"], padding=1)
-        mean, var = w[f"{bn}.running_mean"].view(-1, 1, 1), w[f"{bn}.running_var"].view(-1, 1, 1)
-        h = (h - mean) / (var + 1e-5).sqrt()
-        h = h * w[f"{bn}.weight"].view(-1, 1, 1) + w[f"{bn}.bias"].view(-1, 1, 1)
-        h = max_pool2d(h.clamp(min=0), 2)
-    return linear(adaptive_avg_pool2d(h, 7).flatten(1), w, "body.10").clamp(min=0)
 
 
 def l_con_by_hand(z, z_glob, z_prev, tau):
@@ -62,7 +49,7 @@ def test_rounds_by_hand(evaluated):
             def more(x, z, leaves, k=k, w=w, cons=cons, previous=previous):
                 if k not in previous:
                     return 0
-                l_con = l_con_by_hand(z, z_in_evaluation(x, w), z_in_evaluation(x, previous[k]), 0.2)
+                l_con = l_con_by_hand(z, body_in_evaluation(x, w), body_in_evaluation(x, previous[k]), 0.2)
                 cons.append(float(l_con.detach()))
                 return 3 * l_con
 

@@ -1,0 +1,232 @@
+"""FedProc: rounds by hand in plain torch, its loss against the formula, and where it is FedAvg."""
+
+import dataclasses
+
+import common
+import fedavg
+from baselines import fedproc
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, leaves_of, linear
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, three_clients, train_by_hand
+
+import pytest
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+NAME = "baselines.fedproc"
+
+
+def l_gpc_by_hand(z, prototypes, label):
+    """Of one image, z [D]; `prototypes` by their classes."""
+    similarities = {c: (z @ v / z.norm() / v.norm()).exp() for c, v in prototypes.items()}
+    return -(similarities[label] / sum(similarities.values())).log()
+
+
+def without(data, missing):
+    """The client's data without the training images of one class."""
+    keep = data.train.labels != missing
+    train = dataclasses.replace(data.train, index=data.train.index[keep], labels=data.train.labels[keep])
+    return dataclasses.replace(data, train=train)
+
+
+def more_by_hand(args, t, batch_labels, prototypes, terms, features):
+    """What is added to the cross-entropy: of each image with a prototype alpha (L_gpc - L_ce). Collects the
+    terms and the features that were trained on."""
+    last = args.fade or args.rounds
+    alpha = args.alpha * max(0, 1 - t / last)
+    labels = iter(batch_labels)
+
+    def more(x, z, leaves):
+        y = next(labels)
+        log_p = linear(z, leaves, "head").log_softmax(1)
+        total, total_gpc = 0, 0
+        for i, label in enumerate(y.tolist()):
+            features.append((label, (z[i] / z[i].norm()).detach()))
+            if label in prototypes:
+                l_gpc = l_gpc_by_hand(z[i], prototypes, label)
+                total = total + alpha * (l_gpc + log_p[i, label])
+                total_gpc += float(l_gpc.detach())
+        if prototypes and alpha:
+            terms.append(total_gpc / len(y))
+        return total / len(y)
+    return more
+
+
+@pytest.mark.parametrize("source,fade,average", [("pass", 0, "samples"), ("batches", 2, "uniform")])
+def test_rounds_by_hand(source, fade, average):
+    """Uploads, the server's model and prototypes over three rounds. Class 0 is with client 2 alone, who is
+    not in the first round: it has no prototype until then. Class 9 is with client 0 alone, who is not in the
+    second one: its prototype stays as it was. With --fade 2 the last round has no term."""
+    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--alpha", 0.9, "--rounds", 4, "--fade", fade,
+                  "--prototypes", source, "--average", average)
+    server, clients, data = federation(fedproc, args, fedproc.build)
+    data = [without(data[0], 0), without(without(data[1], 0), 9), without(data[2], 9)]
+    w, prototypes, norms = in_double(server.w), {}, []
+    assert server.prototypes.shape == (10, 64) and not server.prototypes.any()
+    for t, chosen in enumerate(((0, 1), (2, 1), (0, 2))):
+        uploads, hands, collected = {}, [], []
+        for k in chosen:
+            clients[k].data = data[k]
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            labels = [y for _, y in common.batches(data[k].train, args, t, k)]
+            terms, features = [], []
+            more = more_by_hand(args, t, labels, prototypes, terms, features)
+            hand, losses, of_client = train_by_hand(w, args, data[k], t, k, more)
+            if source == "pass":
+                x, y = data[k].train.batch(torch.arange(len(data[k].train)))
+                z = body_in_evaluation(x.double(), hand)
+                features = [(label, v / v.norm()) for label, v in zip(y.tolist(), z)]
+            up = uploads[k]
+            assert up.keys() == {"w", "n", "sums", "counts"} and up["n"] == len(data[k].train)
+            assert_close(in_double(up["w"]), hand, **CLOSE)
+            for c in range(10):
+                of_class = [v for label, v in features if label == c]
+                assert up["counts"][c] == len(of_class)
+                assert_close(up["sums"][c].double(), sum(of_class, torch.zeros(64).double()), **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert ("prototypical" in clients[k].log) == bool(terms) == (t == 1 or (t == 2 and not fade))
+            if terms:
+                assert_close(float(clients[k].log["prototypical"]), sum(terms) / 3, **CLOSE)
+            hands.append(hand)
+            collected += features
+            norms += of_client
+        server.update(uploads, t)
+        sizes = [len(data[k].train) for k in chosen]
+        shares = [n / sum(sizes) for n in sizes] if average == "samples" else [0.5, 0.5]
+        w = mean(hands, shares)
+        for c in range(10):
+            of_class = [v for label, v in collected if label == c]
+            if of_class:
+                prototypes[c] = sum(of_class) / len(of_class)
+        assert (0 in prototypes) == (t > 0)
+        assert_close(in_double(server.w), w, **CLOSE)
+        for c in range(10):
+            by_hand = prototypes.get(c, torch.zeros(64).double())
+            assert_close(server.prototypes[c].double(), by_hand, **CLOSE)
+        for k in range(3):
+            model = clients[k].model(copied(server.download(k)))
+            assert_close(in_double(common.state(model)), w, **CLOSE)
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+
+
+@pytest.mark.parametrize("source", ["pass", "batches"])
+@pytest.mark.parametrize("average", ["samples", "uniform"])
+def test_without_the_term_it_is_fedavg(source, average):
+    """alpha 0, bit for bit, over three rounds."""
+    args = parsed(NAME, *FLAGS, "--alpha", 0, "--prototypes", source, "--average", average)
+    server, clients, _ = federation(fedproc, args, fedproc.build)
+    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS, "--average", average))
+    for t, chosen in enumerate(ROUNDS):
+        for of_server, of_clients in ((server, clients), (other, others)):
+            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
+            of_server.update(uploads, t)
+        assert same(server.w, other.w)
+
+
+def test_what_travels(tmp_path):
+    """More than FedAvg: C x D numbers down, C x D and C of them up; also in the first round."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 2)
+    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
+        for name, log in entry["clients"].items():
+            assert other["clients"][name]["bytes_down"] == log["bytes_down"] + 4 * 10 * 64
+            assert other["clients"][name]["bytes_up"] == log["bytes_up"] + 4 * 10 * 64 + 8 * 10
+
+
+def test_loss_by_hand():
+    """Cosines 1, 0 and -1 with three prototypes of any length; a fourth one is none."""
+    z = tensor([[2.0, 0.0], [0.0, 0.5]])
+    c = tensor([[3.0, 0.0], [0.0, 5.0], [-0.1, 0.0], [0.0, 0.0]])
+    e = tensor(1.0).exp()
+    whole, other = e + 1 + 1 / e, 1 + e + 1
+    same_way = torch.stack([e / whole, e / other])
+    assert_close(fedproc.prototypical(z, c, tensor([0, 1])), -same_way.log())
+    assert_close(fedproc.prototypical(z, c, tensor([2, 3])), torch.stack([-(1 / e / whole).log(), e - e]))
+    l_gpc, l_ce, alpha = tensor([1.0, 2.0]), tensor([3.0, 5.0]), tensor([0.25, 0.0])
+    assert fedproc.hybrid(l_gpc, l_ce, alpha) == (0.25 * 1 + 0.75 * 3 + 5) / 2
+
+
+def test_gradient_of_the_loss():
+    """Finite differences; an image of a class without a prototype has none, and no NaN."""
+    generator = torch.Generator().manual_seed(0)
+    z, c = (torch.rand(n, 6, generator=generator, dtype=torch.float64) - 0.5 for n in (4, 5))
+    c[2] = 0
+    y = tensor([0, 4, 2, 1])
+    z.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: fedproc.prototypical(z, c, y), z)
+    gradient, = torch.autograd.grad(fedproc.prototypical(z, c, y).sum(), z)
+    assert [bool(row.any()) for row in gradient] == [True, True, False, True]
+    by_hand = [l_gpc_by_hand(z[i], {0: c[0], 1: c[1], 3: c[3], 4: c[4]}, y[i].item()) for i in (0, 1, 3)]
+    assert_close(fedproc.prototypical(z, c, y)[[0, 1, 3]], torch.stack(by_hand))
+
+
+def test_weight_of_the_loss():
+    """1 - t/T; with --fade 100 as in the authors' code, whatever T; --alpha is where it starts."""
+    args = parsed(NAME, "--rounds", 300)
+    assert [fedproc.alpha_of_round(args, t) for t in (0, 75, 150, 225)] == [1, 0.75, 0.5, 0.25]
+    args = parsed(NAME, "--rounds", 300, "--fade", 100, "--alpha", 0.5)
+    assert [fedproc.alpha_of_round(args, t) for t in (0, 50, 100, 299)] == [0.5, 0.25, 0, 0]
+
+
+def test_projection():
+    """z is the output of two more layers, of length 1, and the classifier is on top of it."""
+    args = parsed(NAME, *FLAGS, "--projection")
+    server, clients, data = federation(fedproc, args, fedproc.build)
+    net = clients[0].net
+    added = {name: tuple(v.shape) for name, v in net.state_dict().items() if not name.startswith("body.0.")}
+    assert added == {"body.1.weight": (64, 64), "body.1.bias": (64,), "body.3.weight": (256, 64),
+                     "body.3.bias": (256,), "head.weight": (10, 256), "head.bias": (10,)}
+    x = torch.rand(5, 1, 8, 8)
+    w = common.state(net)
+    inner = {name.replace("body.0.", "body."): v for name, v in w.items() if name.startswith("body.0.")}
+    h = body_of_smallcnn_bn(x, leaves_of(inner), dict(inner))
+    z = linear(linear(h, w, "body.1").clamp(min=0), w, "body.3")
+    z = z / z.norm(dim=1, keepdim=True)
+    assert_close(net.train()(x), linear(z, w, "head"))
+    assert_close(net.features(x), z)
+    assert clients[0].train(server.download(0), 0)["sums"].shape == server.prototypes.shape == (10, 256)
+
+
+@pytest.mark.parametrize("backbone,size,dim", [
+    ("smallcnn", 16, 64),
+    pytest.param("alexnet_bn", 64, 1024, marks=pytest.mark.slow),
+    pytest.param("resnet18", 32, 512, marks=pytest.mark.slow),
+    pytest.param("vit_b8", 16, 768, marks=pytest.mark.slow),
+])
+def test_every_backbone(backbone, size, dim):
+    """A round with prototypes, of two batches, on noise."""
+    args = parsed(NAME, *FLAGS, "--backbone", backbone, "--image-size", size, "--steps", 1, "--batch-size", 4)
+    channels = 1 if backbone == "smallcnn" else 3
+    images = torch.randint(0, 255, (8, channels, size, size), dtype=torch.uint8)
+    part = common.Data(images, torch.arange(4), torch.arange(4), "cpu", "unit")
+    common.seed_all(0)
+    net = fedproc.build(args, channels, 10)
+    server = fedproc.Server(args, net, 1)
+    client = fedproc.Client(args, net, 0, common.ClientData("c", part, part, part))
+    for t in range(2):
+        server.update({0: client.train(server.download(0), t)}, t)
+    assert server.prototypes.shape == (10, dim)
+    assert server.prototypes.any(1).tolist() == [True] * 4 + [False] * 6
+    assert client.log["prototypical"] > 0
+
+
+def test_the_unseen_client_has_the_global_model():
+    args = parsed(NAME, *FLAGS)
+    data = three_clients(args)
+    data[2].unseen = True
+    net = fedproc.build(args, 1, 10)
+    server = fedproc.Server(args, net, 2)
+    model = fedproc.Client(args, net, 2, data[2]).model(server.download(2))
+    assert same(common.state(model), server.w)
+
+
+def test_the_settings_of_fedcir():
+    """FedAvg's of FedCiR's Table 1, by default; the prototypes cost no pass over the images."""
+    for dataset in ("officecaltech", "pacs", "domainnet10", "camelyon17", "iwildcam"):
+        ours = fedproc.PAPER[dataset]
+        assert ours == fedavg.VARIANTS["fedcir"][dataset] | dict(prototypes="batches")
+    args = parsed(NAME, "--dataset", "pacs")
+    assert (args.alpha, args.fade, args.projection, args.average) == (1, 0, False, "uniform")
+    assert parsed(NAME).prototypes == "pass" and parsed(NAME).average == "samples"
