@@ -1,6 +1,7 @@
 """Behind reproduce_tables.py. A module imports from those above it.
 
     methods      the method files by name, and the arguments of their commands
+    published    the published numbers, tables/published/*.csv
     tables       tables/*.toml, read and checked
     records      runs, and the records of finished ones in results/runs.jsonl
     statistics   what is said of several seeds

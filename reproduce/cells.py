@@ -76,7 +76,7 @@ def without_budget(flags: list[str]) -> list[str]:
 class Cell:
     """A published number and what was measured here, in the published unit."""
 
-    published: list[float]  # [mean, deviation], [mean] or []
+    printed: list[str]  # what is published: [mean, deviation], [mean] or []
     values: dict[int, float] = field(default_factory=dict)  # by seed
     missing: list[Run] = field(default_factory=list)  # the runs that are not recorded
     stale: list[Run] = field(default_factory=list)  # the runs whose records are stale
@@ -88,6 +88,10 @@ class Cell:
     elsewhere: bool = False  # a time or cost of another machine, or counted otherwise: no difference is shown
     corrected: float | None = None  # probability of Welch's test, corrected for all tests of the page
     verdict: str = ""  # of a published and measured cell: agrees, differs or untested
+
+    @property
+    def published(self) -> list[float]:
+        return [float(number) for number in self.printed]
 
     @property
     def mean(self) -> float | None:
@@ -154,7 +158,7 @@ def judge(blocks: list[FilledBlock]) -> None:
                     continue
                 cell.verdict = "untested"
                 if cell.computed:
-                    last_digit = 10 ** -decimals(line.row)
+                    last_digit = 10 ** -decimals(cell.printed[0])
                     cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
                 elif cell.probability is not None:
                     tested.append(cell)
@@ -164,20 +168,15 @@ def judge(blocks: list[FilledBlock]) -> None:
         cell.verdict = "differs" if probability < statistics.LEVEL else "agrees"
 
 
-def decimals(row: Row) -> int:
-    """With how many decimals the paper prints a row: the most of its numbers."""
-    most = 0
-    for cell in row.published:
-        for value in cell:
-            if value % 1:
-                most = max(most, len(str(float(value)).partition(".")[2]))
-    return most
+def decimals(printed: str) -> int:
+    """With how many decimals a number is printed."""
+    return len(printed.partition(".")[2])
 
 
 def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
              seeds: list[int]) -> list[Cell]:
     """The cells of a row. `seeds` are those that are asked for; recorded ones beyond them count too."""
-    cells = [Cell(published, trials=table.trials) for published in row.published]
+    cells = [Cell(printed, trials=table.trials) for printed in row.published]
     if not row.implemented:
         return cells
     for cell, column in zip(cells, block.columns):

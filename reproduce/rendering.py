@@ -15,7 +15,7 @@ from plumbing.errors import Stop
 from plumbing.files import write_whole
 from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
-from reproduce.cells import Cell, FilledBlock, FilledRow, chance, decimals, filled, run_of
+from reproduce.cells import Cell, FilledBlock, FilledRow, chance, filled, run_of
 from reproduce.methods import ROOT
 from reproduce.records import UNKNOWN, Records, command_of, sources_of
 from reproduce.scoreboard import sentence, strip_of
@@ -24,7 +24,7 @@ from reproduce.tables import PAPERS, Row, Table
 
 from tabulate import tabulate
 
-PUBLISHED = ROOT / "tests" / "published" / "README.md"  # where the published numbers are from
+PUBLISHED = ROOT / "tables" / "published" / "README.md"  # where the published numbers are from
 # Each paper's own method.
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
@@ -217,11 +217,8 @@ def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
         compared = comparisons(table, block)
         if compared:
             parts.append(bullets(compared))
-    notes = list(table.notes)
-    for block in table.blocks:
-        notes += [f"{row.method}: {row.note}" for row in block.rows if row.note]
-    if notes:
-        parts.append(bullets(list(dict.fromkeys(notes))))  # each once
+    if table.notes:
+        parts.append(bullets(table.notes))
     return parts
 
 
@@ -261,15 +258,14 @@ def where_from(table: Table, scale: str) -> str:
         return f"The runs behind each cell: `{command} --scale {scale}`."
     place = published_place(table.id) or "where they are from"
     return (f"The runs behind each cell: `{command}`. The published numbers: {place} "
-            f"([tests/published](../../tests/published/README.md)).")
+            f"([tables/published](../../tables/published/README.md)).")
 
 
 def published_place(id: str) -> str:
     """Of a table's published numbers, where they stand and what to know of them; empty if nothing is said."""
-    paper, _, number = id.partition("-")
     for line in PUBLISHED.read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if cells and cells[0] == f"{paper}_table{number}.csv":
+        if cells and cells[0] == f"{id}.csv":
             return f"{cells[1]}; {cells[-1]}"
     return ""
 
@@ -292,7 +288,7 @@ def numbers_of(cell: Cell, scale: str) -> list:
     what it says."""
     published, difference = ["", ""], ""
     if scale == "paper":
-        published = [*cell.published, "", ""][:2]
+        published = [*cell.printed, "", ""][:2]
         if cell.difference is not None and not cell.elsewhere:
             difference = fixed(cell.difference)
     seeds = " ".join(map(str, cell.values))
@@ -335,8 +331,7 @@ def grid(block: FilledBlock, scale: str, style: str) -> str:
     lines = []
     for line in block.rows:
         if scale == "paper":
-            digits = decimals(line.row)
-            lines.append([label(line.row), *(cell_text(cell, digits) for cell in line.cells)])
+            lines.append([label(line.row), *map(cell_text, line.cells)])
         elif any(cell.values for cell in line.cells):
             lines.append([label(line.row), *(ours(cell) or "-" for cell in line.cells)])
     if scale != "paper":
@@ -380,9 +375,9 @@ def label(row: Row) -> str:
     return row.method
 
 
-def cell_text(cell: Cell, digits: int) -> str:
+def cell_text(cell: Cell) -> str:
     """Published mean and deviation, then ours with the number of seeds, the difference and the marks."""
-    published = " ± ".join(f"{value:.{digits}f}" for value in cell.published) or "-"
+    published = " ± ".join(cell.printed) or "-"
     return f"{published} / {ours(cell) or '-'}"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from plumbing.settings import identity
 from reproduce.methods import arguments
+from reproduce.published import HEAD
 
 TABLE = """
 title = "A small table"
@@ -13,7 +14,24 @@ protocol = "in-domain, best validation round"
 trials = 4
 notes = ["A note."]
 
-[[block]]
+[[rows]]
+method = "FedAvg"
+module = "fedavg"
+
+[[rows]]
+method = "FDSE without C"
+module = "fdse"
+flags = "--lambda 0"
+
+[[rows]]
+method = "Quoted"
+quoted = true
+
+[[rows]]
+method = "FedX"
+module = "baselines.fedx"
+
+[[blocks]]
 title = "Digits"
 dataset = "digits"
 columns = [
@@ -21,27 +39,20 @@ columns = [
     {name = "AVG", value = "best/AVG"},
     {name = "Mean", value = "mean"},
 ]
-
-[[block.row]]
-method = "FedAvg"
-module = "fedavg"
-published = [[90.0, 2.0], [88.5], [89.25]]
-
-[[block.row]]
-method = "FDSE without C"
-module = "fdse"
-flags = "--lambda 0"
-published = [[95.0, 1.0], [], []]
-
-[[block.row]]
-method = "Quoted"
-quoted = true
-published = [[50.0], [51.0], [50.5]]
-
-[[block.row]]
-method = "FedX"
-module = "baselines.fedx"
-published = [[60.0, 1.0], [61.0, 1.0], [60.5]]
+"""
+PUBLISHED = """
+fdse,9,digits,,FedAvg,ALL,accuracy_percent,90.0,2.0,measured
+fdse,9,digits,,FedAvg,AVG,accuracy_percent,88.5,,measured
+fdse,9,digits,,FedAvg,Mean,accuracy_percent,89.25,,measured
+fdse,9,digits,,FDSE without C,ALL,accuracy_percent,95.0,1.0,measured
+fdse,9,digits,,FDSE without C,AVG,accuracy_percent,,,measured
+fdse,9,digits,,FDSE without C,Mean,accuracy_percent,,,measured
+fdse,9,digits,,Quoted,ALL,accuracy_percent,50,,quoted
+fdse,9,digits,,Quoted,AVG,accuracy_percent,51.0,,quoted
+fdse,9,digits,,Quoted,Mean,accuracy_percent,50.50,,quoted
+fdse,9,digits,,FedX,ALL,accuracy_percent,60.0,1.0,measured
+fdse,9,digits,,FedX,AVG,accuracy_percent,61.0,1.0,measured
+fdse,9,digits,,FedX,Mean,accuracy_percent,60.5,,measured
 """
 
 # Two tables that share a run; one of their three runs fails.
@@ -50,44 +61,44 @@ title = "One"
 paper = "fdse"
 protocol = "p"
 trials = 1
+rows = [{method = "FedAvg", module = "fedavg"}, {method = "FDSE", module = "fdse"}]
 
-[[block]]
+[[blocks]]
 title = "Digits"
 dataset = "digits"
 columns = [{name = "ALL", value = "best/ALL"}]
-
-[[block.row]]
-method = "FedAvg"
-module = "fedavg"
-published = [[90.0]]
-
-[[block.row]]
-method = "FDSE"
-module = "fdse"
-published = [[95.0]]
+"""
+FDSE_PUBLISHED = """
+fdse,91,digits,,FedAvg,ALL,accuracy_percent,90.0,,measured
+fdse,91,digits,,FDSE,ALL,accuracy_percent,95.0,,measured
 """
 FEDSR = """
 title = "Two"
 paper = "fedsr"
 protocol = "p"
 trials = 1
+rows = [
+    {method = "FedAvg", module = "fedavg"},
+    {method = "Bad", module = "fedavg", flags = "--lr 1e30 --momentum 1"},
+]
 
-[[block]]
+[[blocks]]
 title = "Digits"
 dataset = "digits"
 columns = [{name = "AVG", value = "best/AVG"}]
-
-[[block.row]]
-method = "FedAvg"
-module = "fedavg"
-published = [[90.0]]
-
-[[block.row]]
-method = "Bad"
-module = "fedavg"
-flags = "--lr 1e30 --momentum 1"
-published = [[95.0]]
 """
+FEDSR_PUBLISHED = """
+fedsr,91,digits,,FedAvg,AVG,accuracy_percent,90.0,,measured
+fedsr,91,digits,,Bad,AVG,accuracy_percent,95.0,,measured
+"""
+
+
+def write_table(folder: Path, name: str, text: str, published: str) -> Path:
+    """Put a table and its published numbers into a folder of tables; the path of the table."""
+    (folder / "published").mkdir(parents=True, exist_ok=True)
+    (folder / "published" / f"{name}.csv").write_text(",".join(HEAD) + published)
+    (folder / f"{name}.toml").write_text(text)
+    return folder / f"{name}.toml"
 
 
 def record(method: str, flags: list[str], **outcome) -> dict:
@@ -113,8 +124,7 @@ def recorded(path: Path) -> list[dict]:
 
 def small_folder(folder: Path) -> Path:
     """Put the small table and five records into a folder: tables/fdse-9.toml, runs.jsonl."""
-    (folder / "tables").mkdir()
-    (folder / "tables" / "fdse-9.toml").write_text(TABLE)
+    write_table(folder / "tables", "fdse-9", TABLE, PUBLISHED)
     records = []
     for seed, all_, avg in ((0, 0.95, 0.94), (1, 0.97, 0.95), (2, 0.96, 0.93)):
         flags = ["--dataset", "digits", "--precision", "fp32", "--seed", str(seed)]
@@ -129,9 +139,8 @@ def small_folder(folder: Path) -> Path:
 
 def two_tables(folder: Path, with_failing: bool = True) -> list:
     """Put tables into a folder; the command line that runs them at smoke scale."""
-    (folder / "tables").mkdir(exist_ok=True)
-    (folder / "tables" / "fdse-91.toml").write_text(FDSE)
+    write_table(folder / "tables", "fdse-91", FDSE, FDSE_PUBLISHED)
     if with_failing:
-        (folder / "tables" / "fedsr-91.toml").write_text(FEDSR)
+        write_table(folder / "tables", "fedsr-91", FEDSR, FEDSR_PUBLISHED)
     return ["reproduce_tables.py", "--run", "--scale", "smoke", "--tables", folder / "tables", "--records",
             folder / "runs.jsonl", "--out", folder / "out"]

@@ -11,8 +11,8 @@ from reproduce.methods import arguments
 from reproduce.records import Records
 from reproduce.statistics import welch
 from reproduce.tables import Block, Column, Row, Table, read_tables
-from tests import small_table
-from tests.small_table import record, small_folder, two_tables, write_records
+from tests.small_table import PUBLISHED, record, small_folder, two_tables, write_records, write_table
+from tests.small_table import TABLE as SMALL_TABLE
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_averages_take_the_seeds_that_have_all_columns(tmp_path):
 
 def test_numbers_of_a_cell_by_hand():
     three = {0: 95.0, 1: 97.0, 2: 96.0}
-    cell = Cell([90.0, 2.0], three, trials=4)
+    cell = Cell(["90.0", "2.0"], three, trials=4)
     assert (cell.mean, cell.deviation, cell.difference) == (96, 1, 6)
     assert cell.probability == pytest.approx(welch(three, [90.0, 2.0], 4))
     cell.elsewhere = True
@@ -54,27 +54,29 @@ def test_numbers_of_a_cell_by_hand():
 def judged(cells: list[Cell]) -> list[str]:
     """The verdicts of a page of these cells."""
     block = Block("", "digits", [], [])
-    judge([FilledBlock(block, [FilledRow(Row("", [cell.published for cell in cells]), cells)])])
+    judge([FilledBlock(block, [FilledRow(Row(""), cells)])])
     return [cell.verdict for cell in cells]
 
 
 def test_what_a_page_says_of_its_cells():
     three = {0: 95.0, 1: 97.0, 2: 96.0}
-    cells = [Cell(published, three, trials=4) for published in ([90.0, 1.0], [95.5, 1.0], [95.5], [])]
-    cells.append(Cell([90.0, 1.0], trials=4))
+    printed = ["90.0", "1.0"], ["95.5", "1.0"], ["95.5"], []
+    cells = [Cell(numbers, three, trials=4) for numbers in printed]
+    cells.append(Cell(["90.0", "1.0"], trials=4))
     assert judged(cells) == ["differs", "agrees", "untested", "", ""]
     assert [cell.corrected is None for cell in cells] == [False, False, True, True, True]
-    several = [Cell([93.2, 1.0], three, trials=4) for _ in range(9)]
+    several = [Cell(["93.2", "1.0"], three, trials=4) for _ in range(9)]
     assert judged(several[:1]) == ["differs"] and set(judged(several)) == {"agrees"}
     assert several[0].corrected == pytest.approx(9 * several[0].probability)
 
 
 def test_a_computed_cell_agrees_to_its_last_digit():
-    cells = [Cell([24.87], {0: value}, computed=True) for value in (24.86, 24.88, 24.85)]
+    cells = [Cell(["24.87"], {0: value}, computed=True) for value in (24.86, 24.88, 24.85)]
     assert judged(cells) == ["agrees", "agrees", "differs"]
+    assert judged([Cell(["24.870"], {0: 24.86}, computed=True)]) == ["differs"]
 
 
-DIGITS_ALL = Block("", "digits", [Column("ALL", "best/ALL")], [Row("FedAvg", [[90.0]], module="fedavg")])
+DIGITS_ALL = Block("", "digits", [Column("ALL", "best/ALL")], [Row("FedAvg", [["90.0"]], module="fedavg")])
 TABLE = Table("fdse-1", "", "fdse", "", [DIGITS_ALL])
 
 
@@ -114,7 +116,7 @@ def test_a_cell_knows_the_code_of_its_values(tmp_path):
 
 
 def test_times_are_from_runs_that_were_alone(tmp_path):
-    block = Block("", "digits", [Column("s", "seconds")], [Row("FedAvg", [[2.0]], module="fedavg")])
+    block = Block("", "digits", [Column("s", "seconds")], [Row("FedAvg", [["2.0"]], module="fedavg")])
     outcome = {"seconds": {"train": 1000.0}, "last": {"clients": {"a": 0.5, "b": 0.5}}}
     for load, values in ((1.2, {0: 1000 / 60 / 2}), (1.8, {})):
         made = record("fedavg", ["--rounds", "60"], hardware={"threads": 1, "load": load}, **outcome)
@@ -148,8 +150,8 @@ def test_chance_of_a_column():
 
 
 def test_without_seeds_a_table_has_its_papers_trials(tmp_path):
-    (tmp_path / "fdse-9.toml").write_text(small_table.TABLE)  # of four trials
-    (tmp_path / "fdse-8.toml").write_text(small_table.TABLE.replace("trials = 4", "trials = 0"))
+    write_table(tmp_path, "fdse-9", SMALL_TABLE, PUBLISHED)  # of four trials
+    write_table(tmp_path, "fdse-8", SMALL_TABLE.replace("trials = 4", "trials = 0"), PUBLISHED)
     runs = missing(read_tables(tmp_path), Records(tmp_path / "none.jsonl"), "paper", None)
     seeds = {one.run.seed: one.tables for one in runs if one.run.module == "fedavg"}
     assert seeds == {0: ["fdse-8", "fdse-9"], 1: ["fdse-9"], 2: ["fdse-9"], 3: ["fdse-9"]}

@@ -4,7 +4,7 @@ from reproduce import measuring
 from reproduce.cells import cells_of
 from reproduce.records import Place, Records
 from reproduce.tables import read_tables
-from tests.small_table import record, write_records
+from tests.small_table import record, write_records, write_table
 
 import pytest
 
@@ -13,16 +13,15 @@ title = "t"
 paper = "fedcir"
 protocol = "p"
 trials = 0
+rows = [{method = "FedAvg", module = "fedavg"}]
 
-[[block]]
+[[blocks]]
 title = "b"
 dataset = "digits"
 columns = [{name = "TFLOPs", value = "reach/tflops"}]
-
-[[block.row]]
-method = "FedAvg"
-module = "fedavg"
-published = [[84.0]]
+"""
+REACH_PUBLISHED = """
+fedcir,91,digits,,FedAvg,TFLOPs,tflops,84.0,,measured
 """
 FIGURE = """
 title = "f"
@@ -30,22 +29,19 @@ paper = "fedcir"
 protocol = "p"
 figure = "measure"
 measure = "risk"
+rows = [{method = "FedAvg", module = "fedavg"}]
 
-[[block]]
+[[blocks]]
 title = "b"
 dataset = "digits"
 columns = [{name = "z", value = "best/ALL"}]
-
-[[block.row]]
-method = "FedAvg"
-module = "fedavg"
 """
 
 
 @pytest.fixture
 def measured(tmp_path):
     """measured() measures what a table and a figure need of one recorded run, whose folder is not here."""
-    (tmp_path / "fedcir-91.toml").write_text(REACH)
+    write_table(tmp_path, "fedcir-91", REACH, REACH_PUBLISHED)
     (tmp_path / "fedcir-fig91.toml").write_text(FIGURE)
     path = write_records(tmp_path / "runs.jsonl", [record("fedavg", ["--dataset", "digits"])])
 

@@ -11,7 +11,7 @@ from reproduce.origins import filled_by_other_code, reruns, runs_text, stale_tex
 from reproduce.records import Records, Run
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
-from tests.small_table import recorded, small_folder
+from tests.small_table import recorded, small_folder, write_table
 
 import pytest
 
@@ -69,16 +69,15 @@ title = "One"
 paper = "fdse"
 protocol = "p"
 trials = 1
+rows = [{method = "FedAvg", module = "fedavg"}]
 
-[[block]]
+[[blocks]]
 title = "Digits"
 dataset = "digits"
 columns = [{name = "ALL", value = "best/ALL"}]
-
-[[block.row]]
-method = "FedAvg"
-module = "fedavg"
-published = [[90.0]]
+"""
+PUBLISHED = """
+fdse,91,digits,,FedAvg,ALL,accuracy_percent,90.0,,measured
 """
 
 
@@ -88,9 +87,9 @@ def test_a_repaired_method_is_marked_and_measured_again(tmp_path):
     anew. What changes no byte takes none of this, once that is noted."""
     tree = tmp_path / "tree"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns("runs", "data", "results", ".git", ".venv"))
-    shutil.rmtree(tree / "tables")
-    (tree / "tables").mkdir()
-    (tree / "tables" / "fdse-91.toml").write_text(TABLE)
+    for path in [*(tree / "tables").glob("*.toml"), *(tree / "tables" / "published").glob("*.csv")]:
+        path.unlink()
+    write_table(tree / "tables", "fdse-91", TABLE, PUBLISHED)
     (tree / "results").mkdir()
     shutil.copy(ROOT / "results" / "agreement.toml", tree / "results")
 

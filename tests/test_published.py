@@ -1,9 +1,9 @@
-"""tests/published/README.md: a line for each file, with its counts."""
+"""tables/published: a line of README.md for each file, with its counts."""
 
 import csv
 from pathlib import Path
 
-PUBLISHED = Path(__file__).parent / "published"
+PUBLISHED = Path(__file__).parents[1] / "tables" / "published"
 
 
 def test_the_readme_has_a_line_for_each_file():

@@ -45,15 +45,16 @@ def test_a_page_says_where_its_published_numbers_are_from():
 
 
 def test_cells_as_text():
+    """The published numbers with the decimals that are printed."""
     three = {0: 95.0, 1: 97.0, 2: 96.0}
-    assert cell_text(Cell([90.0, 2.0], three, verdict="differs"), 0) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 *"
-    assert cell_text(Cell([90.0, 2.0], three, verdict="agrees"), 0) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 ="
-    one_seed = Cell([90.0, 2.0], {0: 96.0}, verdict="untested", stale=["a run"], uncommitted=True)
-    assert cell_text(one_seed, 1) == "90.0 ± 2.0 / 96.00 (1), +6.00 ? † ‡"
-    assert ours(Cell([90.0], three)) == "96.00 ± 1.00 (3)"
-    assert ours(Cell([90.0], {0: 2.0}, verdict="untested", elsewhere=True)) == "2.00 (1) ?"
-    assert cell_text(Cell([]), 0) == "- / -"
-    assert cell_text(Cell([90.0]), 2) == "90.00 / -"
+    assert cell_text(Cell(["90", "2"], three, verdict="differs")) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 *"
+    assert cell_text(Cell(["90", "2"], three, verdict="agrees")) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 ="
+    one_seed = Cell(["90.0", "0.16"], {0: 96.0}, verdict="untested", stale=["a run"], uncommitted=True)
+    assert cell_text(one_seed) == "90.0 ± 0.16 / 96.00 (1), +6.00 ? † ‡"
+    assert ours(Cell(["90.0"], three)) == "96.00 ± 1.00 (3)"
+    assert ours(Cell(["90.0"], {0: 2.0}, verdict="untested", elsewhere=True)) == "2.00 (1) ?"
+    assert cell_text(Cell([])) == "- / -"
+    assert cell_text(Cell(["90.00"])) == "90.00 / -"
 
 
 def test_a_smaller_scale_answers_whether_the_order_is_seen(tmp_path):

@@ -5,17 +5,17 @@ from reproduce.cells import Cell, filled
 from reproduce.records import Records
 from reproduce.scoreboard import Square, Strip, as_markdown, sentence, state_of, strip_of
 from reproduce.tables import Row, read_tables
-from tests.small_table import small_folder
+from tests.small_table import PUBLISHED, TABLE, small_folder, write_table
 
 import pytest
 
 FEDAVG, FEDX = Row("FedAvg", module="fedavg"), Row("FedX", module="baselines.fedx")
-SEEN, UNSEEN = Cell([90.0], {0: 95.0}), Cell([90.0])
+SEEN, UNSEEN = Cell(["90.0"], {0: 95.0}), Cell(["90.0"])
 
 
 @pytest.mark.parametrize("row, cell, small, state", [
     (FEDAVG, Cell([], {0: 95.0}), UNSEEN, "lost"),
-    (FEDAVG, Cell([90.0], {0: 95.0}, verdict="differs"), SEEN, "differs"),
+    (FEDAVG, Cell(["90.0"], {0: 95.0}, verdict="differs"), SEEN, "differs"),
     (FEDAVG, UNSEEN, SEEN, "laptop"),
     (FEDAVG, UNSEEN, UNSEEN, "not run"),
     (FEDX, UNSEEN, UNSEEN, "no method"),
@@ -34,8 +34,9 @@ def test_quoted_rows_and_rows_of_ours_are_not_counted(tmp_path):
     strip = strip_of_small_table(tmp_path)
     assert strip.counts == {"differs": 1, "untested": 3, "lost": 2, "no method": 3}
     assert strip.measured == 4 and strip.stale == 6  # the two without a published number too
-    path = tmp_path / "tables" / "fdse-9.toml"
-    path.write_text(path.read_text().replace("published = [[95.0, 1.0], [], []]", "ours = true"))
+    of_ours = TABLE.replace('flags = "--lambda 0"', 'flags = "--lambda 0"\nours = true')
+    others = [line for line in PUBLISHED.splitlines() if "FDSE without C" not in line]
+    write_table(tmp_path / "tables", "fdse-9", of_ours, "\n".join(others))
     (table,) = read_tables(tmp_path / "tables")
     blocks = filled(table, Records(tmp_path / "runs.jsonl"), "paper")
     assert len(strip_of(table, blocks, blocks).squares) == 6

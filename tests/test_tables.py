@@ -1,27 +1,28 @@
 """The tables as data: every published number is there, and every row is what its name says."""
 
 import csv
+import re
 from collections import Counter
-from pathlib import Path
 
 from plumbing.errors import Stop
 from reproduce.cells import run_of
 from reproduce.methods import arguments
-from reproduce.tables import FIGURES, read_tables
-from tests.small_table import TABLE, small_folder
+from reproduce.published import HEAD
+from reproduce.tables import BLOCK_KEYS, COLUMN_KEYS, FIGURES, ROW_KEYS, TABLE_KEYS, read_tables
+from tests.conftest import ROOT
+from tests.small_table import PUBLISHED, TABLE, write_table
 
 import pytest
 
 EVERY = read_tables()
 TABLES = [table for table in EVERY if not table.figure]
-PUBLISHED = Path(__file__).parent / "published"
+README = (ROOT / "tables" / "README.md").read_text()
 BASELINES = ("local centralized fedprox scaffold feddyn moon lgfedavg ditto partialfed fedbn fedfa fedheal "
              "feddg_ga fedproc fedgen fedema").split()
-# Names of datasets in the published files where they are others.
-DATASETS = {"domainnet10": "domainnet", "domainnet20": "domainnet", "officecaltech": "officecaltech10"}
 # Names of FDSE's Table 3 in the published files.
 SWITCHES = {"none of A, B, C": "A=0;B=0;C=0", "without A": "A=0;B=1;C=1", "without B": "A=1;B=0;C=1",
             "without C": "A=1;B=1;C=0", "FDSE (A, B, C)": "A=1;B=1;C=1"}
+PHOTO = "PACS, target photo (not said; the neighbouring figures are of it)"  # a block
 # What columns call the domains that they leave out.
 DOMAINS = {
     "officecaltech": {"A": "amazon", "C": "caltech", "D": "dslr", "W": "webcam"},
@@ -34,26 +35,24 @@ DOMAINS = {
 }
 
 
-def read_published(name: str) -> list[dict]:
-    with open(PUBLISHED / name) as file:
-        return list(csv.DictReader(file))
-
-
 def published() -> dict[str, list[dict]]:
-    """{table id: its rows}; FedADG's Figure 4 has sentences, not a table."""
+    """{table id: its rows} of all files of published numbers."""
     tables = {}
-    for path in sorted(PUBLISHED.glob("*_table*.csv")):
-        paper, _, number = path.stem.partition("_table")
-        tables[f"{paper}-{number}"] = read_published(path.name)
+    for path in sorted((ROOT / "tables" / "published").glob("*.csv")):
+        with open(path) as file:
+            tables[path.stem] = list(csv.DictReader(file))
     return tables
 
 
-def numbers(row: dict) -> tuple[float, ...]:
-    return tuple(float(row[name]) for name in ("mean", "std") if row[name])
+def numbers(row: dict) -> list[str]:
+    return [row[name] for name in ("mean", "std") if row[name]]
 
 
 def settings(table, block, row) -> dict[str, str]:
-    """What the published files say of a cell beside its dataset and column."""
+    """What the published files say of a cell beside its dataset and column; the tables say it themselves
+    (published_method, published_setting), here it follows from the names."""
+    if table.id == "fedadg-fig4":
+        return {"setting": f"target={block.title.removeprefix('PACS, ')}", "method": row.method}
     if table.id == "fdse-3":
         return {"setting": SWITCHES[row.method]}
     name = row.method
@@ -80,19 +79,68 @@ def cells_of_tables(tables):
 def test_every_published_table_is_there_with_every_number():
     """Cell by cell: dataset, row, column, mean, deviation, and whether the paper quotes it."""
     theirs, seen = published(), Counter()
-    assert {table.id for table in TABLES} == set(theirs) and len(theirs) == 24
-    for table, block, row, column, cell in cells_of_tables(TABLES):
+    figures = [table for table in EVERY if table.id == "fedadg-fig4"]
+    assert {table.id for table in TABLES + figures} == set(theirs) and len(theirs) == 25
+    for table, block, row, column, cell in cells_of_tables(TABLES + figures):
         expected = settings(table, block, row) | {"column": column.name}
-        datasets = DATASETS.get(block.dataset, block.dataset), ""
         of_cell = []
         for line in theirs[table.id]:
-            if line["dataset"] in datasets and expected.items() <= line.items():
+            if line["dataset"] in (block.dataset, "") and expected.items() <= line.items():
                 of_cell.append(line)
         where = table.id, block.title, row.method, column.name
-        assert len(of_cell) == 1 and numbers(of_cell[0]) == tuple(map(float, cell)), (where, of_cell)
+        if table.figure and not of_cell:
+            assert cell == [], where
+            continue
+        assert len(of_cell) == 1 and numbers(of_cell[0]) == cell, (where, of_cell)
         assert (of_cell[0]["kind"] == "quoted") == row.quoted, where
         seen[table.id] += 1
     assert seen == {name: len(lines) for name, lines in theirs.items()}
+
+
+@pytest.mark.parametrize("table, block, row, column, cell", [
+    ("fdse-1", "Office-Caltech10", "FDSE", "ALL", ["87.15", "2.06"]),
+    ("fdse-1", "PACS", "FDSE", "AVG", ["82.17", "1.49"]),
+    ("fdse-2", "DomainNet", "FDSE - align", "S", ["62.59"]),
+    ("fdse-2", "DomainNet", "FDSE, BN_DSE's statistics alone", "S", []),
+    ("fdse-3", "PACS", "none of A, B, C", "ALL", ["82.46"]),
+    ("fdse-3", "DomainNet", "without B", "AVG", ["74.32"]),
+    ("fdse-4", "Office-Caltech10", "Ditto", "Comm.", ["49.52"]),
+    ("fdse-A8", "PACS, ViT-B/8", "FedHeal", "ALL", ["30.05", "3.44"]),
+    ("fdse-A9", "Office-Caltech10", "FedAvg", "W", ["65.61"]),
+    ("fedadg-3", "VLCS", "DANN", "V", ["66.40"]),
+    ("fedadg-4", "PACS", "FedADG", "Avg.", ["73.82"]),
+    ("fedadg-5", "PACS", "FedAvg", "S", ["60.52"]),
+    ("fedadg-6", "PACS", "Laplace (1/sqrt(2))", "P", ["84.31"]),
+    ("fedadg-fig4", "PACS, sketch", "FedADG", "2000", ["63.35"]),
+    ("fedadg-fig4", "PACS, photo", "FedADG", "2000", []),
+    ("fedcir-1", "PACS", "FedSR", "PACS", ["55.18", "2.61"]),
+    ("fedcir-2", "PACS, lambda_align = 5e-6", "FedCiR", "lambda_reg=0.5", ["67.58"]),
+    ("fedcir-2", "PACS, lambda_reg = 0.5", "FedCiR", "lambda_align=0.0", ["63.83"]),
+    ("fedcir-3", "DomainNet", "FedGen", "GPU memory (GB)", ["7.85"]),
+    ("fedgala-1", "PACS, 10% of the labels", "FedMoCo", "A", ["35.7", "9.6"]),
+    ("fedgala-1", "PACS, 30% of the labels", "FedSimSiam", "A", ["35.7", "9.6"]),
+    ("fedgala-1", "PACS, 10% of the labels", "FedEMA", "S", ["45.6", "0.16"]),
+    ("fedgala-2", "DomainNet", "BYOL", "Q", ["5.9"]),
+    ("fedgala-3", "PACS", "FedGaLA w/ MoCo", "S", ["39.6", "2.4"]),
+    ("fedgala-4", "PACS", "w/o LA", "Ave.", ["58.5"]),
+    ("fedgala-4", "Digits, target d0 (not in the paper)", "w/o LA", "30%", []),
+    ("fedgala-fig3b", "PACS, target photo", "FedGaLA", "accuracy", []),
+    ("fedgala-5", PHOTO, "FedGaLA", "E=7", ["64.8"]),
+    ("fedgala-6", "PACS", "RF: 0.01", "P", ["63.8", "1.4"]),
+    ("fedgala-7", "TerraInc", "FedGaLa+L2 (lambda=0.01)", "L100", ["57.8", "3.3"]),
+    ("fedsr-1", "RotatedMNIST", "HIR", "M0", ["90.34"]),
+    ("fedsr-2", "PACS", "FedADG", "A", ["77.8", "0.5"]),
+    ("fedsr-3", "Office-Home", "(name lost) centralized 2", "R", ["77.9"]),
+    ("fedsr-4", "DomainNet", "FedL2R", "C", []),
+    ("fedsr-4", "DomainNet", "FedL2R", "AVG", ["40.6"]),
+])
+def test_cells_have_the_numbers_of_the_papers(table, block, row, column, cell):
+    """A few of each table, typed here once more."""
+    (of_id,) = [one for one in EVERY if one.id == table]
+    (of_title,) = [one for one in of_id.blocks if one.title == block]
+    (of_name,) = [one for one in of_title.rows if one.method == row]
+    names = [one.name for one in of_title.columns]
+    assert of_name.published[names.index(column)] == cell
 
 
 def test_columns_leave_out_the_domain_that_they_name():
@@ -182,11 +230,9 @@ def test_rows_of_a_block_have_one_budget_at_laptop_scale():
 
 
 def test_rows_of_a_block_have_one_budget_at_paper_scale():
-    """In FDSE's, FedCiR's and FedSR's tables, whose methods train equally long on the same images; FedADG and
-    FedGaLA have rows about it. The best validation round is one of equally many."""
+    """All rows of a column train equally long on the same images, and the best validation round is one of
+    equally many; columns may be about the budget."""
     for table in EVERY:
-        if table.paper not in ("fdse", "fedcir", "fedsr"):
-            continue
         for block in table.blocks:
             budgets = {}
             for column, args in arguments_of_cells(block, "paper"):
@@ -212,43 +258,184 @@ def test_every_command_parses():
 
 
 def test_the_figures_of_the_papers_are_there():
-    """FedADG's Fig. 4 has the accuracies that its text states."""
     by_id = {table.id: table for table in EVERY if table.figure}
     expected = {"fedsr-fig1", "fedadg-fig4"}
     expected |= {f"fedgala-fig{i}" for i in "2a 2b 2c 2d 3a 3b 3c 3d".split()}
     expected |= {f"fedcir-fig{i}" for i in range(3, 13)}
     expected |= {f"fdse-fig{i}" for i in "3 4 5 6 A8".split()}
     assert set(by_id) == expected and {table.figure for table in by_id.values()} == set(FIGURES)
-    stated, shown = set(), set()
-    for line in read_published("fedadg_fig4.csv"):
-        if line["metric"] == "accuracy_percent":
-            stated.add((line["setting"].removeprefix("rp_size="), float(line["mean"])))
-    for _, block, _, column, cell in cells_of_tables([by_id["fedadg-fig4"]]):
-        if "sketch" in block.title and cell:
-            shown.add((column.name, cell[0]))
-    assert shown == stated
+
+
+def example(language: str) -> str:
+    """The example of tables/README.md in a language."""
+    return README.split(f"```{language}\n")[1].split("```")[0]
+
+
+def test_the_example_of_the_readme(tmp_path):
+    """As printed: a table, a row, and a baseline's values for each dataset."""
+    assert len(example("toml").splitlines()) <= 12
+    head, _, lines = example("csv").partition("\n")
+    assert head == ",".join(HEAD)
+    write_table(tmp_path, "fdse-1", example("toml"), f"\n{lines}")
+    (table,) = read_tables(tmp_path)
+    shown = []
+    for block in table.blocks:
+        (row,) = block.rows
+        run = run_of(block, row, block.columns[0], "paper", 0)
+        shown.append((block.dataset, arguments(row.module, run.flags).mu, row.published))
+    assert shown == [("officecaltech", 0.1, [["82.69", "1.52"]]), ("pacs", 0.01, [["74.38", "1.55"]])]
+
+
+def test_the_readme_of_the_tables_has_every_key():
+    for key in TABLE_KEYS + BLOCK_KEYS + ROW_KEYS + COLUMN_KEYS:
+        assert f"`{key}`" in README or f"{key} = " in README or f"[[{key}]]" in README, key
+
+
+TWO_BLOCKS = """
+title = "Two datasets"
+paper = "fdse"
+protocol = "p"
+trials = 4
+columns = [{name = "ALL", value = "best/ALL"}]
+rows = [
+    {method = "FedAvg", module = "fedavg", flags = "--lr 0.2", flags_on = {pacs = "--batch-size 7"}},
+    {method = "Control", module = "fdse", laptop = "--rounds 3", ours = true},
+    {method = "FDSE", module = "fdse", published_method = "Ours", published_setting = "b=1"},
+]
+
+[[blocks]]
+title = "Office"
+dataset = "officecaltech"
+laptop = "--image-size 64"
+
+[[blocks]]
+title = "PACS"
+dataset = "pacs"
+flags = "--rounds 5"
+rows = ["FDSE", "FedAvg"]
+columns = [{name = "AVG", value = "best/AVG"}]
+
+[[blocks]]
+title = "PACS, not in the paper"
+dataset = "pacs"
+rows = ["FDSE"]
+ours = true
+"""
+TWO_BLOCKS_PUBLISHED = """
+fdse,9,officecaltech,,FedAvg,ALL,accuracy_percent,80.10,1.0,measured
+fdse,9,,b=0,Ours,ALL,accuracy_percent,81.0,,measured
+fdse,9,,b=1,Ours,ALL,accuracy_percent,82,,measured
+fdse,9,pacs,b=1,Ours,AVG,accuracy_percent,,,measured
+fdse,9,pacs,,FedAvg,AVG,accuracy_percent,84.0,,measured
+"""
+
+
+def test_rows_are_stated_once(tmp_path):
+    """Each block has them with its own flags, columns, numbers and, where it names them, order."""
+    lines = TWO_BLOCKS_PUBLISHED.replace("fdse,9,,b=0,Ours,ALL,accuracy_percent,81.0,,measured\n", "")
+    write_table(tmp_path, "fdse-9", TWO_BLOCKS, lines)
+    (table,) = read_tables(tmp_path)
+    office, pacs, of_ours = table.blocks
+    shown = [(row.method, row.flags, row.laptop, row.ours, row.published) for row in office.rows]
+    assert shown == [("FedAvg", "--lr 0.2", "", False, [["80.10", "1.0"]]),
+                     ("Control", "", "--rounds 3", True, [[]]), ("FDSE", "", "", False, [["82"]])]
+    shown = [(row.method, row.flags, row.ours, row.published) for row in pacs.rows]
+    assert shown == [("FDSE", "", False, [[]]), ("FedAvg", "--lr 0.2 --batch-size 7", False, [["84.0"]])]
+    assert [(row.method, row.ours, row.published) for row in of_ours.rows] == [("FDSE", True, [[]])]
+    assert [column.name for block in table.blocks for column in block.columns] == ["ALL", "AVG", "ALL"]
+    args = arguments("fedavg", run_of(pacs, pacs.rows[1], pacs.columns[0], "paper", 0).flags)
+    assert (args.lr, args.batch_size, args.rounds) == (0.2, 7, 5)
+    args = arguments("fdse", run_of(office, office.rows[1], office.columns[0], "laptop", 0).flags)
+    assert (args.image_size, args.rounds) == (64, 3)
 
 
 @pytest.mark.parametrize("change, words", [
     (('paper = "fdse"', 'paper = "x"'), "the paper is x; expected one of"),
-    (("published = [[90.0, 2.0], [88.5], [89.25]]", "published = []"), "0 published cells for 3 columns"),
     (("trials = 4", ""), "needs trials"),
-    (("[[block]]", "[[block"), "is no table"),
+    (("[[blocks]]", "[[blocks"), "is no table"),
     (("trials = 4", 'trials = "x"'), "trials is 'x'; expected int"),
-    (("published = [[95.0, 1.0], [], []]", "published = [[95.0], [], []]\nours = true"), "a row of ours has"),
-    (("published = [[90.0, 2.0], [88.5], [89.25]]", "published = 5"), "is no table"),
-    (("published = [[90.0, 2.0], [88.5], [89.25]]", 'published = [["x"], [], []]'), "a published cell is"),
-    (("published = [[95.0, 1.0], [], []]", "published = [[1, 2, 3], [], []]"), "a published cell is"),
+    (('flags = "--lambda 0"', "ours = true"), "no row has the number of digits, FDSE without C, ALL"),
     (('flags = "--lambda 0"', "flags = \"--lambda '0\""), "No closing quotation"),
+    (('flags = "--lambda 0"', "flags_on = {digits = \"--lambda '0\"}"), "No closing quotation"),
+    (('flags = "--lambda 0"', 'flags_on = {pacs = "--lambda 0"}'), "flags on pacs, of which there is no"),
+    (('flags = "--lambda 0"', "flags = 0"), "flags is 0; expected str"),
+    (('flags = "--lambda 0"', "flags_on = 0"), "flags_on is 0; expected dict"),
+    (('flags = "--lambda 0"', 'flag = "--lambda 0"'), "a row has flag, which is none of method, mod"),
+    (('flags = "--lambda 0"', "published = [[90.0], [], []]"), "a row has published, which is none of"),
+    (('flags = "--lambda 0"', 'published_method = "FDSE"'), "has no number for it"),
+    (('flags = "--lambda 0"', 'published_setting = "a=1"'), "has no number for it"),
+    (('method = "FedX"', ""), "a row has no method"),
+    (('method = "FedX"', 'method = "FedY"'), "Digits, FedY, ALL: published/fdse-9.csv has no number for it"),
+    (('method = "FedX"', 'method = "FedAvg"'), "two rows are FedAvg"),
+    (("quoted = true", "quoted = true\nours = true"), "a row of ours is not quoted"),
+    (("quoted = true", 'module = "fedavg"'), "Quoted, ALL: quoted in one of the table and published"),
     (('value = "best/ALL"', 'value = "bset/ALL"'), "is no value of a column"),
     (('value = "best/ALL"', 'value = "cost/foo"'), "is no value of a column"),
     (('value = "best/ALL"', 'value = "best"'), "is no value of a column"),
+    (('value = "best/ALL"', 'value = "best/ALL", flag = ""'), "a column has flag, which is none of"),
+    (('value = "best/ALL"', 'flags = ""'), "a column has no value"),
+    (('{name = "ALL", value = "best/ALL"}', "5"), "a column is 5; expected keys and values"),
     (('module = "fdse"', ""), "it needs a module, or quoted"),
     (("trials = 4", 'figure = "pie"'), "needs trials, or figure, one of"),
-    (("[[block]]", "# \xff\n[[block]]"), "is no table"),
+    (("trials = 4", "trials = 4\ntrial = 4"), "the table has trial, which is none of"),
+    (('title = "A small table"', ""), "the table has no title"),
+    (("[[blocks]]", "# \xff\n[[blocks]]"), "is no table"),
+    (('dataset = "digits"', ""), "a block has no dataset"),
+    (('dataset = "digits"', 'dataset = "digits"\nrow = []'), "a block has row, which is none of"),
+    (('dataset = "digits"', 'dataset = "digits"\nrows = ["FedAvg"]'), "FDSE without C is in no block"),
+    (('dataset = "digits"', 'dataset = "digits"\nrows = ["FedZ"]'), "FedZ is no row; expected one of Fed"),
+    (('dataset = "digits"', 'dataset = "digits"\nours = true'), "no row has the number of digits"),
+    (('dataset = "digits"', 'dataset = "pacs"'), "has no number for it"),
 ])
 def test_bad_tables(tmp_path, change, words):
-    path = small_folder(tmp_path) / "tables" / "fdse-9.toml"
+    assert TABLE.count(change[0]) == 1
+    path = write_table(tmp_path, "fdse-9", "", PUBLISHED)
     path.write_text(TABLE.replace(*change), encoding="latin-1")
-    with pytest.raises(Stop, match=words.replace("[", r"\[")):
-        read_tables(tmp_path / "tables")
+    with pytest.raises(Stop, match=re.escape(words)) as stop:
+        read_tables(tmp_path)
+    assert stop.value.code == 2 and str(path) in str(stop.value)
+
+
+LINE = "fdse,9,digits,,FedAvg,ALL,accuracy_percent,90.0,2.0,measured\n"
+
+
+@pytest.mark.parametrize("change, words", [
+    ((LINE, ""), "Digits, FedAvg, ALL: published/fdse-9.csv has no number for it"),
+    ((LINE, LINE + LINE), "has 2 numbers for digits, FedAvg, ALL: published_setting says which"),
+    ((LINE, LINE + LINE.replace("FedAvg", "FedZ")), "no row has the number of digits, FedZ, ALL"),
+    ((LINE, LINE.replace("90.0", "9O.0")), "line 2: '9O.0' is no number"),
+    ((LINE, LINE.replace("90.0", "nan")), "line 2: 'nan' is no number"),
+    ((LINE, LINE.replace("90.0", "")), "line 2 has a deviation without a mean"),
+    ((LINE, LINE.replace("measured", "seen")), "line 2: the kind is 'seen'; expected one of"),
+    ((LINE, LINE.replace("measured", "quoted")), "FedAvg, ALL: quoted in one of the table and"),
+    ((LINE, LINE.replace(",measured", "")), "line 2 has not 10 values"),
+    ((LINE, LINE.replace("measured", "measured,x")), "line 2 has not 10 values"),
+    ((",Quoted,Mean,", ",Quoted,\"Mean,"), "published/fdse-9.csv: unexpected end of data"),
+])
+def test_bad_published_numbers(tmp_path, change, words):
+    assert PUBLISHED.count(change[0]) == 1
+    write_table(tmp_path, "fdse-9", TABLE, PUBLISHED.replace(*change))
+    with pytest.raises(Stop, match=re.escape(words)):
+        read_tables(tmp_path)
+
+
+def test_published_numbers_belong_to_one_cell(tmp_path):
+    """Of several numbers the setting says which; none is of two cells, and no file is of no table."""
+    lines = TWO_BLOCKS_PUBLISHED.replace("pacs,b=1,Ours,AVG", ",b=1,Ours,AVG")
+    write_table(tmp_path, "fdse-9", TWO_BLOCKS, lines)
+    with pytest.raises(Stop, match="no row has the number of b=0, Ours, ALL"):
+        read_tables(tmp_path)
+    write_table(tmp_path, "fdse-9", TWO_BLOCKS.replace("ours = true\n", "", 1), lines)
+    with pytest.raises(Stop, match="two cells have the number of pacs, Ours, ALL"):
+        read_tables(tmp_path)
+    path = write_table(tmp_path, "fdse-9", TABLE, PUBLISHED)
+    path.with_name("fdse-8.toml").write_text(TABLE)
+    with pytest.raises(Stop, match="published/fdse-8.csv has no number for it"):
+        read_tables(tmp_path)
+    path.with_name("fdse-8.toml").unlink()
+    (tmp_path / "published" / "fdse-8.csv").write_text(",".join(HEAD))
+    with pytest.raises(Stop, match="fdse-8.csv is of no table"):
+        read_tables(tmp_path)
+    (tmp_path / "published" / "fdse-9.csv").write_text("a,b" + PUBLISHED)
+    with pytest.raises(Stop, match="the first line must be paper,table"):
+        read_tables(tmp_path)

@@ -11,7 +11,7 @@ from reproduce.cells import missing
 from reproduce.measures.finished import history
 from reproduce.records import Records
 from reproduce.tables import read_tables
-from tests.small_table import FEDSR, TABLE, record, write_records
+from tests.small_table import FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, write_records, write_table
 
 import pytest
 
@@ -56,8 +56,8 @@ def test_without_labels_the_last_round_alone_is_evaluated():
 
 def test_a_run_has_the_whole_curve_if_one_of_its_tables_asks_for_it(tmp_path):
     """A record without it is none for the table with the curve: the run is made again from the start."""
-    (tmp_path / "fdse-9.toml").write_text(TABLE)
-    (tmp_path / "fedsr-9.toml").write_text(FEDSR)
+    write_table(tmp_path, "fdse-9", TABLE, PUBLISHED)
+    write_table(tmp_path, "fedsr-9", FEDSR, FEDSR_PUBLISHED)
     records = Records(tmp_path / "runs.jsonl")
     todo = [one.run for one in missing(read_tables(tmp_path), records, "paper", [0])]
     assert all(run.command.endswith("--test-rounds best") for run in todo)
