@@ -119,6 +119,7 @@ RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fe
              "baselines/ditto.py": 0.75,
              "baselines/partialfed.py": 0.7,
              "baselines/fedbn.py": 0.75,
+             "baselines/fedfa.py": 0.9,
              "baselines/fedheal.py": 0.75,
              "baselines/feddyn.py": 0.7,
              "baselines/scaffold.py": 0.7,

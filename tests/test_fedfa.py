@@ -1,0 +1,243 @@
+"""FedFA: rounds by hand in plain torch, a layer's numbers, its places, and the setting in which it is
+FedAvg."""
+
+import common
+import fedavg
+from baselines import fedfa
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import ClippedSGD, batch_norm, in_double, leaves_of, linear, log_probability
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of
+
+import pytest
+import torch
+from torch import tensor
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, max_pool2d
+from torch.testing import assert_close
+
+NAME = "baselines.fedfa"
+LAYERS = ("body.3.1", "body.7.1")  # in the network of the digits
+
+
+def augmented(h, state, name, prob, memory, acted):
+    """A layer in plain sums over h [B, C, h, w]; the running statistics in `state` move. Coin and noise are
+    drawn in the layer's order."""
+    acts = float(torch.rand(())) < prob
+    acted.append(acts)
+    if not acts:
+        return h
+    B, C, pixels = h.shape[0], h.shape[1], h.shape[2] * h.shape[3]
+    mu = h.sum((2, 3)) / pixels
+    centred = h - mu[:, :, None, None]
+    sigma = (centred.square().sum((2, 3)) / (pixels - 1) + 1e-6).sqrt()
+    drawn = {}
+    for what, v in (("mu", mu), ("sigma", sigma)):
+        running = f"{name}.mean_{what}"
+        state[running] = memory * state[running] + (1 - memory) * v.detach().sum(0) / B
+        batch = (v - v.sum(0) / B).square().sum(0) / (B - 1) + 1e-6
+        spread = state[f"{name}.spread_{what}"] + 1e-6
+        share = spread / (1 + spread)
+        gamma = C * share / share.sum()
+        noise = torch.randn(B, C, 1, 1).double()[:, :, 0, 0]
+        drawn[what] = v + ((1 + gamma) * batch).sqrt() * noise
+    scale = drawn["sigma"] / sigma
+    return scale[:, :, None, None] * centred + drawn["mu"][:, :, None, None]
+
+
+def train_by_hand(w, args, data, t, k, acted):
+    """Three steps from the model w: the model, its losses, the gradients' norms."""
+    w = in_double(w)
+    sgd = ClippedSGD(args.lr * args.lr_decay ** t, args.momentum, args.weight_decay, args.clip)
+    losses = []
+    for x, y in common.batches(data.train, args, t, k):
+        leaves = {name: v for name, v in leaves_of(w).items() if not name.startswith(LAYERS)}
+        h = x.double()
+        for conv, bn, layer in (("body.0", "body.1", LAYERS[0]), ("body.4", "body.5", LAYERS[1])):
+            h = conv2d(h, leaves[f"{conv}.weight"], leaves[f"{conv}.bias"], padding=1)
+            h = max_pool2d(batch_norm(h, leaves, w, bn).clamp(min=0), 2)
+            h = augmented(h, w, layer, args.prob, args.memory, acted)
+        z = linear(adaptive_avg_pool2d(h, 7).flatten(1), leaves, "body.10").clamp(min=0)
+        loss = -log_probability(linear(z, leaves, "head"), y).mean()
+        losses.append(float(loss.detach()))
+        sgd.step(loss, leaves, w)
+    return w, losses, sgd.norms
+
+
+@pytest.mark.parametrize("variance,average", [("channels", "samples"), ("one", "uniform")])
+def test_rounds_by_hand(variance, average):
+    """Uploads and the server's model over three rounds, whose clients change."""
+    args = parsed(NAME, *FLAGS, "--prob", 0.6, "--memory", 0.8, "--momentum", 0.7, "--variance", variance,
+                  "--average", average)
+    server, clients, data = federation(fedfa, args, fedfa.build)
+    all_norms, acted = [], []
+    for t, chosen in enumerate(ROUNDS):
+        w, uploads, hands = in_double(server.w), {}, []
+        for k in chosen:
+            common.seed_all("noise", t, k)
+            uploads[k] = clients[k].train(copied(server.download(k)), t)
+            common.seed_all("noise", t, k)
+            hand, losses, norms = train_by_hand(w, args, data[k], t, k, acted)
+            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
+            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            hands.append(hand)
+            all_norms += norms
+        server.update(uploads, t)
+        expected = mean(hands, shares_of(chosen, average))
+        for layer in LAYERS:
+            for what in ("mu", "sigma"):
+                of_clients = torch.stack([hand[f"{layer}.mean_{what}"] for hand in hands])  # [K, C]
+                middle = of_clients.mean() if variance == "one" else of_clients.mean(0)
+                squares = (of_clients - middle).square()
+                if variance == "one":
+                    spread = torch.full((of_clients.shape[1],), squares.sum() / (squares.numel() - 1))
+                else:
+                    spread = squares.sum(0) / (len(hands) - 1)
+                expected[f"{layer}.spread_{what}"] = spread.double()
+        assert_close(in_double(server.w), expected, **CLOSE)
+        for k in range(3):
+            model = clients[k].model(copied(server.download(k)))
+            assert same(common.state(model), server.w)
+    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+    assert 0 < sum(acted) < len(acted)  # some layers act on a batch, some do not
+
+
+def test_never_acting_is_fedavg():
+    """With --prob 0 all entries that FedAvg has are FedAvg's, to the bit."""
+    models = {}
+    for module, name, build in ((fedfa, NAME, fedfa.build), (fedavg, "fedavg", common.backbone)):
+        flags = ["--prob", 0] if module is fedfa else []
+        server, clients, _ = federation(module, parsed(name, *FLAGS, *flags), build)
+        for t, chosen in enumerate(ROUNDS):
+            server.update({k: clients[k].train(server.download(k), t) for k in chosen}, t)
+        models[module] = server.w
+    ours = {name: v for name, v in models[fedfa].items() if not name.startswith(LAYERS)}
+    assert same(ours, models[fedavg])
+
+
+def layer_of(prob: float, channels: int) -> fedfa.FFALayer:
+    return fedfa.FFALayer(parsed(NAME, "--prob", prob), channels).train()
+
+
+def test_a_layer_draws_its_distribution():
+    """Over many draws the mean over the pixels of an image's channel has the mean mu and the variance
+    (gamma + 1) Sigma_mu, and its deviation likewise; the pattern within the channel stays."""
+    common.seed_all("draws")
+    layer = layer_of(1, 3)
+    layer.spread_mu.copy_(tensor([0.0, 1.0, 3.0]))
+    layer.spread_sigma.copy_(tensor([2.0, 0.0, 0.0]))
+    x = torch.randn(4, 3, 5, 5) * tensor([1.0, 2.0, 0.5])[:, None, None]
+    x = x * (1 + torch.arange(4)[:, None, None, None]) + torch.arange(4)[:, None, None, None]
+    mu, sigma = x.mean((2, 3)), x.std((2, 3))
+    drawn_mu, drawn_sigma = [], []
+    for _ in range(2000):
+        out = layer(x)
+        drawn_mu.append(out.mean((2, 3)))
+        drawn_sigma.append(((out - out.mean((2, 3), keepdim=True)) * (x - mu[:, :, None, None])).sum((2, 3))
+                           / 24 / sigma)
+    gamma_mu = tensor([0.0, 3 * (1 / 2) / (5 / 4), 3 * (3 / 4) / (5 / 4)])
+    gamma_sigma = tensor([3.0, 0.0, 0.0])
+    for v, drawn, gamma in ((mu, drawn_mu, gamma_mu), (sigma, drawn_sigma, gamma_sigma)):
+        drawn = torch.stack(drawn)
+        variance = ((1 + gamma) * v.var(0)).expand(4, 3)
+        assert_close(drawn.mean(0), v, atol=0.1 * float(variance.max().sqrt()), rtol=0)
+        assert_close(drawn.var(0), variance, atol=0, rtol=0.15)
+
+
+def test_gamma_by_hand():
+    """Spreads of 0, 1 and 3 are shares 0, 1/2 and 3/4: times 3 over their sum. Equal spreads give 1."""
+    assert_close(fedfa.fusion(tensor([0.0, 1.0, 3.0])), tensor([0.0, 1.2, 1.8]), atol=1e-5, rtol=0)
+    assert_close(fedfa.fusion(torch.full((4,), 0.01)), torch.ones(4))
+
+
+def test_variance_of_clients_by_hand():
+    """Of clients (1, 5) and (3, 5): channel by channel 2 and 0, all together 11/3."""
+    means = [tensor([1.0, 5.0]), tensor([3.0, 5.0])]
+    assert fedfa.variance_of_clients(means, "channels").tolist() == [2, 0]
+    assert_close(fedfa.variance_of_clients(means, "one"), tensor([11 / 3, 11 / 3]))
+
+
+def test_tokens_are_pixels():
+    """What a layer makes of tokens [B, N, C] is what it makes of maps [B, C, N, 1]."""
+    x = torch.randn(6, 9, 4)
+    outputs, layers = [], []
+    for shaped in (x, x.mT[..., None]):
+        layers.append(layer_of(1, 4))
+        common.seed_all("tokens")
+        outputs.append(layers[-1](shaped))
+    assert_close(outputs[0], outputs[1][..., 0].mT)
+    assert_close(layers[0].mean_mu, layers[1].mean_mu)
+
+
+def test_a_layer_at_rest():
+    """In evaluation, with a batch of one image and with maps of one pixel. With a probability of 0 there is
+    no coin either, which would change what dropout draws."""
+    random_numbers = torch.get_rng_state()
+    layer_of(0, 4)(torch.randn(5, 4, 3, 3, generator=torch.Generator()))
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+    layer = layer_of(1, 4)
+    for x in (torch.randn(1, 4, 3, 3), torch.randn(5, 4, 1, 1)):
+        assert layer(x) is x
+    assert layer.eval()(torch.randn(5, 4, 3, 3)).shape == (5, 4, 3, 3)
+    assert layer.mean_mu.abs().max() == 0
+
+
+def test_one_client_in_a_round():
+    """There is no variance of one client: the last one stays."""
+    server, clients, _ = federation(fedfa, parsed(NAME, *FLAGS, "--prob", 1), fedfa.build)
+    server.update({k: clients[k].train(server.download(k), 0) for k in (0, 1)}, 0)
+    before = copied(server.w)
+    server.update({2: clients[2].train(server.download(2), 1)}, 1)
+    for layer in LAYERS:
+        assert torch.equal(server.w[f"{layer}.spread_mu"], before[f"{layer}.spread_mu"])
+        assert not torch.equal(server.w[f"{layer}.mean_mu"], before[f"{layer}.mean_mu"])
+
+
+COUNTS = {"vit_b8": 4, "smallcnn": 2, "smallcnn_bn": 2}  # of layers; the others have five
+
+
+@pytest.mark.parametrize("name", common.BACKBONES)
+def test_places(name):
+    """In each backbone the layers have as many channels as what they get, or the forward pass would fail."""
+    args = parsed(NAME, "--backbone", name, "--prob", 1, "--image-size", 64)
+    with torch.device("meta"):  # shapes without numbers
+        net = fedfa.build(args, 3, 10)
+    seen = []
+    for module in net.modules():
+        if isinstance(module, fedfa.FFALayer):
+            module.register_forward_hook(lambda layer, x, out: seen.append(layer.channels))
+            assert module.channels in (32, *[2 ** i for i in range(6, 12)], 192, 384, 768)
+    if name in ("alexnet_bn", "alexnet"):
+        assert list(fedfa.PLACES[name].values()) == [64, 192, 384, 256, 256]
+    z = net.train().features(torch.empty(4, 3, 64, 64, device="meta"))
+    assert z.shape == (4, common.BACKBONES[name].dim)
+    assert len(seen) == COUNTS.get(name, 5) and seen == list(fedfa.PLACES[name].values())
+
+
+def test_alexnet_has_them_behind_pooling_and_relu():
+    """Behind the pooling of blocks 1, 2 and 5 and the ReLU of blocks 3 and 4, as in both codes."""
+    with torch.device("meta"):
+        body = fedfa.build(parsed(NAME, "--backbone", "alexnet_bn"), 3, 10).body
+    before = []
+    for module in body:
+        if isinstance(module, torch.nn.Sequential):
+            before.append(type(module[0]).__name__)
+    assert before == ["MaxPool2d", "MaxPool2d", "ReLU", "ReLU", "MaxPool2d"]
+    assert [type(body[i]).__name__ for i in (8, 11, 14)] == ["Conv2d"] * 3
+
+
+def test_what_travels(tmp_path):
+    """Four numbers for each channel of the layers more than FedAvg, both ways."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 1)
+    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
+    for name, log in theirs.items():
+        for way in ("bytes_down", "bytes_up"):
+            assert ours[name][way] == log[way] + 4 * 4 * (32 + 64)
+
+
+def test_the_settings_are_those_of_fedavg():
+    for dataset in fedfa.PAPER:
+        assert fedfa.PAPER[dataset] == fedavg.PAPER[dataset]
+        args = parsed(NAME, "--dataset", dataset)
+        assert (args.prob, args.memory, args.variance) == (0.5, 0.99, "channels")
