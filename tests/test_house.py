@@ -121,6 +121,7 @@ RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fe
              "baselines/fedbn.py": 0.75,
              "baselines/fedfa.py": 0.9,
              "baselines/fedheal.py": 0.75,
+             "baselines/fedgen.py": 0.7,
              "baselines/feddyn.py": 0.7,
              "baselines/scaffold.py": 0.7,
              "baselines/fedprox.py": 0.9,

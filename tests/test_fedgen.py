@@ -1,0 +1,254 @@
+"""FedGen: rounds by hand in plain torch, its losses against the formulas, and where it is FedAvg."""
+
+import common
+import fedcir
+from baselines import fedgen
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import batch_norm, in_double, leaves_of, linear, log_probability
+from tests.three_clients import (
+    CLOSE,
+    FLAGS,
+    ROUNDS,
+    federation,
+    mean,
+    same,
+    shares_of,
+    three_clients,
+    train_by_hand,
+)
+
+import pytest
+import torch
+from torch import tensor
+from torch.testing import assert_close
+
+NAME = "baselines.fedgen"
+C = 10
+OWN = ("--momentum", 0.8, "--lambda-reg", 0.7, "--lambda-kd", 1.6, "--lambda-decay", 0.5, "--diversity", 3,
+       "--generator-steps", 4, "--generator-lr", 0.02, "--noise", 5, "--width", 12)
+OTHER = ("--teacher", "logits", "--labels", "uniform", "--epsilon", "uniform", "--generator-relu",
+         "--average", "uniform")
+
+
+def noise_by_hand(args, B):
+    if args.epsilon == "uniform":
+        return torch.rand(B, 5).double()
+    return torch.randn(B, 5).double()
+
+
+def generated(args, leaves, w_g, y, epsilon, training):
+    """G(y, epsilon) [B, D]; in training the running statistics of `w_g` move."""
+    h = torch.cat([epsilon, torch.eye(C).double()[y]], 1) @ leaves["first.weight"].T
+    if training:
+        h = batch_norm(h, leaves, w_g, "bn")
+    else:
+        normal = (h - w_g["bn.running_mean"]) / (w_g["bn.running_var"] + 1e-5).sqrt()
+        h = normal * leaves["bn.weight"] + leaves["bn.bias"]
+    z = linear(h.clamp(min=0), leaves, "second")
+    return z.clamp(min=0) if args.generator_relu else z
+
+
+def diversity_by_hand(epsilon, z):
+    """Pair by pair."""
+    total = 0
+    for i in range(len(z)):
+        for j in range(len(z)):
+            total = total + (epsilon[i] - epsilon[j]).pow(2).mean() * (z[i] - z[j]).abs().mean()
+    return (-total / len(z) ** 2).exp()
+
+
+def generator_by_hand(args, w_g, adam, uploads, counts, p):
+    """The generator's steps on the uploaded classifiers; changes `w_g` and `adam`."""
+    shares = counts.double() / counts.sum(0).clamp(min=1)
+    for _ in range(args.generator_steps):
+        y = torch.multinomial(p, args.batch_size, replacement=True)
+        epsilon = noise_by_hand(args, len(y))
+        leaves = leaves_of(w_g)
+        z = generated(args, leaves, w_g, y, epsilon, training=True)
+        loss, logits = 0, 0
+        for share, w in zip(shares, uploads):
+            loss = loss - (share[y] * log_probability(linear(z, w, "head"), y)).mean()
+            logits = logits + linear(z, w, "head") / len(uploads)
+        if args.teacher == "logits":
+            loss = -log_probability(logits, y).mean()
+        loss = loss + 3 * diversity_by_hand(epsilon, z)
+        for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values()))):
+            m, v, s = adam.get(name, (0, 0, 0))
+            m, v, s = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g ** 2, s + 1
+            adam[name] = m, v, s
+            w_g[name] = w_g[name] - 0.02 * (m / (1 - 0.9 ** s)) / ((v / (1 - 0.999 ** s)).sqrt() + 1e-8)
+
+
+@pytest.mark.parametrize("flags", [(), OTHER], ids=["usual", "other"])
+def test_rounds_by_hand(flags):
+    """Downloads, uploads, model, generator and p^(y) of three rounds, in the second and third with the terms:
+    every coefficient and, in the second case, every switch away from its neutral value."""
+    args = parsed(NAME, *FLAGS, *OWN, *flags)
+    server, clients, data = federation(fedgen, args, fedgen.build)
+    w, w_g, adam, norms = in_double(server.w), in_double(server.w_g), {}, []
+    assert torch.equal(server.p, torch.full((C,), 0.1))
+    for t, chosen in enumerate(ROUNDS):
+        uploads, hands, counts = {}, [], []
+        for k in chosen:
+            down = copied(server.download(k))
+            assert down.keys() == ({"w", "w_g", "p"} if t else {"w"})
+            labels = [y for _, y in common.batches(data[k].train, args, t, k)]
+            left, terms = iter(labels), []
+
+            def more(x, z, leaves, down=down, left=left, terms=terms, t=t):
+                y = next(left)
+                if t == 0:
+                    return 0
+                y_g = torch.multinomial(down["p"], len(y), replacement=True)
+                fixed = in_double(down["w_g"])
+                z_g = generated(args, fixed, fixed, y_g, noise_by_hand(args, len(y)), training=False)
+                z_y = generated(args, fixed, fixed, y, noise_by_hand(args, len(y)), training=False)
+                reg = -log_probability(linear(z_g, leaves, "head"), y_g).mean()
+                q = torch.softmax(linear(z_y, leaves, "head"), 1).detach()
+                p = torch.softmax(linear(z, leaves, "head"), 1)
+                kd = (q * (q / p).log()).sum() / len(y)
+                terms.append((float(reg.detach()), float(kd.detach())))
+                return 0.5 ** t * (0.7 * reg + 1.6 * kd)
+
+            uploads[k] = clients[k].train(down, t)
+            hand, losses, of_client = train_by_hand(w, args, data[k], t, k, more)
+            assert uploads[k].keys() == {"w", "n", "c"} and uploads[k]["n"] == len(data[k].train)
+            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
+            counts.append(torch.stack([(torch.cat(labels) == c).sum() for c in range(C)]))
+            assert torch.equal(uploads[k]["c"], counts[-1])
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert ("reg" in clients[k].log) == ("kd" in clients[k].log) == (t > 0)
+            if t:
+                assert_close(float(clients[k].log["reg"]), sum(reg for reg, _ in terms) / 3, **CLOSE)
+                assert_close(float(clients[k].log["kd"]), sum(kd for _, kd in terms) / 3, **CLOSE)
+            hands.append(hand)
+            norms += of_client
+        common.seed_all("server", t)
+        server.update(uploads, t)
+        counts = torch.stack(counts)
+        p = counts.sum(0) / counts.sum()
+        if args.labels == "uniform":
+            p = (counts.sum(0) > 0) / (counts.sum(0) > 0).sum()
+        assert_close(server.p, p.float())
+        common.seed_all("server", t)
+        generator_by_hand(args, w_g, adam, hands, counts, server.p)
+        w = mean(hands, shares_of(chosen, args.average))
+        assert_close(in_double(server.w_g), w_g, atol=1e-4, rtol=1e-3)  # Adam divides small gradients
+        assert_close(in_double(server.w), w, **CLOSE)
+        assert_close(in_double(common.state(clients[0].model(server.download(0)))), w, **CLOSE)
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+
+
+def test_without_the_terms_it_is_fedavg(tmp_path):
+    """To the last bit, and to the last byte of what travels."""
+    flags = ["--protocol", "lodo", "--target", "d30", "--participation", "0.5", "--limit", 20]
+    run_here(NAME, tmp_path / "gen", "--lambda-reg", 0, "--lambda-kd", 0, *flags)
+    run_here("fedavg", tmp_path / "avg", *flags)
+    assert metrics(tmp_path / "gen") == metrics(tmp_path / "avg")
+    server = {}
+    for name in ("gen", "avg"):
+        server[name] = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["server"]["w"]
+    assert same(server["gen"], server["avg"])
+
+
+def test_what_travels(tmp_path):
+    """Beside FedAvg's: the generator, 74 x 256, 256 x 64 and its BN, and ten shares down from the second
+    round on; ten counts up."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 2, "--limit", 20)
+    generator = 4 * (74 * 256 + 4 * 256 + 256 * 64 + 64) + 8  # 8: BN's counter
+    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
+        for name, log in entry["clients"].items():
+            assert other["clients"][name]["bytes_up"] == log["bytes_up"] + 8 * C
+            more = generator + 4 * C if entry["round"] == 2 else 0
+            assert other["clients"][name]["bytes_down"] == log["bytes_down"] + more
+
+
+@pytest.mark.parametrize("off", [[], ["--lambda-reg", 0], ["--lambda-kd", 0]])
+def test_one_term_is_enough(off):
+    """For the generator to be sent; with --reg-from 0 untrained and with uniform labels, at once."""
+    args = parsed(NAME, *FLAGS, "--reg-from", 0, *off)
+    server, _, _ = federation(fedgen, args, fedgen.build)
+    assert server.download(0).keys() == {"w", "w_g", "p"}
+
+
+def test_generators_losses_by_hand():
+    """Two classifiers, two labels; logits of 0 and log 3 give probabilities of 1/4 and 3/4."""
+    log3 = tensor(3.0).log()
+    logits = torch.stack([torch.stack([log3, log3 * 0])[None].expand(2, 2), torch.zeros(2, 2)])  # [K, B, C]
+    y, alpha = tensor([0, 1]), tensor([[0.9, 0.2], [0.1, 0.8]])
+    first = -(0.9 * tensor(0.75).log() + 0.1 * tensor(0.5).log())
+    second = -(0.2 * tensor(0.25).log() + 0.8 * tensor(0.5).log())
+    assert_close(fedgen.loss_of_labels(logits, y, alpha), (first + second) / 2)
+    root = tensor(3.0).sqrt()  # of the mean logits log(3)/2 and 0
+    expected = -((root / (root + 1)).log() + (1 / (root + 1)).log()) / 2
+    assert_close(fedgen.loss_of_mean_logits(logits, y), expected)
+
+
+def test_diversity_by_hand():
+    """Two samples: both pairs of different ones, of four, have (16 + 0)/2 and (1 + 3)/2."""
+    epsilon, z = tensor([[0.0, 0.0], [4.0, 0.0]]), tensor([[0.0, 0.0], [1.0, -3.0]])
+    assert_close(fedgen.diversity(epsilon, z), tensor(-8.0 * 2 * 2 / 4).exp())
+    assert fedgen.diversity(epsilon, z * 0) == 1  # nothing differs: the most
+
+
+def test_distillation_by_hand():
+    """KL of (3/4, 1/4) from (1/2, 1/2), and 0 of equal ones: the mean of two images; the sum over classes."""
+    target = tensor([[3.0, 1.0], [1.0, 1.0]]).log()
+    logits = torch.zeros(2, 2)
+    expected = (0.75 * tensor(1.5).log() + 0.25 * tensor(0.5).log()) / 2
+    assert_close(fedgen.distillation(logits, target), expected)
+
+
+@pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn"])
+def test_classifiers_of_uploads(backbone):
+    """Each says what its client's network says of z, also where the classifier begins with a ReLU."""
+    args = parsed(NAME, "--backbone", backbone)
+    nets = [common.backbone(args, 1, C) for _ in range(2)]
+    z = torch.randn(3, 64)
+    heads = [fedgen.classifier_of(common.state(net)) for net in nets]
+    logits = fedgen.logits_of(nets[0].head, heads, z)
+    assert_close(logits, torch.stack([net.classify(z) for net in nets]))
+    assert not torch.equal(logits[0], logits[1])
+
+
+def test_labels_that_no_client_has():
+    """They are never drawn; of the others each once, or as often as the clients have drawn them."""
+    args = parsed(NAME, *FLAGS)
+    server, _, _ = federation(fedgen, args, fedgen.build)
+    c = torch.zeros(2, C, dtype=torch.long)
+    c[0, 3], c[1, 3], c[1, 7] = 1, 2, 1
+    p = server.label_distribution(c)
+    assert p[3] == 0.75 and p[7] == 0.25 and p.sum() == 1
+    server.args.labels = "uniform"
+    p = server.label_distribution(c)
+    assert p[3] == 0.5 and p[7] == 0.5 and p.sum() == 1
+
+
+def test_the_unseen_client_has_the_global_model():
+    args = parsed(NAME, *FLAGS)
+    data = three_clients(args)
+    data[2].unseen = True
+    net = fedgen.build(args, 1, C)
+    server = fedgen.Server(args, net, 2)
+    server.t = 5
+    model = fedgen.Client(args, net, 2, data[2]).model(server.download(2))
+    assert same(common.state(model), server.w)
+
+
+def test_the_settings_of_fedcir():
+    """App. E's weights; its schedule; steps, noise, width and rate of its own generator."""
+    expected = {"officecaltech": (0.5, 1), "pacs": (1, 0.5), "domainnet10": (1, 0.5), "camelyon17": (1, 1),
+                "iwildcam": (1, 1)}
+    for dataset, weights in expected.items():
+        args = parsed(NAME, "--dataset", dataset)
+        theirs = parsed("fedavg", "--dataset", dataset, "--variant", "fedcir")
+        assert (args.lambda_kd, args.lambda_reg) == weights
+        for name in ("rounds", "steps", "batch_size", "lr", "momentum", "weight_decay", "clip", "average",
+                     "backbone", "image_size", "lr_decay", "eval_every"):
+            assert getattr(args, name) == getattr(theirs, name), name
+        of_fedcir = parsed("fedcir", "--dataset", dataset)
+        for name in ("generator_steps", "generator_lr", "noise", "width", "reg_from"):
+            assert getattr(args, name) == getattr(of_fedcir, name), name
+    assert fedgen.LAPTOP == fedcir.LAPTOP
