@@ -299,33 +299,53 @@ def rows(site: Site, of: Table, page: Path, beginning: str) -> list[str]:
     marks, homes = line_marks(of), homes_of(of)
     html, folded = [], []
     for first, last, name in chunks(text, {entry["place"][0] for entry in of.entries + of.parts} | {"Args"}):
-        cards = []
-        here = set()
-        for n in range(first, last + 1):
-            cards += [card(site, of, entry, page) for entry in homes.get(n, [])]
-            here |= set(marks.get(n, []))
-        own = [slug(entry["tag"]) for n in range(first, last + 1) for entry in homes.get(n, [])]
-        others = [entry for entry in of.entries if slug(entry["tag"]) in here - set(own)]
-        if first == 1:
-            cards.insert(0, f'<div class="text">{beginning}</div>')
-        elif others:
-            links = ", ".join(f'<a href="#{slug(e["tag"])}">{escape(e["tag"])}</a>' for e in others)
-            cards.append(f'<p class="also">Also here: {links}</p>')
-        if not cards:
+        notes_here = [f'<div class="text">{beginning}</div>'] if first == 1 else []
+        shown = {slug(entry["tag"]) for n in range(first, last + 1) for entry in homes.get(n, [])}
+        if first > 1:
+            notes_here += also(of, marks, shown, range(first, last + 1))
+        if not shown and not notes_here:
             folded.append((first, last, name))
             continue
         html += fold(file, folded, marks)
         folded = []
-        html.append(row("".join(cards), code(file, first, last, marks), last - first))
+        for start, end in cuts(first, last, homes):
+            cards = [card(site, of, entry, page) for n in range(start, end + 1) for entry in homes.get(n, [])]
+            if end == last:
+                cards += notes_here
+            html.append(row("".join(cards), code(file, start, end, marks), end - start, start > first))
     html += fold(file, folded, marks)
     return html + common_rows(site, of, page)
 
 
-def row(note: str, lines: str, height: int = 1000) -> str:
+def cuts(first: int, last: int, homes: dict[int, list[dict]]) -> list[tuple[int, int]]:
+    """A long part in pieces, so that each equation is beside its own lines."""
+    starts = [first]
+    if last - first >= 25:
+        starts += [n for n in range(first + 1, last + 1) if n in homes]
+    ends = [n - 1 for n in starts[1:]] + [last]
+    return list(zip(starts, ends))
+
+
+def also(of: Table, marks: dict[int, list[str]], shown: set[str], lines: range) -> list[str]:
+    """Links to the equations of these lines that are shown elsewhere."""
+    here = {mark for n in lines for mark in marks.get(n, [])} - shown
+    links = []
+    for entry in of.entries:
+        name = slug(entry["tag"])
+        if name in here:
+            links.append(f'<a href="#{name}">{escape(entry["tag"])}</a>')
+    if not links:
+        return []
+    return [f'<p class="also">Also here: {", ".join(links)}</p>']
+
+
+def row(note: str, lines: str, height: int = 1000, goes_on: bool = False) -> str:
     """A note beside lines of code; code of fewer than 40 lines stays in sight while one scrolls."""
     kind = "row"
     if height < 40:
         kind += " short"
+    if goes_on:
+        kind += " goes-on"
     return f'<div class="{kind}"><div class="note">{note}</div><div>{lines}</div></div>'
 
 
@@ -397,9 +417,10 @@ def card(site: Site, of: Table, entry: dict, page: Path) -> str:
     html = [f'<article class="card" id="{name}">',
             f'<h3><a href="#{name}">{escape(entry["tag"])}</a> {escape(entry["name"])}</h3>',
             formula(entry["latex"]), site.markdown(entry["says"], note, page)]
-    if "differs" in entry:
-        differs = site.markdown(f"**Differs.** {entry['differs']}", note, page)
-        html.append(f'<div class="differs">{differs}</div>')
+    for kind in ("differs", "measured"):
+        if kind in entry:
+            text = site.markdown(f"**{kind.capitalize()}.** {entry[kind]}", note, page)
+            html.append(f'<div class="{kind}">{text}</div>')
     html += [f'<p class="where">{where(of, entry)}</p>', tests_list(site, entry, page), "</article>"]
     return "\n".join(html)
 

@@ -2,10 +2,12 @@
 
 docs/equations/<method>.toml has every number that the paper prints: an [[entry]] for what the method
 computes, with its places and its tests; an [[unused]] for the rest, with the reason; and a [[part]] for what
-has no number, a section or a table of layers. A place is a function or a class of the method's file. The tag
-stands there in a comment, a docstring or a flag's help, as the paper prints it: `Eq. (8)`, `line 7`,
-`step c5`. Where the paper prints no number, or the place is in another file (common.rounds), the entry has a
-`mark`: code that stands there once.
+has no number, a section or a table of layers. Of an entry `says` has the shapes, `differs` where paper,
+official code and file part, `measured` what that changes, with a link to the recorded runs.
+
+A place is a function or a class of the method's file. The tag stands there in a comment, a docstring or a
+flag's help, as the paper prints it: `Eq. (8)`, `line 7`, `step c5`. Where the paper prints no number, or the
+place is in another file (common.rounds), the entry has a `mark`: code that stands there once.
 
 tests/test_equations.py holds tables, code and tests together; docs/notes.py and docs/build.py make pages.
 """

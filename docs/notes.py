@@ -38,8 +38,9 @@ def section(of: Table) -> str:
 
 def entry_block(entry: dict) -> str:
     says = entry["says"]
-    if "differs" in entry:
-        says += f" *Differs:* {entry['differs']}"
+    for kind in ("differs", "measured"):
+        if kind in entry:
+            says += f"\n\n*{kind.capitalize()}:* {entry[kind]}"
     math = "\n".join(["```math", entry["latex"].strip(), "```"])
     where = f"In {names(entry['place'])}. Tests: {tests(entry['tests'])}."
     return "\n\n".join([f"### {entry['tag']}: {entry['name']}", math, says, where])

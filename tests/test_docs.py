@@ -87,6 +87,12 @@ def test_every_link_lands(site, pages):
     assert lost == []
 
 
+def test_the_sum_is_that_of_the_readme(site):
+    sentence = equations.sentence()
+    assert sentence in (site / "index.html").read_text()
+    assert sentence in " ".join((ROOT / "README.md").read_text().split())
+
+
 def test_nothing_is_run_or_fetched(pages):
     for read in pages.values():
         assert read.scripts == 0

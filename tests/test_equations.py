@@ -12,6 +12,9 @@ import pytest
 # Tables, code and tests
 
 
+KEYS = {"tag", "name", "latex", "says", "differs", "measured", "place", "mark", "tests"}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_equation_has_its_place_and_its_test(method):
     of = equations.table(method)
@@ -28,7 +31,8 @@ def test_each_entry_says_what_it_is():
         of = equations.table(method)
         for entry in of.entries:
             assert entry["latex"].strip() and entry["name"] and entry["says"].endswith("."), entry["tag"]
-            assert set(entry) <= {"tag", "name", "latex", "says", "differs", "place", "mark", "tests"}
+            assert set(entry) <= KEYS
+            assert "findings.md#" in entry.get("measured", "findings.md#")
         assert set(of.travels) == {"server", "client", "down", "up"}
 
 
