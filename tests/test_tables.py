@@ -386,6 +386,8 @@ def test_rows_are_stated_once(tmp_path):
     (('dataset = "digits"', 'dataset = "digits"\nrows = ["FedZ"]'), "FedZ is no row; expected one of Fed"),
     (('dataset = "digits"', 'dataset = "digits"\nours = true'), "no row has the number of digits"),
     (('dataset = "digits"', 'dataset = "pacs"'), "has no number for it"),
+    (('dataset = "digits"', 'dataset = "digits"\nlevels = [["ALL"]]'), "a level is [round, number] or"),
+    (('dataset = "digits"', 'dataset = "digits"\nlevels = [["ANY", 1]]'), "a level is [round, number] or"),
 ])
 def test_bad_tables(tmp_path, change, words):
     assert TABLE.count(change[0]) == 1
@@ -416,6 +418,13 @@ def test_bad_published_numbers(tmp_path, change, words):
     assert PUBLISHED.count(change[0]) == 1
     write_table(tmp_path, "fdse-9", TABLE, PUBLISHED.replace(*change))
     with pytest.raises(Stop, match=re.escape(words)):
+        read_tables(tmp_path)
+
+
+def test_a_block_has_a_column_of_its_own(tmp_path):
+    text = TWO_BLOCKS.replace('value = "best/AVG"', 'value = "mean"')
+    write_table(tmp_path, "fdse-9", text, TWO_BLOCKS_PUBLISHED)
+    with pytest.raises(Stop, match="PACS has no column of its own"):
         read_tables(tmp_path)
 
 
