@@ -24,6 +24,7 @@ from baselines import (
     centralized,
     ditto,
     fedbn,
+    feddg_ga,
     feddyn,
     fedema,
     fedgen,
@@ -74,6 +75,7 @@ MODULES = {
     "baselines.moon": moon,
     "baselines.lgfedavg": lgfedavg,
     "baselines.fedproc": fedproc,
+    "baselines.feddg_ga": feddg_ga,
 }
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 

@@ -91,6 +91,7 @@ KEEPING = {
     "baselines.local": ["--protocol", "lodo", "--target", "d30"],
     "baselines.lgfedavg": ["--protocol", "lodo", "--target", "d30", "--evaluated", "trained"],
     "baselines.fedproc": ["--participation", "0.5", "--protocol", "lodo", "--target", "d30"],
+    "baselines.feddg_ga": ["--participation", "0.8", "--protocol", "lodo", "--target", "d30"],
 }
 
 
@@ -150,6 +151,7 @@ LEARNS = {
     "baselines.local": (["--rounds", "6", "--lr", "0.03"], 70, 0.3),
     "baselines.lgfedavg": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
     "baselines.fedproc": (["--rounds", "6", "--lr", "0.03"], 60, 0.6),
+    "baselines.feddg_ga": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
 }
 
 

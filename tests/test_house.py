@@ -130,6 +130,7 @@ RECURRING = {"fedsr.py": 0.7, "fedcir.py": 0.7, "fedgala.py": 0.7, "baselines/fe
              "baselines/local.py": 0.6,
              "baselines/lgfedavg.py": 0.75,
              "baselines/fedproc.py": 0.75,
+             "baselines/feddg_ga.py": 0.75,
              "fdse.py": 0.65, "fedadg.py": 0.6}
 
 

@@ -1,0 +1,191 @@
+"""FedDG-GA: the weights of the average follow the generalization gaps (Zhang et al., CVPR 2023).
+
+    python -m baselines.feddg_ga --dataset officecaltech --scale laptop --protocol lodo
+
+FedAvg in which a client whose images the averaged model fits worse than the client's own model does has
+more weight in the next average.
+Server keeps w, the weights a_k of all K clients, and of each client of the last round the loss of its trained
+model. Client k keeps nothing. Down: w. Up: w_k, and on its validation images the loss of w and that of w_k.
+
+Paper                                                                    This file
+G_k = l_k(w^(t+1)) - l_k(w_k), l_k on the validation images of client k  gaps, error, Client.train
+a'_k = a_k + d^t (G_k - mean G) / max_j |G_j - mean G|                   adjusted
+a_k = max(a'_k, 0) / sum_j max(a'_j, 0)                                  adjusted
+d^t = (1 - t/T) d                                                        step_of_round
+a_k = 1/K at the start                                                   Server.__init__
+w^(t+1) = sum_k a_k w_k                                                  Server.update
+A client measures w^(t+1) when it has it, at the start of round t+1, so that nothing is sent twice; the new
+weights act in that round's average. With --participation below 1 the weights of the round's clients are
+divided by their sum, and those of clients that were in both rounds change, among themselves. --step-size 0 is
+FedAvg with --average uniform. The unseen client of --protocol lodo has the global model. Left out: nothing.
+
+The paper's text was not at hand: its formulas are as FL4Health (VectorInstitute/FL4Health @ 04a45f1) has
+them, which says where it departs from the authors' code. Where both (the authors': MediaBrain-SJTU/FedDG-GA
+@ 8d03a24) and this file differ; in full: docs/methods/feddg_ga.md
+  what              authors' code              FL4Health        here                 flag
+  mean of the gaps  not subtracted             subtracted       subtracted           --rule code
+  d^t               (1 - (t-1)/T) d/3          (1 - t/T) d      (1 - t/T) d          --rule code: d/K
+  a'_k above 1      is 1                       is 1             stays                --rule code
+  gap of            accuracy, or the loss      the loss         the loss             --gap error
+  no gap differs    0/0                        a_k stays        a_k stays            -
+  some clients      no                         refused          yes, as above        --participation
+  optimizer         kept over the rounds       new each round   new each round       -
+"""
+
+from dataclasses import dataclass
+
+import common
+from common import (ClientData, Data, Payload, arg, autocast, average, batches, in_order, load, parse, run,
+                    sgd, state)
+from fedavg import FDSE
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+
+@dataclass
+class Args(common.Args):
+    step_size: float = arg(0.2, "the step d of the weights in the first round, from which it falls to 0; 0: "
+                                "uniform weights", low=0)
+    gap: str = arg("loss", "what the gap is of: loss (cross-entropy) or error (1 - accuracy)",
+                   choices=("loss", "error"))
+    rule: str = arg("paper", "the change of the weights: as in the paper, or as in the authors' code, which "
+                             "does not subtract the mean gap and divides the step by K",
+                    choices=("paper", "code"))
+
+
+# FDSE, Table A9: its schedule as in fedavg.py; it gives no settings of FedDG-GA. d is that of the authors'
+# code.
+PAPER = {
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
+    "officecaltech": dict(**FDSE, epochs=1),
+    "pacs": dict(**FDSE, epochs=5),
+    "domainnet10": dict(**FDSE, epochs=5),
+}
+
+
+@torch.no_grad()
+def error(model: nn.Module, data: Data, args: Args) -> Tensor:
+    """l_k: the mean loss of the images of `data`, or the share that is wrong, in eval mode; a scalar."""
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=args.device)
+    for x, y in in_order(data, args):
+        with autocast(args):
+            logits = model(x)  # [B, C]
+        if args.gap == "loss":
+            total += cross_entropy(logits.float(), y, reduction="sum")
+        else:
+            total += (logits.argmax(1) != y).sum()
+    return total / len(data)
+
+
+def gaps(after: dict[int, Tensor], before: dict[int, Tensor]) -> dict[int, float]:
+    """G_k of the clients that are in both: the error of the averaged model minus that of the client's own."""
+    found = {}
+    for k in after:
+        if k in before:
+            found[k] = float(after[k]) - float(before[k])
+    return found
+
+
+def step_of_round(args: Args, t: int, clients: int) -> float:
+    """d^t = (1 - t/T) d; in the authors' code a round behind, and divided by their number of clients."""
+    if args.rule == "paper":
+        return (1 - t / args.rounds) * args.step_size
+    return (1 - (t - 1) / args.rounds) * args.step_size / clients
+
+
+def adjusted(a: Tensor, gap: Tensor, step: float, rule: str) -> Tensor:
+    """The new weights [R] of the clients whose gaps [R] are known. Their sum, 1 if these are all clients,
+    stays what it was."""
+    if rule == "paper":
+        gap = gap - gap.mean()
+    largest = gap.abs().max()
+    if largest < 1e-12:  # all the same, but for rounding
+        return a
+    new = (a + step * gap / largest).clamp(min=0)  # max(a'_k, 0)
+    if rule == "code":
+        new = new.clamp(max=1)
+    return shares(new) * a.sum()
+
+
+def shares(a: Tensor) -> Tensor:
+    """The weights [R] divided by their sum; all the same if none has any."""
+    if not a.any():
+        return torch.full_like(a, 1 / len(a))
+    return a / a.sum()
+
+
+class Client:
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+
+    def train(self, down: Payload, t: int) -> Payload:
+        args = self.args
+        model = self.model(down)
+        of_received = error(model, self.data.val, args)  # l_k(w^t)
+        model.train()
+        opt = sgd(model, args, t)
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+            with autocast(args):
+                z = model.features(x)  # [B, D]
+                loss = cross_entropy(model.classify(z), y)
+            losses.append(loss.detach())
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()
+        of_trained = error(model, self.data.val, args)  # l_k(w_k)
+        self.log = {"loss": torch.stack(losses).mean(), "received": of_received, "trained": of_trained}
+        return {"w": state(model), "received": of_received, "trained": of_trained}
+
+    def model(self, down: Payload) -> nn.Module:
+        return load(self.net, down["w"])
+
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, saved: dict) -> None:
+        pass
+
+
+class Server:
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args, self.clients = args, clients
+        self.w = state(net)
+        self.a = torch.full((clients,), 1 / clients, dtype=torch.float64)  # [K]
+        self.trained = {}  # l_k(w_k) of the clients of the last round
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        args = self.args
+        G = gaps({k: up["received"] for k, up in uploads.items()}, self.trained)
+        if G:
+            k = list(G)
+            step = step_of_round(args, t - 1, self.clients)  # the gaps are of the round before
+            gap = torch.tensor(list(G.values()), dtype=torch.float64)
+            self.a[k] = adjusted(self.a[k], gap, step, args.rule)
+        self.trained = {k: up["trained"] for k, up in uploads.items()}
+        p = shares(self.a[list(uploads)])
+        self.w = average([up["w"] for up in uploads.values()], p)  # BN's statistics too
+
+    def state_dict(self) -> dict:
+        return {"w": self.w, "a": self.a, "trained": self.trained}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.w, self.a, self.trained = saved["w"], saved["a"].cpu(), saved["trained"]
+
+
+def arguments(argv: list[str] | None = None) -> Args:
+    """The arguments of a run from a command line."""
+    return parse(Args, PAPER, argv)
+
+
+if __name__ == "__main__":
+    run(Server, Client, arguments())

@@ -1,0 +1,175 @@
+"""FedDG-GA: rounds by hand in plain torch, the change of the weights by hand, and where it is FedAvg."""
+
+import common
+import fedavg
+from baselines import feddg_ga
+from plumbing.runfolder import copied
+from tests.conftest import metrics, parsed, run_here
+from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, three_clients, train_by_hand
+
+import pytest
+import torch
+from torch import nn, tensor
+from torch.testing import assert_close
+
+NAME = "baselines.feddg_ga"
+
+
+def error_by_hand(w, data, what):
+    """On the validation images of a client."""
+    x, y = data.val.batch(torch.arange(len(data.val)))
+    logits = linear(body_in_evaluation(x.double(), w), w, "head")
+    if what == "loss":
+        return float(-log_probability(logits, y).mean())
+    return sum(logits[i].argmax() != y[i] for i in range(len(y))).item() / len(y)
+
+
+def weights_by_hand(a, gap, d, t, rounds, rule):
+    """The weights of clients {k: a_k}, changed by the gaps {k: G_k} of round t of some of them."""
+    step, middle = d * (1 - t / rounds), sum(gap.values()) / len(gap)
+    if rule == "code":
+        step, middle = d * (1 - (t - 1) / rounds) / len(a), 0
+    largest = max(abs(G - middle) for G in gap.values())
+    if largest < 1e-12:
+        return a
+    raised = {k: max(0, a[k] + step * (gap[k] - middle) / largest) for k in gap}
+    before, after = sum(a[k] for k in gap), sum(raised.values())
+    return a | {k: v / after * before for k, v in raised.items()}
+
+
+@pytest.mark.parametrize("gap,rule,d", [("loss", "paper", 0.4), ("error", "code", 0.5)])
+def test_rounds_by_hand(gap, rule, d):
+    """Uploads, the server's weights and model over four rounds. Client 0 misses the third one, client 1 the
+    last one, so that two weights change in the third and none in the last. To validate with, each client has
+    what another one trains on."""
+    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--rounds", 5, "--gap", gap, "--rule", rule,
+                  "--step-size", d)
+    server, clients, data = federation(feddg_ga, args)
+    parts = [data[k].train for k in range(3)]
+    for k in range(3):
+        data[k].val = parts[k - 1]
+    w, a, trained, norms, history = in_double(server.w), {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}, {}, [], []
+    for t, chosen in enumerate(((0, 1, 2), (0, 1, 2), (1, 2), (0, 2))):
+        uploads, hands, received = {}, [], {}
+        for k in chosen:
+            up = uploads[k] = clients[k].train(copied(server.download(k)), t)
+            hand, losses, of_client = train_by_hand(w, args, data[k], t, k)
+            assert up.keys() == {"w", "received", "trained"}
+            assert_close(in_double(up["w"]), hand, **CLOSE)
+            received[k] = error_by_hand(w, data[k], gap)
+            assert_close(float(up["received"]), received[k], **CLOSE)
+            assert_close(float(up["trained"]), error_by_hand(hand, data[k], gap), **CLOSE)
+            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            hands.append(hand)
+            norms += of_client
+        differences = {k: received[k] - trained[k] for k in chosen if k in trained}
+        if differences:
+            a = weights_by_hand(a, differences, d, t - 1, 5, rule)
+        trained = {k: error_by_hand(hand, data[k], gap) for k, hand in zip(chosen, hands)}
+        total = sum(a[k] for k in chosen)
+        w = mean(hands, [a[k] / total for k in chosen])
+        history.append(list(a.values()))
+        server.update(uploads, t)
+        assert_close(server.a.tolist(), history[-1], **CLOSE)
+        assert_close(in_double(server.w), w, **CLOSE)
+        for k in range(3):
+            model = clients[k].model(copied(server.download(k)))
+            assert_close(in_double(common.state(model)), w, **CLOSE)
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+    assert history[0] != history[1] != history[2] == history[3]  # a client's gap alone is its own mean
+    assert history[1][0] == history[2][0]
+    assert (min(history[2]) == 0) == (rule == "paper")  # one weight is clipped
+
+
+@pytest.mark.parametrize("rule", ["paper", "code"])
+def test_without_a_step_it_is_fedavg(rule):
+    """Of uniform weights, bit for bit, over three rounds."""
+    args = parsed(NAME, *FLAGS, "--step-size", 0, "--rule", rule)
+    server, clients, _ = federation(feddg_ga, args)
+    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS, "--average", "uniform"))
+    for t, chosen in enumerate(ROUNDS):
+        for of_server, of_clients in ((server, clients), (other, others)):
+            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
+            of_server.update(uploads, t)
+        assert same(server.w, other.w)
+
+
+def test_what_travels(tmp_path):
+    """Two numbers of 8 bytes up in the place of FedAvg's n_k; nothing more down."""
+    for name in ("fedavg", NAME):
+        run_here(name, tmp_path / name, "--rounds", 2)
+    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
+        for name, log in entry["clients"].items():
+            assert other["clients"][name]["bytes_down"] == log["bytes_down"]
+            assert other["clients"][name]["bytes_up"] == log["bytes_up"] - 8 + 2 * 8
+
+
+def test_weights_by_hand():
+    """Gaps 1, 2, 6 are 2 and 1 below their mean and 3 above it. With a step of 0.6 the first weight would be
+    -0.2, and the sum of the others is 1.2."""
+    a, gap = tensor([0.2, 0.3, 0.5]).double(), tensor([1.0, 2, 6]).double()
+    assert_close(feddg_ga.adjusted(a, gap, 0.3, "paper"), tensor([0, 0.2, 0.8]).double())
+    assert_close(feddg_ga.adjusted(a, gap, 0.6, "paper"), tensor([0, 1 / 12, 11 / 12]).double())
+    not_centred = tensor([0.2 + 0.05, 0.3 + 0.1, 0.5 + 0.3]).double() / 1.45
+    assert_close(feddg_ga.adjusted(a, gap, 0.3, "code"), not_centred)
+    assert_close(feddg_ga.adjusted(a, gap, 1.2, "code"), tensor([0.4, 0.7, 1]).double() / 2.1)
+    assert_close(feddg_ga.adjusted(a, gap, 1.2, "paper"), tensor([0, 0, 1]).double())
+
+
+def test_weights_at_the_edges():
+    """Gaps that are the same but for rounding change nothing; those of some clients change their weights
+    among themselves; weights that are all 0 are all the same."""
+    a = tensor([0.2, 0.3, 0.5]).double()
+    close = tensor([0.1, 0.1, 0.1 + 3e-17], dtype=torch.float64)
+    assert (close - close.mean()).any()
+    assert torch.equal(feddg_ga.adjusted(a, close, 0.9, "paper"), a)
+    assert torch.equal(feddg_ga.adjusted(a[:1], tensor([7.0]).double(), 0.9, "paper"), a[:1])
+    assert torch.equal(feddg_ga.adjusted(a, torch.zeros(3).double(), 0.9, "code"), a)
+    two, falling = tensor([1.0, 2.0]).double(), tensor([-1.0, -1.0]).double()
+    assert_close(feddg_ga.adjusted(a[:2], two, 0.1, "paper"), tensor([0.1, 0.4]).double())
+    assert_close(feddg_ga.adjusted(a[:2], falling, 9, "code"), tensor([0.25, 0.25]).double())
+    assert feddg_ga.shares(tensor([0.0, 0.0])).tolist() == [0.5, 0.5]
+    assert feddg_ga.gaps({1: tensor(5.0), 4: tensor(2.0)}, {4: tensor(3.0), 2: tensor(1.0)}) == {4: -1.0}
+
+
+def test_step_of_a_round():
+    """From d to d/T; in the authors' code from d/3 and a little more to d/3, 2/T of it."""
+    args = parsed(NAME, "--rounds", 4, "--step-size", 0.6)
+    assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.6, 0.3, 0.15])
+    args = parsed(NAME, "--rounds", 4, "--step-size", 0.6, "--rule", "code")
+    assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.25, 0.15, 0.1])
+
+
+def test_error_in_evaluation_mode():
+    """BN has its running statistics, which stay as they are; over more images than a batch has."""
+    args = parsed(NAME, *FLAGS)
+    data = three_clients(args)[0]
+    index, labels = data.train.index.repeat(9), data.train.labels.repeat(9)
+    many = common.Data(data.train.images, index, labels, "cpu", "unit")
+    net = common.backbone(args, 1, 10).train()
+    before = common.state(net)
+    whole = feddg_ga.error(net, many, args)
+    assert same(common.state(net), before)
+    assert_close(whole, feddg_ga.error(net, data.train, args), atol=1e-6, rtol=1e-6)
+    args.gap = "error"
+    wrong = 1 - common.correct(net, data.train, args) / len(data.train)
+    assert_close(float(feddg_ga.error(net, many, args)), wrong)
+
+
+def test_the_unseen_client_has_the_global_model():
+    args = parsed(NAME, *FLAGS)
+    data = three_clients(args)
+    data[2].unseen = True
+    net = common.backbone(args, 1, 10)
+    server = feddg_ga.Server(args, net, 2)
+    model = feddg_ga.Client(args, net, 2, data[2]).model(server.download(2))
+    assert same(common.state(model), server.w)
+
+
+def test_the_settings_are_those_of_fedavg():
+    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
+        assert feddg_ga.PAPER[dataset] == fedavg.PAPER[dataset]
+    args = parsed(NAME, "--dataset", "pacs")
+    assert (args.step_size, args.gap, args.rule) == (0.2, "loss", "paper")
+    assert feddg_ga.Server(args, nn.Linear(1, 1), 4).a.tolist() == [0.25] * 4
