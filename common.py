@@ -28,10 +28,11 @@ from plumbing.archives import download, find_archive
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import load_folders
-from plumbing.errors import Stop, ending, out_of_memory
+from plumbing.errors import Stop, ending, out_of_memory, speaks
 from plumbing.processes import from_server, merged, prepare, process, to_device
 from plumbing.runfolder import RunFolder, of_target, several_runs
 from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, shares
+from plumbing.signals import handled, interrupt
 from plumbing.weights import load_pretrained, read_weights
 
 import numpy as np
@@ -1164,12 +1165,13 @@ def evaluate_linear(fed: Federation, t: int, statistics: dict[str, Tensor] | Non
 def one_line_on_failure(args: Args):
     """Errors that are no fault of the program end it with one line on stderr and an exit code."""
     try:
-        yield
+        with handled(interrupt):
+            yield
         return
     except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
-        message, code = ending(e, "what was written before is kept: the same command without --no-resume "
-                                  "goes on from the last checkpoint")
-    if code != 2 or os.environ.get("LOCAL_RANK", "0") == "0":
+        message, code = ending(e, "nothing that was written is lost: the same command without --no-resume "
+                                  "goes on from the last checkpoint, if there is one")
+    if code != 2 or speaks():
         print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
     if process()[1] > 1:
         sys.stdout.flush()

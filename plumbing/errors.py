@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
+
+
+# What to do about an error of the system.
+REMEDIES = {
+    errno.ENOSPC: "make room or give another folder",
+    errno.EDQUOT: "make room or give another folder",
+    errno.EACCES: "give a file or folder that may be written and read",
+    errno.EPERM: "give a file or folder that may be written and read",
+    errno.EROFS: "give a file or folder that may be written and read",
+    errno.ENOTDIR: "a file is where a folder is expected: give another folder",
+    errno.EEXIST: "a file is where a folder is expected: give another folder",
+    errno.EISDIR: "a folder is where a file is expected: give a file",
+}
 
 
 class Stop(Exception):
@@ -17,13 +32,13 @@ class Stop(Exception):
 def ending(e: BaseException, kept: str) -> tuple[str, int]:
     """The line and the exit code with which a program ends on an error.
 
-    The code is 2 for bad usage, 1 for failures, 130 for Ctrl-C. `kept` says what is not lost. An error that
-    is a fault of the program itself is raised again.
+    The code is 2 for bad usage, 1 for failures, 130 for Ctrl-C, 128 + its number for another signal. `kept`
+    says what is not lost. An error that is a fault of the program itself is raised again.
     """
     if isinstance(e, Stop):
         return str(e), e.code
     if isinstance(e, KeyboardInterrupt):
-        return f"interrupted; {kept}", 130
+        return f"interrupted; {getattr(e, 'kept', '') or kept}", getattr(e, "code", 130)
     if out_of_memory(e):
         what = type(e).__name__
         if str(e):
@@ -33,8 +48,14 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         what = str(e.strerror or e)
         if e.filename:
             what += f": {e.filename}"
-        return f"{what}; make room or give another file or folder; {kept}", 1
+        return f"{what}; {REMEDIES.get(e.errno, 'give another file or folder')}; {kept}", 1
     raise e
+
+
+def speaks() -> bool:
+    """Whether this process tells of bad usage, which all of them find: with torchrun the first alone."""
+    alone = os.environ.get("WORLD_SIZE", "1") in ("", "1")
+    return alone or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def out_of_memory(e: BaseException) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +17,12 @@ from plumbing.errors import Stop
 import torch
 
 
-def write_whole(path: Path, write: Callable) -> None:
-    """Call `write(file)` on a temporary file beside `path` and rename it at the end: whole or not at all."""
+WAIT = 10.0, 3600.0  # seconds of waiting for a lock until that is said, and until it is given up
+
+
+def write_whole(path: Path, write: Callable, keep: Path | None = None) -> None:
+    """Call `write(file)` on a temporary file beside `path` and rename it at the end: whole or not at all.
+    What was there before is then called `keep`, if that is given; for a moment it alone is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -23,6 +30,8 @@ def write_whole(path: Path, write: Callable) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if keep and path.exists():
+            os.replace(path, keep)
         os.replace(temporary, path)
     except BaseException as e:
         temporary.unlink(missing_ok=True)
@@ -35,9 +44,11 @@ def save(content, file) -> None:
     """torch.save to an open file; a write that fails is an OSError, whatever torch makes of it."""
     try:
         torch.save(content, file)
-    except RuntimeError:
+    except RuntimeError as e:
         file.write(bytes(1 << 20))
         file.flush()  # raises the OSError behind it: no space left, say
+        if "inline_container" in str(e):  # there is room again meanwhile
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name) from e
         raise
 
 
@@ -49,17 +60,31 @@ def write_json(path: Path, value) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True):
-    """Hold an exclusive lock on a file; without `wait`, Stop if another process holds it."""
+    """Hold an exclusive lock on a file; Stop if another process holds it, without `wait` at once, else after
+    an hour. That it waits is said."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    how = fcntl.LOCK_EX
-    if not wait:
-        how |= fcntl.LOCK_NB
     with open(path, "a") as file:
-        try:
-            fcntl.flock(file, how)
-        except BlockingIOError:
-            raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
+        began, said = time.monotonic(), False
+        while not taken(file):
+            waited = time.monotonic() - began
+            if not wait:
+                raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
+            if waited > WAIT[1]:
+                raise Stop(f"another process has held {path} for {waited / 60:.0f} minutes: end it, or wait")
+            if waited > WAIT[0] and not said:
+                print(f"waiting for another process, which holds {path}", file=sys.stderr, flush=True)
+                said = True
+            time.sleep(0.05)
         yield file
+
+
+def taken(file) -> bool:
+    """Whether the lock on a file could be had at once."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
 
 
 def load_file(path: Path, what: str):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
+import threading
 
 from plumbing.errors import Stop
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+SAID_AFTER = 10.0  # seconds of waiting for the other processes until that is said
 
 
 def process() -> tuple[int, int]:
@@ -21,14 +25,24 @@ def process() -> tuple[int, int]:
 
 
 def join_processes() -> None:
-    """With torchrun: join the other processes."""
+    """With torchrun: join the other processes. Stop if they do not come."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if not (count.isascii() and count.isdigit() and int(count)):
+        raise Stop(f"WORLD_SIZE is {count!r}; expected the number of processes, as torchrun sets it: unset "
+                   "it, or start with torchrun", 2)
+    if int(count) == 1 or dist.is_initialized():
+        return
+    waiting = threading.Timer(SAID_AFTER, print, [f"waiting for all {count} processes to start"],
+                              {"file": sys.stderr, "flush": True})
+    waiting.start()
     try:
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo")
+        dist.init_process_group("gloo")  # gives up after half an hour
     except (ValueError, RuntimeError) as e:
         why = str(e).splitlines()[0][:80]
-        raise Stop(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but the processes cannot meet ({why}): "
+        raise Stop(f"WORLD_SIZE is {count!r}, but the processes cannot meet ({why}): "
                    "start them with torchrun, or unset WORLD_SIZE", 2)
+    finally:
+        waiting.cancel()
 
 
 def merged(mine: dict) -> dict:

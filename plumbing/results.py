@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from plumbing.errors import Stop
 from plumbing.files import locked, write_whole
 from plumbing.settings import Args, flag_of
 
@@ -129,6 +130,24 @@ def shown_shares(accuracies: dict[str, float]) -> str:
     for ratio, accuracy in accuracies.items():
         shown.append(f"{100 * accuracy:.2f}% with {100 * float(ratio):g}% of the labels")
     return ", ".join(shown)
+
+
+def refuse_record(name: str) -> None:
+    """Stop, before anything is trained, if `--record` is no file of records that can be added to."""
+    if not name:
+        return
+    path = Path(name)
+    if path.is_dir():
+        raise Stop(f"--record {path} is a folder; expected a JSONL file such as runs.jsonl", 2)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab"), open(path, "rb") as file:
+            first = file.readline(1 << 20)
+            if first.strip() and not first.lstrip().startswith(b"{"):
+                raise Stop(f"--record {path} is no JSONL file (it begins with {first[:20]!r}): give another "
+                           "file; nothing was changed", 2)
+    except OSError as e:
+        raise Stop(f"--record {path} cannot be written ({e.strerror}): give another file", 2)
 
 
 def record(args: Args, result: dict) -> None:

@@ -5,6 +5,7 @@ an interruption.
     metrics.jsonl     a line for each round, deterministic
     timing.jsonl      seconds so far, a line for each round
     checkpoint.pt     the state after the last round that was kept: server, clients, history
+    before.pt         the checkpoint before it, until the run is finished: for the case that one is damaged
     best.pt           the state of the best validation round
     result.json       the finished run: accuracies, curves, bytes, seconds, code, versions, hardware
     curves.png        accuracy and training loss over the rounds
@@ -17,8 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -27,8 +30,9 @@ from plumbing.errors import Stop
 from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, merged, process, to_device
 from plumbing.provenance import forget_peak_memory, peak_memory, provenance, start
-from plumbing.results import draw_curves, record, result_of, summary
+from plumbing.results import draw_curves, record, refuse_record, result_of, summary
 from plumbing.settings import Args, as_now, differences, identity, settings_of
+from plumbing.signals import AfterTheRound, Interrupted, handled
 from plumbing.sources import equivalent_to, hash_of, method_file
 
 import numpy as np
@@ -38,8 +42,10 @@ from tqdm import tqdm
 
 KEPT = {"identity": str, "round": int, "history": str, "seconds": dict, "images": int, "best": dict,
         "server": dict, "clients": dict}  # the entries of a checkpoint and their types
-FILES = ("result.json", "checkpoint.pt", "best.pt", "metrics.jsonl", "timing.jsonl", "curves.png",
-         "settings.json")
+FILES = ("result.json", "checkpoint.pt", "before.pt", "best.pt", "metrics.jsonl", "timing.jsonl",
+         "curves.png", "settings.json")
+PARTS = ("train", "server", "evaluate", "write")  # of a round, whose seconds are counted
+AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
 
 
 # Which folder
@@ -81,7 +87,7 @@ def resumed(path: Path, key: dict, args: Args) -> tuple[dict | None, dict | None
     another run."""
     if not args.resume:
         return None, None
-    saved = read_checkpoint(path / "checkpoint.pt", key, args)
+    saved = newest_checkpoint(path, key, args)
     result = read_result(path / "result.json")
     if saved:
         refuse_another(path, as_now(json.loads(saved["identity"]), args), key)
@@ -96,6 +102,21 @@ def resumed(path: Path, key: dict, args: Args) -> tuple[dict | None, dict | None
     return saved, result
 
 
+def newest_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
+    """The checkpoint, or the one before it if it is damaged; None if there is none. Stop if nothing whole is
+    there."""
+    try:
+        newest = read_checkpoint(path / "checkpoint.pt", key, args)
+        return newest or read_checkpoint(path / "before.pt", key, args)  # killed between two renamings
+    except Stop as stop:
+        with contextlib.suppress(Stop):
+            before = read_checkpoint(path / "before.pt", key, args)
+            if before:
+                print(f"{stop}; going on from the one before, {path / 'before.pt'}", file=sys.stderr)
+                return before
+        raise Stop(f"{stop}: give another --out, or --no-resume to replace it")
+
+
 def read_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
     """A whole checkpoint, or None if there is none. Stop if it is damaged."""
     if not path.exists():
@@ -106,19 +127,75 @@ def read_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
         whole = all(isinstance(saved[entry], kind) for entry, kind in KEPT.items())
         if not whole or (theirs == key and not 0 < saved["round"] <= args.rounds):
             raise ValueError
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise Stop(f"{path} is no whole checkpoint: give another --out, or --no-resume to replace it")
+        check_progress(saved)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
+        raise Stop(f"{path} is no whole checkpoint")
+    if not is_finite([saved["server"], saved["clients"]]):
+        raise Stop(f"{path} has numbers that are not finite")
     return saved
+
+
+def check_progress(saved: dict) -> None:
+    """ValueError or TypeError unless a checkpoint's history and seconds are those of its rounds."""
+    history = json.loads(saved["history"])
+    if [entry["round"] for entry in history] != list(range(1, saved["round"] + 1)):
+        raise ValueError
+    for entry in history:
+        for log in entry["clients"].values():
+            if type(log["bytes_up"]) is not int or type(log["bytes_down"]) is not int:
+                raise ValueError
+    seconds = [saved["seconds"][part] for part in PARTS]
+    if not all(type(value) is float and 0 <= value < math.inf for value in seconds):
+        raise ValueError
+
+
+def is_finite(value) -> bool:
+    """Whether no tensor in nested dicts and lists has a NaN."""
+    if isinstance(value, dict):
+        return all(is_finite(inner) for inner in value.values())
+    if isinstance(value, list):
+        return all(is_finite(inner) for inner in value)
+    return not isinstance(value, Tensor) or not bool(torch.isnan(value).any())
 
 
 def read_result(path: Path) -> dict | None:
     """A finished run's result; None if there is none, or if it is damaged: then it is made again from the
     checkpoint."""
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError,
+                             RecursionError):
         result = json.loads(path.read_text())
-        if summary(result) and isinstance(result["args"], dict):
+        whole = isinstance(result["args"], dict) and isinstance(result.get("code", []), list)
+        if summary(result) and whole:
             return result
     return None
+
+
+def refuse_foreign(path: Path) -> None:
+    """Stop if the folder has files of a run's names that no run has written: they would be lost."""
+    if path.exists() and not path.is_dir():
+        raise Stop(f"{path} is a file; expected a folder for the output: give another --out", 2)
+    there = [name for name in FILES if (path / name).exists()]
+    if not there or is_run(path):
+        return
+    raise Stop(f"{path} has files that are of no run ({', '.join(there)}): give another --out; nothing was "
+               "changed", 2)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run has written into a folder: its settings, its result or its checkpoint say so."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        settings = json.loads((path / "settings.json").read_text())
+        return bool(settings["method"] and settings["settings"])
+    if read_result(path / "result.json"):
+        return True
+    return any(holds_a_run(path / name) for name in ("checkpoint.pt", "before.pt", "best.pt"))
+
+
+def holds_a_run(path: Path) -> bool:
+    """Whether a file is a state of a run."""
+    with contextlib.suppress(Stop, KeyError, TypeError):
+        return isinstance(load_file(path, "checkpoint")["identity"], str)
+    return False
 
 
 def refuse_another(path: Path, theirs: dict, key: dict) -> None:
@@ -169,15 +246,29 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         self.stack = contextlib.ExitStack()
         forget_peak_memory(self.args)
-        if self.rank == 0:
-            self.stack.enter_context(locked(self.path / ".lock", wait=False))
         try:
-            here = resumed(self.path, self.key, self.args) if self.rank == 0 else None
+            here = None
+            if self.rank == 0:
+                refuse_foreign(self.path)
+                refuse_record(self.args.record)
+                self.lock()
+                here = resumed(self.path, self.key, self.args)
             self.saved, self.result = from_server(here)
         except BaseException:
             self.stack.close()
             raise
         return self
+
+    def lock(self) -> None:
+        """Keep other processes out of the folder; a finished run in a folder that cannot be written is only
+        shown and needs no lock."""
+        try:
+            self.stack.enter_context(locked(self.path / ".lock", wait=False))
+        except OSError as e:
+            if e.errno not in (errno.EACCES, errno.EROFS, errno.EPERM) or not self.args.resume:
+                raise
+            if not read_result(self.path / "result.json"):
+                raise
 
     def __exit__(self, *error) -> None:
         self.stack.close()
@@ -188,6 +279,7 @@ class RunFolder:
         """Restore what was saved; tell the user what starts; write the settings."""
         if self.saved:
             self.restore(federation)
+            self.look_at_best()
         self.code.append({"from": self.t + 1, **start(self.args)})
         self.saved_at = time.monotonic()
         if self.rank == 0:
@@ -201,7 +293,22 @@ class RunFolder:
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
                        desc=f"{self.key['method']} {self.args.dataset}", mininterval=0.2 if wide else 30)
             self.bar = self.stack.enter_context(bar)
+        self.ending = AfterTheRound(AT_ONCE if self.rank == 0 else "")
+        self.stack.enter_context(handled(self.ending))
         self.since = time.perf_counter()
+
+    def look_at_best(self) -> None:
+        """Say so if the state of the best round is not there: the run goes on to the same numbers, and has
+        such a state again when a round is better."""
+        if self.rank or not self.best["round"]:
+            return
+        with contextlib.suppress(Stop, KeyError, TypeError):
+            saved = load_file(self.path / "best.pt", "checkpoint")
+            if saved["identity"] == self.saved["identity"] and saved["round"] >= self.best["round"]:
+                return
+        print(f"{self.path / 'best.pt'} is damaged, missing or of another run: the network of round "
+              f"{self.best['round']} is lost, the numbers are not; --no-resume makes both anew",
+              file=sys.stderr)
 
     def restore(self, federation) -> None:
         """The states of server and clients, and the progress, from the checkpoint."""
@@ -224,13 +331,17 @@ class RunFolder:
         if not self.saved:
             for name in FILES:
                 (self.path / name).unlink(missing_ok=True)
-        for leftover in self.path.glob("*.tmp"):  # of a write that was killed
-            leftover.unlink()
+        for name in FILES:
+            for leftover in self.path.glob(f"{name}.*.tmp"):  # of a write that was killed
+                leftover.unlink()
         times = self.path / "timing.jsonl"
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            lines = times.read_text().splitlines(keepends=True)
-            kept = "".join(line for line in lines if json.loads(line)["round"] <= self.t)
-            write_whole(times, lambda file: file.write(kept.encode()))
+        if times.exists():
+            kept = []
+            for line in times.read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # a write that was killed
+                    if json.loads(line)["round"] <= self.t:
+                        kept.append(line + "\n")
+            write_whole(times, lambda file: file.write("".join(kept).encode()))
 
     def announce(self, federation) -> None:
         """What starts, on a few lines: data, machine, folder, and each setting that differs from its
@@ -287,8 +398,8 @@ class RunFolder:
         it is time."""
         last = self.t == self.args.rounds
         better = "val" in entry and entry["val"]["ALL"] > self.best["val"]
-        due = last or time.monotonic() - self.saved_at >= self.args.checkpoint_every
-        better, due = from_server((better, due))
+        due = last or self.ending.number or time.monotonic() - self.saved_at >= self.args.checkpoint_every
+        better, due, number = from_server((better, due, self.ending.number))
         if better or due:
             state = {"server": federation.server.state_dict(),
                      "clients": merged({k: client.state_dict() for k, client in federation.clients.items()})}
@@ -300,6 +411,9 @@ class RunFolder:
             if due:
                 self.saved_at = time.monotonic()
         self.lap("write")
+        if number and not last:
+            raise Interrupted(number, f"round {self.t} of {self.args.rounds} is kept in {self.path}: the "
+                                      "same command without --no-resume goes on from there")
 
     def write_checkpoints(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
@@ -309,7 +423,10 @@ class RunFolder:
         progress = {"identity": json.dumps(self.key), "round": self.t, "history": json.dumps(self.history),
                     "seconds": self.seconds, "images": self.images, "best": self.best,
                     "code": json.dumps(self.code)}
-        write_whole(self.path / "checkpoint.pt", lambda file: save(progress | state, file))
+        newest, before = self.path / "checkpoint.pt", self.path / "before.pt"
+        before.unlink(missing_ok=True)  # so that there are never more than two of them
+        keep = before if self.t < self.args.rounds else None
+        write_whole(newest, lambda file: save(progress | state, file), keep)
 
     # After the last round
 

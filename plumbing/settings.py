@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from plumbing.augment import AUGMENTATIONS
-from plumbing.errors import Stop
+from plumbing.errors import Stop, speaks
 
 
 def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False):
@@ -375,8 +375,7 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
             if near:
                 message += f"; did you mean {near[0]}?"
-        first = os.environ.get("LOCAL_RANK", "0") == "0"  # with torchrun one process speaks for all
-        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if first else None)
+        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if speaks() else None)
 
 
 def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from plumbing.errors import Stop, ending, out_of_memory
+from plumbing.signals import Interrupted
 
 import pytest
 import torch
@@ -19,8 +20,14 @@ from .conftest import ROOT
     (torch.OutOfMemoryError("CUDA out of memory.\nTried"),
      "out of memory (CUDA out of memory.): give smaller batches or images", 1),
     (OSError(28, "No space left on device", "x.npy"),
-     "No space left on device: x.npy; make room or give another file or folder; the rounds are kept", 1),
-    (OSError("no"), "no; make room or give another file or folder; the rounds are kept", 1)])
+     "No space left on device: x.npy; make room or give another folder; the rounds are kept", 1),
+    (FileExistsError(17, "File exists", "out"),
+     "File exists: out; a file is where a folder is expected: give another folder; the rounds are kept", 1),
+    (PermissionError(13, "Permission denied", "out"),
+     "Permission denied: out; give a file or folder that may be written and read; the rounds are kept", 1),
+    (Interrupted(15), "interrupted; the rounds are kept", 143),
+    (Interrupted(2, "round 3 is kept"), "interrupted; round 3 is kept", 130),
+    (OSError("no"), "no; give another file or folder; the rounds are kept", 1)])
 def test_line_and_code_of_an_error(error, line, code):
     assert ending(error, "the rounds are kept") == (line, code)
 

@@ -1,13 +1,21 @@
 """The output folder: what is written, what is refused, what is kept when something fails."""
 
+import errno
 import json
+import math
 import os
 import shutil
+import signal
 import stat
+import time
 from pathlib import Path
 
+import common
+from plumbing import files, processes, runfolder
+from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.results import command, record
+from plumbing.runfolder import PARTS, RunFolder
 from plumbing.settings import identity
 from tests.conftest import fails, interrupted, metrics, parsed, run_all, run_here, start
 
@@ -162,13 +170,21 @@ def test_a_damaged_result_is_made_again(finished):
     ({"round": 99}, "is no whole checkpoint"),
     ({"round": "2"}, "is no whole checkpoint"),
     ({"identity": "["}, "is no whole checkpoint"),
+    ({"history": "[" * 5000}, "is no whole checkpoint"),
+    ({"history": '[{"round": 1}]'}, "is no whole checkpoint"),
+    ({"history": '[{"round": 2, "clients": {}}]'}, "is no whole checkpoint"),
+    ({"seconds": {"train": 1.0}}, "is no whole checkpoint"),
+    ({"seconds": dict.fromkeys(PARTS, float("nan"))}, "is no whole checkpoint"),
+    ({"server": {"w": {"x": torch.tensor([1.0, math.nan])}}}, "has numbers that are not finite"),
     ({"best": {"round": 1}}, "does not fit this method"),
     ({"server": {}}, "does not fit this method"),
     ({"server": {"w": {"x": torch.zeros(1)}}}, "does not fit this method"),
 ])
 def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
     path = finished / "checkpoint.pt"
-    torch.save(torch.load(path, weights_only=True) | {"round": 1} | damage, path)
+    saved = torch.load(path, weights_only=True)
+    first = {"round": 1, "history": json.dumps(json.loads(saved["history"])[:1])}
+    torch.save(saved | first | damage, path)
     (finished / "result.json").unlink()
     fails(capsys, 1, f"checkpoint.pt {words}.*--no-resume to replace it", run_here, "fedavg", finished)
 
@@ -183,15 +199,164 @@ class Attack:
 @pytest.mark.parametrize("file", ["weights", "checkpoint"])
 def test_loading_never_runs_code(tmp_path, monkeypatch, capsys, file):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    flags, path = [], tmp_path / "run" / "checkpoint.pt"
     if file == "weights":
         path = tmp_path / "weights.pt"
         flags = ["--weights", path]
+    else:
+        run_here("fedavg", tmp_path / "run")
+        path = tmp_path / "run" / "checkpoint.pt"
+        flags = []
     torch.save({"body.x": Attack()}, path)
     words = f"{path.name} cannot be read as a file of {file}"
     fails(capsys, 1, words, run_here, "fedavg", tmp_path / "run", *flags)
     assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 100000, '{"args": 3}', '{"best": []}', "3", "null"])
+def test_an_odd_result_is_made_again(finished, content):
+    before = result_in(finished)
+    (finished / "result.json").write_text(content)
+    assert run_here("fedavg", finished)["best"] == before["best"] == result_in(finished)["best"]
+
+
+def test_a_run_goes_on_from_the_checkpoint_before(tmp_path, monkeypatch, capsys):
+    """If the newest one is damaged, or was being replaced; to the same numbers."""
+    flags = ["--rounds", "4", "--checkpoint-every", "0"]
+    run_here("fedavg", tmp_path / "whole", *flags)
+    assert not (tmp_path / "whole" / "before.pt").exists()
+    for damage in ("nan", "gone"):
+        folder = tmp_path / damage
+        interrupted("fedavg", monkeypatch, folder, *flags, after=3)
+        path = folder / "checkpoint.pt"
+        if damage == "gone":
+            path.unlink()
+        else:
+            saved = torch.load(path, weights_only=True)
+            next(iter(saved["server"]["w"].values())).fill_(math.nan)
+            torch.save(saved, path)
+        capsys.readouterr()
+        run_here("fedavg", folder, *flags)
+        said = capsys.readouterr().err
+        assert ("not finite; going on from the one before" in said) == (damage == "nan")
+        assert metrics(folder) == metrics(tmp_path / "whole")
+        starts = [part["from"] for part in result_in(folder)["code"]]
+        assert starts == [1, 3]  # before.pt is of round 2
+
+
+@pytest.mark.parametrize("damage", ["damaged", "gone", "older"])
+def test_a_lost_best_state_is_said(tmp_path, monkeypatch, capsys, damage):
+    """The numbers do not need it."""
+    flags = ["--rounds", "3", "--checkpoint-every", "0", "--lr", "0.2"]
+    run_here("fedavg", tmp_path / "whole", *flags)
+    interrupted("fedavg", monkeypatch, tmp_path / "run", *flags, after=2)
+    path = tmp_path / "run" / "best.pt"
+    if damage == "damaged":
+        path.write_bytes(b"no")
+    elif damage == "older":
+        torch.save(torch.load(path, weights_only=True) | {"round": 0}, path)
+    else:
+        path.unlink()
+    capsys.readouterr()
+    run_here("fedavg", tmp_path / "run", *flags)
+    assert "best.pt is damaged, missing or of another run: the network of round" in capsys.readouterr().err
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+# What is not this program's
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "checkpoint.pt", "curves.png", "best.pt"])
+@pytest.mark.parametrize("flags", [(), ("--no-resume",)])
+def test_a_folder_with_other_content_stays_as_it_is(tmp_path, capsys, name, flags):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_text('{"of": "mine"}')
+    words = rf"{folder} has files that are of no run \({name}\): give another --out; nothing was changed"
+    fails(capsys, 2, words, run_here, "fedavg", folder, *flags)
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / name).read_text() == '{"of": "mine"}'
+
+
+def test_other_files_beside_a_run_stay(tmp_path):
+    for name in ("notes.txt", "draft.tmp", "result.json.backup"):
+        (tmp_path / name).write_text("mine")
+    run_here("fedavg", tmp_path)
+    run_here("fedavg", tmp_path, "--no-resume")
+    assert all((tmp_path / name).read_text() == "mine" for name in ("notes.txt", "draft.tmp"))
+
+
+def test_a_bad_record_is_found_before_the_training(tmp_path, capsys):
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    words = r"--record .*table.csv is no JSONL file \(it begins with b'a,b"
+    fails(capsys, 2, words, run_here, "fedavg", tmp_path / "run", "--record", tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text() == "a,b\n1,2\n"
+    words = "--record .* is a folder; expected a JSONL file"
+    fails(capsys, 2, words, run_here, "fedavg", tmp_path / "run", "--record", tmp_path)
+    words = "--record .* cannot be written"
+    fails(capsys, 2, words, run_here, "fedavg", tmp_path / "run", "--record", tmp_path / "table.csv" / "x")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_finished_run_in_a_folder_that_cannot_be_written_is_shown(finished, monkeypatch, capsys):
+    def refusing(path, wait=True):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+    monkeypatch.setattr(runfolder, "locked", refusing)
+    result = result_in(finished)
+    assert run_here("fedavg", finished) == result
+    (finished / "result.json").unlink()
+    fails(capsys, 1, "Read-only file system: .*may be written", run_here, "fedavg", finished)
+
+
+# Signals
+
+
+def signalled(monkeypatch, *numbers: int, after: int) -> None:
+    """Let signals come once round `after` is logged."""
+    log = RunFolder.log
+
+    def logging(folder, entry):
+        log(folder, entry)
+        if folder.t == after:
+            for number in numbers:
+                signal.raise_signal(number)
+    monkeypatch.setattr(RunFolder, "log", logging)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_after_its_round(tmp_path, monkeypatch, capsys, number):
+    """It is kept, however long the next checkpoint is away, and the run goes on to the same numbers."""
+    flags = ["--rounds", "4", "--checkpoint-every", "10000"]
+    run_here("fedavg", tmp_path / "whole", *flags)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        signalled(patch, number, after=2)
+        run_here("fedavg", tmp_path / "run", *flags)
+    assert stopped.value.code == 128 + number
+    said = capsys.readouterr().err
+    assert "stopping after this round, to keep it; once more: at once" in said
+    assert f"fedavg: interrupted; round 2 of 4 is kept in {tmp_path / 'run'}" in said
+    run_here("fedavg", tmp_path / "run", *flags)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert [part["from"] for part in result_in(tmp_path / "run")["code"]] == [1, 3]
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        signalled(monkeypatch, signal.SIGTERM, signal.SIGTERM, after=2)
+        run_here("fedavg", tmp_path, "--rounds", "4", "--checkpoint-every", "10000")
+    assert stopped.value.code == 143
+    assert "fedavg: interrupted; nothing that was written is lost" in capsys.readouterr().err
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_signal_in_the_last_round_changes_nothing(tmp_path, monkeypatch):
+    signalled(monkeypatch, signal.SIGTERM, after=2)
+    assert run_here("fedavg", tmp_path, "--rounds", "2")["last"]["round"] == 2
+
+
+def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(common, "load_domains", lambda args: signal.raise_signal(signal.SIGTERM))
+    fails(capsys, 143, "fedavg: interrupted; nothing that was written is lost", run_here, "fedavg", tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 # Interrupted runs
@@ -219,7 +384,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     (tmp_path / "checkpoint.pt.123.tmp").write_bytes(b"half of it")
     for name in ("metrics.jsonl", "timing.jsonl"):
         with open(tmp_path / name, "a") as file:
-            file.write('{"round": 3, "clients": {}, "seconds": {}}\n')
+            file.write('{"round": 3, "clients": {}, "seconds": {}}\n{"rou')
     run_here("fedavg", tmp_path, *flags)
     assert not list(tmp_path.glob("*.tmp"))
     times = [json.loads(line)["round"] for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
@@ -236,6 +401,46 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path, capsys):
     assert saved["round"] >= 1
     for name, v in saved["server"]["w"].items():
         assert torch.isfinite(v).all(), name
+
+
+# Other processes
+
+
+def test_a_process_that_waits_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "WAIT", (0.1, 0.4))
+    with locked(tmp_path / ".lock"), pytest.raises(Stop, match="another process has held .* end it, or wait"):
+        with locked(tmp_path / ".lock"):
+            raise AssertionError("two have it")
+    assert capsys.readouterr().err == f"waiting for another process, which holds {tmp_path / '.lock'}\n"
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "2.5"])
+def test_an_odd_number_of_processes_is_refused(tmp_path, monkeypatch, capsys, count):
+    monkeypatch.setenv("WORLD_SIZE", count)
+    words = f"WORLD_SIZE is '{count}'; expected the number of processes"
+    fails(capsys, 2, words, run_here, "fedavg", tmp_path)
+
+
+def test_processes_that_wait_for_others_say_so(monkeypatch, capsys):
+    def no_one_comes(backend):
+        time.sleep(0.3)
+        raise RuntimeError("timed out")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(processes, "SAID_AFTER", 0.05)
+    monkeypatch.setattr(processes.dist, "init_process_group", no_one_comes)
+    with pytest.raises(Stop, match="the processes cannot meet .timed out.: start them with torchrun"):
+        processes.join_processes()
+    assert capsys.readouterr().err == "waiting for all 3 processes to start\n"
+
+
+def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    fails(capsys, 2, "--lr is -1.0; it must be", run_here, "fedavg", tmp_path, "--lr", "-1")
+    fails(capsys, 2, "is a file; expected a folder", run_here, "fedavg", __file__)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        run_here("fedavg", tmp_path, "--lr", "-1")
+    assert capsys.readouterr().err == ""
 
 
 # Folders and disks that take nothing
@@ -274,6 +479,19 @@ def test_a_full_disk_keeps_the_last_checkpoint(finished):
     assert "OSError" in process.communicate()[1]
     assert (finished / "checkpoint.pt").read_bytes() == good
     assert not list(finished.glob("*.tmp"))
+
+
+def test_a_disk_that_was_full_for_a_moment(tmp_path, monkeypatch):
+    """torch has an error of its own for it, and when it is asked again there is room."""
+    def failing(content, file):
+        raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 1 vs 2")
+    monkeypatch.setattr(files.torch, "save", failing)
+    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(OSError, match="No space left") as full:
+        files.save({}, file)
+    assert full.value.filename == str(tmp_path / "x.pt")
+    monkeypatch.setattr(files.torch, "save", lambda content, file: 1 / 0)
+    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(ZeroDivisionError):
+        files.save({}, file)
 
 
 def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
