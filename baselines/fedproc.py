@@ -43,7 +43,7 @@ from fedavg import CAMELYON, FEDCIR
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize, one_hot
+from torch.nn.functional import cross_entropy, normalize
 from torch.nn.utils import clip_grad_norm_
 
 
@@ -115,7 +115,7 @@ def alpha_of_round(args: Args, t: int) -> float:
 def class_sums(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Of each class the sum [C, D] of the features, brought to length 1, and their number [C]; z [N, D],
     y [N]."""
-    of_class = one_hot(y, classes)  # [N, C]
+    of_class = y[:, None] == torch.arange(classes, device=y.device)  # [N, C]
     return of_class.T.to(z) @ normalize(z), of_class.sum(0)
 
 
@@ -140,7 +140,7 @@ class Client:
             if args.prototypes == "batches":
                 zs.append(z.detach().float())
                 ys.append(y)
-            if alpha and known.any():
+            if t and alpha and known.any():
                 l_gpc = prototypical(z.float(), c, y)
                 l_ce = cross_entropy(logits.float(), y, reduction="none")
                 loss = hybrid(l_gpc, l_ce, alpha * known[y])
