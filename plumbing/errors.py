@@ -68,12 +68,32 @@ def out_of_memory(e: BaseException) -> bool:
     return isinstance(e, (MemoryError, on_gpu)) or "can't allocate memory" in str(e)
 
 
+# Set when a program begins, before its libraries load
+
+
 def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
-    """Ctrl-C before a program has begun, while its libraries load: one line in the place of a traceback."""
+    """Ctrl-C before a program has begun, and a library that is missing: one line in the place of a
+    traceback."""
+    name = Path(sys.argv[0]).stem
     if issubclass(kind, KeyboardInterrupt):
-        print(f"{Path(sys.argv[0]).stem}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
+    elif issubclass(kind, ModuleNotFoundError):
+        print(f"{name}: the library {error.name} is missing: pip install -r requirements.txt, in the "
+              "environment of this Python", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
 
+def take_any_words() -> None:
+    """A stream that is closed swallows what is printed; one that has no sign for a letter writes its
+    number."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 sys.excepthook = show_uncaught
+take_any_words()

@@ -66,3 +66,26 @@ def test_torch_is_not_imported_to_tell_of_an_error():
     program += "print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.stdout == "False\n", run.stderr
+
+
+def test_a_baseline_started_as_a_file_says_how():
+    path = ROOT / "baselines" / "fedprox.py"
+    run = subprocess.run([sys.executable, path], cwd="/", text=True, capture_output=True)
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr == f"fedprox: start it as python -m baselines.fedprox, in {ROOT}\n"
+
+
+def test_a_library_that_is_missing_is_one_line():
+    program = "import plumbing.errors; import a_library_that_is_not_there"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
+    assert run.returncode == 1 and run.stderr.count("\n") == 1
+    assert "the library a_library_that_is_not_there is missing: pip install -r requirements.txt" in run.stderr
+
+
+def test_streams_that_are_closed_or_know_no_letters():
+    program = "import sys, plumbing.errors; print(chr(252), file=sys.stderr); print(chr(252))"
+    here = {"cwd": ROOT, "env": {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, **here)
+    assert (run.returncode, run.stdout, run.stderr) == (0, b"\\xfc\n", b"\\xfc\n")
+    words = f'exec {sys.executable} -c "{program}" >&- 2>&-'
+    assert subprocess.run(["sh", "-c", words], **here).returncode == 0
