@@ -32,7 +32,8 @@ FIGURES = ("curves", "parameter", "radar", "measure")  # how a figure is drawn, 
 # What may stand in a file.
 TABLE_KEYS = "title paper protocol trials notes figure axis average measure rows columns blocks".split()
 BLOCK_KEYS = "title dataset flags laptop levels ours published_setting rows columns".split()
-ROW_KEYS = "method module flags flags_on laptop quoted start ours published_method published_setting".split()
+ROW_KEYS = ("method module flags flags_on laptop laptop_on quoted start ours published_method "
+            "published_setting").split()
 COLUMN_KEYS = "name value flags".split()
 
 
@@ -64,6 +65,7 @@ class Row:
     flags: str = ""
     flags_on: dict[str, str] = field(default_factory=dict)  # {dataset: more flags on it}
     laptop: str = ""  # flags that give the row the laptop budget of its block
+    laptop_on: dict[str, str] = field(default_factory=dict)  # {dataset: more flags on it at laptop scale}
     quoted: bool = False
     start: bool = False  # what the row's runs had before their first step, in place of the last round
     ours: bool = False  # a row that the paper does not have, such as a control: nothing of it is published
@@ -177,13 +179,13 @@ def row_of(content: dict) -> Row:
     """A row as the file states it, for all blocks."""
     check_keys(content, ROW_KEYS, ["method"], "a row")
     row = Row(**content)
-    of_type(row, method=str, module=str, flags=str, flags_on=dict, laptop=str, quoted=bool, start=bool)
-    of_type(row, ours=bool, published_method=str, published_setting=str)
+    of_type(row, method=str, module=str, flags=str, flags_on=dict, laptop=str, laptop_on=dict, quoted=bool)
+    of_type(row, start=bool, ours=bool, published_method=str, published_setting=str)
     if bool(row.module) == row.quoted:
         raise ValueError(f"{row.method}: it needs a module, or quoted = true")
     if row.ours and row.quoted:
         raise ValueError(f"{row.method}: a row of ours is not quoted")
-    for flags in (row.flags, row.laptop, *row.flags_on.values()):
+    for flags in (row.flags, row.laptop, *row.flags_on.values(), *row.laptop_on.values()):
         shlex.split(flags)
     return row
 
@@ -217,7 +219,9 @@ def block_of(content: dict, rows: list[Row], columns: list[Column]) -> Block:
 def row_in(block: Block, row: Row) -> Row:
     """A row of the file in a block: with its flags on the block's dataset."""
     flags = [row.flags, row.flags_on.get(block.dataset, "")]
-    return dataclasses.replace(row, flags=" ".join(flags).strip(), ours=row.ours or block.ours, published=[],
+    laptop = [row.laptop, row.laptop_on.get(block.dataset, "")]
+    return dataclasses.replace(row, flags=" ".join(flags).strip(), laptop=" ".join(laptop).strip(),
+                               ours=row.ours or block.ours, published=[],
                                published_setting=row.published_setting or block.published_setting)
 
 
@@ -233,7 +237,7 @@ def check_rows(rows: list[Row], blocks: list[Block]) -> None:
             raise ValueError(f"two rows are {row.method}")
         if row.method not in shown:
             raise ValueError(f"{row.method} is in no block")
-        for dataset in row.flags_on:
+        for dataset in [*row.flags_on, *row.laptop_on]:
             if dataset not in datasets:
                 raise ValueError(f"{row.method} has flags on {dataset}, of which there is no block")
 

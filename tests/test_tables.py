@@ -299,7 +299,7 @@ trials = 4
 columns = [{name = "ALL", value = "best/ALL"}]
 rows = [
     {method = "FedAvg", module = "fedavg", flags = "--lr 0.2", flags_on = {pacs = "--batch-size 7"}},
-    {method = "Control", module = "fdse", laptop = "--rounds 3", ours = true},
+    {method = "Own", module = "fdse", laptop="--rounds 3", laptop_on = {officecaltech="--lr 2"}, ours = true},
     {method = "FDSE", module = "fdse", published_method = "Ours", published_setting = "b=1"},
 ]
 
@@ -338,7 +338,7 @@ def test_rows_are_stated_once(tmp_path):
     office, pacs, of_ours = table.blocks
     shown = [(row.method, row.flags, row.laptop, row.ours, row.published) for row in office.rows]
     assert shown == [("FedAvg", "--lr 0.2", "", False, [["80.10", "1.0"]]),
-                     ("Control", "", "--rounds 3", True, [[]]), ("FDSE", "", "", False, [["82"]])]
+                     ("Own", "", "--rounds 3 --lr 2", True, [[]]), ("FDSE", "", "", False, [["82"]])]
     shown = [(row.method, row.flags, row.ours, row.published) for row in pacs.rows]
     assert shown == [("FDSE", "", False, [[]]), ("FedAvg", "--lr 0.2 --batch-size 7", False, [["84.0"]])]
     assert [(row.method, row.ours, row.published) for row in of_ours.rows] == [("FDSE", True, [[]])]
@@ -346,7 +346,7 @@ def test_rows_are_stated_once(tmp_path):
     args = arguments("fedavg", run_of(pacs, pacs.rows[1], pacs.columns[0], "paper", 0).flags)
     assert (args.lr, args.batch_size, args.rounds) == (0.2, 7, 5)
     args = arguments("fdse", run_of(office, office.rows[1], office.columns[0], "laptop", 0).flags)
-    assert (args.image_size, args.rounds) == (64, 3)
+    assert (args.image_size, args.rounds, args.lr) == (64, 3, 2)
 
 
 @pytest.mark.parametrize("change, words", [
@@ -360,6 +360,9 @@ def test_rows_are_stated_once(tmp_path):
     (('flags = "--lambda 0"', 'flags_on = {pacs = "--lambda 0"}'), "flags on pacs, of which there is no"),
     (('flags = "--lambda 0"', "flags = 0"), "flags is 0; expected str"),
     (('flags = "--lambda 0"', "flags_on = 0"), "flags_on is 0; expected dict"),
+    (('flags = "--lambda 0"', "laptop_on = 0"), "laptop_on is 0; expected dict"),
+    (('flags = "--lambda 0"', 'laptop_on = {pacs = "--lambda 0"}'), "flags on pacs, of which there is no"),
+    (('flags = "--lambda 0"', "laptop_on = {digits = \"--lambda '0\"}"), "No closing quotation"),
     (('flags = "--lambda 0"', 'flag = "--lambda 0"'), "a row has flag, which is none of method, mod"),
     (('flags = "--lambda 0"', "published = [[90.0], [], []]"), "a row has published, which is none of"),
     (('flags = "--lambda 0"', 'published_method = "FDSE"'), "has no number for it"),
