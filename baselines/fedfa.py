@@ -224,4 +224,4 @@ def arguments(argv: list[str] | None = None) -> Args:
 
 
 if __name__ == "__main__":
-    run(Server, Client, arguments())
+    run(Server, Client, arguments(), build)

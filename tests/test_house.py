@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+from pathlib import Path
 
 from tests.conftest import MODULES, ROOT
 
@@ -158,3 +159,12 @@ def test_one_round_is_on_one_screen():
     tree = ast.parse((ROOT / "common.py").read_text())
     loop = next(node for node in tree.body if getattr(node, "name", "") == "rounds")
     assert loop.end_lineno - loop.lineno < 55
+
+
+@pytest.mark.parametrize("method", MODULES)
+def test_a_file_started_by_itself_has_its_own_network(method):
+    """The tests hand over `build`; the command of the docs must do it too."""
+    module = MODULES[method]
+    last = Path(module.__file__).read_text().splitlines()[-1]
+    own = ", build" if hasattr(module, "build") else ""
+    assert last == f"    run(Server, Client, arguments(){own})"
