@@ -275,7 +275,7 @@ def method_page(site: Site, method: str) -> None:
     used, whole, unused = equations.counts(of)
     body = [site.markdown(parts.pop(""), note, page),
             f'<p class="sum">{whole} of {used} equations and lines located and tested '
-            f'(<a href="#coverage">which</a>); {unused} of the paper are not computed.</p>']
+            f'(<a href="#coverage">which</a>); {unused} of the paper are not computed.</p>', jumps(of)]
     left = []
     for heading in ("What it does", "Who keeps and sends what"):
         left.append(site.markdown(f"## {heading}\n{parts.pop(heading)}", note, page))
@@ -290,6 +290,12 @@ def method_page(site: Site, method: str) -> None:
         body.append(site.markdown(f"## {heading}\n{text}", note, page))
     body.append("</div>")
     site.write(page, TITLES[method], "\n".join(body), marking(of))
+
+
+def jumps(of: Table) -> str:
+    """A line of links to all equations of a page."""
+    links = [f'<a href="#{slug(entry["tag"])}">{escape(entry["tag"])}</a>' for entry in of.entries]
+    return f'<p class="jumps">{" ".join(links)}</p>'
 
 
 def rows(site: Site, of: Table, page: Path, beginning: str) -> list[str]:
