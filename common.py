@@ -1172,7 +1172,8 @@ def one_line_on_failure(args: Args):
         message, code = ending(e, "nothing that was written is lost: the same command without --no-resume "
                                   "goes on from the last checkpoint, if there is one")
     if code != 2 or speaks():
-        print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the terminal has gone
+            print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
     if process()[1] > 1:
         sys.stdout.flush()
         os._exit(code)  # the other processes wait in a collective: torchrun ends them

@@ -45,6 +45,8 @@ def save(content, file) -> None:
     try:
         torch.save(content, file)
     except RuntimeError as e:
+        if isinstance(e.__context__, KeyboardInterrupt):  # its words for whatever ends a write
+            raise e.__context__
         file.write(bytes(1 << 20))
         file.flush()  # raises the OSError behind it: no space left, say
         if "inline_container" in str(e):  # there is room again meanwhile

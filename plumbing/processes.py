@@ -9,6 +9,7 @@ import sys
 import threading
 
 from plumbing.errors import Stop
+from plumbing.signals import leave_to_the_system
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ def join_processes() -> None:
                               {"file": sys.stderr, "flush": True})
     waiting.start()
     try:
+        leave_to_the_system()  # it waits in code that is not Python's
         dist.init_process_group("gloo")  # gives up after half an hour
     except (ValueError, RuntimeError) as e:
         why = str(e).splitlines()[0][:80]

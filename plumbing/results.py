@@ -18,6 +18,8 @@ from plumbing.settings import Args, flag_of
 import numpy as np
 import torch
 
+LONGEST = 1 << 26  # bytes of a line of records
+
 
 def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> dict:
     """What result.json says of the rounds in `history`: accuracies, curves, bytes. `key`: the run's identity;
@@ -132,6 +134,13 @@ def shown_shares(accuracies: dict[str, float]) -> str:
     return ", ".join(shown)
 
 
+def is_object(line: bytes) -> bool:
+    """Whether a line is a JSON object."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line), dict)
+    return False
+
+
 def refuse_record(name: str) -> None:
     """Stop, before anything is trained, if `--record` is no file of records that can be added to."""
     if not name:
@@ -142,12 +151,23 @@ def refuse_record(name: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab"), open(path, "rb") as file:
-            first = file.readline(1 << 20)
-            if first.strip() and not first.lstrip().startswith(b"{"):
+            first = file.readline(LONGEST)
+            if first.strip() and not is_object(first):
                 raise Stop(f"--record {path} is no JSONL file (it begins with {first[:20]!r}): give another "
                            "file; nothing was changed", 2)
     except OSError as e:
         raise Stop(f"--record {path} cannot be written ({e.strerror}): give another file", 2)
+
+
+def says_as_much(there: dict, result: dict) -> bool:
+    """Whether a record has as many points of curves as a result of the same run, and a training of its own if
+    that one has."""
+    if "trained_by" in there and "trained_by" not in result:
+        return False
+    points = []
+    for curve in (there["curve"], result["curve"]):
+        points.append(sum(value is not None for values in curve.values() for value in values))
+    return points[0] >= points[1]
 
 
 def record(args: Args, result: dict) -> None:
@@ -162,7 +182,8 @@ def record(args: Args, result: dict) -> None:
         for line in content.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line is nobody's record
                 there = json.loads(line)
-                if there["id"] == result["id"] and there.get("sources") == result.get("sources"):
+                same = there["id"] == result["id"] and there.get("sources") == result.get("sources")
+                if same and says_as_much(there, result):
                     return
         start = b"\n" if content and not content.endswith(b"\n") else b""
         file.write(start + json.dumps(result).encode() + b"\n")

@@ -22,6 +22,7 @@ import errno
 import hashlib
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -105,16 +106,23 @@ def resumed(path: Path, key: dict, args: Args) -> tuple[dict | None, dict | None
 def newest_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
     """The checkpoint, or the one before it if it is damaged; None if there is none. Stop if nothing whole is
     there."""
+    damage = None
     try:
         newest = read_checkpoint(path / "checkpoint.pt", key, args)
-        return newest or read_checkpoint(path / "before.pt", key, args)  # killed between two renamings
+        if newest:
+            return newest
     except Stop as stop:
-        with contextlib.suppress(Stop):
-            before = read_checkpoint(path / "before.pt", key, args)
-            if before:
-                print(f"{stop}; going on from the one before, {path / 'before.pt'}", file=sys.stderr)
-                return before
-        raise Stop(f"{stop}: give another --out, or --no-resume to replace it")
+        damage = stop
+    before = None
+    with contextlib.suppress(Stop):
+        before = read_checkpoint(path / "before.pt", key, args)
+    if before:  # the process was killed between two renamings, or the newest one is damaged
+        if damage:
+            print(f"{damage}; going on from the one before", file=sys.stderr)
+        os.replace(path / "before.pt", path / "checkpoint.pt")  # so that the next one does not take its place
+    elif damage:
+        raise Stop(f"{damage}: give another --out, or --no-resume to replace it")
+    return before
 
 
 def read_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
@@ -185,7 +193,7 @@ def is_run(path: Path) -> bool:
     """Whether a run has written into a folder: its settings, its result or its checkpoint say so."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         settings = json.loads((path / "settings.json").read_text())
-        return bool(settings["method"] and settings["settings"])
+        return isinstance(settings["code"], list) and bool(settings["settings"]["dataset"]["value"])
     if read_result(path / "result.json"):
         return True
     return any(holds_a_run(path / name) for name in ("checkpoint.pt", "before.pt", "best.pt"))
@@ -193,7 +201,7 @@ def is_run(path: Path) -> bool:
 
 def holds_a_run(path: Path) -> bool:
     """Whether a file is a state of a run."""
-    with contextlib.suppress(Stop, KeyError, TypeError):
+    with contextlib.suppress(Stop, KeyError, TypeError, IndexError):
         return isinstance(load_file(path, "checkpoint")["identity"], str)
     return False
 
@@ -293,7 +301,7 @@ class RunFolder:
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
                        desc=f"{self.key['method']} {self.args.dataset}", mininterval=0.2 if wide else 30)
             self.bar = self.stack.enter_context(bar)
-        self.ending = AfterTheRound(AT_ONCE if self.rank == 0 else "")
+        self.ending = AfterTheRound(AT_ONCE if self.rank == 0 else "", process()[1] > 1)
         self.stack.enter_context(handled(self.ending))
         self.since = time.perf_counter()
 
@@ -398,8 +406,9 @@ class RunFolder:
         it is time."""
         last = self.t == self.args.rounds
         better = "val" in entry and entry["val"]["ALL"] > self.best["val"]
-        due = last or self.ending.number or time.monotonic() - self.saved_at >= self.args.checkpoint_every
-        better, due, number = from_server((better, due, self.ending.number))
+        number = self.told_to_end()
+        due = last or number or time.monotonic() - self.saved_at >= self.args.checkpoint_every
+        better, due = from_server((better, due))
         if better or due:
             state = {"server": federation.server.state_dict(),
                      "clients": merged({k: client.state_dict() for k, client in federation.clients.items()})}
@@ -412,8 +421,14 @@ class RunFolder:
                 self.saved_at = time.monotonic()
         self.lap("write")
         if number and not last:
+            from_server(None)  # no process leaves before the state is written
             raise Interrupted(number, f"round {self.t} of {self.args.rounds} is kept in {self.path}: the "
                                       "same command without --no-resume goes on from there")
+
+    def told_to_end(self) -> int:
+        """The number of the signal that any process has had; 0: none."""
+        numbers = merged({self.rank: self.ending.number})
+        return from_server(max(numbers.values(), default=0))
 
     def write_checkpoints(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
@@ -447,7 +462,11 @@ class RunFolder:
             write_json(self.path / "result.json", result)
             record(self.args, result)
             print(f"{self.path}: {summary(result)}")
-        return from_server(result)
+        result = from_server(result)
+        number = self.told_to_end()
+        if number:  # there may be other targets to come
+            raise Interrupted(number, f"the run in {self.path} is finished")
+        return result
 
     def begun_by(self) -> dict:
         """`code`, a part for each time that the run was started, and the commit of the first of them."""

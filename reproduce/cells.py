@@ -53,7 +53,7 @@ def run_with(module: str, flags: list[str], seed: int) -> Run:
     """The run of a method with flags and a seed."""
     args = dataclasses.replace(arguments(module, tuple(flags)), seed=seed)
     name, cls, key = short_name(module), type(args), identity(args)
-    training = work_of(name, cls, key, at_test=False)
+    training = work_of(name, cls, key, at_test=args.protocol != "lodo")
     return Run(module, tuple(flags), seed, work_of(name, cls, key), args.precision, training=training)
 
 

@@ -21,11 +21,13 @@ import common
 from plumbing.errors import Stop, ending
 from plumbing.provenance import start
 from plumbing.results import id_of, record
-from plumbing.settings import Args, Parser, add_flag, flag_of
+from plumbing.settings import Args, Parser, add_flag, flag_of, violation
 from plumbing.sources import equivalent_to, hash_of, method_file
 from reproduce.measures.finished import Rebuilt, arguments_of, finished, rebuilt
 from reproduce.methods import method
 from reproduce.records import sources_of
+
+import torch
 
 
 def flags_at_test(cls: type[Args]) -> list[dataclasses.Field]:
@@ -58,6 +60,13 @@ def retested(folder, data: str = "data", archives: str = "", **changed) -> dict:
         raise Stop(f"{folder} is a run of {result['method']} with --protocol {args.protocol}; expected one "
                    "with --protocol lodo of a method with flags that act on the target alone "
                    f"({', '.join(map(flag_of, allowed)) or 'it has none'})", 2)
+    if all(getattr(args, name) == value for name, value in changed.items()):
+        raise Stop(f"{folder} was tested with these values; give others of "
+                   f"{', '.join(map(flag_of, allowed))}", 2)
+    if args.device.split(":")[0] != result["args"]["device"]:
+        raise Stop(f"{folder} is a run on {result['args']['device']}, and here is {args.device} alone: test "
+                   "it again where it was trained", 2)
+    torch.set_num_threads(result["hardware"]["threads"])  # the adaptation's bytes depend on them
     theirs = set(sources_of(result))
     if not theirs <= equivalent_to(hash_of(method_file(args))):
         raise Stop(f"{folder} was computed by other code ({', '.join(sorted(theirs))}): run it anew", 2)
@@ -130,11 +139,17 @@ def parsed(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     known, _ = parser.parse_known_args(words)
     of_method = parser.add_argument_group("of the method")
     names = []
-    for f in flags_at_test(method(finished(known.folder)["method"]).Args):
+    cls = method(finished(known.folder)["method"]).Args
+    for f in flags_at_test(cls):
         add_flag(of_method, f, ())
         names.append(f.name)
     flags = parser.parse_args(words)
-    return flags, {name: value for name, value in vars(flags).items() if name in names}
+    changed = {name: value for name, value in vars(flags).items() if name in names}
+    for f in dataclasses.fields(cls):
+        wrong = violation(changed[f.name], f.metadata) if f.name in changed else ""
+        if wrong:
+            parser.error(f"{flag_of(f.name)} is {changed[f.name]}; it must be {wrong}")
+    return flags, changed
 
 
 def shown(folder, result: dict, changed: dict) -> str:

@@ -32,6 +32,8 @@ from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.runfolder import folder_of
 from plumbing.settings import flag_of
+from plumbing.signals import handled
+from plumbing.signals import interrupt as interrupt_here
 from reproduce.measures.finished import FILES
 from reproduce.measuring import folder_of_run
 from reproduce.methods import ROOT, arguments, short_name
@@ -44,6 +46,7 @@ from tqdm import tqdm
 UNKNOWN = 60.0  # seconds by which a run of unknown length moves the progress bar
 EVERY = 5.0, 30.0  # seconds between two looks at the runs that are going on: on a terminal, in a file
 SHOWN = 4  # of them at most on the bar
+WARNED = 180  # seconds before its end that a job of a cluster is told of it
 
 
 # One run
@@ -55,18 +58,20 @@ def claim(run: Run):
     return locked(ROOT / "runs" / ".claims" / f"{name}.lock", wait=False)
 
 
-def command_of(run: Run, place: Place, records: Records) -> list[str]:
-    """What starts a run, or the test of what another one has trained, with the folders of this machine."""
+def commands_of(run: Run, place: Place, records: Records) -> list[list[str]]:
+    """What does a run, with the folders of this machine: the test of what another one has trained, if there
+    is one, and then, if that is refused, its own training."""
+    folders = []
+    if place.data != str(ROOT / "data"):
+        folders += ["--data", place.data]
+    if place.archives:
+        folders += ["--archives", place.archives]
+    commands = []
     trained = trained_for(run, records)
     if trained:
-        words = [sys.executable, "-m", "reproduce.retest", *trained]
-    else:
-        words = [sys.executable, *run.words, "--no-figures"]
-    if place.data != str(ROOT / "data"):
-        words += ["--data", place.data]
-    if place.archives:
-        words += ["--archives", place.archives]
-    return [*words, "--record", place.record]
+        commands.append([sys.executable, "-m", "reproduce.retest", *trained])
+    commands.append([sys.executable, *run.words, "--no-figures"])
+    return [[*words, *folders, "--record", place.record] for words in commands]
 
 
 def trained_for(run: Run, records: Records) -> list[str]:
@@ -101,29 +106,34 @@ def execute(run: Run, place: Place, env: dict | None = None,
 
     `started` is called with its process when that is there.
     """
-    try:
-        with claim(run) as lock:
-            records = Records(Path(place.record))
-            if records.get(run):
-                return "skipped", "recorded meanwhile"
-            path = folder_of_run(run) / "log.txt"
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(claim(run))
+        except Stop:
+            return "skipped", "another runner is on it"
+        records = Records(Path(place.record))
+        if records.get(run):
+            return "skipped", "recorded meanwhile"
+        path = folder_of_run(run) / "log.txt"
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "a") as log:
-                log.write(f"$ {run.command}\n")
-                log.flush()
+            log = stack.enter_context(open(path, "a"))
+            log.write(f"$ {run.command}\n")
+            log.flush()
+            for words in commands_of(run, place, records):
                 begun = log.tell()
                 process = subprocess.Popen(
-                    command_of(run, place, records), cwd=ROOT, env=os.environ | (env or {}), stdout=log,
-                    stderr=subprocess.STDOUT,
+                    words, cwd=ROOT, env=os.environ | (env or {}), stdout=log, stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is for us to pass on
                     pass_fds=(lock.fileno(),))  # it holds the lock too
                 if started:
                     started(process)
                 code = process.wait()
-    except Stop:
-        return "skipped", "another runner is on it"
-    except OSError as e:
-        return "failed", f"it could not be started: {e}"
+                log.seek(0, os.SEEK_END)
+                if code not in (1, 2):  # done, or ended by a signal
+                    break
+        except OSError as e:
+            return "failed", f"it could not be started: {e}"
     said = path.read_bytes()[begun:].decode(errors="replace")
     if code == 0:
         return "done", last_lines(said, 3)
@@ -156,18 +166,8 @@ def report_failure(run: Run, said: str) -> None:
 @contextlib.contextmanager
 def interruptible():
     """SIGTERM and SIGHUP end the runner as Ctrl-C does."""
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, raise_interrupt)
-    try:
+    with handled(interrupt_here):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def raise_interrupt(*_) -> None:
-    raise KeyboardInterrupt
 
 
 # On this machine
@@ -195,10 +195,9 @@ class Local:
                     time.sleep(0.1)
                     pool.look()
             except KeyboardInterrupt:
+                tqdm.write("stopping after the rounds that are going on; once more: at once", file=sys.stderr)
                 pool.stop()
-                for worker in workers:
-                    if worker.ident:  # it has started
-                        worker.join()
+                wait_for(workers, pool)
                 pool.counts["stopped"] = 1
         pool.bar.close()
         return pool.counts
@@ -210,6 +209,15 @@ class Local:
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[n % len(self.gpus)]
         return env
+
+
+def wait_for(workers: list[threading.Thread], pool: Pool) -> None:
+    """Wait until the interrupted runs have ended; a further signal is passed on to them."""
+    while any(worker.is_alive() for worker in workers):
+        try:
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pool.stop()
 
 
 @dataclass
@@ -331,8 +339,23 @@ class Pool:
 
 
 def interrupt(process: subprocess.Popen) -> None:
+    """SIGTERM: a run that was started in the background of a script ignores SIGINT."""
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+
+
+def has_ended(process: subprocess.Popen, within: float) -> bool:
+    """Whether a process ends within some seconds; without the lock of its `wait`, in which a signal's handler
+    may find the program."""
+    began = time.monotonic()
+    while time.monotonic() - began < within:
+        try:
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                return True
+        except ChildProcessError:  # it was waited for meanwhile
+            return True
+        time.sleep(0.1)
+    return False
 
 
 # On a cluster
@@ -394,7 +417,8 @@ class Slurm:
         if self.memory_gb:
             asked["mem_gb"] = self.memory_gb
         if self.cluster == "slurm":
-            asked |= {"slurm_array_parallelism": self.jobs, "gpus_per_node": self.gpus, "cpus_per_task": 4}
+            asked |= {"slurm_array_parallelism": self.jobs, "gpus_per_node": self.gpus, "cpus_per_task": 4,
+                      "slurm_signal_delay_s": WARNED}
             if self.partition:
                 asked["slurm_partition"] = self.partition
             if self.account:
@@ -423,6 +447,7 @@ class Job:
         sys.path.insert(0, str(ROOT))
         outcomes = []
         for self.at, run in enumerate(group):
+            self.process = None
             outcomes.append(execute(run, place, None, self.started))
         return outcomes
 
@@ -435,7 +460,9 @@ class Job:
         import submitit
         if self.process:
             interrupt(self.process)
-            self.process.wait()
+            if not has_ended(self.process, WARNED - 30):
+                interrupt(self.process)  # its round is longer than the warning: at once
+                has_ended(self.process, 20)
             group = [*group]
             group[self.at] = dataclasses.replace(group[self.at], replace=False)  # its folder is of this code
         return submitit.helpers.DelayedSubmission(Job(), group, place)

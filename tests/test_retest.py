@@ -69,6 +69,10 @@ def test_what_it_refuses(trained, tmp_path, capsys, monkeypatch):
     fails(capsys, 2, "with --protocol indomain; expected one with --protocol lodo", main,
           [str(tmp_path / "indomain"), "--adapt-lr", "0"])
     fails(capsys, 2, "no such file; give the output folder", main, [str(tmp_path / "nowhere")])
+    flags = [str(trained / "fdse"), "--adapt-epochs"]
+    fails(capsys, 2, "--adapt-epochs is -5; it must be at least 0", main, [*flags, "-5"])
+    fails(capsys, 2, "was tested with these values; give others of --adapt-epochs, --adapt-lr", main,
+          [*flags, "3"])
     monkeypatch.setattr(retest, "hash_of", lambda file: "other")
     fails(capsys, 2, "was computed by other code", main, [str(trained / "fdse"), "--adapt-lr", "0"])
 
@@ -115,7 +119,8 @@ def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch):
              "--record", place.record)
     records = Records(tmp_path / "runs.jsonl")
     run = runner.dataclasses.replace(statistics.run, precision="fp32")
-    words = runner.command_of(run, place, records)
+    words, training = runner.commands_of(run, place, records)
+    assert training[1] == "fdse.py"
     assert words[1:] == ["-m", "reproduce.retest", str(tmp_path / "run"), "--adapt-epochs", "5",
                          "--adapt-lr", "0.0", "--record", place.record]
     assert runner.trained_for(runner.dataclasses.replace(run, curve=True), records) == []
@@ -124,4 +129,17 @@ def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch):
     assert outcome == "done" and len(Records(tmp_path / "runs.jsonl").by_key) == 2, said
     assert Records(tmp_path / "runs.jsonl").get(run)["trained_by"]
     (tmp_path / "run" / FILES["last"]).unlink()
-    assert "reproduce.retest" not in runner.command_of(run, place, records)
+    assert len(runner.commands_of(run, place, records)) == 1
+
+
+def test_a_record_without_a_training_does_not_keep_the_trained_one_out(trained, tmp_path):
+    """Nor one with gaps in its curve the whole one; the other way round nothing is added."""
+    path = tmp_path / "runs.jsonl"
+    main([str(trained / "fdse"), "--adapt-epochs", "0", "--record", str(path)])
+    flags = (*LODO, *OWN["fdse"], "--rounds", 3, "--adapt-epochs", 0, "--record", path)
+    run_here("fdse", tmp_path / "own", *flags)
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first["id"] == second["id"] and "trained_by" in first and "trained_by" not in second
+    main([str(trained / "fdse"), "--adapt-epochs", "0", "--record", str(path)])
+    run_here("fdse", tmp_path / "own", *flags)
+    assert len(path.read_text().splitlines()) == 2

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import common
-from plumbing import files, processes, runfolder
+from plumbing import files, processes, runfolder, signals
 from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.results import command, record
@@ -286,6 +286,9 @@ def test_other_files_beside_a_run_stay(tmp_path):
 
 
 def test_a_bad_record_is_found_before_the_training(tmp_path, capsys):
+    (tmp_path / "pretty.json").write_text('{\n "mine": 1\n}\n')
+    fails(capsys, 2, "is no JSONL file", run_here, "fedavg", tmp_path / "run", "--record",
+          tmp_path / "pretty.json")
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     words = r"--record .*table.csv is no JSONL file \(it begins with b'a,b"
     fails(capsys, 2, words, run_here, "fedavg", tmp_path / "run", "--record", tmp_path / "table.csv")
@@ -340,6 +343,7 @@ def test_a_signal_ends_a_run_after_its_round(tmp_path, monkeypatch, capsys, numb
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(signals, "TOGETHER", 0.0)
     with pytest.raises(SystemExit) as stopped:
         signalled(monkeypatch, signal.SIGTERM, signal.SIGTERM, after=2)
         run_here("fedavg", tmp_path, "--rounds", "4", "--checkpoint-every", "10000")
@@ -348,9 +352,66 @@ def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_signal_in_the_last_round_changes_nothing(tmp_path, monkeypatch):
+def test_two_signals_at_once_are_one(tmp_path, monkeypatch, capsys):
+    """As those of a terminal, or of a cluster to a job and to its processes."""
+    signalled(monkeypatch, signal.SIGTERM, signal.SIGINT, after=2)
+    with pytest.raises(SystemExit) as stopped:
+        run_here("fedavg", tmp_path, "--rounds", "4")
+    assert stopped.value.code == 143
+    assert "fedavg: interrupted; round 2 of 4 is kept" in capsys.readouterr().err
+
+
+def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
+    """The run is finished; other targets are not begun."""
     signalled(monkeypatch, signal.SIGTERM, after=2)
-    assert run_here("fedavg", tmp_path, "--rounds", "2")["last"]["round"] == 2
+    with pytest.raises(SystemExit) as stopped:
+        run_here("fedavg", tmp_path, "--rounds", "2", "--protocol", "lodo")
+    assert stopped.value.code == 143
+    assert f"fedavg: interrupted; the run in {tmp_path / 'd0'} is finished" in capsys.readouterr().err
+    assert result_in(tmp_path / "d0")["last"]["round"] == 2 and not (tmp_path / "d15").exists()
+
+
+def test_nohup_is_respected(tmp_path, monkeypatch):
+    """A signal that is ignored stays so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signalled(monkeypatch, signal.SIGHUP, after=1)
+        assert run_here("fedavg", tmp_path, "--rounds", "2")["last"]["round"] == 2
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_one_of_several_processes_leaves_the_second_signal_to_the_system():
+    with signals.handled(signals.AfterTheRound("", several=True)) as _:
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_write_that_a_signal_ends_is_no_full_disk(tmp_path, monkeypatch):
+    def interrupted_write(content, file):
+        try:
+            raise signals.Interrupted(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 1 vs 2")
+    monkeypatch.setattr(files.torch, "save", interrupted_write)
+    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(signals.Interrupted):
+        files.save({}, file)
+
+
+def test_the_only_good_checkpoint_is_kept_until_there_is_another(tmp_path, monkeypatch, capsys):
+    """The newest one is damaged, the one before is taken, and then the disk is full."""
+    flags = ["--rounds", "4", "--checkpoint-every", "0"]
+    interrupted("fedavg", monkeypatch, tmp_path, *flags, after=3)
+    (tmp_path / "checkpoint.pt").write_bytes(b"no")
+    with monkeypatch.context() as patch:
+        patch.setattr(runfolder, "save", lambda content, file: exec("raise OSError(28, 'No space left')"))
+        with pytest.raises(SystemExit) as stopped:
+            run_here("fedavg", tmp_path, *flags)
+    assert stopped.value.code == 1 and "fedavg: No space left" in capsys.readouterr().err
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["round"] == 2
+    assert run_here("fedavg", tmp_path, *flags)["last"]["round"] == 4
 
 
 def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):

@@ -36,10 +36,10 @@ def sleeping(monkeypatch, tmp_path, seconds: float) -> Place:
     """Let runs sleep; the place where they have no records."""
     code = f"import sys, time; open(sys.argv[1], 'w'); time.sleep({seconds})"
 
-    def command_of(run, place, records):
-        return [sys.executable, "-c", code, str(tmp_path / run.key)]
+    def commands_of(run, place, records):
+        return [[sys.executable, "-c", code, str(tmp_path / run.key)]]
     monkeypatch.setattr(runner, "ROOT", tmp_path)
-    monkeypatch.setattr(runner, "command_of", command_of)
+    monkeypatch.setattr(runner, "commands_of", commands_of)
     monkeypatch.setattr(runner, "folder_of_run", lambda run: tmp_path / f"folder of {run.key}")
     return Place(record=str(tmp_path / "none.jsonl"))
 
@@ -114,7 +114,7 @@ def test_workers_share_the_processors_and_take_the_gpus_in_turn(monkeypatch):
 def saying(monkeypatch, tmp_path, code: str) -> Place:
     """Let runs be this Python program."""
     place = sleeping(monkeypatch, tmp_path, 0)
-    monkeypatch.setattr(runner, "command_of", lambda run, place, records: [sys.executable, "-c", code])
+    monkeypatch.setattr(runner, "commands_of", lambda run, place, records: [[sys.executable, "-c", code]])
     return place
 
 
@@ -163,7 +163,8 @@ def test_what_a_job_asks_a_cluster_for(monkeypatch):
     monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: True)
     asked = runner.Slurm(2, hours=1.5, partition="gpu", account="us", memory_gb=64.0).parameters()
     assert asked == {"timeout_min": 90, "mem_gb": 64.0, "slurm_array_parallelism": 2, "gpus_per_node": 1,
-                     "cpus_per_task": 4, "slurm_partition": "gpu", "slurm_account": "us"}
+                     "cpus_per_task": 4, "slurm_signal_delay_s": 180, "slurm_partition": "gpu",
+                     "slurm_account": "us"}
     assert "slurm_partition" not in runner.Slurm(1).parameters()
 
 
@@ -181,6 +182,31 @@ def test_a_job_whose_time_is_over_ends_its_run_and_is_queued_again(monkeypatch, 
     assert not worker.is_alive() and job.process.returncode
     assert isinstance(again, submitit.helpers.DelayedSubmission)
     assert isinstance(again.function, runner.Job) and again.args == ([Sleep("a"), later], place)  # it goes on
+
+
+def test_the_time_is_over_while_the_job_waits_for_its_run(monkeypatch, tmp_path):
+    """The signal's handler finds the main thread where it waits for the process."""
+    pytest.importorskip("submitit")
+    place = sleeping(monkeypatch, tmp_path, 60)
+    job, run = runner.Job(), Sleep("a", replace=True)
+    queued = []
+    before = signal.signal(signal.SIGALRM, lambda *_: queued.append(job.checkpoint([run], place)))
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    began = time.monotonic()
+    try:
+        outcome, = job([run], place)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 30 and outcome[0] == "failed"
+    assert queued[0].args == ([Sleep("a")], place)
+
+
+def test_a_refused_test_of_a_trained_run_is_followed_by_a_training(monkeypatch, tmp_path):
+    place = sleeping(monkeypatch, tmp_path, 0)
+    words = [[sys.executable, "-c", "import sys; sys.exit('retest: damaged')"],
+             [sys.executable, "-c", "print('trained')"]]
+    monkeypatch.setattr(runner, "commands_of", lambda run, place, records: words)
+    assert runner.execute(Sleep("a"), place) == ("done", "trained")
 
 
 def test_runs_that_one_training_serves_wait_for_it(monkeypatch, tmp_path):
