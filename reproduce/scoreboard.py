@@ -101,9 +101,9 @@ def sentence(strips: list[Strip]) -> str:
     words = (f"Of the {printed} numbers that the papers print of their own experiments, {every.measured} are "
              f"measured here at the paper's scale, or computed from the network: {counts['agrees']} agree, "
              f"{counts['differs']} differ, {counts['untested']} cannot be tested; {counts['laptop']} have "
-             f"runs at laptop scale only, "
-             f"{counts['not run']} are not run, {counts['no method']} are of methods that are not written "
-             f"yet.")
+             f"runs at laptop scale only, {counts['not run']} are not run.")
+    if counts["no method"]:
+        words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:
         words += f" {counts['lost']} more are lost in print."
     if every.stale:

@@ -48,6 +48,8 @@ def test_the_sentence_and_the_table_have_the_counts(tmp_path):
     for part in ("Of the 14 numbers", "8 are measured", "0 agree, 2 differ, 6 cannot be tested",
                  "6 are of methods", "4 more are lost in print", "of the 8 are of other code"):
         assert part in words, words
+    written = Strip(strip.table, [square for square in strip.squares if square.state != "no method"])
+    assert "not written" not in sentence([written])
     rows = [line for line in as_markdown([strip, strip]).splitlines() if line.startswith("| ")]
     last = [cell.strip() for cell in rows[-1].split("|")[1:-1]]
     assert last == ["all", "18", "0", "2", "6", "0", "0", "6", "4", "12"]
