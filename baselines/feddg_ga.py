@@ -16,8 +16,11 @@ a_k = 1/K at the start                                                   Server.
 w^(t+1) = sum_k a_k w_k                                                  Server.update
 A client measures w^(t+1) when it has it, at the start of round t+1, so that nothing is sent twice; the new
 weights act in that round's average. With --participation below 1 the weights of the round's clients are
-divided by their sum, and those of clients that were in both rounds change, among themselves. --step-size 0 is
-FedAvg with --average uniform. The unseen client of --protocol lodo has the global model. Left out: nothing.
+divided by their sum, and those of clients that were in both rounds change, among themselves. With --step-size
+0 the parameters are those of FedAvg with --average uniform, bit for bit; BN's counters of batches may be
+rounded otherwise with K = 6, 7, 13, ... clients. The validation images both steer the weights and choose the
+round that is reported. The unseen client of --protocol lodo has the global model. Left out: the adjustment on
+other methods than FedAvg; the authors have it on FedProx, SCAFFOLD, RSC and AM too.
 
 The paper's text was not at hand: its formulas are as FL4Health (VectorInstitute/FL4Health @ 04a45f1) has
 them, which says where it departs from the authors' code. Where both (the authors': MediaBrain-SJTU/FedDG-GA
@@ -25,9 +28,10 @@ them, which says where it departs from the authors' code. Where both (the author
   what              authors' code              FL4Health        here                 flag
   mean of the gaps  not subtracted             subtracted       subtracted           --rule code
   d^t               (1 - (t-1)/T) d/3          (1 - t/T) d      (1 - t/T) d          --rule code: d/K
+  d                 0.2, of which 1/3 acts     0.2, whole       0.2, whole           --step-size
   a'_k above 1      is 1                       is 1             stays                --rule code
   gap of            accuracy, or the loss      the loss         the loss             --gap error
-  no gap differs    0/0                        a_k stays        a_k stays            -
+  all gaps 0        0/0                        a_k stays        a_k stays            -
   some clients      no                         refused          yes, as above        --participation
   optimizer         kept over the rounds       new each round   new each round       -
 """
@@ -57,7 +61,7 @@ class Args(common.Args):
 
 
 # FDSE, Table A9: its schedule as in fedavg.py; it gives no settings of FedDG-GA. d is that of the authors'
-# code.
+# code, which multiplies it by 1/3 (--rule code), and of FL4Health, which takes it whole (--rule paper).
 PAPER = {
     "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
     "officecaltech": dict(**FDSE, epochs=1),

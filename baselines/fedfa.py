@@ -21,11 +21,15 @@ image or with maps of one pixel, and never in evaluation. With --prob 0 it is Fe
 client of --protocol lodo has the server's model. Left out: the paper's U-Net for segmentation. It has no
 ResNet and no ViT; their places in PLACES are ours.
 
-Where the codes (the authors' tfzhou/FedFA; FDSE's WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full:
-docs/methods/fedfa.md
+Where paper (its Algorithm 1 as ar5iv renders it), codes (the authors' tfzhou/FedFA @ 57e9582; FDSE's
+WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full: docs/methods/fedfa.md
   what                      paper          authors' code    FDSE's code   here            flag
   bar Sigma                 each channel's one number of    as authors'   each channel's  --variance one
                                            all channels
+  running statistics begin  at 0 and 1     from average     from average  from average    -
+  a round
+  the server sends          gamma          bar Sigma        bar Sigma     bar Sigma,      -
+                                                                          the same
   average                   -              uniform          uniform       n_k/n           --average uniform
   optimizer                 -              kept             new           new             -
   learning rate             -              0.01 on Office   tuned         0.1             --lr

@@ -6,7 +6,7 @@
 FedAvg in which the server learns, from the uploaded classifiers alone, to generate representations of each
 label, and clients train their classifiers on its samples too.
 Server keeps w, the generator w_g, its Adam's moments, p^(y). Client k keeps nothing between rounds. Down: w;
-from round 2 on w_g and p^(y). Up: w_k, n_k and c_k, how often it has drawn each label in the round.
+from round 2 on (--reg-from 1) w_g, p^(y). Up: w_k, n_k and c_k, how often it has drawn each label.
 
 Paper                                                            This file
 Eq. (4)      the generator's objective J(w)                      loss_of_mean_logits (--teacher logits)
@@ -18,10 +18,11 @@ Alg. 1       counter c_k; the mean of w_k and p^(y); w           Client.train; S
 Symbols: w the model and w_g the generator (theta and w in the paper), epsilon noise, z representations, the
 input of the classifier; alpha_k^y = c_k^y / sum_j c_j^y; lambda_reg, lambda_kd: FedCiR's, App. E. With both 0
 it is FedAvg, bit for bit, and neither generator nor counts travel. A client that is unseen has w.
-Left out: a term of the authors' code, a student, whose weight there is 0.
+Left out: a student in the authors' code, of weight 0 there; sharing the classifier alone; decay of the
+generator's weights and rate.
 
 Where paper, codes (the authors', zhuangdizhu/FedGen @ dd5807c; PFLlib @ d832e76) and this file differ; in
-full, and what of the paper's text was not at hand: docs/methods/fedgen.md
+full: docs/methods/fedgen.md. The paper was not at hand: its numbers of equations and lines are from memory.
   what                 paper         authors' code     PFLlib       here           flag
   generator's loss     mean logits   sum_k of losses   logits       sum_k          --teacher
   a sample's share     -             the batch's mean  -            its label's    -
@@ -32,10 +33,12 @@ full, and what of the paper's text was not at hand: docs/methods/fedgen.md
   diversity            yes           1                 none         1              --diversity
   noise                normal        uniform, 32       uniform      normal, 64     --epsilon, --noise
   generator: steps     -             50                1,000        5 (FedCiR)     --generator-steps
+  generator: width     -             128 to 512        512          256            --width
   generator: rate      -             3e-4, decaying    0.005        1e-3           --generator-lr
   its z                -             any sign          any sign     any sign       --generator-relu
   first round          all           neither term      all          neither        --reg-from
-  average              1/|A|         n_k/m_t           n_k/m_t      1/|A|          --average samples
+  average              1/|A|         n_k/m_t           n_k/m_t      1/|A|; digits  --average
+                                                                    n_k/m_t
   BN's statistics      -             not sent          not sent     averaged       -
 """
 

@@ -3,26 +3,30 @@ Ye, "Fair Federated Learning under Domain Skew with Local Consistency and Domain
 
     python -m baselines.fedheal --dataset officecaltech --scale laptop
 
-Server keeps w, and of each client that has trained: how often each entry of w increased (on the host), its
-weight p_k and that weight's last change. Client k keeps nothing between rounds. Down: w. Up: w_k.
+Server keeps w, and of each client that has trained: how often each entry of w increased (on the host), the
+number of its rounds, its weight p_k and that weight's last change. Client k keeps nothing between rounds.
+Down: w. Up: w_k.
 
 Paper                                                             This file
 Parameter-harmonized learning (FPHL)
-  P_k, the share of its rounds in which an entry increased        Server.increased, Server.count
+  P_k, the share of its rounds in which an entry increased        Server.mask
   an update is kept if its direction's share is above tau         consistent
   the other updates are discarded, entry by entry                 aggregate
 Aggregation-equalized learning (FAEL)
-  d_k, the distance of w_k from w in what is kept                 distance
+  d_k, the distance of w_k from w in what is kept                 distance (sum of the tensors' norms)
   Delta p_k <- (1-beta) Delta p_k + beta d_k / sum_j d_j,
   p_k <- p_k + Delta p_k                                          reweighted
   the average with p_k / sum_j p_j                                Server.weights, aggregate
 Symbols as in the paper. An entry of w gets the average of the clients that keep their update of it, their
 weights divided by their sum, and stays as it is if none does. A client's first update is kept whole. With
---tau -1 --beta 0 it is FedAvg with uniform weights, bit for bit. The unseen client of --protocol lodo has the
-server's model. Left out: FedHEAL on top of other methods than FedAvg.
+--tau -1 --beta 0 the parameters are FedAvg's with uniform weights, bit for bit; BN's counters of batches may
+be rounded otherwise with K = 6, 7, 13, ... clients. With --participation below 1 a client's p_k grows only in
+its rounds, so it depends on how often it was drawn, as in the authors' rule. The unseen client of --protocol
+lodo has the server's model. Left out: FedHEAL on top of other methods than FedAvg.
 
-Where the codes (the authors' yuhangchen0/FedHEAL @ fa4f640; FDSE's WwZzz/FDSE_CVPR25 @ dd266a2) and this file
-differ; in full: docs/methods/fedheal.md
+The paper's text was not at hand; d_k is as both codes have it. Where the codes (the authors'
+yuhangchen0/FedHEAL @ fa4f640; FDSE's WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full:
+docs/methods/fedheal.md
   what                    authors' code         FDSE's code          here                    flag
   first round in P_k      counts once           counts twice         once                    --first-counts 2
   rounds in P_k           of the run            of the run           of the client           -

@@ -17,7 +17,8 @@ w^(t+1) = sum_k n_k/n w_k                                                   Serv
 Symbols as in the paper: z feature, c_j prototype of class j, D_k^j the n_k^j images of class j of client k,
 t round, T rounds; c_j is the mean over the clients of the round, and stays as it was if they have none of its
 images. An image of a class without a prototype has its L_ce alone, so all have in the first round. --alpha 0
-is FedAvg. The unseen client of --protocol lodo has the global model. Left out: nothing.
+is FedAvg, but for the prototypes, which then, and after --fade, still cost and travel. The unseen client of
+--protocol lodo has the global model. Left out: nothing.
 
 The paper's text was not at hand: its formulas are as the authors' code and others' accounts have them. Where
 the codes (the authors', MuXutong/FedProc @ 3223a34; RethinkFL, WenkeHuang/RethinkFL @ 1119dbd), what FedCiR
@@ -27,11 +28,13 @@ ran, and this file differ; in full: docs/methods/fedproc.md
                    the classifier
                    sees
   alpha_t          1 - t/100          1 - t/(T-1)          silent       1 - t/T            --fade 100
-  prototypes from  a pass in training the last local       no pass: its the round's        --prototypes
-                   mode, augmented    epoch as it was      costs are    batches; digits: a pass
-                                      trained              FedAvg's     pass in evaluation
+  prototypes from  a pass in training the last local       costs        the round's        --prototypes
+                   mode, augmented    epoch as it was      suggest no   batches; digits: a pass
+                                      trained              pass         pass in evaluation
   mean over        images             clients              silent       images             -
-  average of w_k   n_k/n              equal                silent       1/K; digits n_k/n  --average
+  its features     of length 1        as they are          silent       of length 1        -
+  first round      L_ce               nothing: 0 L_ce      silent       L_ce               -
+  average of w_k   n_k/n              equal                1/|K_t|      1/K; digits n_k/n  --average
 """
 
 from dataclasses import dataclass
@@ -61,7 +64,7 @@ class Args(common.Args):
 
 
 # FedCiR, Sec. 6.1, as in fedavg.py. It gives no settings of FedProc; FedProc's TFLOPs per GB in its Table 3
-# are FedAvg's to three digits, so its prototypes cost it no pass over the images.
+# are FedAvg's to three digits, which suggests no further pass; what is counted there, it does not say.
 PAPER = {
     "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
     "officecaltech": dict(FEDCIR, prototypes="batches"),
