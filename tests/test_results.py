@@ -4,11 +4,14 @@ rendered."""
 import statistics
 
 from reproduce.records import Records, sources_of
+from reproduce.statistics import paired
+from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import recorded
 
 LINES = recorded(ROOT / "results" / "runs.jsonl")
 RECORDS = list(Records(ROOT / "results" / "runs.jsonl").by_key.values())  # the newest of each run
+FDSE_1 = next(table for table in read_tables() if table.id == "fdse-1")
 FINDINGS = (ROOT / "results" / "findings.md").read_text()
 
 
@@ -97,6 +100,35 @@ def test_fdses_table_is_of_the_records():
                 values = accuracies(runs, outcome, measure)
                 shown = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
                 assert shown in FINDINGS, (method, outcome, measure)
+
+
+def test_fdses_thirteen_methods_are_of_the_records():
+    """Office-Caltech10, 64x64, 40 rounds, each method at its tuned values: accuracies, and their differences
+    from FedAvg's."""
+    by_name = {row.method: row.module.rpartition(".")[2] for row in FDSE_1.blocks[1].rows}
+    accuracy = {}
+    for name, method in by_name.items():
+        runs = of(method, dataset="officecaltech", scale="laptop", image_size=64, rounds=40)
+        for measure in ("ALL", "AVG"):
+            accuracy[name, measure] = {run["args"]["seed"]: 100 * run["best"][measure] for run in runs}
+    rows = cells("**Thirteen methods.**")
+    assert set(rows) == set(by_name)
+    for name, shown in rows.items():
+        row = next(row for row in FDSE_1.blocks[1].rows if row.method == name)
+        assert shown["flags"] == f"`{row.laptop}`"
+        assert int(shown["seeds"]) == len(accuracy[name, "ALL"])
+        for n, measure in enumerate(("ALL", "AVG")):
+            values = list(accuracy[name, measure].values())
+            assert shown[("ALL", "4 AVG")[n]] == spread(values), name
+            between = paired(accuracy[name, measure], accuracy["FedAvg", measure])
+            words = "-"
+            if between and name != "FedAvg":
+                low, high = between.interval
+                words = f"{between.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+            assert shown[f"{measure} - FedAvg's"] == words, name
+            column = FDSE_1.blocks[1].columns[n]
+            assert column.name == measure
+            assert shown[("paper: ALL", "8 AVG")[n]] == row.published[n][0]
 
 
 def test_fedadgs_switches_are_of_the_records():
