@@ -121,7 +121,8 @@ def test_tsne_of_all_domains_together(runs, tmp_path, monkeypatch, capsys):
     shown("tsne", *folders, "--source", "all", "--images", "9", "--json", numbers)
     names = [f"d{angle}" for angle in (0, 15, 30, 45, 60, 75)]
     first, second = drawn[0].axes
-    assert first.get_title() == "FedAvg, digits" and second.get_title() == "FDSE, digits"
+    assert first.get_title() == "FedAvg: digits, smoke scale, seed 0"
+    assert second.get_title() == "FDSE: digits, smoke scale, seed 0"
     texts = [text.get_text() for text in first.get_legend().get_texts()]
     assert texts == names and len(second.get_legend().get_texts()) == 6
     shapes = {marks.get_paths()[0].vertices.tobytes() for marks in first.collections[::2]}

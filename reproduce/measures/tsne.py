@@ -151,7 +151,7 @@ class Space:
     """What a run makes of all its domains: a panel of the figure."""
 
     method: str
-    dataset: str
+    run: str  # dataset, scale and seed
     domains: list[Points]
     classes: tuple[str, ...]  # their names
 
@@ -164,7 +164,9 @@ def all_domains(run: Rebuilt, name: str, part: str, most: int) -> Space:
         z, y = represented(client, model, run.args, part)
         keep = torch.randperm(len(y), generator=seed_all(run.args.seed, "figure", client.data.name))[:most]
         domains.append(Points(client.data.name, z[keep], y[keep]))
-    return Space(name, run.args.dataset, domains, run.federation.classes)
+    args = run.args
+    words = f"{args.dataset}, {args.scale} scale, seed {args.seed}"
+    return Space(name, words, domains, run.federation.classes)
 
 
 def draw_together(path, spaces: list[Space]) -> list[list[np.ndarray]]:
@@ -183,7 +185,7 @@ def draw_together(path, spaces: list[Space]) -> list[list[np.ndarray]]:
         for points, at, shape in zip(space.domains, places, SHAPES * len(places)):
             plot_points(panel, points, at, colours, marker=shape, s=14)
             panel.scatter([], [], c="0.3", marker=shape, s=22, label=points.domain)
-        panel.set_title(f"{space.method}, {space.dataset}", fontsize=10)
+        panel.set_title(f"{space.method}: {space.run}", fontsize=10)
         panel.set(xticks=[], yticks=[])
         panel.legend(fontsize=7)
     for panel in panels[len(spaces):]:
@@ -206,12 +208,12 @@ def show_together(flags) -> dict:
     embedded = draw_together(flags.out, spaces)
     for folder, space, places in zip(flags.folders, spaces, embedded):
         by_class, by_domain = silhouettes(space.domains)
-        table.append([space.method, space.dataset, sum(map(len, places)), by_class, by_domain])
+        table.append([space.method, space.run, sum(map(len, places)), by_class, by_domain])
         domains = {points.domain: as_json(points, at) for points, at in zip(space.domains, places)}
-        runs.append({"folder": str(folder), "method": space.method, "dataset": space.dataset,
+        runs.append({"folder": str(folder), "method": space.method, "run": space.run,
                      "silhouette_of_classes": by_class, "silhouette_of_domains": by_domain,
                      "points": domains})
-    head = ["method", "dataset", "images", "silhouette of classes", "of domains"]
+    head = ["method", "run", "images", "silhouette of classes", "of domains"]
     print(tabulate(table, head, floatfmt=".3f"))
     return {"runs": runs}
 
