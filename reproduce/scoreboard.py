@@ -20,8 +20,8 @@ from tabulate import tabulate
 STATES = {
     "agrees": ("agrees", "#1b7837", "="),
     "differs": ("differs", "#d6604d", "*"),
-    "untested": ("measured, cannot be tested", "#4393c3", "?"),
-    "laptop": ("at laptop scale only", "#c6dbef", ""),
+    "untested": ("measured, too few runs to test", "#4393c3", "?"),
+    "laptop": ("laptop scale only, not comparable", "#fee391", ""),
     "not run": ("not run", "#ffffff", ""),
     "no method": ("method not written yet", "#d0d0d0", ""),
     "lost": ("lost in print", "#ffffff", "x"),
@@ -137,12 +137,14 @@ def draw(strips: list[Strip], path: Path) -> None:
         for strip in of_paper:
             places[strip.table.id] = lines
             lines += -(-len(strip.squares) // PER_LINE) + 0.35
-    figure = new_figure(12.5, 0.13 * lines + 0.2)
+    figure = new_figure(12.5, 0.13 * lines + 0.45)
     panel = figure.add_subplot()
     panel.set(xlim=(-32, PER_LINE + 14), ylim=(lines, -0.5), aspect="equal")
     panel.axis("off")
-    panel.set_title("Each square is a number that a paper printed of its own experiments", fontsize=11)
-    placed = legend(panel, totals(strips))
+    every = totals(strips)
+    panel.set_title("Each square is a number that a paper printed of its own experiments\n" + headline(every),
+                    fontsize=10)
+    placed = legend(panel, every)
     for strip in strips:
         if strip.table.id in places:
             placed += draw_strip(panel, strip, places[strip.table.id])
@@ -150,15 +152,28 @@ def draw(strips: list[Strip], path: Path) -> None:
     write_figure(path, figure)
 
 
+def headline(every: Strip) -> str:
+    """The counts in a line."""
+    lost = every.counts["lost"]
+    words = f"{len(every.squares) - lost} numbers"
+    if lost:
+        words += f" and {lost} that are lost in print"
+    return f"{words}; {every.measured} measured at the paper's scale, or computed from the network"
+
+
 def legend(panel, every: Strip) -> list[Placed]:
-    """A square of each state, what it says and how many there are."""
+    """A square of each state that there is, what it says and how many there are."""
+    entries = []
+    for state, (words, _, _) in STATES.items():
+        if every.counts[state]:
+            entries.append((Square(state, stale=False), f"{words}: {every.counts[state]}"))
+    if every.stale:
+        entries.append((Square("untested", stale=True), f"by an older version of the code: {every.stale}"))
     placed = []
-    for i, (state, (words, _, _)) in enumerate(STATES.items()):
-        x, y = -31 + 25 * (i % 4), 0.2 + 1.6 * (i // 4)
-        placed.append((x, y, Square(state, stale=False)))
-        panel.text(x + 1.5, y + 0.5, f"{words}: {every.counts[state]}", va="center", fontsize=9)
-    placed.append((44, 1.8, Square("untested", stale=True)))
-    panel.text(45.5, 2.3, f"of other code than now: {every.stale}", va="center", fontsize=9)
+    for i, (square, words) in enumerate(entries):
+        x, y = -31 + 27 * (i % 4), 0.2 + 1.6 * (i // 4)
+        placed.append((x, y, square))
+        panel.text(x + 1.5, y + 0.5, words, va="center", fontsize=9)
     return placed
 
 
@@ -167,6 +182,8 @@ def draw_strip(panel, strip: Strip, top: float) -> list[Placed]:
     panel.text(-1, top + 0.5, shortened(strip.table.title), ha="right", va="center", fontsize=8)
     printed = len(strip.squares) - strip.counts["lost"]
     words = f"{strip.measured} of {printed} measured"
+    if strip.counts["lost"]:
+        words += f", {strip.counts['lost']} lost"
     panel.text(PER_LINE + 1, top + 0.5, words, va="center", fontsize=8)
     placed = []
     for i, square in enumerate(strip.squares):

@@ -64,8 +64,10 @@ def test_the_picture_has_a_square_for_each_cell(tmp_path, monkeypatch):
     scoreboard.draw([strip], tmp_path / "s.png")
     (panel,) = drawn[0].axes
     squares, corners = [collection.get_paths() for collection in panel.collections]
-    of_legend = len(scoreboard.STATES) + 1
+    of_legend = 3  # agrees, lost, stale: those that there are
     assert len(squares) == of_legend + 62 and len(corners) == 1 + 61
     texts = [text.get_text() for text in panel.texts]
-    assert "61 of 61 measured" in texts and "A small table" in texts and "agrees: 61" in texts
+    words = "61 numbers and 1 that are lost in print; 61 measured at the paper's scale"
+    assert words in panel.get_title() and "by an older version of the code: 61" in texts
+    assert "61 of 61 measured, 1 lost" in texts and "A small table" in texts and "agrees: 61" in texts
     assert len({path.vertices[0][1] for path in squares[of_legend:]}) == 2
