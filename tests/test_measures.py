@@ -159,7 +159,7 @@ def test_a_figure_is_written_whole_or_not_at_all(runs, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit):
         shown("risk", runs / "fedavg-lodo", runs / "fdse-lodo", "--out", out)
     assert out.read_bytes() == before and [*out.parent.iterdir()] == [out]
-    advice = "make room or give another file or folder; the runs are as they were"
+    advice = "make room or give another folder; the runs are as they were"
     assert capsys.readouterr().err == f"measures: No space left on device: {out}; {advice}\n"
 
 
