@@ -138,7 +138,7 @@ def read_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
         check_progress(saved)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
         raise Stop(f"{path} is no whole checkpoint")
-    if not is_finite([saved["server"], saved["clients"]]):
+    if has_nan([saved["server"], saved["clients"]]):
         raise Stop(f"{path} has numbers that are not finite")
     return saved
 
@@ -157,13 +157,13 @@ def check_progress(saved: dict) -> None:
         raise ValueError
 
 
-def is_finite(value) -> bool:
-    """Whether no tensor in nested dicts and lists has a NaN."""
+def has_nan(value) -> bool:
+    """Whether a tensor in nested dicts and lists has a NaN."""
     if isinstance(value, dict):
-        return all(is_finite(inner) for inner in value.values())
+        return any(has_nan(inner) for inner in value.values())
     if isinstance(value, list):
-        return all(is_finite(inner) for inner in value)
-    return not isinstance(value, Tensor) or not bool(torch.isnan(value).any())
+        return any(has_nan(inner) for inner in value)
+    return isinstance(value, Tensor) and bool(torch.isnan(value).any())
 
 
 def read_result(path: Path) -> dict | None:

@@ -55,21 +55,7 @@ def retested(folder, data: str = "data", archives: str = "", **changed) -> dict:
     Stop if it cannot be known from there."""
     result = finished(folder)
     args = arguments_of(folder, data, archives)
-    allowed = [f.name for f in flags_at_test(type(args))]
-    if args.protocol != "lodo" or not set(changed) <= set(allowed):
-        raise Stop(f"{folder} is a run of {result['method']} with --protocol {args.protocol}; expected one "
-                   "with --protocol lodo of a method with flags that act on the target alone "
-                   f"({', '.join(map(flag_of, allowed)) or 'it has none'})", 2)
-    if all(getattr(args, name) == value for name, value in changed.items()):
-        raise Stop(f"{folder} was tested with these values; give others of "
-                   f"{', '.join(map(flag_of, allowed))}", 2)
-    if args.device.split(":")[0] != result["args"]["device"]:
-        raise Stop(f"{folder} is a run on {result['args']['device']}, and here is {args.device} alone: test "
-                   "it again where it was trained", 2)
-    torch.set_num_threads(result["hardware"]["threads"])  # the adaptation's bytes depend on them
-    theirs = set(sources_of(result))
-    if not theirs <= equivalent_to(hash_of(method_file(args))):
-        raise Stop(f"{folder} was computed by other code ({', '.join(sorted(theirs))}): run it anew", 2)
+    refuse(folder, result, args, changed)
     again = dataclasses.replace(args, **changed)
     key = result["args"] | {name: getattr(again, name) for name in changed}
     found = result | {"id": id_of(key), "args": key, "trained_by": result["id"], "logs": {}}
@@ -86,6 +72,24 @@ def retested(folder, data: str = "data", archives: str = "", **changed) -> dict:
     found["code"] = [*result.get("code", []), part]
     found["uncommitted_changes"] = bool(result["uncommitted_changes"] or part["uncommitted_changes"])
     return found
+
+
+def refuse(folder, result: dict, args: Args, changed: dict) -> None:
+    """Stop if what a finished run would have had with `changed` flags cannot be known from its folder."""
+    allowed = [f.name for f in flags_at_test(type(args))]
+    if args.protocol != "lodo" or not set(changed) <= set(allowed):
+        raise Stop(f"{folder} is a run of {result['method']} with --protocol {args.protocol}; expected one "
+                   "with --protocol lodo of a method with flags that act on the target alone "
+                   f"({', '.join(map(flag_of, allowed)) or 'it has none'})", 2)
+    if all(getattr(args, name) == value for name, value in changed.items()):
+        raise Stop(f"{folder} was tested with these values; give others of "
+                   f"{', '.join(map(flag_of, allowed))}", 2)
+    if args.device.split(":")[0] != result["args"]["device"]:
+        raise Stop(f"{folder} is a run on {result['args']['device']}, and here is {args.device} alone: test "
+                   "it again where it was trained", 2)
+    theirs = set(sources_of(result))
+    if not theirs <= equivalent_to(hash_of(method_file(args))):
+        raise Stop(f"{folder} was computed by other code ({', '.join(sorted(theirs))}): run it anew", 2)
 
 
 def two_rounds(curve: dict[str, list], best: dict, last: dict) -> dict[str, list]:
@@ -114,6 +118,8 @@ def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     try:
         flags, changed = parsed(argv)
+        threads = finished(flags.folder)["hardware"]["threads"]
+        torch.set_num_threads(threads)  # the bytes of the adaptation depend on them
         result = retested(flags.folder, flags.data, flags.archives, **changed)
         args = arguments_of(flags.folder, flags.data, flags.archives)
         record(dataclasses.replace(args, record=flags.record), result)

@@ -32,8 +32,7 @@ from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.runfolder import folder_of
 from plumbing.settings import flag_of
-from plumbing.signals import handled
-from plumbing.signals import interrupt as interrupt_here
+from plumbing.signals import handled, interrupt
 from reproduce.measures.finished import FILES
 from reproduce.measuring import folder_of_run
 from reproduce.methods import ROOT, arguments, short_name
@@ -163,13 +162,6 @@ def report_failure(run: Run, said: str) -> None:
     tqdm.write(f"failed: {run.command}\n    {indented}", file=sys.stderr)
 
 
-@contextlib.contextmanager
-def interruptible():
-    """SIGTERM and SIGHUP end the runner as Ctrl-C does."""
-    with handled(interrupt_here):
-        yield
-
-
 # On this machine
 
 
@@ -187,7 +179,7 @@ class Local:
         workers = []
         for n in range(self.jobs):
             workers.append(threading.Thread(target=pool.work, args=(self.environment(n),), daemon=True))
-        with interruptible():
+        with handled(interrupt):
             try:
                 for worker in workers:
                     worker.start()
@@ -283,7 +275,7 @@ class Pool:
         with self.lock:
             self.processes.add(process)
             if self.stopping:
-                interrupt(process)
+                tell_to_end(process)
 
     def ended(self, run: Run, outcome: str, said: str) -> None:
         with self.lock:
@@ -335,10 +327,10 @@ class Pool:
         with self.lock:
             self.stopping = True
             for process in self.processes:
-                interrupt(process)
+                tell_to_end(process)
 
 
-def interrupt(process: subprocess.Popen) -> None:
+def tell_to_end(process: subprocess.Popen) -> None:
     """SIGTERM: a run that was started in the background of a script ignores SIGINT."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
@@ -387,7 +379,7 @@ class Slurm:
             return counts
         groups = by_training(runs)
         submitted = self.executor().map_array(Job(), groups, [place] * len(groups))
-        with interruptible(), tqdm(total=len(runs), unit="run", desc="jobs", disable=None) as bar:
+        with handled(interrupt), tqdm(total=len(runs), unit="run", desc="jobs", disable=None) as bar:
             try:
                 for group, submission in zip(groups, submitted):
                     for run, (outcome, said) in zip(group, results_of(submission, group)):
@@ -459,9 +451,9 @@ class Job:
         checkpoint is kept, and the job is queued again."""
         import submitit
         if self.process:
-            interrupt(self.process)
+            tell_to_end(self.process)
             if not has_ended(self.process, WARNED - 30):
-                interrupt(self.process)  # its round is longer than the warning: at once
+                tell_to_end(self.process)  # its round is longer than the warning: at once
                 has_ended(self.process, 20)
             group = [*group]
             group[self.at] = dataclasses.replace(group[self.at], replace=False)  # its folder is of this code
