@@ -28,10 +28,11 @@ from plumbing.archives import download, find_archive
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import load_folders
-from plumbing.errors import Stop, ending, out_of_memory, speaks
+from plumbing.errors import Stop, ending, out_of_memory, said_if_long, speaks
 from plumbing.processes import from_server, merged, prepare, process, to_device
-from plumbing.runfolder import RunFolder, of_target, several_runs
-from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, shares
+from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, several_runs
+from plumbing.seeds import of_seed, refuse_summary, show_seeds
+from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, seed_numbers, shares
 from plumbing.signals import handled, interrupt
 from plumbing.weights import load_pretrained, read_weights
 
@@ -850,27 +851,48 @@ class ClientProtocol(Protocol):
 
 def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     """Train and evaluate a method as `args` says; the main of every method file. Returns the results, one per
-    target.
+    seed of `--seeds` and target.
 
     `build(args, channels, classes)` makes the network(s). Ends the program with one line on stderr when it
     cannot go on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last checkpoint is kept).
     """
     with one_line_on_failure(args):
         prepare(args)
+        if not args.seeds:
+            return run_targets(Server, Client, args, build)
+        refuse_summary(args)
+        of_seeds, every = {}, []
+        for seed in seed_numbers(args.seeds):
+            of_seeds[seed] = run_targets(Server, Client, of_seed(args, seed), build)
+            every += of_seeds[seed]
+        if process()[0] == 0:
+            show_seeds(args, of_seeds)
+        return every
+
+
+def run_targets(Server, Client, args: Args, build) -> list[dict]:
+    """The run of one seed, or with `--target all` one for each target. Returns the results."""
+    shown = process()[0] == 0
+    if shown:
+        print(beginning(args), flush=True)
+    with said_if_long(f"reading the images of {args.dataset}", shown):
         domains, classes = load_domains(args)
-        targets = [args.target]
-        found = targets_of(args, [d.name for d in domains])
-        if several_runs(args):
-            targets = found
-        results = []
-        for target in targets:
-            results.append(rounds(Server, Client, of_target(args, target), build, domains, classes))
-        if len(targets) > 1 and process()[0] == 0:
-            accuracies = [result["best"]["target"] for result in results]
-            each = "  ".join(f"{name} {100 * a:.2f}" for name, a in zip(targets, accuracies))
-            print(f"{method_name(args)} on {args.dataset}, accuracy on each left-out domain (%): {each}  "
-                  f"mean {100 * np.mean(accuracies):.2f}")
-        return results
+    targets = [args.target]
+    found = targets_of(args, [d.name for d in domains])
+    if several_runs(args):
+        targets = found
+    results = []
+    for target in targets:
+        of_one = of_target(args, target)
+        if shown and several_runs(args):
+            print(f"target {target}; output in {folder_of(of_one)}", flush=True)
+        results.append(rounds(Server, Client, of_one, build, domains, classes))
+    if len(targets) > 1 and shown:
+        accuracies = [result["best"]["target"] for result in results]
+        each = "  ".join(f"{name} {100 * a:.2f}" for name, a in zip(targets, accuracies))
+        print(f"{method_name(args)} on {args.dataset}, accuracy on each left-out domain (%): {each}  "
+              f"mean {100 * np.mean(accuracies):.2f}")
+    return results
 
 
 def rounds(Server, Client, args: Args, build, domains: list[Domain], classes: tuple[str, ...]) -> dict:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from plumbing.errors import Stop, ending
-from plumbing.settings import SCALES, Parser, with_default
+from plumbing.settings import SCALES, Parser, add_version, with_default
 from reproduce.cells import missing
 from reproduce.cost import plan_data, plan_text, planned
 from reproduce.measuring import measure_folders
@@ -89,6 +89,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--tables", TABLES, "folder of the tables")
     add("--records", RECORDS, "JSONL file of the finished runs")
     add("--out", OUT, "folder of what is rendered")
+    add_version(parser)
     flags = parser.parse_args(argv)
     if flags.seeds != "paper" and not (flags.seeds.isascii() and flags.seeds.isdigit() and int(flags.seeds)):
         parser.error(f"--seeds is {flags.seeds}; it must be at least 1, or paper")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
+import threading
 from pathlib import Path
+
+SAID_AFTER = 1.0  # seconds of waiting until that is said
 
 
 # What to do about an error of the system.
@@ -68,6 +72,24 @@ def out_of_memory(e: BaseException) -> bool:
     return isinstance(e, (MemoryError, on_gpu)) or "can't allocate memory" in str(e)
 
 
+@contextlib.contextmanager
+def said_if_long(words: str, shown: bool = True):
+    """Say on stderr what is waited for, once the block has taken a second; never if not `shown`."""
+    waiting = threading.Timer(SAID_AFTER, say, [words])
+    waiting.daemon = True
+    if shown:
+        waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
+def say(words: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+        print(words, file=sys.stderr, flush=True)
+
+
 # Set when a program begins, before its libraries load
 
 
@@ -95,5 +117,19 @@ def take_any_words() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def tell_of_loading() -> threading.Timer:
+    """The libraries of a method load for seconds, on a busy machine for many: at a terminal that is said
+    after the first, until `Parser` cancels it. Elsewhere it is not: there a line of bad usage stands
+    alone."""
+    program = Path(sys.argv[0])
+    loading = threading.Timer(SAID_AFTER, say, [f"{program.stem}: loading torch and the other libraries"])
+    loading.daemon = True
+    ours = Path(__file__).resolve().parent.parent
+    if program.resolve().parent in (ours, ours / "baselines") and sys.stderr.isatty() and speaks():
+        loading.start()
+    return loading
+
+
 sys.excepthook = show_uncaught
 take_any_words()
+LOADING = tell_of_loading()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-SAID_AFTER = 10.0  # seconds of waiting for the other processes until that is said
+SAID_AFTER = 3.0  # seconds of waiting for the other processes until that is said
 
 
 def process() -> tuple[int, int]:

@@ -54,6 +54,20 @@ def git(*words: str) -> str | None:
         return done.stdout.strip() if done.returncode == 0 else None
 
 
+def version_line() -> str:
+    """CleanFDG 0.1.0 (commit 1a2b3c4d5e6f, with changes), torch 2.6.0, Python 3.11.2. The version is that of
+    CITATION.cff, the commit that of a git checkout."""
+    ours = "CleanFDG"
+    for line in (ROOT / "CITATION.cff").read_text().splitlines():
+        if line.startswith("version: "):
+            ours += " " + line.partition(": ")[2].strip("\"'")
+    commit = git("rev-parse", "--short=12", "HEAD")
+    if commit and Path(git("rev-parse", "--show-toplevel")) == ROOT:  # not of a repository around this folder
+        changed = ", with changes" if git("status", "--porcelain") else ""
+        ours += f" (commit {commit}{changed})"
+    return f"{ours}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
 def cpu_name() -> str:
     """The processor's name, by Linux if it says it."""
     info = Path("/proc/cpuinfo")

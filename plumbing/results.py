@@ -205,6 +205,8 @@ def command(args: Args | None = None) -> str:
     kept, words = [], iter(sys.argv[1:])
     for word in words:
         flag, has_value, _ = word.replace("--no-", "--").partition("=")
+        if args and flag == "--seeds":  # each run is that of one seed
+            kept += ["--seed", str(args.seed)]
         if flag not in left_out:
             kept.append(word)
         elif not has_value and not isinstance(left_out[flag], bool):

@@ -32,7 +32,7 @@ from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, merged, process, to_device
 from plumbing.provenance import forget_peak_memory, peak_memory, provenance, start
 from plumbing.results import draw_curves, record, refuse_record, result_of, summary
-from plumbing.settings import Args, as_now, differences, identity, settings_of
+from plumbing.settings import Args, as_now, differences, identity, method_name, settings_of
 from plumbing.signals import AfterTheRound, Interrupted, handled
 from plumbing.sources import equivalent_to, hash_of, method_file
 
@@ -73,11 +73,28 @@ def folder_of(args: Args) -> Path:
     if args.out:
         return Path(args.out)
     key = identity(args)
-    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4).hexdigest()
     protocol = args.protocol
     if protocol != "indomain":
         protocol = f"{protocol}-{args.target}"
-    return Path("runs") / f"{key['method']}-{args.dataset}-{protocol}-{args.scale}-s{args.seed}-{digest}"
+    name = f"{key['method']}-{args.dataset}-{protocol}-{args.scale}-s{args.seed}-{digest_of(key)}"
+    return Path("runs") / name
+
+
+def digest_of(key: dict) -> str:
+    """Eight hexadecimal digits for an identity, in the names of folders."""
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def beginning(args: Args) -> str:
+    """What a command starts, before any data is read, on two lines: method, data, machine, folder."""
+    about = f"{method_name(args)} on {args.dataset}, {args.protocol}"
+    if args.protocol != "indomain":
+        about += f", target {args.target}"
+    machine = f"{args.device}, {args.precision}, threads: {torch.get_num_threads()}"
+    place = f"output in {folder_of(args)}"
+    if several_runs(args):
+        place = f"output in a folder for each target in {args.out or 'runs'}"
+    return f"{about}, seed {args.seed}\n{machine}; {place}"
 
 
 # What is in it
@@ -352,11 +369,9 @@ class RunFolder:
             write_whole(times, lambda file: file.write("".join(kept).encode()))
 
     def announce(self, federation) -> None:
-        """What starts, on a few lines: data, machine, folder, and each setting that differs from its
-        default."""
+        """Who takes part, on a line, and each setting that differs from its default."""
         args = self.args
-        print(f"{self.key['method']} on {args.dataset}, {args.protocol}: {federation.described()}")
-        print(f"{args.device}, {args.precision}, threads: {torch.get_num_threads()}; output in {self.path}")
+        print(federation.described())
         lines = differences(args)
         if lines:
             print("settings that differ from the defaults, by origin (all: settings.json or "

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from plumbing.augment import AUGMENTATIONS
-from plumbing.errors import Stop, speaks
+from plumbing.errors import LOADING, Stop, speaks
 
 
 def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False):
@@ -97,6 +97,8 @@ class RunArgs:
     scale: str = arg("paper", "paper: the paper's setting; laptop: minutes on two cores; smoke: seconds",
                      choices=("paper", "laptop", "smoke"))
     seed: int = arg(0, "seed of the split, the initial weights, the batches and all other randomness", low=0)
+    seeds: str = arg("", "several seeds in the place of --seed, such as 0,1,2: a run of each, one after the "
+                         "other, and at the end mean and deviation over them", numbers=False)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor has it, "
                                  "else fp32", choices=("auto", "fp32", "tf32", "bf16"))
@@ -296,8 +298,11 @@ def check(args: Args, parser: Parser) -> None:
         wrong = violation(getattr(args, f.name), f.metadata)
         if wrong:
             parser.error(f"{flag_of(f.name)} is {getattr(args, f.name)}; it must be a finite number {wrong}")
+    if args.seeds and args.origins["seed"] == "flag":
+        parser.error("--seed and --seeds do not go together: give one of them")
     try:
         shares(args.split)
+        seed_numbers(args.seeds)
         if args.protocol == "linear":
             ratios(args.label_ratio)
         args.refuse()
@@ -337,6 +342,10 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
 
+    def __init__(self, *words, **how):
+        LOADING.cancel()
+        super().__init__(*words, **how)
+
     @classmethod
     def of(cls, args: type[Args], datasets: tuple[str, ...]) -> Parser:
         """The command line of a method: its own flags first, then those of data, training and the run."""
@@ -353,6 +362,7 @@ class Parser(argparse.ArgumentParser):
         of_run = groups[RunArgs.group]
         of_run.add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
                             help="print every setting with its origin, and stop")
+        add_version(of_run)
         of_run.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
                             help="print this help, with the values that the other flags lead to, and stop")
         return parser
@@ -376,6 +386,20 @@ class Parser(argparse.ArgumentParser):
             if near:
                 message += f"; did you mean {near[0]}?"
         self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if speaks() else None)
+
+
+def add_version(group) -> None:
+    """--version, which ends the program after one line."""
+    group.add_argument("--version", action=ShowVersion, nargs=0, default=argparse.SUPPRESS,
+                       help="print version, commit, torch and Python, and stop")
+
+
+class ShowVersion(argparse.Action):
+    """Answers --version as soon as it is read: what else stands on the command line does not matter."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        from plumbing.provenance import version_line
+        print_and_exit(f"{parser.prog}: {version_line()}")
 
 
 def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
@@ -512,6 +536,15 @@ def ratios(text: str) -> list[float]:
     except ValueError:
         raise Stop(f"--label-ratio is {text}; expected shares between 0 and 1, each once, such as 0.1/0.3", 2)
     return found
+
+
+def seed_numbers(text: str) -> list[int]:
+    """'0,1,2' -> [0, 1, 2]; none comes twice. An empty text has none."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    whole = all(word.isascii() and word.isdigit() for word in words)
+    if not whole or len({int(word) for word in words}) < len(words):
+        raise Stop(f"--seeds is {text}; expected whole numbers from 0 on, each once, such as 0,1,2", 2)
+    return [int(word) for word in words]
 
 
 def choose_device(device: str) -> str:

@@ -1,15 +1,20 @@
 """How a program ends: the line and the exit code for each kind of error."""
 
+import io
 import subprocess
 import sys
+import threading
+import time
 
+import common
+from plumbing import errors, settings
 from plumbing.errors import Stop, ending, out_of_memory
 from plumbing.signals import Interrupted
 
 import pytest
 import torch
 
-from .conftest import ROOT
+from .conftest import ROOT, parsed, run_all
 
 
 @pytest.mark.parametrize("error, line, code", [
@@ -89,3 +94,54 @@ def test_streams_that_are_closed_or_know_no_letters():
     assert (run.returncode, run.stdout, run.stderr) == (0, b"\\xfc\n", b"\\xfc\n")
     words = f'exec {sys.executable} -c "{program}" >&- 2>&-'
     assert subprocess.run(["sh", "-c", words], **here).returncode == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("program, stream, said", [
+    (ROOT / "fedavg.py", Terminal, "fedavg: loading torch and the other libraries\n"),
+    (ROOT / "baselines" / "moon.py", Terminal, "moon: loading torch and the other libraries\n"),
+    (ROOT / "fedavg.py", io.StringIO, ""),
+    ("/elsewhere/train.py", Terminal, ""),
+])
+def test_a_terminal_is_told_of_libraries_that_load(monkeypatch, program, stream, said):
+    monkeypatch.setattr(errors, "SAID_AFTER", 0.01)
+    monkeypatch.setattr("sys.argv", [str(program)])
+    monkeypatch.setattr("sys.stderr", stream())
+    loading = errors.tell_of_loading()
+    if loading.is_alive():
+        loading.join()
+    assert sys.stderr.getvalue() == said
+
+
+def test_flags_are_read_when_everything_is_loaded(monkeypatch):
+    monkeypatch.setattr(settings, "LOADING", threading.Timer(60, print))
+    settings.Parser(prog="x")
+    assert settings.LOADING.finished.is_set()
+
+
+def test_a_run_says_at_once_what_it_starts_and_waits_for(tmp_path, monkeypatch, capsys):
+    """Before any data is read; and that it reads, if that is long."""
+    said = []
+
+    def reading(args):
+        said.append(capsys.readouterr().out)
+        time.sleep(0.1)
+        raise Stop("no data")
+
+    monkeypatch.setattr(common, "load_domains", reading)
+    monkeypatch.setattr(errors, "SAID_AFTER", 0.01)
+    with pytest.raises(SystemExit):
+        run_all("fedavg", parsed("fedavg", "--out", tmp_path / "run", "--precision", "fp32"))
+    first, second = said[0].splitlines()
+    assert first == "fedavg on digits, indomain, seed 0"
+    assert "fp32, threads: 1; output in " in second and second.endswith(str(tmp_path / "run"))
+    assert capsys.readouterr().err == "reading the images of digits\nfedavg: no data\n"
+    with pytest.raises(SystemExit):
+        run_all("fedavg", parsed("fedavg", "--out", tmp_path, "--protocol", "lodo", "--seed", "3"))
+    first, second = said[1].splitlines()
+    assert first == "fedavg on digits, lodo, target all, seed 3"
+    assert second.endswith(f"output in a folder for each target in {tmp_path}")

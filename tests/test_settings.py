@@ -2,15 +2,20 @@
 
 import dataclasses
 import json
+import platform
 import re
 import subprocess
 import sys
 
 import common
+import reproduce_tables
+from baselines import fedprox
+from plumbing import provenance
 from plumbing.settings import SCALES, Args, LinearArgs, as_now, flag_of, identity, settings_of
 from tests.conftest import METHODS, MODULES, ROOT, fails, parsed, start
 
 import pytest
+import torch
 
 SOURCES = [ROOT / "common.py", *(ROOT / "plumbing").glob("*.py")]
 
@@ -37,7 +42,7 @@ def test_help_explains_every_flag(capsys, method):
     text = shown(capsys, method, "--help")
     assert module.__doc__.splitlines()[0] in text
     assert "\nPaper " not in text  # the map of equations is for those who read the file
-    assert len(text.splitlines()) < 135
+    assert len(text.splitlines()) < 145
     assert max(map(len, text.splitlines())) <= 110
     for f in dataclasses.fields(module.Args):
         assert flag_of(f.name) in text
@@ -169,9 +174,9 @@ def test_a_derived_value_gives_way_to_a_flag():
 def test_a_run_shows_and_writes_its_settings(tmp_path):
     run = start("fedavg.py", "--scale", "smoke", "--lr", "0.2", "--out", tmp_path / "run")
     said = run.communicate()[0].splitlines()
-    clients = "6 clients (d0, d15, d30, d45, d60, d75), 192 training images"
-    assert said[0] == f"fedavg on digits, indomain: {clients}"
+    assert said[0] == "fedavg on digits, indomain, seed 0"
     assert re.match(rf"(cpu|cuda:0), \w+, threads: 1; output in {tmp_path / 'run'}$", said[1])
+    assert said[2] == "6 clients (d0, d15, d30, d45, d60, d75), 192 training images"
     assert "  smoke: limit 40, rounds 2, batch_size 16" in said
     assert "  flag: lr 0.2, scale smoke" in said
     written = json.loads((tmp_path / "run" / "settings.json").read_text())
@@ -179,6 +184,31 @@ def test_a_run_shows_and_writes_its_settings(tmp_path):
     assert list(written["settings"]) == names(MODULES["fedavg"].Args)
     assert written["settings"]["lr"] == {"value": 0.2, "origin": "flag"}
     assert written["settings"]["rounds"] == {"value": 2, "origin": "smoke"}
+
+
+def test_version(capsys):
+    """One line, also beside flags that do not go together."""
+    version = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
+    words = rf"fedavg: CleanFDG {re.escape(version)}( \(commit [0-9a-f]{{12,}}(, with changes)?\))?, "
+    words += rf"torch {re.escape(torch.__version__)}, Python {platform.python_version()}\n"
+    assert re.fullmatch(words, shown(capsys, "fedavg", "--version", "--lr", "-1"))
+    for main, name in ((reproduce_tables.main, "reproduce_tables"), (fedprox.arguments, "fedprox")):
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert capsys.readouterr().out.startswith(f"{name}: CleanFDG {version}")
+
+
+def test_the_commit_is_that_of_this_checkout(monkeypatch):
+    """Not of a repository in which the folder lies by chance; without git there is none."""
+    monkeypatch.setattr(provenance, "git", lambda *words: {"status": " M x.py"}.get(words[0], "1a2b3c4d5e6f"))
+    assert "commit" not in provenance.version_line()
+    answers = {"rev-parse --short=12 HEAD": "1a2b3c4d5e6f", "rev-parse --show-toplevel": str(ROOT)}
+    monkeypatch.setattr(provenance, "git", lambda *words: answers.get(" ".join(words), ""))
+    assert "(commit 1a2b3c4d5e6f), torch" in provenance.version_line()
+    answers["status --porcelain"] = " M fedavg.py"
+    assert "(commit 1a2b3c4d5e6f, with changes), torch" in provenance.version_line()
+    monkeypatch.setattr(provenance, "git", lambda *words: None)
+    assert "commit" not in provenance.version_line()
 
 
 def test_settings_of_arguments_that_no_command_line_made():

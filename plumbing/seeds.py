@@ -1,0 +1,128 @@
+"""Several seeds of one command: a run of each, and the mean and deviation of their accuracies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+from plumbing.errors import Stop
+from plumbing.files import write_json
+from plumbing.runfolder import digest_of, folder_of, of_target, several_runs
+from plumbing.settings import Args, identity, method_name, seed_numbers
+
+from tabulate import tabulate
+
+HEADS = {"best": "best validation round", "last": "last round"}
+
+
+def of_seed(args: Args, seed: int) -> Args:
+    """The arguments of one of the runs of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
+    out = str(Path(args.out) / f"s{seed}") if args.out else ""
+    of_one = dataclasses.replace(args, seed=seed, seeds="", out=out)
+    of_one.origins = args.origins | {"seed": "flag", "seeds": "default"}
+    return of_one
+
+
+def summary_file(args: Args) -> Path:
+    """The file of the means over `--seeds`: seeds.json in `--out`, else one beside the runs' folders."""
+    if args.out:
+        return Path(args.out) / "seeds.json"
+    key = identity(args) | {"seed": seed_numbers(args.seeds)}
+    name = f"{key['method']}-{args.dataset}-{args.protocol}-{args.scale}-seeds-{digest_of(key)}.json"
+    return Path("runs") / name
+
+
+def refuse_summary(args: Args) -> None:
+    """Stop if there is another file in the place of the means, before anything is trained."""
+    path = summary_file(args)
+    if not path.exists():
+        return
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        if {"seeds", "accuracies"} <= json.loads(path.read_text()).keys():
+            return
+    raise Stop(f"{path} has no means over seeds, and they would take its place: give another --out", 2)
+
+
+def accuracies_of(results: list[dict], which: str) -> dict[str, float]:
+    """The accuracies of one seed's runs after their `best` or `last` round, by name: ALL and AVG, and the
+    target if there is one; of several targets each and their mean."""
+    if "linear" in results[0][which]:
+        return accuracies_of_linear(results, which)
+    if len(results) > 1:
+        found = {result["args"]["target"]: result[which]["target"] for result in results}
+        return found | {"mean": statistics.mean(found.values())}
+    result, found = results[0], {}
+    if "target" in result[which]:
+        found[result["args"]["target"]] = result[which]["target"]
+    return found | {"ALL": result[which]["ALL"], "AVG": result[which]["AVG"]}
+
+
+def accuracies_of_linear(results: list[dict], which: str) -> dict[str, float]:
+    """The same of runs without labels: of each target and share of labels, and the means over targets."""
+    found, by_share = {}, {}
+    for result in results:
+        for target, accuracies in result[which]["linear"].items():
+            for ratio, accuracy in accuracies.items():
+                share = f"{100 * float(ratio):g}% of the labels"
+                found[f"{target}, {share}"] = accuracy
+                by_share.setdefault(share, []).append(accuracy)
+    for share, accuracies in by_share.items():
+        if len(accuracies) > 1:
+            found[f"mean, {share}"] = statistics.mean(accuracies)
+    return found
+
+
+def over_seeds(of_seeds: dict[int, list[dict]]) -> dict[str, dict]:
+    """{name: {"best" and "last": the values of the seeds in their order, mean, sample deviation (n - 1)}}.
+    The deviation of one seed is None. Without labels there is no best round."""
+    first, *_ = of_seeds.values()
+    moments = ["last"] if "linear" in first[0]["last"] else ["best", "last"]
+    found = {}
+    for which in moments:
+        of_each = [accuracies_of(results, which) for results in of_seeds.values()]
+        for name in of_each[0]:
+            values = [accuracies[name] for accuracies in of_each]
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            found.setdefault(name, {})[which] = {"values": values, "mean": statistics.mean(values),
+                                                 "deviation": deviation}
+    return found
+
+
+def percent(numbers: dict) -> str:
+    """96.12 +- 0.31, or 96.12 of one seed."""
+    shown = f"{100 * numbers['mean']:.2f}"
+    if numbers["deviation"] is not None:
+        shown += f" +- {100 * numbers['deviation']:.2f}"
+    return shown
+
+
+def folders_of(args: Args, of_seeds: dict[int, list[dict]]) -> list[str]:
+    """The folders of all runs, in the order in which they were made."""
+    folders = []
+    for seed, results in of_seeds.items():
+        of_one = of_seed(args, seed)
+        for result in results:
+            target = result["args"]["target"] if several_runs(args) else args.target
+            folders.append(str(folder_of(of_target(of_one, target))))
+    return folders
+
+
+def show_seeds(args: Args, of_seeds: dict[int, list[dict]]) -> None:
+    """Print the accuracies over the seeds, {seed: the results of its runs}, and write them to a file."""
+    accuracies, path = over_seeds(of_seeds), summary_file(args)
+    summary = {"method": method_name(args), "dataset": args.dataset, "protocol": args.protocol,
+               "scale": args.scale, "seeds": list(of_seeds), "folders": folders_of(args, of_seeds),
+               "accuracies": accuracies}
+    write_json(path, summary)
+    first, *_ = accuracies.values()
+    rows = []
+    for name, by_moment in accuracies.items():
+        rows.append([name, *(percent(numbers) for numbers in by_moment.values())])
+    heads = ["", *(HEADS[which] for which in first)]
+    seeds = ", ".join(map(str, of_seeds))
+    what = "mean +- sample deviation over the seeds" if len(of_seeds) > 1 else "of one seed"
+    print(f"{method_name(args)} on {args.dataset}, seeds {seeds}: accuracy (%), {what}; in {path}")
+    print(tabulate(rows, heads, tablefmt="plain", disable_numparse=True))

@@ -1,0 +1,154 @@
+"""--seeds: a run of each seed, each the one that --seed gives, and the mean and deviation over them."""
+
+import json
+import statistics
+
+import common
+from plumbing import seeds
+from tests.conftest import fails, metrics, parsed, run_all, script, start
+from tests.test_common import Clock, guessing
+
+import pytest
+
+
+def run_guessing(guesses: list[int], *flags) -> list[dict]:
+    """Runs of clients that guess a label, which train nothing."""
+    return common.run(Clock, guessing(guesses), parsed("fedavg", "--no-figures", "--limit", "40", *flags))
+
+
+def settings_in(folder) -> dict:
+    return json.loads((folder / "settings.json").read_text())["settings"]
+
+
+@pytest.mark.parametrize("flag", [["--seeds", "0,3"], ["--seeds=0,3"]])
+def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch, flag):
+    """The folder's name, every setting, the bytes of the metrics, and the command that the result names."""
+    monkeypatch.chdir(tmp_path)
+    together = ["--scale", "smoke", "--precision", "fp32", "--no-figures"]
+    for flags in (["--seed", "3"], flag):
+        monkeypatch.setattr("sys.argv", ["fedavg.py", *flags, *together])
+        if flags == flag:
+            (tmp_path / "runs").rename(tmp_path / "alone")
+        results = run_all("fedavg", parsed("fedavg", *flags, *together))
+    alone, = (tmp_path / "alone").iterdir()
+    same = tmp_path / "runs" / alone.name
+    assert (same / "metrics.jsonl").read_bytes() == (alone / "metrics.jsonl").read_bytes()
+    assert settings_in(same) == settings_in(alone)
+    theirs = json.loads((alone / "result.json").read_text())
+    for name in ("id", "args", "command", "best", "last"):
+        assert results[1][name] == theirs[name]
+    assert "--seed 3" in theirs["command"] and len(results) == 2
+
+
+def test_finished_seeds_are_shown_and_not_run_again(tmp_path, capsys):
+    flags = ["--rounds", "2", "--out", tmp_path]
+    run_guessing([3, 8], *flags, "--seeds", "0,1")
+    before = (tmp_path / "s1" / "timing.jsonl").read_bytes()
+    capsys.readouterr()
+    results = run_guessing([3, 8], *flags, "--seeds", "1,2")
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 's1'} holds this run, finished" in said
+    assert (tmp_path / "s1" / "timing.jsonl").read_bytes() == before
+    assert [result["args"]["seed"] for result in results] == [1, 2]
+    assert len(metrics(tmp_path / "s2")) == 2
+
+
+def test_mean_and_deviation_at_the_end(tmp_path, capsys):
+    """Of the images that are guessed right; the deviation is the sample's, n - 1."""
+    results = run_guessing([3, 8], "--rounds", "2", "--out", tmp_path, "--seeds", "0,1,2")
+    *_, heading, heads, of_all, of_mean = capsys.readouterr().out.splitlines()
+    file = tmp_path / "seeds.json"
+    assert heading == ("fedavg on digits, seeds 0, 1, 2: accuracy (%), mean +- sample deviation over the "
+                       f"seeds; in {file}")
+    assert heads.split() == ["best", "validation", "round", "last", "round"]
+    shown = []
+    for which in ("best", "last"):
+        values = [100 * result[which]["ALL"] for result in results]
+        shown.append(f"{statistics.mean(values):.2f} +- {statistics.stdev(values):.2f}")
+    assert of_all.split(None, 1)[0] == "ALL" and " ".join(of_all.split()) == f"ALL {shown[0]} {shown[1]}"
+    assert of_mean.startswith("AVG")
+    written = json.loads(file.read_text())
+    assert written["seeds"] == [0, 1, 2]
+    assert written["folders"] == [str(tmp_path / f"s{seed}") for seed in range(3)]
+    avg = written["accuracies"]["AVG"]["last"]
+    assert avg["values"] == [result["last"]["AVG"] for result in results]
+    assert avg["mean"] == statistics.mean(avg["values"])
+    assert avg["deviation"] == statistics.stdev(avg["values"])
+
+
+def test_each_target_and_their_mean(tmp_path, capsys):
+    flags = ["--protocol", "lodo", "--rounds", "1", "--out", tmp_path]
+    results = run_guessing([3], *flags, "--seeds", "0,5")
+    written = json.loads((tmp_path / "seeds.json").read_text())
+    assert written["folders"][7] == str(tmp_path / "s5" / "d15")
+    assert (tmp_path / "s5" / "d15" / "result.json").exists()
+    targets = [result["best"]["target"] for result in results]  # six of seed 0, six of seed 5
+    assert written["accuracies"]["d15"]["best"]["values"] == [targets[1], targets[7]]
+    means = [statistics.mean(targets[:6]), statistics.mean(targets[6:])]
+    assert written["accuracies"]["mean"]["last"]["values"] == pytest.approx(means)
+    assert list(written["accuracies"]) == ["d0", "d15", "d30", "d45", "d60", "d75", "mean"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("mean")
+
+
+def of_target(name: str, accuracies: dict) -> dict:
+    return {"args": {"target": name}, "last": {"linear": {name: accuracies}}}
+
+
+def test_without_labels_there_is_no_best_round(capsys):
+    """Two seeds, two targets with two shares of labels each."""
+    runs = {}
+    for seed, more in ((0, 0.0), (1, 0.2)):
+        first = of_target("a", {"0.1": 0.2 + more, "0.3": 0.5})
+        runs[seed] = [first, of_target("b", {"0.1": 0.4, "0.3": 0.7})]
+    found = seeds.over_seeds(runs)
+    assert list(found) == ["a, 10% of the labels", "a, 30% of the labels", "b, 10% of the labels",
+                           "b, 30% of the labels", "mean, 10% of the labels", "mean, 30% of the labels"]
+    assert list(found["a, 10% of the labels"]) == ["last"]
+    assert found["mean, 10% of the labels"]["last"]["mean"] == pytest.approx(0.35)
+    assert seeds.percent(found["a, 10% of the labels"]["last"]) == "30.00 +- 14.14"
+    alone = seeds.over_seeds({0: runs[0]})
+    assert seeds.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
+
+
+def test_one_left_out_domain_stands_beside_all_and_avg(tmp_path):
+    flags = ["--protocol", "lodo", "--target", "d30", "--rounds", "1", "--out", tmp_path]
+    run_guessing([3], *flags, "--seeds", "4")
+    written = json.loads((tmp_path / "seeds.json").read_text())
+    assert list(written["accuracies"]) == ["d30", "ALL", "AVG"]
+    assert written["accuracies"]["ALL"]["best"]["deviation"] is None
+
+
+def test_the_file_beside_the_runs_is_of_these_seeds_and_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = set()
+    for flags in (["--seeds", "0,1"], ["--seeds", "0,2"], ["--seeds", "0,1", "--lr", "0.3"]):
+        name = str(seeds.summary_file(parsed("fedavg", *flags)))
+        assert name.startswith("runs/fedavg-digits-indomain-paper-seeds-")
+        names.add(name)
+    assert len(names) == 3
+
+
+def test_seeds_that_cannot_be_meant(capsys, tmp_path):
+    for text in ("0,", "a", "1,1", "1,01", "-1", "1.5"):
+        fails(capsys, 2, "expected whole numbers from 0 on, each once", parsed, "fedavg", f"--seeds={text}")
+    fails(capsys, 2, "--seed and --seeds do not go together", parsed, "fedavg", "--seeds", "1", "--seed", "0")
+
+
+def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys):
+    (tmp_path / "seeds.json").write_text('{"seeds": "of flowers"}')
+    flags = ["--out", tmp_path, "--seeds", "0,1"]
+    fails(capsys, 2, "seeds.json has no means over seeds", run_guessing, [3], *flags)
+    assert (tmp_path / "seeds.json").read_text() == '{"seeds": "of flowers"}'
+    assert not (tmp_path / "s0").exists()
+
+
+@pytest.mark.slow
+def test_several_processes_run_the_seeds(tmp_path):
+    """The table comes from process 0 alone."""
+    flags = ["--scale", "smoke", "--precision", "fp32", "--no-figures", "--seeds", "0,1", "--out", tmp_path]
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script("fedavg")]
+    run = start(*words, *flags)
+    said, error = run.communicate()
+    assert run.returncode == 0, error
+    assert said.count("mean +- sample deviation") == 1
+    assert json.loads((tmp_path / "seeds.json").read_text())["seeds"] == [0, 1]
