@@ -532,6 +532,7 @@ def index(site: Site) -> None:
             "<p>Each page has the paper's equations and algorithm lines on the left, and the code that "
             "computes them on the right. Point at one to see the other.</p>",
             f"<p>{escape(equations.sentence())}</p>",
+            site.markdown("What they contradict or leave out: [errata](docs/errata.md).", page, page),
             "<table><thead><tr><th>Method</th><th>Equations and lines, located and tested</th>"
             "<th>Not computed</th></tr></thead>", f"<tbody>{''.join(rows)}</tbody></table>",
             f"<h2>Baselines</h2><p>{', '.join(links)}</p>"]

@@ -1,0 +1,162 @@
+"""docs/errata.md: its numbers, flags, links and equations are those of the repository."""
+
+import csv
+import dataclasses
+import functools
+import re
+import shlex
+from collections import defaultdict
+from pathlib import Path
+
+from docs import equations
+from docs.equations import ROOT
+from plumbing.settings import flag_of
+from tests.conftest import MODULES
+
+import pytest
+
+PAGE = ROOT / "docs" / "errata.md"
+PAPERS = ("fedsr", "fedadg", "fedgala", "fedcir", "fdse")  # in the page's order
+ENTRY = re.compile(r'^(\d+)\. <a id="([\w-]+)"></a>((?:.*\n(?:   .*\n)*))', re.M)
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`]+)`")
+
+
+def sections() -> dict[str, str]:
+    """{paper: its section}"""
+    parts = re.split(r"^## (.*)\n", PAGE.read_text(), flags=re.M)
+    return {heading.lower(): text for heading, text in zip(parts[1::2], parts[2::2])}
+
+
+def entries(paper: str) -> list[tuple[str, str, str]]:
+    """Number, anchor and text of the entries of a paper."""
+    return [(number, anchor, " ".join(text.split())) for number, anchor, text in
+            ENTRY.findall(sections()[paper])]
+
+
+def flags_in(text: str) -> list[list[str]]:
+    """What stands in backticks and begins with --, in words: [["--norm", "plain"], ["--clip"]]."""
+    return [shlex.split(code) for code in CODE.findall(text) if code.startswith("--")]
+
+
+@functools.cache
+def plain(paper: str, dataset: str):
+    """The settings of a method's plain command on a dataset."""
+    return MODULES[paper].arguments(["--dataset", dataset])
+
+
+def changes_a_setting(paper: str, words: list[str]) -> bool:
+    """Whether these flags are a command line, on some dataset, with other settings than without them."""
+    for dataset in MODULES[paper].PAPER:
+        try:
+            with_flags = MODULES[paper].arguments(["--dataset", dataset, *words])
+        except SystemExit:
+            continue  # such as a variant that has no settings for this dataset
+        if with_flags != plain(paper, dataset):
+            return True
+    return False
+
+
+def anchors(path: Path) -> set[str]:
+    """What a link into a Markdown file can name: its headings as GitHub has them, and its <a id>."""
+    text = path.read_text()
+    named = set(re.findall(r'<a id="([\w-]+)">', text))
+    for heading in re.findall(r"^#+ (.*)", text, flags=re.M):
+        named.add(re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-"))
+    return named
+
+
+def lost_links(page: Path) -> list[str]:
+    """The links of a page whose file or anchor does not exist."""
+    lost = []
+    for link in LINK.findall(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page if not path else (page.parent / path).resolve()
+        if re.match(r"https?:", link):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+    return lost
+
+
+def test_every_entry_is_numbered_and_the_sum_is_stated():
+    total = 0
+    assert list(sections()) == ["the most consequential", *PAPERS]
+    for paper in PAPERS:
+        found = entries(paper)
+        assert [(number, anchor) for number, anchor, _ in found] == [
+            (str(n), f"{paper}-{n}") for n in range(1, len(found) + 1)]
+        assert len(found) == len(re.findall(r"^\d+\. ", sections()[paper], flags=re.M)) > 15
+        total += len(found)
+    assert re.search(r"^(\d+) entries", PAGE.read_text(), flags=re.M)[1] == str(total)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_an_entry_has_its_place_and_what_is_done_here(paper):
+    for number, _, text in entries(paper):
+        assert re.match(r'\*\*[^*]+\*\* \(', text), f"{paper} {number}: no place"
+        assert text.count("*Here:*") == 1, f"{paper} {number}: nothing is said of this repository"
+        assert len(text) < 900, f"{paper} {number} is long"
+        measured = text.partition("*Measured:*")[2]
+        assert not measured or "(../results/" in measured, f"{paper} {number}: measured where?"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_its_flags_are_the_methods(paper):
+    """Each flag is there; with its value it is a command line, and one that changes a setting."""
+    names = {flag_of(f.name) for f in dataclasses.fields(MODULES[paper].Args)}
+    for words in flags_in(sections()[paper]):
+        if len(words) == 1 and words[0] in names:
+            continue
+        assert changes_a_setting(paper, words), f"{paper}: {' '.join(words)}"
+
+
+def test_its_links_land():
+    assert lost_links(PAGE) == []
+    for first in re.findall(r"^\| \w+ \|.*\|(.*)\|$", sections()["the most consequential"], flags=re.M):
+        assert LINK.findall(first), "an entry of the first section without its link"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_equations_it_names_are_the_papers(paper):
+    of = equations.table(paper)
+    printed = set(of.printed())
+    for number, _, text in entries(paper):
+        place = text.split("*Here:*")[0]
+        unknown = set(of.tags_in(place)) - printed
+        assert not unknown, f"{paper} {number}: {sorted(unknown)}"
+
+
+def test_the_averages_it_has_are_those_that_do_not_match():
+    """A printed average that is not the mean of its row, by more than rounding, is in the paper's section."""
+    found = 0
+    for path in sorted((ROOT / "tables" / "published").glob("*.csv")):
+        rows = defaultdict(dict)
+        for cell in csv.DictReader(path.open()):
+            if cell["mean"]:
+                key = (cell["dataset"], cell["setting"], cell["method"])
+                rows[key][cell["column"].lower().strip(".")] = cell["mean"]
+        paper = path.stem.partition("-")[0]
+        for key, row in rows.items():
+            for name in {"avg", "ave", "average"} & set(row):
+                columns = [float(value) for column, value in row.items() if column != name]
+                if len(columns) < 3:  # beside ALL
+                    continue
+                mean = sum(columns) / len(columns)
+                if abs(mean - float(row[name])) > 0.15:
+                    found += 1
+                    section = " ".join(sections()[paper].split())
+                    assert row[name] in section, (path.stem, key)
+                    assert f"{mean:.1f}" in section or f"{mean:.2f}" in section, (path.stem, key)
+    assert found == 10
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_note_of_the_method_links_to_it(paper):
+    assert f"(../errata.md#{paper})" in (ROOT / "docs" / "methods" / f"{paper}.md").read_text()
+
+
+def test_a_link_that_does_not_land_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text('# One\n<a id="two"></a>[a](#one) [b](#two) [c](#three) [d](page.md#one) [e](no.md)\n')
+    assert lost_links(page) == ["#three", "no.md"]
