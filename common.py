@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import itertools
 import math
 import os
 import sys
@@ -34,6 +35,7 @@ from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, sever
 from plumbing.seeds import of_seed, refuse_summary, show_seeds
 from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, seed_numbers, shares
 from plumbing.signals import handled, interrupt
+from plumbing.tensors import copied, overwrite
 from plumbing.weights import load_pretrained, read_weights
 
 import numpy as np
@@ -189,6 +191,7 @@ def read_idx(args: Args, name: str, magic: int, header: int, count: int) -> Tens
 
 # Data: splits and clients
 
+ACTIVATIONS = 256  # of an evaluation, bytes for each pixel: four of ResNet50's largest layers in float32
 DIRICHLET_DRAWS = 1000  # until every client has enough; then the run ends with a line that says who has not
 
 
@@ -452,11 +455,43 @@ def images_in_round(n: int, args: Args) -> int:
     return args.epochs * sum(sizes)
 
 
-def in_order(data: Data, args: Args) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of an evaluation, (x, y): every image once."""
-    positions = torch.arange(len(data), device=data.index.device)
-    for i in positions.split(max(args.batch_size, 100)):
-        yield data.batch(i)
+def in_order(parts: list[Data], args: Args) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of an evaluation, (x, y): every image of the parts once, one part after the other. Several
+    parts may be in one batch."""
+    size = evaluation_batch(args)
+    waiting, n = [], 0
+    for data in parts:
+        for i in torch.arange(len(data), device=data.index.device).split(size):
+            if n + len(i) > size:
+                yield joined(waiting)
+                waiting, n = [], 0
+            if len(i):
+                waiting.append(data.batch(i))
+                n += len(i)
+    if waiting:
+        yield joined(waiting)
+
+
+def joined(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Some batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def on_gpu(args: Args) -> bool:
+    return args.device.startswith("cuda")
+
+
+def evaluation_batch(args: Args) -> int:
+    """The images that are evaluated at once. On a GPU up to 1,000, if a quarter of its memory holds their
+    activations: a small batch would leave most of it idle, and each batch costs a network's launches."""
+    if not on_gpu(args):
+        return max(args.batch_size, 100)
+    memory = torch.cuda.get_device_properties(args.device).total_memory
+    side = getattr(args, "crop", 0) or args.image_size
+    fit = memory // 4 // (ACTIVATIONS * side ** 2)
+    return int(min(1000, max(args.batch_size, 100, fit)))
 
 
 # Backbones: features(x) -> z [B, D] and classify(z) -> logits [B, classes]
@@ -635,27 +670,66 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
 # States, averaging, optimizers
 
 
+def by_type(tensors: dict[str, Tensor]) -> dict[torch.dtype, list[str]]:
+    """The names of a state by the type of their tensors: one kernel takes tensors of one type."""
+    return group_by(list(tensors), lambda name: tensors[name].dtype)
+
+
 def state(module: nn.Module) -> dict[str, Tensor]:
     """A copy of a module's parameters and buffers, which later training does not change."""
-    return {name: v.detach().clone() for name, v in module.state_dict().items()}
+    return copied(module.state_dict())
+
+
+def parameters(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's parameters by their names, without the buffers."""
+    return copied(dict(module.named_parameters()))
+
+
+def entrywise(formula: Callable[..., Tensor], *states: dict[str, Tensor]) -> dict[str, Tensor]:
+    """formula(a, b, ...) of the entries with the first state's names, which looks at each number by itself:
+    all entries at once, as one vector of each state."""
+    first = states[0]
+    vectors = [flatten([tensors[name] for name in first]) for tensors in states]
+    result = formula(*vectors)
+    parts = result.split([v.numel() for v in first.values()])
+    values = {name: part.view(v.shape) for (name, v), part in zip(first.items(), parts)}
+    entries = {name: torch.empty_like(v, dtype=result.dtype) for name, v in first.items()}
+    overwrite(list(entries.values()), list(values.values()))
+    return entries
 
 
 def load(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Load a whole state into `module` and return it."""
-    module.load_state_dict(tensors)
+    """Load a whole state into `module` and return it. RuntimeError if names or shapes do not fit."""
+    own = module.state_dict()
+    fits = own.keys() == tensors.keys()
+    if not fits or any(own[name].shape != v.shape for name, v in tensors.items()):
+        module.load_state_dict(tensors)  # says what does not fit
+    overwrite(list(own.values()), [tensors[name] for name in own])
     return module
 
 
 def average(states: list[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
     """sum_k weights[k] * states[k], entry by entry; the result of an integer buffer is rounded."""
-    mean = {}
-    for name, first in states[0].items():
-        exact = first.dtype if first.is_floating_point() else torch.float64
-        total = torch.zeros_like(first, dtype=exact)
-        for tensors, p in zip(states, weights.tolist()):
-            total.add_(tensors[name], alpha=p)
-        mean[name] = total if first.is_floating_point() else total.round().to(first.dtype)
-    return mean
+    mean, p = {}, weights.tolist()
+    for dtype, names in by_type(states[0]).items():
+        if dtype.is_floating_point:
+            total = torch._foreach_mul([states[0][name] for name in names], p[0])
+            for tensors, p_k in zip(states[1:], p[1:]):
+                torch._foreach_add_(total, [tensors[name] for name in names], alpha=p_k)
+        else:
+            total = average_of_counts([[tensors[name] for name in names] for tensors in states], p)
+        mean |= zip(names, total)
+    return {name: mean[name] for name in states[0]}
+
+
+def average_of_counts(counts: list[list[Tensor]], p: list[float]) -> list[Tensor]:
+    """The same of lists of integer tensors: in float64 and rounded."""
+    first = counts[0]
+    total = torch.zeros(sum(v.numel() for v in first), dtype=torch.float64, device=first[0].device)
+    for of_one, p_k in zip(counts, p):
+        total.add_(flatten(of_one), alpha=p_k)
+    parts = total.round().to(first[0].dtype).split([v.numel() for v in first])
+    return [part.view(v.shape) for part, v in zip(parts, first)]
 
 
 def uniform(K: int) -> Tensor:
@@ -742,14 +816,15 @@ def autocast(args: Args):
 
 
 @torch.no_grad()
-def correct(model: nn.Module, data: Data, args: Args) -> int:
-    """The number of images of `data` that `model` classifies correctly, in eval mode."""
+def correct(model: nn.Module, parts: list[Data], args: Args) -> list[int]:
+    """The number of images of each part that `model` classifies correctly, in eval mode."""
     model.eval()
-    hits = torch.zeros((), dtype=torch.long, device=args.device)
-    for x, y in in_order(data, args):
-        with autocast(args):
-            hits += (model(x).argmax(1) == y).sum()
-    return int(hits)
+    hits = []
+    with autocast(args):  # one for all batches: the casts of the weights are kept within it
+        for x, y in in_order(parts, args):
+            hits.append(model(x).argmax(1) == y)  # [B]
+    of_parts = torch.cat(hits).split([len(data) for data in parts])
+    return torch.stack([hit.sum() for hit in of_parts]).tolist()
 
 
 @torch.no_grad()
@@ -758,7 +833,7 @@ def representations(model: nn.Module, data: Data, args: Args) -> tuple[Tensor, T
     where a probabilistic network gives its mean; precision and batches are those of `correct`."""
     model.eval()
     zs, ys = [], []
-    for x, y in in_order(data, args):
+    for x, y in in_order([data], args):
         with autocast(args):
             z = model.features(x)
         zs.append(z.float().flatten(1).cpu())
@@ -915,17 +990,17 @@ def rounds(Server, Client, args: Args, build, domains: list[Domain], classes: tu
             S_t = order[:count].sort().values.tolist()
 
             # each client: download, local training, upload
-            uploads, logs = {}, {}
+            uploads, logs, traffic = {}, {}, {}
             for k in S_t:
                 if k not in clients:  # with torchrun: it belongs to another process
                     continue
                 down = server.download(k)
                 seed_all(args.seed, "train", t, k)
                 up = clients[k].train(down, t)
-                log = {name: float(v) for name, v in getattr(clients[k], "log", {}).items()}
-                stop_unless_finite(up, log, fed.names[k], t, folder)
-                uploads[k] = up
-                logs[k] = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)} | log
+                uploads[k], logs[k] = up, getattr(clients[k], "log", {})
+                traffic[k] = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
+            for k, log in finite_numbers(uploads, logs, fed, t, folder).items():
+                logs[k] = traffic[k] | log
             uploads, logs = merged(uploads), merged(logs)
             folder.images += sum(images_in_round(fed.sizes[k], args) for k in S_t)
             folder.lap("train")
@@ -1019,15 +1094,30 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
     return Federation(args, server, clients, len(sources), names, sizes, classes)
 
 
-def stop_unless_finite(up: Payload, log: dict[str, float], name: str, t: int, folder: RunFolder) -> None:
-    """Stop if an upload or a logged number is infinite or no number."""
-    device = folder.args.device
-    finite = [torch.ones((), dtype=torch.bool, device=device)]  # nothing may have been sent
-    finite += [torch.isfinite(v).all().to(device) for v in tensors_of(up)]
-    if not torch.stack(finite).all() or not all(math.isfinite(v) for v in log.values()):
-        raise Stop(f"round {t + 1}, client {name}: the loss or the weights are no longer finite; the last "
-                   "good checkpoint, if one was due before, is kept in "
-                   f"{folder.path}: lower --lr, or set --clip")
+def finite_numbers(uploads: dict[int, Payload], logs: dict[int, dict], fed: Federation, t: int,
+                   folder: RunFolder) -> dict[int, dict[str, float]]:
+    """What the clients have logged, as numbers. Stop if one of them, or of the uploads, is infinite or no
+    number. The host waits for the device once: the logs come with the largest entry of each tensor."""
+    scalars = {}
+    for k, up in uploads.items():
+        logged = [torch.as_tensor(v) for v in logs[k].values()]
+        floats = [v for v in tensors_of(up) if v.is_floating_point() and v.numel()]
+        scalars[k] = logged + list(torch._foreach_norm(floats, ord=math.inf)) if floats else logged
+    numbers = {}
+    for k, values in fetched(scalars, fed.args.device).items():
+        if not all(math.isfinite(v) for v in values):
+            raise Stop(f"round {t + 1}, client {fed.names[k]}: the loss or the weights are no longer finite; "
+                       "the last good checkpoint, if one was due before, is kept in "
+                       f"{folder.path}: lower --lr, or set --clip")
+        numbers[k] = dict(zip(logs[k], values))  # the logs are the first of the values
+    return numbers
+
+
+def fetched(scalars: dict[int, list[Tensor]], device: str) -> dict[int, list[float]]:
+    """The values of all scalars, in one copy from the device."""
+    together = [v.detach().to(device) for of_client in scalars.values() for v in of_client]
+    values = iter(torch.stack(together).tolist() if together else [])
+    return {k: list(itertools.islice(values, len(of_client))) for k, of_client in scalars.items()}
 
 
 def update_server(server: ServerProtocol, uploads: dict[int, Payload], t: int, device: str) -> None:
@@ -1067,11 +1157,12 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
     """
     args, entry = fed.args, {}
     validated, states = {}, {}  # of each client: correct and all validation images; the random state then
-    for k, client in fed.clients.items():
-        if not client.data.unseen:
-            model = tested_model(fed, client, t, k)
-            validated[k] = correct(model, client.data.val, args), len(client.data.val)
-            states[k] = random_state(args.device)
+    groups = of_one_model(fed)
+    for group in groups:
+        if not fed.clients[group[0]].data.unseen:
+            model = tested_model(fed, group[0], t)
+            validated |= counted(model, {k: fed.clients[k].data.val for k in group}, args)
+            states[group[0]] = random_state(args.device)
     validated = merged(validated)
     if process()[0] == 0:
         entry["val"] = accuracies_of(validated, fed)
@@ -1080,11 +1171,11 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
         if not better:
             return entry
     tested = {}
-    for k, client in fed.clients.items():
-        model = tested_model(fed, client, t, k)
-        if k in states:
-            set_random_state(states[k], args.device)
-        tested[k] = correct(model, client.data.test, args), len(client.data.test)
+    for group in groups:
+        model = tested_model(fed, group[0], t)
+        if group[0] in states:
+            set_random_state(states[group[0]], args.device)
+        tested |= counted(model, {k: fed.clients[k].data.test for k in group}, args)
     tested = merged(tested)
     if process()[0]:
         return {}
@@ -1095,10 +1186,30 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
     return entry
 
 
-def tested_model(fed: Federation, client: ClientProtocol, t: int, k: int) -> nn.Module:
+def of_one_model(fed: Federation) -> list[list[int]]:
+    """The clients in groups that are tested together: on a GPU those that receive the same tensors and keep
+    nothing of their own, so that one network is loaded and batches are full. Elsewhere, and the targets, each
+    by itself."""
+    downs, groups = {}, {}
+    for k, client in fed.clients.items():
+        downs[k] = fed.server.download(k)  # all are kept until the end: a freed tensor's id may come again
+        key = (k,)
+        if on_gpu(fed.args) and not client.data.unseen and not client.state_dict():
+            key = tuple(id(v) for v in tensors_of(downs[k]))
+        groups.setdefault(key, []).append(k)
+    return list(groups.values())
+
+
+def tested_model(fed: Federation, k: int, t: int) -> nn.Module:
     """The network that is tested on client k after t rounds."""
     seed_all(fed.args.seed, "evaluate", t, k)
-    return client.model(fed.server.download(k))
+    return fed.clients[k].model(fed.server.download(k))
+
+
+def counted(model: nn.Module, parts: dict[int, Data], args: Args) -> dict[int, tuple[int, int]]:
+    """Of each client's part: the correct and all images."""
+    hits = correct(model, list(parts.values()), args)
+    return {k: (right, len(data)) for (k, data), right in zip(parts.items(), hits)}
 
 
 def accuracies_of(counts: dict[int, tuple[int, int]], fed: Federation) -> dict:

@@ -394,6 +394,7 @@ def consensus(delta: Tensor) -> Tensor:
     for columns in delta.split(1 << 20, dim=1):
         columns = columns.double()
         gram = gram + columns @ columns.T
+    gram = gram.cpu()  # the host waits for the device here, once in a layer; the rest is a few numbers
     norms = gram.diagonal().sqrt()  # ||delta_k||, [N]
     d_bar = norms.mean()
     moved = norms > 0

@@ -9,7 +9,7 @@ g_k and h start at 0. Down: w. Up: w_k.
 
 Paper, Alg. 1                                                         This file
 theta_k = argmin L_k - <g_k, theta> + alpha/2 |theta - theta^t|^2     linear, quadratic, Client.train
-g_k <- g_k - alpha (theta_k - theta^t)                                Client.train
+g_k <- g_k - alpha (theta_k - theta^t)                                next_gradient, Client.train
 h <- h - alpha/K sum_k (theta_k - theta^t)                            Server.update
 theta^(t+1) = mean_k theta_k - h / alpha                              Server.update
 Symbols as in the paper, but for K, its m: theta^t the server's parameters, theta_k the client's, g_k the
@@ -30,10 +30,11 @@ d832e76) and this file differ; in full: docs/methods/feddyn.md
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state,
-                    to_device, uniform)
+from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parameters, parse,
+                    run, sgd, state, to_device, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -59,11 +60,6 @@ PAPER = {
 }
 
 
-def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the trained parameters by their names."""
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 def linear(g_k: dict[str, Tensor], theta: dict[str, Tensor]) -> Tensor:
     """<g_k, theta> over all parameters."""
     return torch.stack([(g_k[name] * theta[name]).sum() for name in theta]).sum()
@@ -72,6 +68,11 @@ def linear(g_k: dict[str, Tensor], theta: dict[str, Tensor]) -> Tensor:
 def quadratic(theta: dict[str, Tensor], theta_t: dict[str, Tensor]) -> Tensor:
     """|theta - theta^t|^2 over all parameters."""
     return torch.stack([(theta[name] - theta_t[name]).square().sum() for name in theta]).sum()
+
+
+def next_gradient(g_k: Tensor, theta_k: Tensor, theta_t: Tensor, alpha: float) -> Tensor:
+    """The client's g_k after its training from theta^t to theta_k."""
+    return g_k - alpha * (theta_k - theta_t)
 
 
 class Client:
@@ -99,8 +100,7 @@ class Client:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()
         self.log = {"loss": torch.stack(losses).mean()}
-        for name, theta_k in parameters(model).items():
-            g_k[name] = g_k[name] - args.alpha * (theta_k - theta_t[name])
+        g_k = entrywise(partial(next_gradient, alpha=args.alpha), g_k, parameters(model), theta_t)
         self.g_k = to_device(g_k, "cpu")
         return {"w": state(model)}
 
@@ -129,9 +129,8 @@ class Server:
         w = average([up["w"] for up in uploads.values()], uniform(len(uploads)))
         if alpha:
             share = len(uploads) / self.clients  # of all clients, those of the round
-            for name in self.h:
-                self.h[name] = self.h[name] - alpha * share * (w[name] - self.w[name])
-                w[name] = w[name] - self.h[name] / alpha
+            self.h = entrywise(lambda h, mean, w_t: h - alpha * share * (mean - w_t), self.h, w, self.w)
+            w |= entrywise(lambda h, mean: mean - h / alpha, self.h, w)
         self.w = w
 
     def state_dict(self) -> dict:

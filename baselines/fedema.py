@@ -35,7 +35,7 @@ Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fe
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, load,
+from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, copied, load,
                     optimizer_state, parse, run, sgd, state)
 from fedgala import Learner, chance_loss
 
@@ -103,7 +103,7 @@ def travels(name: str) -> bool:
 
 def online(model: Learner) -> dict[str, Tensor]:
     """A copy of the parameters of the online network."""
-    return {n: p.detach().clone() for n, p in model.named_parameters() if travels(n)}
+    return copied({n: p for n, p in model.named_parameters() if travels(n)})
 
 
 def divergence(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> Tensor:

@@ -40,10 +40,11 @@ docs/methods/fedheal.md
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state,
-                    to_device)
+from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parse, pick, run,
+                    sgd, state, to_device)
 from fedavg import FDSE
 
 import torch
@@ -74,7 +75,7 @@ PAPER = {
 }
 
 
-def consistent(increased: Tensor, count: int, up: Tensor, tau: float) -> Tensor:
+def consistent(increased: Tensor, up: Tensor, count: int, tau: float) -> Tensor:
     """Which entries keep their update: `up` says where it is an increase, `increased` in how many of `count`
     rounds before there was one."""
     alike = torch.where(up, increased, count - increased)  # rounds in the update's direction: P_k or 1 - P_k
@@ -83,7 +84,7 @@ def consistent(increased: Tensor, count: int, up: Tensor, tau: float) -> Tensor:
 
 def distance(kept: list[Tensor]) -> float:
     """d_k of the kept updates of the parameters: the sum of the tensors' norms."""
-    return float(torch.stack([v.norm() for v in kept]).double().sum())
+    return float(torch.stack(torch._foreach_norm(kept)).double().sum())
 
 
 def reweighted(p: float, change: float, share: float, beta: float) -> tuple[float, float]:
@@ -92,20 +93,27 @@ def reweighted(p: float, change: float, share: float, beta: float) -> tuple[floa
     return p + change, change
 
 
+def mean_of_kept(w: Tensor, mean: Tensor, states: list[Tensor], masks: list[Tensor], p: Tensor) -> Tensor:
+    """The average of what the masks [K] keep of the states [K], entry by entry."""
+    total, weight = torch.zeros_like(w), torch.zeros_like(w)
+    for w_k, m_k, p_k in zip(states, masks, p.tolist()):
+        m = m_k.to(total.dtype)
+        total.add_(m * w_k, alpha=p_k)
+        weight.add_(m, alpha=p_k)
+    some = torch.where(weight > 0, total / weight, w)  # w if all have discarded it
+    every = torch.stack(masks).all(0)
+    return torch.where(every, mean, some)
+
+
 def aggregate(w: dict[str, Tensor], states: list[dict[str, Tensor]], masks: list[dict[str, Tensor]],
               p: Tensor) -> dict[str, Tensor]:
-    """The average of what is kept, entry by entry; what has no mask is averaged as in FedAvg."""
-    mean = average(states, p)
-    for name in masks[0]:
-        total, weight = torch.zeros_like(w[name]), torch.zeros_like(w[name])
-        for w_k, m_k, p_k in zip(states, masks, p.tolist()):
-            m = m_k[name].to(total.dtype)
-            total.add_(m * w_k[name], alpha=p_k)
-            weight.add_(m, alpha=p_k)
-        some = torch.where(weight > 0, total / weight, w[name])  # w if all have discarded it
-        every = torch.stack([m_k[name] for m_k in masks]).all(0)
-        mean[name] = torch.where(every, mean[name], some)
-    return mean
+    """The average of what is kept; what has no mask is averaged as in FedAvg."""
+    mean, K = average(states, p), len(p)
+
+    def of_vectors(w, mean, *states_and_masks):
+        return mean_of_kept(w, mean, states_and_masks[:K], states_and_masks[K:], p)
+
+    return mean | entrywise(of_vectors, pick(w, list(masks[0])), mean, *states, *masks)
 
 
 class Client:
@@ -160,24 +168,24 @@ class Server:
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         masks, d = [], {}
         for k, up in uploads.items():
-            delta = {name: up["w"][name] - self.w[name] for name in self.masked}
+            delta = entrywise(torch.sub, pick(up["w"], self.masked), self.w)
             mask = self.mask(k, delta)
-            d[k] = distance([mask[name] * delta[name] for name in self.parameters])
+            kept = entrywise(torch.mul, pick(delta, self.parameters), mask)
+            d[k] = distance(list(kept.values()))
             masks.append(mask)
         self.w = aggregate(self.w, [up["w"] for up in uploads.values()], masks, self.weights(d))
 
     def mask(self, k: int, delta: dict[str, Tensor]) -> dict[str, Tensor]:
         """FPHL: which entries client k keeps; its update becomes part of its past."""
-        up = {name: v >= 0 for name, v in delta.items()}
+        up = entrywise(lambda v: v >= 0, delta)
         if k not in self.count:
-            mask = {name: torch.ones_like(v) for name, v in up.items()}
-            increased = {name: self.args.first_counts * v.int() for name, v in up.items()}
+            mask = entrywise(torch.ones_like, up)
+            increased = entrywise(lambda v: self.args.first_counts * v.int(), up)
             self.count[k] = self.args.first_counts
         else:
-            increased, mask = to_device(self.increased[k], self.args.device), {}
-            for name, v in up.items():
-                mask[name] = consistent(increased[name], self.count[k], v, self.args.tau)
-                increased[name] = increased[name] + v
+            past = to_device(self.increased[k], self.args.device)
+            mask = entrywise(partial(consistent, count=self.count[k], tau=self.args.tau), past, up)
+            increased = entrywise(torch.add, past, up)
             self.count[k] += 1
         self.increased[k] = to_device(increased, "cpu")
         return mask

@@ -30,10 +30,11 @@ alpemreacar/FedDyn @ 48a19fa) and this file differ; in full: docs/methods/scaffo
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import common
-from common import (ClientData, Payload, Stop, arg, autocast, average, batches, load, parse, run, sgd, state,
-                    to_device, uniform)
+from common import (ClientData, Payload, Stop, arg, autocast, average, batches, entrywise, load, parameters,
+                    parse, pick, run, sgd, state, to_device, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -64,13 +65,8 @@ PAPER = {
 }
 
 
-def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the trained parameters by their names."""
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 def control_variate(c_k: Tensor, c: Tensor, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
-    """c_k+ of one parameter, Eq. (4), option II: what the mean gradient of the steps from x to y was."""
+    """c_k+, Eq. (4), option II: what the mean gradient of the steps from x to y was."""
     return c_k - c + (x - y) / (steps * eta)
 
 
@@ -86,7 +82,7 @@ class Client:
         opt = sgd(model, args, t)
         x_t, c = parameters(model), down["c"]
         c_k = to_device(self.c_k, args.device) or {name: torch.zeros_like(v) for name, v in c.items()}
-        correction = {name: c[name] - c_k[name] for name in c}
+        correction = list(entrywise(torch.sub, c, c_k).values())  # c - c_k
         losses = []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
             with autocast(args):
@@ -97,15 +93,15 @@ class Client:
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)  # differs, see "clipping"
-            for name, p in model.named_parameters():
-                p.grad.add_(correction[name])  # Eq. (3): g_k(y) - c_k + c
+            g_k = [p.grad for p in model.parameters()]
+            torch._foreach_add_(g_k, correction)  # Eq. (3): g_k(y) - c_k + c
             opt.step()
         self.log = {"loss": torch.stack(losses).mean()}
-        y_k, eta, change = parameters(model), args.lr * args.lr_decay ** t, {}
-        for name in c:
-            c_plus = control_variate(c_k[name], c[name], x_t[name], y_k[name], len(losses), eta)  # Eq. (4)
-            change[name] = c_plus - c_k[name]
-            c_k[name] = c_k[name] + change[name]  # c_k+, rounded as the server's c
+        eta = args.lr * args.lr_decay ** t
+        new = partial(control_variate, steps=len(losses), eta=eta)
+        c_plus = entrywise(new, c_k, c, x_t, parameters(model))  # Eq. (4), y_k the trained parameters
+        change = entrywise(torch.sub, c_plus, c_k)
+        c_k = entrywise(torch.add, c_k, change)  # c_k+, rounded as the server's c
         self.c_k = to_device(c_k, "cpu")
         return {"w": state(model), "change": change}
 
@@ -134,9 +130,9 @@ class Server:
         mean = average([up["w"] for up in uploads.values()], p)  # BN's statistics too
         change = average([up["change"] for up in uploads.values()], p)
         share = len(uploads) / self.clients  # |S_t| / K
-        for name in self.c:
-            mean[name] = torch.lerp(self.w[name], mean[name], self.args.eta_g)  # x + eta_g mean_k (y_k - x)
-            self.c[name] = self.c[name] + share * change[name]
+        step = partial(torch.lerp, weight=self.args.eta_g)
+        mean |= entrywise(step, pick(self.w, list(self.c)), mean)  # x + eta_g mean_k (y_k - x)
+        self.c = entrywise(lambda c, mean_change: c + share * mean_change, self.c, change)
         self.w = mean
 
     def state_dict(self) -> dict:

@@ -20,6 +20,7 @@ from torch.nn.functional import embedding_bag
 
 GREY = (0.2989, 0.587, 0.114)  # the weights of red, green and blue in torchvision's grey
 TRIES = 10  # crops that RandomResizedCrop draws before it takes the central one
+WORD = 8  # bytes of the largest type that is sent
 PIECE = 2 ** 20  # pixel values augmented at a time on a CPU: what a piece needs stays in its cache
 
 
@@ -75,16 +76,22 @@ def augment(x: Tensor, how: Augmentation) -> Tensor:
     columns, b = taps(p["left"], p["width"], W, w)
     columns = flipped(columns, p["flip"])
     b = flipped(b, p["flip"])
-    mixing = [v.to(x.device) for v in (rows, a, columns, b)]
 
     out = torch.empty(B, C, h, w, device=x.device, memory_format=torch.channels_last)
     for piece in pieces(B, C * h * w, x.device):
-        z = resample(x[piece], *[v[piece] for v in mixing])
-        jitter(z, p["order"][piece], p["factors"][piece], how)
+        mixing = [v[piece] for v in (rows, a, columns, b)]
+        changes, parts, factors = jitter(p["order"][piece], p["factors"][piece], how, C)
+        gray = p["gray"][piece].nonzero()[:, 0]
+        there = sent([*mixing, gray, *parts, *factors], x.device)
+        mixing, gray = there[:4], there[4]
+        parts, factors = there[5:5 + len(parts)], there[5 + len(parts):]
+
+        z = resample(x[piece], *mixing)
+        for change, part, f in zip(changes, parts, factors):
+            changed = change(z.index_select(0, part), f[:, None, None, None])
+            z.index_copy_(0, part, changed)
         if C == 3:
-            gray = p["gray"][piece]
-            part = gray.nonzero()[:, 0].to(x.device)
-            z[part] = grey(z[part])
+            z.index_copy_(0, gray, grey(z.index_select(0, gray)).expand(-1, 3, -1, -1))
         out[piece] = z.mT
     return out
 
@@ -92,9 +99,38 @@ def augment(x: Tensor, how: Augmentation) -> Tensor:
 def pieces(B: int, values: int, device: torch.device) -> list[slice]:
     """The images, of `values` pixel values each, that are augmented together: on a GPU all of them."""
     n = B
-    if device.type != "cuda":
+    if device.type == "cpu":
         n = max(1, PIECE // values)
     return [slice(begin, begin + n) for begin in range(0, B, n)]
+
+
+def sent(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of the CPU on a device, all in one copy, for which the host does not wait."""
+    if device.type == "cpu":
+        return tensors
+    together = packed(tensors)
+    if device.type == "cuda":
+        together = together.pin_memory()
+    return unpacked(together.to(device, non_blocking=True), tensors)
+
+
+def packed(tensors: list[Tensor]) -> Tensor:
+    """The tensors' bytes, one after the other, each from a whole word on."""
+    blocks = []
+    for v in tensors:
+        block = v.contiguous().view(-1).view(torch.uint8)
+        blocks += [block, block.new_zeros(-len(block) % WORD)]
+    return torch.cat(blocks)
+
+
+def unpacked(together: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """The tensors of packed bytes, of the types and shapes of `like`."""
+    tensors, begin = [], 0
+    for v in like:
+        block = together[begin:begin + v.nbytes]
+        tensors.append(block.view(v.dtype).view(v.shape))
+        begin += v.nbytes + -v.nbytes % WORD
+    return tensors
 
 
 # Parameters
@@ -230,18 +266,19 @@ def mix(x: Tensor, i: Tensor, weight: Tensor) -> Tensor:
 # Colour: z [n, C, ., .] in [0, 1] and a factor f [n] for each image; all but grey write into z
 
 
-def jitter(z: Tensor, order: Tensor, factors: Tensor, how: Augmentation) -> None:
-    """ColorJitter, each image in its own order: in each of four turns, operation by operation."""
-    active = operations(how, z.shape[1])
+def jitter(order: Tensor, factors: Tensor, how: Augmentation,
+           C: int) -> tuple[list[Callable], list[Tensor], list[Tensor]]:
+    """What ColorJitter does to n images, each in its own order: in each of four turns the operations, and of
+    each one its images [m] and their factors [m]."""
+    what, parts, of_parts = [], [], []
     for turn in order.T:
-        for k, operation in active:
+        for k, operation in operations(how, C):
             part = (turn == k).nonzero()[:, 0]
-            if len(part) == 0:
-                continue
-            f = factors[part, k].to(z.device)
-            part = part.to(z.device)
-            changed = operation(z.index_select(0, part), f[:, None, None, None])
-            z.index_copy_(0, part, changed)
+            if len(part):
+                what.append(operation)
+                parts.append(part)
+                of_parts.append(factors[part, k])
+    return what, parts, of_parts
 
 
 def operations(how: Augmentation, C: int) -> list[tuple[int, Callable]]:

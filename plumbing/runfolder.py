@@ -35,6 +35,7 @@ from plumbing.results import draw_curves, record, refuse_record, result_of, summ
 from plumbing.settings import Args, as_now, differences, identity, method_name, settings_of
 from plumbing.signals import AfterTheRound, Interrupted, handled
 from plumbing.sources import equivalent_to, hash_of, method_file
+from plumbing.tensors import copied
 
 import numpy as np
 import torch
@@ -496,10 +497,3 @@ class RunFolder:
             print(f"{self.path} holds this run, finished: {summary(self.result)}")
             record(self.args, self.result)
         return self.result
-
-
-def copied(value):
-    """A deep copy of nested dicts of tensors, numbers and strings."""
-    if isinstance(value, dict):
-        return {k: copied(v) for k, v in value.items()}
-    return value.clone() if isinstance(value, Tensor) else value

@@ -45,7 +45,8 @@ def accuracy_on_target(run: Rebuilt, **changed) -> float:
     common.seed_all(run.args.seed, "evaluate", run.round, fed.K)  # as common.tested_model
     try:
         model = client.model(fed.server.download(fed.K))
-        return common.correct(model, client.data.test, client.args) / len(client.data.test)
+        (right,) = common.correct(model, [client.data.test], client.args)
+        return right / len(client.data.test)
     finally:
         client.args = own
 

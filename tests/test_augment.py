@@ -12,14 +12,17 @@ from plumbing.augment import (
     draw,
     grey,
     hue,
+    packed,
     resample,
     saturation,
     taps,
+    unpacked,
 )
 
 import pytest
 import torch
 from torch import Tensor, tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
@@ -173,6 +176,32 @@ def test_pieces_change_nothing(monkeypatch, piece):
 def test_parameters_are_drawn_on_the_cpu():
     devices = {name: p.device.type for name, p in draw(4, 20, 20, EVERYTHING).items()}
     assert set(devices.values()) == {"cpu"}, devices
+
+
+def test_parameters_are_sent_as_bytes():
+    tensors = [torch.rand(3, 5), torch.arange(7), torch.rand(1), torch.arange(0), torch.rand(3).double()]
+    for v, there in zip(tensors, unpacked(packed(tensors), tensors), strict=True):
+        assert v.dtype == there.dtype and torch.equal(v, there)
+
+
+class Copies(TorchDispatchMode):
+    """Counts what is copied from the CPU to another device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator is torch.ops.aten._to_copy.default and args[0].device.type == "cpu":
+            self.count += (kwargs or {}).get("device", args[0].device) != args[0].device
+        return operator(*args, **(kwargs or {}))
+
+
+def test_parameters_are_sent_in_one_copy():
+    x = images(10).to("meta")
+    with Copies() as copies:
+        seeded(2, x, EVERYTHING)
+    assert copies.count == 1
 
 
 def test_parameters_do_not_depend_on_the_device():

@@ -6,7 +6,7 @@ import math
 
 import common
 import fdse
-from plumbing.runfolder import copied
+from plumbing.tensors import copied
 from tests.conftest import fails, metrics, parsed, run_here
 
 import pytest

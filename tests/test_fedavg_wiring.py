@@ -2,7 +2,7 @@
 
 import common
 import fedavg
-from plumbing.runfolder import copied
+from plumbing.tensors import copied
 from tests.conftest import parsed
 from tests.plain_torch import (
     ClippedSGD,

@@ -10,7 +10,7 @@ import common
 import fedavg
 import fedcir
 from plumbing.files import load_file
-from plumbing.runfolder import copied
+from plumbing.tensors import copied
 from tests.conftest import interrupted, metrics, parsed, run_here
 
 import numpy as np

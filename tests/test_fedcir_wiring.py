@@ -4,7 +4,7 @@ file's."""
 
 import common
 import fedcir
-from plumbing.runfolder import copied
+from plumbing.tensors import copied
 from tests.conftest import parsed
 from tests.plain_torch import (
     ClippedSGD,

@@ -4,7 +4,7 @@ is FedAvg."""
 import common
 import fedavg
 from baselines import fedheal
-from plumbing.runfolder import copied
+from plumbing.tensors import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import in_double
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand
@@ -134,12 +134,12 @@ def test_consistent_by_hand():
     """Of four rounds, 0 to 4 with an increase: more than tau's share must have had the update's direction."""
     increased = tensor([0, 1, 2, 3, 4])
     always, never = torch.ones(5, dtype=torch.bool), torch.zeros(5, dtype=torch.bool)
-    kept = fedheal.consistent(increased, 4, always, 0.25)
+    kept = fedheal.consistent(increased, always, 4, 0.25)
     assert kept.tolist() == [False, False, True, True, True]
-    kept = fedheal.consistent(increased, 4, never, 0.25)
+    kept = fedheal.consistent(increased, never, 4, 0.25)
     assert kept.tolist() == [True, True, True, False, False]
-    assert fedheal.consistent(increased, 4, never, -1).all()
-    assert not fedheal.consistent(tensor([1]), 10, always[:1], 0.1).any()  # 1 of 10 is not above 0.1
+    assert fedheal.consistent(increased, never, 4, -1).all()
+    assert not fedheal.consistent(tensor([1]), always[:1], 10, 0.1).any()  # 1 of 10 is not above 0.1
 
 
 def test_weights_by_hand():

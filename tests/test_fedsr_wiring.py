@@ -7,7 +7,7 @@ from pathlib import Path
 
 import common
 import fedsr
-from plumbing.runfolder import copied
+from plumbing.tensors import copied
 from tests.conftest import parsed
 from tests.plain_torch import (
     ClippedSGD,

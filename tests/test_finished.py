@@ -26,7 +26,7 @@ def test_federation_has_the_recorded_accuracies(runs, name):
         accuracies = {}
         for client, model in run.tested():
             test = client.data.test
-            accuracies[client.data.name] = common.correct(model, test, run.args) / len(test)
+            accuracies[client.data.name] = common.correct(model, [test], run.args)[0] / len(test)
         target = {}
         if "lodo" in name:
             target = {"d0": result[which]["target"]}

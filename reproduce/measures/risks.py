@@ -23,7 +23,7 @@ def risk(model: nn.Module, data: Data, args: Args) -> float:
     """The mean cross-entropy of `model` on `data`, in eval mode, in nats."""
     model.eval()
     total = 0.0
-    for x, y in in_order(data, args):
+    for x, y in in_order([data], args):
         with autocast(args):
             logits = model(x)
         total += float(cross_entropy(logits.float(), y, reduction="sum"))
