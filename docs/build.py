@@ -2,12 +2,14 @@
 
     pip install -r requirements-docs.txt
     python docs/build.py                  # writes the notes (docs/notes.py) and the pages
+    python docs/build.py --times          # and how long the runs would take that are not recorded
     python docs/build.py --notes          # the notes alone, which needs nothing installed
 
 A method's page has, left, its note and each equation of docs/equations/<method>.toml, right, its file, and
 equations stand beside the code that computes them. Pointing at an equation marks its lines, a click keeps
 them marked. A style sheet does that: there is no script, and nothing is fetched from anywhere. A baseline's
-page has its note beside its file. What notes link to, tests, findings and tables, comes along.
+page has its note beside its file. What notes link to, tests, findings and tables, comes along. The results
+(site/results.html) are in docs/results_page.py.
 """
 
 import argparse
@@ -162,6 +164,8 @@ class Site:
             here = ' aria-current="page"' if page.stem == method else ""
             address = link(page, Path("docs/methods") / f"{method}.md")
             links.append(f'<a href="{address}"{here}>{title}</a>')
+        here = ' aria-current="page"' if page.stem == "results" else ""
+        links.append(f'<a href="{os.path.relpath("results.html", page.parent)}"{here}>Results</a>')
         return "\n".join(links)
 
 
@@ -275,7 +279,11 @@ def method_page(site: Site, method: str) -> None:
     used, whole, unused = equations.counts(of)
     body = [site.markdown(parts.pop(""), note, page),
             f'<p class="sum">{whole} of {used} equations and lines located and tested '
-            f'(<a href="#coverage">which</a>); {unused} of the paper are not computed.</p>', jumps(of)]
+            f'(<a href="#coverage">which</a>); {unused} of the paper are not computed.</p>']
+    if method != "fedavg":
+        body.append(f'<p>The numbers of its paper, and what was measured here: '
+                    f'<a href="{os.path.relpath("results.html", page.parent)}#{method}">results</a>.</p>')
+    body.append(jumps(of))
     left = []
     for heading in ("What it does", "Who keeps and sends what"):
         left.append(site.markdown(f"## {heading}\n{parts.pop(heading)}", note, page))
@@ -533,6 +541,8 @@ def index(site: Site) -> None:
             "computes them on the right. Point at one to see the other.</p>",
             f"<p>{escape(equations.sentence())}</p>",
             site.markdown("What they contradict or leave out: [errata](docs/errata.md).", page, page),
+            '<p><a href="results.html">Results</a>: each published number, what was measured here, and its '
+            "runs.</p>",
             "<table><thead><tr><th>Method</th><th>Equations and lines, located and tested</th>"
             "<th>Not computed</th></tr></thead>", f"<tbody>{''.join(rows)}</tbody></table>",
             f"<h2>Baselines</h2><p>{', '.join(links)}</p>"]
@@ -548,11 +558,19 @@ def baselines() -> list[Path]:
     return found
 
 
+def cells_link(source: Path, page: Path) -> str:
+    """Above a rendered table: where its numbers stand with their runs."""
+    if source.parent != Path("results/tables"):
+        return ""
+    cells = Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
+    return f'<p><a href="{os.path.relpath(cells, page.parent)}">Each number with its runs</a></p>'
+
+
 def file_page(site: Site, source: Path) -> None:
     """What a page links to: another note, a file of Python, or anything else as it is."""
     page = page_of(source)
     if source.suffix == ".md":
-        html = site.markdown((ROOT / source).read_text(), source, page)
+        html = cells_link(source, page) + site.markdown((ROOT / source).read_text(), source, page)
         site.write(page, source.stem, f'<div class="text">{html}</div>')
     elif source.suffix == ".py":
         lines = len((ROOT / source).read_text().splitlines())
@@ -562,14 +580,18 @@ def file_page(site: Site, source: Path) -> None:
         shutil.copyfile(ROOT / source, site.out / page)
 
 
-def build(out: Path, methods: tuple[str, ...] = equations.METHODS) -> Site:
-    """Writes the site: the methods' pages, the baselines', and what these link to."""
+def build(out: Path, methods: tuple[str, ...] = equations.METHODS, times: bool = False) -> Site:
+    """Writes the site: the methods' pages, the baselines', the results', and what these link to.
+
+    `times`: with estimated times of runs that are not recorded."""
+    from docs import results_page  # it needs torch, which the notes do without
     site = Site(out)
     for method in methods:
         method_page(site, method)
     for note in baselines():
         baseline_page(site, note)
     index(site)
+    results_page.build(site, times)
     made = {Path("docs/methods") / f"{method}.md" for method in equations.METHODS} | set(baselines())
     made |= {source_of(note) for note in made}
     while site.waiting:
@@ -583,11 +605,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the pages")
     arguments.add_argument("--notes", action="store_true", help="write the notes alone")
+    arguments.add_argument("--times", action="store_true",
+                           help="estimate the times of runs that are not recorded: half a minute more")
     args = arguments.parse_args()
     for path in notes.write():
         print(f"wrote {path.relative_to(ROOT)}")
     if not args.notes:
-        build(args.out)
+        build(args.out, times=args.times)
         print(f"open {args.out / 'index.html'}")
 
 

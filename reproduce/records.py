@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -196,8 +197,9 @@ def alone(record: dict) -> bool:
 
 
 def command_of(record: dict) -> str:
-    """The command that gives a record's bytes: with its precision and its threads."""
-    words = record["command"].split(" --record")[0]
+    """The command that gives a record's bytes: with its precision and its threads, without the file of its
+    records."""
+    words = re.sub(r" --record[ =]\S+", "", record["command"])
     args, hardware = record["args"], record["hardware"]
     if "--precision" not in words and "precision" in args:
         words += f" --precision {args['precision']}"

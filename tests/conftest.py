@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,3 +193,27 @@ def zipped(folder: Path, archive: Path, root: str = "Office_Caltech_DA_Dataset-m
         for path in sorted(folder.rglob("*")):
             z.write(path, f"{root}/{path.relative_to(folder)}")
     return archive
+
+
+# The pages of docs/build.py
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    from docs import build
+    out = tmp_path_factory.mktemp("site")
+    build.build(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = shutil.which("chromium") or shutil.which("google-chrome")  # None: playwright's own
+    with playwright.sync_playwright() as runner:
+        try:
+            started = runner.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        except playwright.Error:
+            pytest.skip("there is no Chromium or Chrome on this machine")
+        yield started
+        started.close()

@@ -4,14 +4,13 @@ than a phone."""
 
 import os
 import re
-import shutil
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
 from docs import equations
 from docs.equations import METHODS, ROOT
+from tests.pages import Opened, Read
 
 import pytest
 
@@ -22,36 +21,6 @@ math_core = pytest.importorskip("math_core", reason="needs `pip install -r requi
 from docs import build  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("docs")  # the pages are made once
-
-
-class Read(HTMLParser):
-    """Of a page its ids, its links and what it loads, its scripts, and the classes by id."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.ids, self.links, self.loads, self.scripts = [], [], [], 0
-        self.classes = {}
-        self.formulas = 0
-        self.feed(path.read_text())
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        if "id" in found:
-            self.ids.append(found["id"])
-            self.classes[found["id"]] = found.get("class", "").split()
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
-        if tag != "a":
-            self.loads += [found[name] for name in ("src", "href") if name in found]
-        self.scripts += tag == "script"
-        self.formulas += tag == "math"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("site")
-    build.build(out)
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -146,46 +115,13 @@ def test_code_is_shown_as_it_is(site):
 # In a browser
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    path = shutil.which("chromium") or shutil.which("google-chrome")  # None: playwright's own
-    with playwright.sync_playwright() as runner:
-        try:
-            started = runner.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        except playwright.Error:
-            pytest.skip("there is no Chromium or Chrome on this machine")
-        yield started
-        started.close()
-
-
-class Opened:
-    """A page in the browser, and what it complained of."""
-
-    def __init__(self, browser, site: Path, page: str, width: int = 1400, **how):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **how)
-        self.tab = self.context.new_page()
-        self.complaints = []
-        self.tab.on("console", lambda message: self.complaints.append(message.text))
-        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.tab.on("requestfailed", lambda request: self.complaints.append(request.url))
-        self.address = f"file://{site / page}"
-        self.tab.goto(self.address)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.context.close()
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
 def test_pages_open_and_nothing_is_wider_than_the_window(browser, site, pages, width, scheme):
     with Opened(browser, site, "index.html", width, color_scheme=scheme) as opened:
         for page in sorted(pages):
-            if not page.startswith(("docs/", "index", "results/findings")):
+            if not page.startswith(("docs/", "index", "results.html", "results/findings", "cells/")):
                 continue
             opened.tab.goto(f"file://{site / page}")
             wide = opened.tab.evaluate("document.documentElement.scrollWidth")

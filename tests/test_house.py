@@ -21,6 +21,7 @@ BELOW = {
     "baselines": {"common", "method"},
     "reproduce": {"reproduce", "common", "plumbing"},  # methods by the names in tables
     "reproduce_tables": {"reproduce", "common", "plumbing"},
+    "docs": {"docs", "reproduce", "plumbing"},
     "bench": {"bench", "reproduce", "method", "common", "plumbing"},
 }
 

@@ -101,6 +101,8 @@ def test_the_command_that_gives_a_records_bytes():
     made = record("fedavg", ["--precision", "fp32"], hardware={"threads": 2})
     older = made | {"command": "python fedavg.py --seed 1 --record runs/r.jsonl"}
     assert command_of(older) == "python fedavg.py --seed 1 --precision fp32 --threads 2"
+    older["command"] = "python fedavg.py --record runs/r.jsonl --seed 1"
+    assert command_of(older) == "python fedavg.py --seed 1 --precision fp32 --threads 2"
     whole = made | {"command": "python fedavg.py --precision fp32 --threads 1"}
     assert command_of(whole) == whole["command"]
 
