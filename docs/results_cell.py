@@ -244,16 +244,17 @@ def runs_of(place: Place, scale: str, cell: Cell, evidence: Evidence) -> str:
                          f"{escape(other.name)}</a></li>")
         else:
             evidence.runs[record["id"]] = place
-            cards.append(run_card(place, scale, seed, value, record, evidence.records))
+            title = f"Seed {seed} at {SCALES[scale]}"
+            logged = place.column.path if place.column.kind == "logs" else ""
+            cards.append(run_card(title, record, evidence.records, value, logged))
     html = f'<ul class="links">{"".join(links)}</ul>' if links else ""
     if cards:
         html += f'<div class="runs">{"".join(cards)}</div>'
     return html
 
 
-def run_card(place: Place, scale: str, seed: int, value: str, record: dict, records: Records) -> str:
-    """A recorded run."""
-    logged = place.column.path if place.column.kind == "logs" else ""
+def run_card(title: str, record: dict, records: Records, value: str = "", logged: str = "") -> str:
+    """A recorded run, and its value behind the title; its curve is that of the accuracies or of a log."""
     best = record["best"].get("round") if "val" in record["curve"] else None
     ylabel = f"{logged}, %" if logged else "accuracy, %"
     drawing = curve.draw(curve.curves_of(record, logged), best, ylabel)
@@ -262,7 +263,7 @@ def run_card(place: Place, scale: str, seed: int, value: str, record: dict, reco
              ("Machine", machine(record)), ("Time", time_words(record))]
     rows = "".join(f"<dt>{name}</dt><dd>{words}</dd>" for name, words in parts)
     anchor = f"run-{record['id']}"
-    head = f'<h5><a href="#{anchor}">Seed {seed}</a> at {SCALES[scale]}{value}</h5>'
+    head = f'<h5><a href="#{anchor}">{escape(title)}</a>{value}</h5>'
     return f'<section class="run" id="{anchor}">{head}{drawing}<dl>{rows}</dl></section>'
 
 

@@ -23,15 +23,15 @@ import pytest
 for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
-from docs import build, results_cell, results_page  # noqa: E402
+from docs import build, results_cell, results_page, results_table  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("docs")  # the pages are made once
 TABLES = read_tables()
 
 
 @pytest.fixture(scope="module")
-def results() -> results_page.Results:
-    return results_page.Results(TABLES, Records(ROOT / "results" / "runs.jsonl"), {})
+def results() -> results_table.Results:
+    return results_table.Results(TABLES, Records(ROOT / "results" / "runs.jsonl"), {})
 
 
 def words_of(html: str) -> str:
@@ -50,7 +50,7 @@ def states_in(html: str, kind: str) -> Counter:
 
 
 def text_of(site: Path, table) -> str:
-    return (site / results_page.page_of(table)).read_text()
+    return (site / results_table.page_of(table)).read_text()
 
 
 # All tables
@@ -136,6 +136,18 @@ def test_a_cell_without_runs_says_so_and_has_its_command(site, results):
     assert counts[True] > 500 and not counts[False]
 
 
+def test_every_other_run_is_on_the_page_of_these(site, results):
+    """What no table has, each once: together all that is recorded."""
+    text = (site / results_page.OTHERS).read_text()
+    others = re.findall(r'class="run" id="run-([^"]*)"', text)
+    shown = set()
+    for table in TABLES:
+        shown |= set(re.findall(r'class="run" id="run-([^"]*)"', text_of(site, table)))
+    recorded_ids = {record["id"] for record in results.records.by_key.values()}
+    assert len(others) == len(set(others)) and not shown & set(others)
+    assert shown | set(others) == recorded_ids
+
+
 def test_pages_of_methods_tables_and_the_start_lead_there(site):
     assert "results.html" in Read(site / "index.html").links
     for name in ("fedsr", "fedadg", "fedgala", "fedcir", "fdse"):
@@ -160,14 +172,14 @@ def small(tmp_path_factory) -> str:
     for number, run in enumerate(runs):
         run["id"] = f"a{number}"
     tables, records = read_tables(folder / "tables"), Records(write_records(folder / "runs.jsonl", runs))
-    return results_page.table_page(build.Site(folder), results_page.Results(tables, records, {}), tables[0])
+    return results_table.table_page(build.Site(folder), results_table.Results(tables, records, {}), tables[0])
 
 
 @pytest.mark.parametrize("anchor, parts", [
     ("digits-fedavg-all", ["differs", "90.0 ± 2.0 (mean ± deviation of 4 trials)", "96.00 ± 1.00 (mean ± "
                            "deviation of 3 seeds: 0, 1, 2)", "guessing a class gives 10.00",
                            "the difference is +6.00; Welch's test has p = 0.0045", "p = 0.0045, below 0.05",
-                           "Seed 1 at the paper's scale: 97.00", "commit 0123456789ab", "other code than",
+                           "Seed 1 at the paper's scale : 97.00", "commit 0123456789ab", "other code than",
                            "Command python fedavg.py"]),
     ("digits-fedavg-avg", ["88.5 , without a deviation", "94.00 ± 1.00", "the paper prints no deviation",
                            "seed 0: 94.00 , the run of FedAvg, ALL"]),
