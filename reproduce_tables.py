@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import sys
 from pathlib import Path
 
 from plumbing.errors import Stop, ending
 from plumbing.settings import SCALES, Parser, add_version, with_default
+from reproduce.cards import Card, cards_here
 from reproduce.cells import missing
 from reproduce.cost import plan_data, plan_text, planned
 from reproduce.measuring import measure_folders
@@ -75,9 +77,10 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--scale", "paper", "scale of --plan, --run, --stale, --rerun and --runs", choices=tuple(SCALES))
     add("--seeds", "1", "seeds of each cell, 0 to SEEDS - 1; paper: as many as the paper's trials, one where "
         "they are not stated")
-    add("--jobs", 0, "runs at a time; 0: one for each GPU of --gpus, or one")
-    add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; with slurm the number that a job asks "
-        "for; empty: the methods' own choice, with slurm 1")
+    add("--jobs", 0, "runs at a time, on all GPUs of --gpus together; 0: with --gpus as many as their memory "
+        "and the cores allow, else one")
+    add("--gpus", "", "GPUs that the runs share, such as 0,1; with slurm the number that a job asks for; "
+        "empty: the methods' own choice, with slurm 1")
     add("--executor", "local", "this machine, or jobs of a Slurm cluster through submitit",
         choices=("local", "slurm"))
     add("--partition", "", "slurm: partition of the jobs; empty: the cluster's own")
@@ -137,6 +140,7 @@ def work(flags: argparse.Namespace) -> int:
     path = (ROOT / flags.records).resolve()
     if path.is_dir():
         raise Stop(f"--records {flags.records} is a folder; expected a JSONL file", 2)
+    cards = cards_of(flags)
     records = Records(path)
     for line in records.damaged:
         print(f"reproduce_tables: {line}", file=sys.stderr)
@@ -144,6 +148,9 @@ def work(flags: argparse.Namespace) -> int:
     if flags.plan:
         plan = planned(missing(tables, records, flags.scale, seeds_of(flags)), place_of(flags, path))
         plan.time_runs(records, flags.device, flags.device_tflops)
+        if cards:
+            of_this_machine = flags.device == "here"
+            plan.share(cards, flags.jobs, (os.cpu_count() or 1) if of_this_machine else 0)
         print(json.dumps(plan_data(plan), indent=1) if flags.json else plan_text(plan))
         return 0
     if flags.stale:
@@ -156,7 +163,7 @@ def work(flags: argparse.Namespace) -> int:
         print("\n".join(compare_all(ROOT / OUT)))
         records = Records(path)
     if flags.run or flags.rerun:
-        code = run_missing(tables, records, flags)
+        code = run_missing(tables, records, flags, cards)
         records = Records(path)
         tables = every  # what was run may stand in others too, and the overviews are of all
     print(render(tables, records, ROOT / flags.out, whole=tables is every))
@@ -187,7 +194,7 @@ def place_of(flags: argparse.Namespace, records: Path) -> Place:
     return Place(str(data), archives, str(records))
 
 
-def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace) -> int:
+def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace, cards: list[Card]) -> int:
     """Run what is missing, or of other code, and measure the runs' folders; returns the exit code."""
     seeds = seeds_of(flags)
     place = place_of(flags, records.path)
@@ -199,6 +206,9 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
         print(f"left out, {line}", file=sys.stderr)
     executor = executor_of(flags)
     plan.time_runs(records)
+    if cards and plan.missing:
+        print(plan.share(cards, flags.jobs, os.cpu_count() or 1), file=sys.stderr)
+        executor.jobs = plan.together.jobs
     counts = executor.run([one.run for one in plan.missing], place, plan.times)
     ended = [f"{n} {outcome}" for outcome, n in counts.items() if n and outcome not in ("running", "stopped")]
     print(", ".join(ended) or "nothing to run")
@@ -211,13 +221,27 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     return 1 if counts["failed"] else 0
 
 
+def cards_of(flags: argparse.Namespace) -> list[Card]:
+    """The GPUs of --gpus, with what is free on them; of another device's plan with its whole memory. None
+    where there is nothing to run or to plan, and on a cluster."""
+    if not flags.gpus or flags.executor == "slurm" or not (flags.plan or flags.run or flags.rerun):
+        return []
+    if not flags.plan or flags.device == "here":
+        return cards_here(flags.gpus)
+    device = DEVICES[flags.device]
+    if not device.memory:
+        raise Stop(f"--gpus {','.join(flags.gpus)}: --device {flags.device} has no GPU; leave one of the two "
+                   "out", 2)
+    return [Card(number, device.name, device.memory) for number in flags.gpus]
+
+
 def executor_of(flags: argparse.Namespace) -> Local | Slurm:
     """Who runs the runs."""
     if flags.executor == "slurm":
         gpus = int(flags.gpus[0]) if flags.gpus else 1
         return Slurm(flags.jobs or 1, gpus=gpus, partition=flags.partition, account=flags.account,
                      hours=flags.hours, memory_gb=flags.memory_gb)
-    return Local(flags.jobs or len(flags.gpus) or 1, flags.gpus)
+    return Local(flags.jobs or 1, flags.gpus)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@
     python -m bench.bench --archives DIR --size 96 --rounds 1 --only fedavg
     python -m bench.bench --methods                 # all methods on one backbone, against FedAvg
     python -m bench.bench --views --size 224        # two views of each image, and FedGaLA's steps
+    python -m bench.bench --every                   # every method's local training, against bare arithmetic
+
+With `--device cuda` all of it on a GPU, of which the clock waits until it has computed; a table and a file
+have the figures of one device.
 
 Rows: `bare` is forward, backward, clipping and step of the same model on synthetic tensors of the same
 batches (for FDSE with its loss), nothing else; `ours, training` is what `Client.train` takes, with batches,
@@ -21,12 +25,17 @@ With `--views`: seconds for the two 32x32 views of 64 images of `--size` pixels,
 torchvision's v2 transforms image by image, and by kornia if it is installed; then a training step of FedGaLA
 with SimCLR on them (batches, views, alignment) against forward, backward and step of the same network on
 synthetic tensors.
+
+With `--every`: the training of `--methods`, with the settings that each method has for Office-Caltech10, for
+all methods of the repository that train with labels, beside the same steps of the bare backbone on synthetic
+tensors.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import io
+import json
 import statistics
 import sys
 import tempfile
@@ -47,12 +56,14 @@ import fedsr
 from plumbing.archives import find_archive
 from plumbing.augment import AUGMENTATIONS, augment
 from plumbing.catalog import FOLDERS
+from plumbing.errors import Stop, ending
 from plumbing.files import write_json
-from plumbing.processes import keep_freed_memory
-from plumbing.provenance import provenance
+from plumbing.processes import prepare
+from plumbing.provenance import cpu_name, provenance
 from plumbing.results import command
-from plumbing.settings import choose_precision
+from plumbing.settings import choose_device, choose_precision
 from reproduce.measures.overhead import counter
+from reproduce.methods import builder_of, method, modules, short_name
 
 import torch
 from tabulate import tabulate
@@ -61,19 +72,26 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 
-def seconds_of(call: Callable) -> float:
-    started = time.perf_counter()
+def now(device: str) -> float:
+    """The clock, in seconds, once the device has computed all that it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def seconds_of(call: Callable, device: str) -> float:
+    started = now(device)
     call()
-    return time.perf_counter() - started
+    return now(device) - started
 
 
-def medians(calls: dict[str, Callable], passes: int) -> dict[str, float]:
+def medians(calls: dict[str, Callable], passes: int, device: str) -> dict[str, float]:
     """The median seconds of each call. In a pass they come one after the other; a first pass does not
     count."""
     seconds = {name: [] for name in calls}
     for n in range(-1, passes):
         for name, call in calls.items():
-            spent = seconds_of(call)
+            spent = seconds_of(call, device)
             if n >= 0:
                 seconds[name].append(spent)
     return {name: statistics.median(of_row) for name, of_row in seconds.items()}
@@ -94,16 +112,17 @@ ROWS = ("bare", "ours, training", "ours, whole round")
 def bare(method: str, args, sizes: list[int]) -> float:
     """Seconds of one step for each batch of `sizes` on synthetic tensors."""
     build = METHODS[method][1]
-    net = build(args, 3, 10).to(memory_format=torch.channels_last).train()
+    net = build(args, 3, 10).to(args.device, memory_format=torch.channels_last).train()
     blocks = [m for m in net.modules() if isinstance(m, fdse.DSEBlock)]
     glob = [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in blocks]
     hat = None
     batches = {}
     for n in set(sizes):
-        x = torch.rand(n, 3, args.image_size, args.image_size)
-        batches[n] = x.contiguous(memory_format=torch.channels_last), torch.randint(0, 10, (n,))
+        x = torch.rand(n, 3, args.image_size, args.image_size, device=args.device)
+        y = torch.randint(0, 10, (n,), device=args.device)
+        batches[n] = x.contiguous(memory_format=torch.channels_last), y
     opt = common.sgd(net, args, 0)
-    started = time.perf_counter()
+    started = now(args.device)
     for n in sizes:
         x, y = batches[n]
         with common.autocast(args):
@@ -115,7 +134,7 @@ def bare(method: str, args, sizes: list[int]) -> float:
         loss.backward()
         clip_grad_norm_(net.parameters(), args.clip)
         opt.step()
-    return time.perf_counter() - started
+    return now(args.device) - started
 
 
 class Ours:
@@ -127,6 +146,7 @@ class Ours:
     def __init__(self, method: str, args, domains: list[common.Domain], classes: tuple[str, ...]):
         self.go, self.waits = threading.Semaphore(0), threading.Semaphore(0)
         self.t, self.training, self.error = -1, 0.0, None
+        self.device = args.device
         loop = threading.Thread(target=self.run, args=(method, args, domains, classes), daemon=True)
         quiet = io.StringIO()  # the settings and the progress bar
         with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
@@ -151,9 +171,9 @@ class Ours:
                     ours.t = t
                     ours.waits.release()
                     ours.go.acquire()
-                started = time.perf_counter()
+                started = now(ours.device)
                 up = super().train(down, t)
-                ours.training += time.perf_counter() - started
+                ours.training += now(ours.device) - started
                 return up
 
         return Timed
@@ -166,10 +186,10 @@ class Ours:
 
     def round(self) -> tuple[float, float]:
         """Seconds of training and of everything in the next round."""
-        self.training, started = 0.0, time.perf_counter()
+        self.training, started = 0.0, now(self.device)
         self.go.release()
         self.wait()
-        return self.training, time.perf_counter() - started
+        return self.training, now(self.device) - started
 
 
 def usual(args, clients: list[common.ClientData], folder: Path) -> float:
@@ -180,24 +200,25 @@ def usual(args, clients: list[common.ClientData], folder: Path) -> float:
     images = {}
     for domain, (name, _) in FOLDERS["officecaltech"].domains.items():
         images[domain] = datasets.ImageFolder(next(folder.rglob(name)), transform)
-    net = common.backbone(args, 3, 10).train()
-    started = time.perf_counter()
+    net = common.backbone(args, 3, 10).to(args.device).train()
+    started = now(args.device)
     for client in clients:
         subset = torch.utils.data.Subset(images[client.name], client.train.index.tolist())
         loader = torch.utils.data.DataLoader(subset, args.batch_size, shuffle=True, num_workers=2)
         opt = torch.optim.SGD(net.parameters(), lr=args.lr)
         for x, y in loader:
+            x, y = x.to(args.device), y.to(args.device)
             loss = cross_entropy(net(x), y)
             opt.zero_grad()
             loss.backward()
             clip_grad_norm_(net.parameters(), args.clip)
             opt.step()
-    return time.perf_counter() - started
+    return now(args.device) - started
 
 
 def office_args(flags, method: str, precision: str, out: Path):
     """The arguments of a run of `--size` with a checkpoint after each round."""
-    words = ["--dataset", "officecaltech", "--device", "cpu", "--checkpoint-every", "0"]
+    words = ["--dataset", "officecaltech", "--device", flags.device, "--checkpoint-every", "0"]
     words += ["--precision", precision, "--image-size", str(flags.size), "--out", str(out)]
     words += ["--data", flags.data, "--archives", flags.archives]
     return METHODS[method][0].arguments(words)
@@ -240,13 +261,13 @@ def measure_rounds(flags) -> None:
             for row, s in figures.items():
                 print(f"{row}: {s:.2f} s", file=sys.stderr)
                 times.setdefault(row, []).append(s)
-    show_rounds(times, sum(sizes))
+    show_rounds(times, sum(sizes), flags.device)
     if flags.out:
-        figures = {"seconds": times, "images": sum(sizes), "command": command()}
+        figures = {"device": flags.device, "seconds": times, "images": sum(sizes), "command": command()}
         write_json(Path(flags.out), figures | provenance(args))
 
 
-def show_rounds(times: dict[str, list[float]], images: int) -> None:
+def show_rounds(times: dict[str, list[float]], images: int, device: str) -> None:
     """The table of a round's rows, and how it compares with the usual pipeline."""
     middle = {row: statistics.median(seconds) for row, seconds in times.items()}
     table = []
@@ -256,7 +277,7 @@ def show_rounds(times: dict[str, list[float]], images: int) -> None:
         table.append([row, f"{s:.2f}", f"{of_bare:.3f}", f"{images / s:.0f}"])
     print(tabulate(table, ["row", "seconds", "of bare", "images/s"], disable_numparse=True))
     if "fedavg fp32: usual pipeline" in middle:
-        default = choose_precision("auto", "cpu")
+        default = choose_precision("auto", device)
         ratio = middle["fedavg fp32: usual pipeline"] / middle[f"fedavg {default}: ours, training"]
         print(f"fedavg at the default precision ({default}) is {ratio:.2f} times as fast as the usual "
               "pipeline")
@@ -277,33 +298,76 @@ COMPARED = {
     "FDSE": (fdse, fdse.build, [], "blocks with half of the channels, L_Con"),
 }
 SAME_FOR_ALL = """
-    --dataset officecaltech --protocol indomain --device cpu --image-size 64 --normalize unit --augment none
-    --backbone resnet18 --weights none --steps 20 --batch-size 32 --clip 0 --lr 0.01 --momentum 0.9
+    --dataset officecaltech --protocol indomain --image-size 64 --normalize unit --augment none
+    --backbone resnet18 --weights none --batch-size 32 --clip 0 --lr 0.01 --momentum 0.9
     --weight-decay 0.0005
 """
 
 
-def compare(passes: int) -> list[list]:
-    """The rows of `--methods`."""
+def second_round(module, build, flags: list[str], device: str, steps: int) -> Callable:
+    """The local training of a method's only client in its second round, in which all terms are there."""
+    words = [*SAME_FOR_ALL.split(), "--device", device, "--steps", str(steps), *flags]
+    args = module.arguments(words)
     domain = common.Domain("made", random_images(800, 64), torch.arange(800) % 10)
+    (data,), _ = common.make_clients(args, [domain], 10)
+    common.seed_all(0)
+    net = build(args, 3, 10).to(args.device, memory_format=torch.channels_last)
+    server, client = module.Server(args, net, 1), module.Client(args, net, 0, data)
+    server.update({0: client.train(server.download(0), 0)}, 0)
+    return partial(client.train, server.download(0), 1)
+
+
+def compare(passes: int, device: str, steps: int) -> list[list]:
+    """The rows of `--methods`."""
     calls, flops = {}, {}
     for row, (module, build, flags, _) in COMPARED.items():
-        args = module.arguments([*SAME_FOR_ALL.split(), *flags])
-        (data,), _ = common.make_clients(args, [domain], 10)
-        common.seed_all(0)
-        net = build(args, 3, 10).to(memory_format=torch.channels_last)
-        server, client = module.Server(args, net, 1), module.Client(args, net, 0, data)
-        server.update({0: client.train(server.download(0), 0)}, 0)  # from round 2 on all terms are there
+        calls[row] = second_round(module, build, flags, device, steps)
         with counter() as counted:
-            client.train(server.download(0), 1)
+            calls[row]()
         flops[row] = counted.get_total_flops()
-        calls[row] = partial(client.train, server.download(0), 1)
-    seconds = medians(calls, passes)
+    seconds = medians(calls, passes, device)
     rows = []
     for row, (_, _, _, adds) in COMPARED.items():
         time_ratio, flop_ratio = seconds[row] / seconds["FedAvg"], flops[row] / flops["FedAvg"]
         rows.append([row, seconds[row], time_ratio, flop_ratio, time_ratio / flop_ratio, adds])
     return rows
+
+
+# Every method beside bare arithmetic
+
+
+def bare_backbone(device: str, steps: int) -> Callable:
+    """Forward, backward and step of FedAvg's network on one synthetic batch, as often as a method steps."""
+    args = fedavg.arguments([*SAME_FOR_ALL.split(), "--device", device])
+    net = common.backbone(args, 3, 10).to(args.device, memory_format=torch.channels_last).train()
+    x = torch.rand(args.batch_size, 3, args.image_size, args.image_size, device=args.device)
+    x, y = x.contiguous(memory_format=torch.channels_last), torch.arange(len(x), device=args.device) % 10
+    opt = common.sgd(net, args, 0)
+
+    def train() -> None:
+        for _ in range(steps):
+            with common.autocast(args):
+                loss = cross_entropy(net(x), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    return train
+
+
+def every(passes: int, device: str, steps: int) -> list[list]:
+    """The rows of `--every`; a method that cannot be trained so is named on stderr and has none."""
+    calls = {"bare": bare_backbone(device, steps)}
+    for name in modules():
+        module = method(short_name(name))
+        if issubclass(module.Args, common.LinearArgs):
+            print(f"{name}: without labels; its steps are in --views", file=sys.stderr)
+            continue
+        try:
+            calls[name] = second_round(module, builder_of(module), [], device, steps)
+        except (Stop, SystemExit, RuntimeError, ValueError, TypeError, KeyError) as e:
+            print(f"{name}: not measured ({type(e).__name__}: {str(e)[:80]})", file=sys.stderr)
+    seconds = medians(calls, passes, device)
+    return [[name, spent, spent / seconds["bare"]] for name, spent in seconds.items()]
 
 
 # Views
@@ -368,27 +432,28 @@ def bare_steps(net: nn.Module, args, x: Tensor) -> None:
         opt.step()
 
 
-def views(size: int, passes: int) -> list[list]:
+def views(size: int, passes: int, device: str) -> list[list]:
     """The rows of `--views`: seconds, images a second, and of what."""
     images = random_images(256, size)
-    words = f"--dataset pacs --steps 3 --batch-size {IMAGES} --image-size {size} --device cpu"
-    args = fedgala.arguments(words.split())
+    words = f"--dataset pacs --steps 3 --batch-size {IMAGES} --image-size {size}"
+    args = fedgala.arguments([*words.split(), "--device", device])
     domains = [common.Domain(name, images, torch.arange(256) % 7) for name in ("a", "b")]
     (data,), _ = common.make_clients(dataclasses.replace(args, target="b"), domains, 7)
     common.seed_all(0)
-    net = fedgala.build(args, 3, 7).to(memory_format=torch.channels_last)
+    net = fedgala.build(args, 3, 7).to(device, memory_format=torch.channels_last)
     server, client = fedgala.Server(args, net, 1), fedgala.Client(args, net, 0, data)
     server.update({0: client.train(server.download(0), 0)}, 0)  # from round 2 on gradients are aligned
-    x = torch.rand(2 * IMAGES, 3, VIEW, VIEW).contiguous(memory_format=torch.channels_last)
+    x = torch.rand(2 * IMAGES, 3, VIEW, VIEW, device=device).contiguous(memory_format=torch.channels_last)
+    batch = images[:IMAGES].repeat(2, 1, 1, 1).to(device)
 
     makers = {}
     for name, make in view_makers().items():
-        makers[name] = partial(make, images[:IMAGES].repeat(2, 1, 1, 1))
+        makers[name] = partial(make, batch)
     steps = {
         "bare steps": partial(bare_steps, net, args, x),
         "FedGaLA's steps": partial(client.train, server.download(0), 1),
     }
-    seconds = medians(makers | steps, passes)
+    seconds = medians(makers | steps, passes, device)
     rows = []
     for group, count in ((makers, IMAGES), (steps, IMAGES * args.steps)):
         first = seconds[next(iter(group))]
@@ -400,19 +465,51 @@ def views(size: int, passes: int) -> list[list]:
 # The command
 
 
-def write(path: str, rows: list[list]) -> None:
-    figures = {"rows": rows, "command": command()}
-    write_json(Path(path), figures | provenance(fedavg.arguments(["--device", "cpu"])))
+def write(path: str, rows: list[list], device: str) -> None:
+    figures = {"device": device, "rows": rows, "command": command()}
+    write_json(Path(path), figures | provenance(fedavg.arguments(["--device", device])))
 
 
-def show(rows: list[list], heads: list[str], formats: tuple[str, ...] | str, out: str) -> None:
-    """Print a table, and write it to `out`."""
+def show(rows: list[list], heads: list[str], formats: tuple[str, ...] | str, flags) -> None:
+    """Print a table, and write it to `--out`."""
     print(tabulate(rows, heads, floatfmt=formats))
-    if out:
-        write(out, rows)
+    if flags.out:
+        write(flags.out, rows, flags.device)
+
+
+def described(device: str) -> str:
+    """The device in words: cuda:0 (NVIDIA H200), cpu (its name), 2 threads."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
+    return f"{device} ({name}), {torch.get_num_threads()} threads"
+
+
+def refuse_another_device(out: str, device: str) -> None:
+    """Stop if the file has figures of another device: what is compared is of one."""
+    path = Path(out)
+    if not out or not path.exists():
+        return
+    try:
+        figures = json.loads(path.read_text())
+        gpu = bool(figures["hardware"]["gpu"])
+    except (ValueError, KeyError, TypeError):
+        raise Stop(f"--out {out} is no file of this benchmark: give another one", 2)
+    theirs = figures.get("device", "cuda" if gpu else "cpu")
+    if theirs.split(":")[0] != device.split(":")[0]:
+        raise Stop(f"--out {out} has figures of {theirs}, not of {device}: give another one", 2)
 
 
 def main(argv: list[str] | None = None) -> None:
+    """The command line. Exit code 2 with one line on stderr for bad usage."""
+    try:
+        measure(argv)
+        return
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
+        message, code = ending(e, "no figure is kept")
+    print(f"bench: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def measure(argv: list[str] | None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.bench", description=__doc__.split("\n\nRows: ")[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archives", default="", help="folder with the Office-Caltech10 archive")
@@ -427,14 +524,24 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--methods", action="store_true", help="compare all methods on one backbone")
     parser.add_argument("--views", action="store_true",
                         help="compare ways to make two views, and FedGaLA's steps with bare ones")
+    parser.add_argument("--every", action="store_true", help="every method beside bare arithmetic")
+    parser.add_argument("--steps", type=int, default=20,
+                        help="steps of --methods and --every (default: 20)")
+    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
     flags = parser.parse_args(argv)
-    keep_freed_memory()
+    flags.device = choose_device(flags.device)
+    refuse_another_device(flags.out, flags.device)
+    prepare(fedavg.arguments(["--device", flags.device]))
+    print(described(flags.device))
     if flags.views:
         heads = ["row", "seconds", "images/s", "of the first or bare row"]
-        show(views(flags.size, flags.rounds), heads, ("", ".4f", ".0f", ".2f"), flags.out)
+        show(views(flags.size, flags.rounds, flags.device), heads, ("", ".4f", ".0f", ".2f"), flags)
     elif flags.methods:
         heads = ["method", "seconds", "of FedAvg's", "arithmetic", "over arithmetic", "adds to FedAvg"]
-        show(compare(flags.rounds), heads, ".2f", flags.out)
+        show(compare(flags.rounds, flags.device, flags.steps), heads, ".2f", flags)
+    elif flags.every:
+        heads = ["method", "seconds", "of bare"]
+        show(every(flags.rounds, flags.device, flags.steps), heads, ("", ".3f", ".2f"), flags)
     else:
         measure_rounds(flags)
 

@@ -107,9 +107,29 @@ def prepare(args) -> None:
     join_processes()
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.device.startswith("cuda"):
-        torch.cuda.set_device(args.device)
+    open_device(args)
     set_precision(args)
+
+
+def open_device(args) -> None:
+    """Open the GPU, if it is one, and choose how cuDNN and cuBLAS compute on it. Stop if it cannot be used.
+
+    cuDNN times its algorithms for each shape of batch when that comes first, which pays because shapes recur;
+    which one wins may differ between two runs, so not with --deterministic. Where PyTorch has no
+    deterministic algorithm for an operator it warns, and the operator is computed all the same.
+    """
+    if not args.device.startswith("cuda"):
+        return
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # it is not read
+    torch.backends.cudnn.benchmark = not args.deterministic
+    try:
+        torch.cuda.set_device(args.device)
+        torch.empty(1, device=args.device)
+    except (RuntimeError, AssertionError) as e:
+        raise Stop(f"--device {args.device} cannot be used here: {str(e).splitlines()[0]}", 2)
 
 
 def set_precision(args) -> None:

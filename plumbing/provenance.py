@@ -18,6 +18,8 @@ from plumbing.sources import ROOT, data_files, files_of, hash_of, method_file
 import numpy as np
 import torch
 
+RUNS_ON_GPU = "CLEANFDG_RUNS_ON_GPU"  # in the environment: how many runs share the GPU, at most
+
 
 def code(args) -> dict:
     """The code of this process: the hash of the sources that decide the method's numbers, the commit, and
@@ -31,7 +33,17 @@ def code(args) -> dict:
 def start(args) -> dict:
     """What a run notes each time that it is started: its code, what else its bytes depend on, and how busy
     the machine is."""
-    return {**code(args), "threads": torch.get_num_threads(), "precision": args.precision, "load": load()}
+    return {**code(args), "threads": torch.get_num_threads(), "precision": args.precision, "load": load(),
+            **on_gpu(args)}
+
+
+def on_gpu(args) -> dict:
+    """What the numbers and times of a run on a GPU depend on beside the GPU; nothing on a CPU."""
+    if not args.device.startswith("cuda"):
+        return {}
+    shared = os.environ.get(RUNS_ON_GPU, "")
+    runs = int(shared) if shared.isascii() and shared.isdigit() else 1
+    return {"runs_on_gpu": runs, "deterministic": args.deterministic}
 
 
 def provenance(args) -> dict:
@@ -42,6 +54,7 @@ def provenance(args) -> dict:
     if gpu:
         hardware["gpu"] = torch.cuda.get_device_name(args.device)
         hardware["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20
+        hardware |= on_gpu(args)
     versions = {"python": platform.python_version(), "torch": torch.__version__,
                 "torchvision": metadata.version("torchvision"), "numpy": np.__version__}
     return {**code(args), "versions": versions, "hardware": hardware}

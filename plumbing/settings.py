@@ -104,6 +104,9 @@ class RunArgs:
                                  "else fp32", choices=("auto", "fp32", "tf32", "bf16"))
     threads: int = arg(0, "CPU threads, on which the last digits depend; 0: as many as torch takes, which "
                           "OMP_NUM_THREADS limits", low=0, numbers=False)
+    deterministic: bool = arg(False, "on a GPU: PyTorch's deterministic algorithms where it has some; "
+                                     "without them the last digits of two runs may differ there",
+                              numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
     test_rounds: str = arg("all", "evaluations with the test parts: all, or best: where the validation is "
                                   "better than before, and the last",
@@ -548,19 +551,36 @@ def seed_numbers(text: str) -> list[int]:
 
 
 def choose_device(device: str) -> str:
-    """'auto' becomes cuda or cpu; a GPU that is named must exist."""
+    """'auto' becomes cuda:N or cpu; a GPU that is named must exist. It is not opened for this: a program that
+    only plans runs takes none of its memory (plumbing/processes.py opens it)."""
     import torch
-    if device != "auto" and device.split(":")[0] not in ("cpu", "cuda"):
+    kind, _, number = device.partition(":")
+    if device != "auto" and kind not in ("cpu", "cuda"):
         raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":  # with torchrun each process takes its own GPU
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % max(torch.cuda.device_count(), 1)}"
+        kind = device = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        count = torch.cuda.device_count()
+        if not number:  # with torchrun each process takes its own GPU
+            number = str(int(os.environ.get("LOCAL_RANK", 0)) % max(count, 1))
+        if not (number.isascii() and number.isdigit() and int(number) < count):
+            raise Stop(f"--device {device} cannot be used here: {gpus_there(count)}", 2)
+        return f"cuda:{int(number)}"
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as e:
         raise Stop(f"--device {device} cannot be used here: {str(e).splitlines()[0]}", 2)
     return device
+
+
+def gpus_there(count: int) -> str:
+    """Which GPUs PyTorch finds, in words."""
+    import torch
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "this PyTorch is built without CUDA"
+    if count == 0:
+        return "PyTorch finds no GPU"
+    return "it finds " + ", ".join(f"cuda:{n}" for n in range(count))
 
 
 def choose_precision(precision: str, device: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from plumbing.archives import find_archives, unpacked
 from plumbing.catalog import FOLDERS
+from reproduce.cards import Card, sharing
 from reproduce.cells import Missing
 from reproduce.methods import arguments
 from reproduce.records import Place, Records, Run, by_training
@@ -71,6 +72,15 @@ def ask(url: str) -> tuple[str, int]:
 # The plan
 
 
+@dataclass(frozen=True)
+class Together:
+    """Runs that go on at once: how many on how many GPUs, and the line that says why."""
+
+    cards: int
+    jobs: int
+    line: str
+
+
 @dataclass
 class Plan:
     """The missing runs, the cheapest first once they are timed, and what they need."""
@@ -84,6 +94,7 @@ class Plan:
     device: Device = DEVICES["two-cores"]
     error: Error | None = None  # of the times, where they are of records
     uncounted: dict[str, str] = field(default_factory=dict)  # {module: why its steps cannot be counted}
+    together: Together | None = None  # how the runs share GPUs, if they do
 
     @property
     def runs(self) -> list[Missing]:
@@ -128,6 +139,16 @@ class Plan:
         ordered.sort(key=lambda group: seconds(group[0]))
         return [one for group in ordered for one in group]
 
+    def share(self, cards: list[Card], jobs: int, cores: int) -> str:
+        """Let the runs whose data are here share GPUs, `jobs` at a time, or as many as the memory and the
+        machine's `cores` (0: not known) allow if that is 0; the line that says how many."""
+        works = [self.works[one.run.key] for one in self.missing]
+        trainings = len(by_training([one.run for one in self.missing]))
+        counted = [work for work in works if work is not None]
+        jobs, line = sharing(counted, cards, trainings, jobs, cores)
+        self.together = Together(len(cards), jobs, line)
+        return line
+
     def left_out_lines(self) -> list[str]:
         """Of each dataset that cannot be had: its runs, and why."""
         runs = Counter(dataset_of(one.run) for one in self.elsewhere)
@@ -171,6 +192,34 @@ def total(plan: Plan, runs: list[Missing]) -> float:
     return sum(plan.times[one.run.key] or 0 for one in runs)
 
 
+# What sharing a GPU gives, in words for the plan.
+ONE_EACH = "one run at a time on a GPU"
+AS_MEASURED = "as measured with as many runs at a time on a GPU"
+LIKE_THOSE = ("an assumption until it is measured: a GPU does as much in a second as with the number of runs "
+              "at a time of the records")
+WITHOUT_LOSS = ("an assumption until it is measured: the runs on a GPU share its arithmetic and its "
+                "memory's rate without loss, and launch their operators beside each other")
+
+
+def elapsed(plan: Plan, runs: list[Missing]) -> tuple[float, str]:
+    """Seconds of some runs that share GPUs as planned, and what that stands on. Never less than the longest
+    of them, nor than the GPUs compute."""
+    cards, jobs = plan.together.cards, plan.together.jobs
+    each = math.ceil(jobs / cards)
+    whole = total(plan, runs)
+    longest = max([plan.times[one.run.key] or 0 for one in runs], default=0)
+    if plan.device.together == each:
+        return max(whole / jobs, longest), AS_MEASURED if each > 1 else ONE_EACH
+    if plan.device.together > 1:
+        return max(whole / (cards * plan.device.together), longest), LIKE_THOSE
+    computing = 0.0
+    for one in runs:
+        work = plan.works[one.run.key]
+        if work:
+            computing += plan.device.seconds_of_card(work.total)
+    return max(whole / jobs, computing / cards, longest), WITHOUT_LOSS
+
+
 def plan_text(plan: Plan) -> str:
     """The missing runs with times, memory and disk, subtotals of the tables, bytes to download and on disk,
     and what cannot be had here."""
@@ -195,6 +244,10 @@ def plan_text(plan: Plan) -> str:
     lines.append(f"{len(plan.runs)} runs, {clock(total(plan, plan.runs))} one after the other (a run of "
                  "several tables counts once here, and in each of them above), of which with their data here "
                  f"{len(plan.missing)} runs, {clock(total(plan, plan.missing))}")
+    if plan.together:
+        seconds, why = elapsed(plan, plan.missing)
+        lines.append(plan.together.line)
+        lines.append(f"Those with their data here so: {clock(seconds)} ({why})")
     lines.append(f"Times on {plan.device.described}")
     lines.append("Memory: of the process, with the decoded images, which are mapped from disk and may be "
                  "dropped from it; disk: checkpoint and best state, without the decoded images")
@@ -235,7 +288,11 @@ def plan_data(plan: Plan) -> dict:
     if plan.error:
         error = {"runs": plan.error.runs, "median_factor": plan.error.median,
                  "factor_of_nine_in_ten": plan.error.of_nine_in_ten}
-    return {"device": plan.device.described, "error": error, "seconds": total(plan, plan.runs),
+    gpus = None
+    if plan.together:
+        seconds, why = elapsed(plan, plan.missing)
+        gpus = {"gpus": plan.together.cards, "jobs": plan.together.jobs, "seconds": seconds, "stands_on": why}
+    return {"device": plan.device.described, "error": error, "seconds": total(plan, plan.runs), "gpus": gpus,
             "tables": tables, "runs": runs, "downloads": plan.downloads, "not_here": plan.left_out,
             "not_counted": plan.uncounted}
 

@@ -35,11 +35,12 @@ BUSY = 0.5  # processes beside a run with which it is no longer alone on its mac
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs find data and leave their results."""
+    """Where runs find data, compute, and leave their results."""
 
     data: str = "data"
     archives: str = ""
     record: str = "results/runs.jsonl"
+    device: str = ""  # of their --device; empty: their own choice
 
 
 @dataclass(frozen=True)
@@ -186,13 +187,15 @@ def committed(record: dict) -> bool:
 
 def alone(record: dict) -> bool:
     """Whether its run had the machine to itself, so that its times are worth a comparison: at each start and
-    at the end no more processes wanted a core than it has threads. One without a training of its own has no
-    times."""
+    at the end no more processes wanted a core than it has threads, and no other run shared its GPU. One
+    without a training of its own has no times."""
     if "trained_by" in record:
         return False
     threads = record["hardware"].get("threads", 0)
-    loads = [record["hardware"].get("load")]
-    loads += [part.get("load") for part in record.get("code", [])]
+    parts = [record["hardware"], *record.get("code", [])]
+    if any(part.get("runs_on_gpu", 1) != 1 for part in parts):
+        return False
+    loads = [part.get("load") for part in parts]
     return all(type(load) in (int, float) and load <= threads + BUSY for load in loads)
 
 

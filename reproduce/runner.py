@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import queue
 import signal
@@ -30,9 +31,11 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import locked
+from plumbing.provenance import RUNS_ON_GPU
 from plumbing.runfolder import folder_of
 from plumbing.settings import flag_of
 from plumbing.signals import handled, interrupt
+from reproduce.cards import shown_as
 from reproduce.measures.finished import FILES
 from reproduce.measuring import folder_of_run
 from reproduce.methods import ROOT, arguments, short_name
@@ -60,7 +63,9 @@ def claim(run: Run):
 def commands_of(run: Run, place: Place, records: Records) -> list[list[str]]:
     """What does a run, with the folders of this machine: the test of what another one has trained, if there
     is one, and then, if that is refused, its own training."""
-    folders = []
+    folders, device = [], []
+    if place.device:
+        device = ["--device", place.device]
     if place.data != str(ROOT / "data"):
         folders += ["--data", place.data]
     if place.archives:
@@ -69,7 +74,7 @@ def commands_of(run: Run, place: Place, records: Records) -> list[list[str]]:
     trained = trained_for(run, records)
     if trained:
         commands.append([sys.executable, "-m", "reproduce.retest", *trained])
-    commands.append([sys.executable, *run.words, "--no-figures"])
+    commands.append([sys.executable, *run.words, *device, "--no-figures"])
     return [[*words, *folders, "--record", place.record] for words in commands]
 
 
@@ -167,18 +172,20 @@ def report_failure(run: Run, said: str) -> None:
 
 @dataclass
 class Local:
-    """Runs on this machine, `jobs` at a time, on the given GPUs in turn; Ctrl-C stops them: each goes on from
-    its last checkpoint."""
+    """Runs on this machine, `jobs` at a time, each on that of the given GPUs on which the fewest are; Ctrl-C
+    stops them: each goes on from its last checkpoint."""
 
     jobs: int
     gpus: list[str] = field(default_factory=list)
 
     def run(self, runs: list[Run], place: Place, estimates: dict[str, float | None]) -> Counter:
         """Run all; returns how many are done, skipped, failed or interrupted, and "stopped" after Ctrl-C."""
-        pool = Pool(runs, place, estimates)
+        if self.gpus:
+            place = dataclasses.replace(place, device="cuda")
+        pool = Pool(runs, place, estimates, self.environment, Shared(self.gpus))
         workers = []
-        for n in range(self.jobs):
-            workers.append(threading.Thread(target=pool.work, args=(self.environment(n),), daemon=True))
+        for _ in range(self.jobs):
+            workers.append(threading.Thread(target=pool.work, daemon=True))
         with handled(interrupt):
             try:
                 for worker in workers:
@@ -194,13 +201,37 @@ class Local:
         pool.bar.close()
         return pool.counts
 
-    def environment(self, n: int) -> dict[str, str]:
-        """What the runs of worker n find: their share of the processors, and one GPU."""
+    def environment(self, gpu: str = "") -> dict[str, str]:
+        """What a run finds: its share of the processors, and one GPU."""
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
         env = {"OMP_NUM_THREADS": str(threads)}
-        if self.gpus:
-            env["CUDA_VISIBLE_DEVICES"] = self.gpus[n % len(self.gpus)]
+        if gpu:
+            env["CUDA_VISIBLE_DEVICES"] = shown_as(gpu)
+            env[RUNS_ON_GPU] = str(math.ceil(self.jobs / len(self.gpus)))
         return env
+
+
+class Shared:
+    """GPUs that runs share: who asks has the one on which the fewest runs are."""
+
+    def __init__(self, gpus: list[str]):
+        self.runs = dict.fromkeys(gpus, 0)
+        self.lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def one(self):
+        """The name of a GPU as long as a run is on it; empty if there are none to share."""
+        if not self.runs:
+            yield ""
+            return
+        with self.lock:
+            gpu = min(self.runs, key=self.runs.get)
+            self.runs[gpu] += 1
+        try:
+            yield gpu
+        finally:
+            with self.lock:
+                self.runs[gpu] -= 1
 
 
 def wait_for(workers: list[threading.Thread], pool: Pool) -> None:
@@ -227,8 +258,10 @@ class Progress:
 class Pool:
     """The runs that several workers share, those that are going on, and how many have ended how."""
 
-    def __init__(self, runs: list[Run], place: Place, estimates: dict[str, float | None]):
+    def __init__(self, runs: list[Run], place: Place, estimates: dict[str, float | None],
+                 environment: Callable, gpus: Shared):
         self.place, self.estimates = place, estimates
+        self.environment, self.gpus = environment, gpus
         self.todo = queue.SimpleQueue()
         for group in by_training(runs):
             self.todo.put(group)
@@ -249,16 +282,17 @@ class Pool:
     def time_of(self, run: Run) -> float:
         return self.estimates.get(run.key) or UNKNOWN
 
-    def work(self, env: dict[str, str]) -> None:
+    def work(self) -> None:
         """What a worker does: one run after the other, until none is left."""
         while not self.stopping:
             try:
                 group = self.todo.get_nowait()
             except queue.Empty:
                 return
-            for run in group:
-                if not self.stopping:
-                    self.work_on(run, env)
+            with self.gpus.one() as gpu:
+                for run in group:
+                    if not self.stopping:
+                        self.work_on(run, self.environment(gpu))
 
     def work_on(self, run: Run, env: dict[str, str]) -> None:
         with self.lock:

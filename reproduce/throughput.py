@@ -31,14 +31,20 @@ class Device:
     byte: float
     operator: float
     origin: str  # whether it is measured or a guess
+    memory: int = 0  # bytes of a GPU
+    together: int = 1  # runs that shared it while it was measured
 
     def seconds(self, work: Work) -> float:
         return STARTUP + work.flops * self.flop + work.bytes * self.byte + work.operators * self.operator
 
+    def seconds_of_card(self, work: Work) -> float:
+        """Of these the part in which the GPU itself computes."""
+        return work.flops * self.flop + work.bytes * self.byte
+
     def with_tflops(self, tflops: float) -> Device:
         """The same with another rate of arithmetic."""
-        return Device(f"{self.name}, {tflops:g} TFLOPS", 1e-12 / tflops, self.byte, self.operator,
-                      "TFLOPS as given; the rest: " + self.origin)
+        return dataclasses.replace(self, name=f"{self.name}, {tflops:g} TFLOPS", flop=1e-12 / tflops,
+                                   origin="TFLOPS as given; the rest: " + self.origin)
 
     @property
     def described(self) -> str:
@@ -52,9 +58,9 @@ GUESS = "a guess: nothing was measured on one"
 # What PyTorch reaches without compilation, in bf16: about a quarter of the peak of large matrix products, two
 # thirds of the memory's rate (twice that of the bytes counted in float32), the call of an operator.
 DEVICES = {
-    "h200": Device("one H200", 1 / 250e12, 1 / 6e12, 8e-6, GUESS),
-    "a100": Device("one A100", 1 / 80e12, 1 / 2.5e12, 10e-6, GUESS),
-    "rtx4090": Device("one RTX 4090", 1 / 60e12, 1 / 1.3e12, 8e-6, GUESS),
+    "h200": Device("one H200", 1 / 250e12, 1 / 6e12, 8e-6, GUESS, 139 << 30),
+    "a100": Device("one A100", 1 / 80e12, 1 / 2.5e12, 10e-6, GUESS, 40 << 30),
+    "rtx4090": Device("one RTX 4090", 1 / 60e12, 1 / 1.3e12, 8e-6, GUESS, 24 << 30),
     "two-cores": Device("two processor cores", 1 / 0.2e12, 1 / 20e9, 10e-6, GUESS),
 }
 
@@ -76,7 +82,8 @@ class Error:
 def machine_of(record: dict) -> tuple:
     """What the times of a record depend on beside its work."""
     hardware, args = record["hardware"], record["args"]
-    return hardware.get("gpu"), hardware.get("cpu"), hardware.get("threads"), args.get("precision")
+    return (hardware.get("gpu"), hardware.get("cpu"), hardware.get("threads"), args.get("precision"),
+            hardware.get("runs_on_gpu", 1))
 
 
 def measured_here(records: list[dict], counted: Counted) -> tuple[Device, Error | None]:
@@ -113,9 +120,12 @@ def fitted(records: list[dict], machine: tuple, counted: Counted) -> tuple[Devic
         if others.any():
             estimates = rows[~others] @ rates(rows[others], seconds[others])
             factors += list(np.exp(np.abs(np.log(estimates / seconds[~others]))))
-    gpu, cpu, threads, precision = machine
-    device = Device(gpu or cpu, *rates(rows, seconds),
-                    f"fitted to {len(records)} recorded runs ({threads} threads, {precision})")
+    gpu, cpu, threads, precision, together = machine
+    how = f"{threads} threads, {precision}"
+    if together > 1:
+        how += f", {together} at a time on a GPU"
+    device = Device(gpu or cpu, *rates(rows, seconds), f"fitted to {len(records)} recorded runs ({how})",
+                    together=together)
     return device, Error(len(factors), float(np.median(factors)), float(np.quantile(factors, 0.9)))
 
 

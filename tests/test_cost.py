@@ -1,9 +1,11 @@
 """What missing runs would take: their datasets, the plan in words and for a program."""
 
+import dataclasses
 import email.message
 import json
 
 from reproduce import cost, work
+from reproduce.cards import Card
 from reproduce.cells import Missing, run_with
 from reproduce.records import Place, Records
 
@@ -92,6 +94,27 @@ def test_a_plan_for_a_program(monkeypatch, tmp_path):
     assert data["tables"]["fdse-9"] == {"runs": 1, "seconds": data["runs"][0]["seconds"]}
     assert [run["data_here"] for run in data["runs"]] == [True, True, False]
     assert all(run["flops"] > 0 and run["memory"] > run["disk"] > 0 for run in data["runs"])
+
+
+def test_the_time_of_runs_that_share_gpus(monkeypatch, tmp_path):
+    """Never less than the longest run, nor than the GPUs compute; what it stands on is said."""
+    plan = small_plan(monkeypatch, tmp_path)
+    alone, seconds = [plan.works[one.run.key].total for one in plan.missing], cost.total(plan, plan.missing)
+    longest = max(plan.times[one.run.key] for one in plan.missing)
+    cards = [Card("0", "x", 100 << 30), Card("1", "x", 100 << 30)]
+    assert "2 runs at a time on GPU 0, 1 (x), at most 1 on each, as --jobs says" in plan.share(cards, 2, 4)
+    assert cost.elapsed(plan, plan.missing) == (pytest.approx(max(seconds / 2, longest)), cost.ONE_EACH)
+    plan.share(cards[:1], 8, 4)
+    computing = sum(plan.device.seconds_of_card(work) for work in alone)
+    shared = max(seconds / 8, computing, longest)
+    assert cost.elapsed(plan, plan.missing) == (pytest.approx(shared), cost.WITHOUT_LOSS)
+    text = cost.plan_text(plan)
+    assert "8 runs at a time on GPU 0 (x)" in text and f": {cost.clock(shared)} (an assumption until" in text
+    assert cost.plan_data(plan)["gpus"]["seconds"] == pytest.approx(shared)
+    plan.device = dataclasses.replace(plan.device, together=8)
+    assert cost.elapsed(plan, plan.missing) == (pytest.approx(max(seconds / 8, longest)), cost.AS_MEASURED)
+    plan.share(cards[:1], 4, 0)
+    assert cost.elapsed(plan, plan.missing)[1] == cost.LIKE_THOSE
 
 
 def test_a_method_that_cannot_be_counted_is_named(monkeypatch, tmp_path):

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.xdist_group("runs")  # they leave folders in runs/
     (["--gpus", "foo"], 2, "--gpus is foo; expected numbers"),
     (["--gpus", "0,0"], 2, "--gpus is 0,0"),
     (["--gpus", "0,1", "--executor", "slurm"], 2, "with slurm one number"),
+    (["--plan", "--gpus", "0", "--device", "two-cores"], 2, "--device two-cores has no GPU"),
     (["--records", "other.jsonl"], 2, "give another --out"),
     (["--records", "tests", "--out", "x"], 2, "is a folder"),
     (["--rnu"], 2, "did you mean --run?"),

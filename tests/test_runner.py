@@ -1,6 +1,7 @@
 """Running: nothing is lost or repeated, also when a run or a runner ends badly."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -8,8 +9,11 @@ import sys
 import threading
 import time
 
+from plumbing.runfolder import folder_of
+from plumbing.settings import identity
 from reproduce import runner
-from reproduce.cells import missing
+from reproduce.cells import missing, run_with
+from reproduce.methods import arguments
 from reproduce.records import Place, Records
 from reproduce.tables import read_tables
 from tests.small_table import recorded, two_tables
@@ -103,12 +107,59 @@ def test_a_signal_stops_the_runs_at_once(monkeypatch, tmp_path, number):
     assert time.monotonic() - started < 20
 
 
-def test_workers_share_the_processors_and_take_the_gpus_in_turn(monkeypatch):
+def test_a_run_finds_its_share_of_the_processors_and_one_gpu(monkeypatch):
+    """Where the environment names GPUs, --gpus counts these."""
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     local = runner.Local(3, ["0", "2"])
-    seen = [local.environment(n)["CUDA_VISIBLE_DEVICES"] for n in range(3)]
-    assert seen == ["0", "2", "0"] and local.environment(0)["OMP_NUM_THREADS"] == "2"
-    assert "CUDA_VISIBLE_DEVICES" not in runner.Local(1).environment(0)
+    assert local.environment("2") == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "2",
+                                      "CLEANFDG_RUNS_ON_GPU": "2"}
+    assert runner.Local(1).environment() == {"OMP_NUM_THREADS": "8"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-a1")
+    assert local.environment("1")["CUDA_VISIBLE_DEVICES"] == "GPU-a1"
+
+
+def test_a_run_takes_the_gpu_on_which_the_fewest_are():
+    gpus = runner.Shared(["0", "2"])
+    first, second, third = gpus.one(), gpus.one(), gpus.one()
+    assert first.__enter__() == "0" and second.__enter__() == "2"
+    second.__exit__(None, None, None)
+    assert third.__enter__() == "2"
+    with gpus.one() as fourth, gpus.one() as fifth, runner.Shared([]).one() as none:
+        assert sorted([fourth, fifth]) == ["0", "2"] and none == ""
+
+
+def test_runs_on_gpus_are_told_so(monkeypatch, tmp_path):
+    """Each has one of them in its environment, and --device cuda on its command line; the test of a trained
+    run has no such flag."""
+    place = Place(record=str(tmp_path / "runs.jsonl"), data=str(runner.ROOT / "data"))
+    monkeypatch.setattr(runner, "trained_for", lambda run, records: ["folder"])
+    run = run_with("fedavg", ["--dataset", "digits"], 0)
+    on_gpu = dataclasses.replace(place, device="cuda")
+    retest, training = runner.commands_of(run, on_gpu, Records(tmp_path / "runs.jsonl"))
+    assert "--device" not in retest and training[-5:-2] == ["--device", "cuda", "--no-figures"]
+    assert "--device" not in runner.commands_of(run, place, Records(tmp_path / "runs.jsonl"))[1]
+    seen = []
+
+    def noting(run, place, env, started):
+        seen.append((place.device, env["CUDA_VISIBLE_DEVICES"]))
+        time.sleep(0.2)
+        return "done", ""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(runner, "execute", noting)
+    monkeypatch.setattr(runner, "folder_of_run", lambda run: tmp_path)
+    assert runner.Local(2, ["0", "1"]).run([Sleep("a"), Sleep("b")], place, {})["done"] == 2
+    assert sorted(seen) == [("cuda", "0"), ("cuda", "1")]
+
+
+def test_cuda_and_cuda_0_are_one_thing():
+    """In what a run is known by, and so in its folder and its record."""
+    args = arguments("fedavg", ("--device", "cpu"))
+    on_gpus = [dataclasses.replace(args, device=name) for name in ("cuda", "cuda:0", "cuda:3")]
+    known = {json.dumps(identity(one)) for one in on_gpus}
+    folders = {folder_of(one) for one in on_gpus}
+    assert len(known) == len(folders) == 1 and folder_of(args) not in folders
+    assert identity(dataclasses.replace(args, deterministic=True)) == identity(args)
 
 
 def saying(monkeypatch, tmp_path, code: str) -> Place:
@@ -144,7 +195,7 @@ def test_the_bar_follows_the_rounds_of_the_runs(monkeypatch, tmp_path):
     times = tmp_path / "folder of a" / "timing.jsonl"
     times.parent.mkdir()
     times.write_text('{"round": 5}\n')
-    pool = runner.Pool(runs, place, {"a": 100.0, "b": 20.0})
+    pool = runner.Pool(runs, place, {"a": 100.0, "b": 20.0}, runner.Local(1).environment, runner.Shared([]))
     pool.begin(runs[0])
     pool.begin(runs[1])
     assert pool.bar.total == 70 and pool.bar.n == 0  # 50 of a are left, and b

@@ -129,7 +129,7 @@ def test_throughput_is_fitted_to_the_times():
         work = work_of(name, of(name, *flags), counted).total
         seconds = work.flops * 3e-11 + work.operators * 4e-5
         records.append(record(name, flags, seconds={"train": seconds}, hardware={"gpu": None, "cpu": "x"}))
-    device, error = throughput.fitted(records, (None, "x", 1, "fp32"), counted)
+    device, error = throughput.fitted(records, (None, "x", 1, "fp32", 1), counted)
     assert device.flop == pytest.approx(3e-11, rel=1e-3) and device.operator == pytest.approx(4e-5, rel=1e-3)
     assert error.runs == 5 and error.of_nine_in_ten < 1.2
     assert device.seconds(Work(1e12)) == pytest.approx(throughput.STARTUP + 30, rel=1e-3)

@@ -12,7 +12,7 @@ from pathlib import Path
 import common
 from plumbing.errors import Stop
 from plumbing.files import load_file
-from plumbing.processes import set_precision, to_device
+from plumbing.processes import open_device, set_precision, to_device
 from plumbing.settings import Args, choose_device, identity
 from reproduce.methods import builder_of, method
 
@@ -122,6 +122,7 @@ def federation(folder, which: str = "best", data: str = "data", archives: str = 
     file = FILES["last" if args.protocol == "linear" else which]  # without labels the last round is the best
     path = Path(folder) / file
     saved = read_state(path, result, which)
+    open_device(args)
     set_precision(args)
     domains, classes = domains_of(args)
     try:
