@@ -540,7 +540,8 @@ def index(site: Site) -> None:
             "<p>Each page has the paper's equations and algorithm lines on the left, and the code that "
             "computes them on the right. Point at one to see the other.</p>",
             f"<p>{escape(equations.sentence())}</p>",
-            site.markdown("What they contradict or leave out: [errata](docs/errata.md).", page, page),
+            site.markdown("New to the field: [start](docs/start.md). What papers contradict or leave out: "
+                          "[errata](docs/errata.md).", page, page),
             '<p><a href="results.html">Results</a>: each published number, what was measured here, and its '
             "runs.</p>",
             "<table><thead><tr><th>Method</th><th>Equations and lines, located and tested</th>"

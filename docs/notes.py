@@ -1,5 +1,6 @@
 """What docs/methods/*.md have from docs/equations/*.toml: the section of equations, between two marks, and
-the diagram of who keeps and sends what, beside the note. `python docs/build.py` writes them."""
+the diagram of who keeps and sends what, beside the note; and docs/round.svg, what every method does in a
+round. `python docs/build.py` writes them."""
 
 from html import escape
 from pathlib import Path
@@ -125,12 +126,58 @@ def arrow(kind: str, x: int, start: int, end: int, lines: list[str]) -> list[str
     return drawn
 
 
+# The round, for docs/start.md
+
+
+WIDTH, LOOP = 470, 440  # of the picture; where the way back runs
+ROUND = [  # a box each: its kind, its head, its lines
+    ("server", "Server: download(k)", ["what client k gets: the global model w"]),
+    ("client", "Client k: train(down, t)",
+     ["a copy of w, its own images alone", "for each batch of E epochs: loss, gradient, a step",
+      "what goes back: w_k, and n_k, its number of images"]),
+    ("server", "Server: update(uploads, t)", ["the new w: the mean of the w_k, by n_k"]),
+    ("client", "Evaluation", ["each client's test images, or the domain left out"]),
+]
+BETWEEN = [("down", "w"), ("up", "w_k, n_k"), ("down", "w")]  # the arrows, and what they carry
+
+
+def round_loop() -> str:
+    """An SVG: one round, the same for all methods, and the way back to the next."""
+    gap = 38
+    y, places, drawn = 10, [], []
+    for kind, head, lines in ROUND:
+        if head.startswith("Client k"):
+            for behind in (12, 6):  # the other clients
+                size = f'width="400" height="{LINE * (len(lines) + 1) + 14}" rx="8"'
+                drawn.append(f'  <rect class="{kind}" x="{10 + behind}" y="{y + behind}" {size}/>')
+        drawn += box(kind, head, y, lines)
+        places.append((y, y + LINE * (len(lines) + 1) + 14))
+        y = places[-1][1] + gap + 12 * head.startswith("Client k")
+    for i, (kind, carried) in enumerate(BETWEEN):
+        start, end = places[i][1] + 4 + 12 * (i == 1), places[i + 1][0] - 4
+        drawn.append(f'  <path class="{kind}" d="M60 {start} V{end - 10}" stroke-width="2"/>')
+        drawn.append(f'  <path class="{kind}" d="M55 {end - 10} L60 {end} L65 {end - 10} Z"/>')
+        drawn.append(f'  <text class="{kind}" x="74" y="{(start + end) // 2 + 5}">{carried}</text>')
+    top, bottom = places[0][0] + 26, places[2][0] + 26
+    back = f"M410 {bottom} H{LOOP} V{top} H422"
+    drawn.append(f'  <path class="down" style="fill: none" d="{back}" stroke-width="2"/>')
+    drawn.append(f'  <path class="down" d="M422 {top - 5} L412 {top} L422 {top + 5} Z"/>')
+    middle = (top + bottom) // 2
+    drawn.append(f'  <text class="small" transform="translate({LOOP + 18} {middle}) rotate(-90)" '
+                 'text-anchor="middle">next round, T times</text>')
+    height = places[-1][1] + 10
+    words = "; ".join(f"{head}: {', '.join(lines)}" for _, head, lines in ROUND)
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
+                      f"  <title>A round. {escape(words)}</title>", f"  {STYLE}", *drawn, "</svg>", ""])
+
+
 # Files
 
 
 def written() -> dict[Path, str]:
     """{file: what it should have} of all notes and diagrams that are made from the tables."""
-    files = {}
+    files = {ROOT / "docs" / "round.svg": round_loop()}
     for method in equations.METHODS:
         of = equations.table(method)
         note = NOTES / f"{method}.md"

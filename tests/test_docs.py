@@ -43,6 +43,10 @@ def test_every_method_and_baseline_has_a_page(pages):
             assert {of_method(name)} <= {os.path.normpath(link) for link in pages["index.html"].links}
 
 
+def test_the_first_page_leads_to_start_and_errata(pages):
+    assert {"docs/start.html", "docs/errata.html"} <= set(pages["index.html"].links)
+
+
 def test_every_link_lands(site, pages):
     lost = []
     for page, read in pages.items():

@@ -1,0 +1,91 @@
+"""docs/start.md: its commands are command lines; its FedProx, the README's, is that of baselines/fedprox.py."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import fedavg
+from baselines import fedprox
+from plumbing.runfolder import copied
+from tests.conftest import MODULES, ROOT
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
+
+import torch
+from torch.testing import assert_close
+
+PAGE = ROOT / "docs" / "start.md"
+README = ROOT / "README.md"
+
+
+def blocks(path: Path, language: str = "") -> list[str]:
+    """The fenced blocks of a page in a language."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), flags=re.M | re.S)
+    return [block for found, block in fenced if found == language]
+
+
+def applied(diff: str, text: str) -> str:
+    """A text after a diff without numbers of lines: each hunk stands where its lines of context do."""
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.M):
+        lines = hunk.splitlines(keepends=True)
+        before = "".join(line[1:] for line in lines if line[0] in " -")
+        after = "".join(line[1:] for line in lines if line[0] in " +")
+        assert text.count(before) == 1, f"{text.count(before)} times in fedavg.py:\n{before}"
+        text = text.replace(before, after)
+    return text
+
+
+def module_of(diff: str, folder: Path, monkeypatch):
+    """fedavg.py after a diff, as a module."""
+    path = folder / "changed.py"
+    path.write_text(applied(diff, (ROOT / "fedavg.py").read_text()))
+    spec = importlib.util.spec_from_file_location("changed", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "changed", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_commands_are_as_printed():
+    """Each is a command line of the method that it names; baselines/mine.py is what the reader writes."""
+    found = 0
+    for line in "".join(blocks(PAGE)).splitlines():
+        if line.startswith("python "):
+            name, *flags = shlex.split(line.removeprefix("python ").removeprefix("-m "))
+            name = name.removesuffix(".py").replace("baselines.mine", "baselines.fedprox")
+            MODULES[name].arguments(flags)
+            found += 1
+    assert found == 7
+
+
+def test_the_readme_begins_with_it():
+    first, _, _ = README.read_text().partition("```")
+    assert "(docs/start.md)" in first
+
+
+def test_the_printed_fedprox_is_fedprox(tmp_path, monkeypatch):
+    """Two rounds with a term as large as the loss, after which it is not FedAvg's model."""
+    diff = blocks(PAGE, "diff")[-1]
+    assert diff in blocks(README, "diff")
+    changed = module_of(diff, tmp_path, monkeypatch)
+    flags = [str(flag) for flag in FLAGS]
+    models = []
+    for module, mu in ((changed, ["--mu", "4"]), (fedprox, ["--mu", "4"]), (fedavg, [])):
+        server, clients, _ = federation(module, module.arguments([*flags, *mu]))
+        for t, chosen in enumerate(ROUNDS[:2]):
+            uploads = {k: clients[k].train(copied(server.download(k)), t) for k in chosen}
+            server.update(uploads, t)
+        models.append(server.w)
+    assert_close(models[0], models[1], **CLOSE)
+    assert not torch.allclose(models[0]["head.weight"], models[2]["head.weight"], rtol=0.01)
+
+
+def test_the_changed_line_is_fedavgs(tmp_path, monkeypatch):
+    """Its server keeps the model of client 0."""
+    diff = blocks(PAGE, "diff")[0]
+    changed = module_of(diff, tmp_path, monkeypatch)
+    server, clients, _ = federation(changed, changed.arguments([str(flag) for flag in FLAGS]))
+    uploads = {k: clients[k].train(copied(server.download(k)), 0) for k in (0, 1, 2)}
+    server.update(uploads, 0)
+    assert_close(server.w, uploads[0]["w"], rtol=0, atol=0)
