@@ -560,10 +560,13 @@ def baselines() -> list[Path]:
 
 
 def cells_link(source: Path, page: Path) -> str:
-    """Above a rendered table: where its numbers stand with their runs."""
-    if source.parent != Path("results/tables"):
+    """Above rendered results: where their numbers stand with their runs."""
+    if source.parent == Path("results/tables"):
+        cells = Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
+    elif source.parent == Path("results"):
+        cells = Path("results.html")
+    else:
         return ""
-    cells = Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
     return f'<p><a href="{os.path.relpath(cells, page.parent)}">Each number with its runs</a></p>'
 
 
@@ -607,7 +610,7 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the pages")
     arguments.add_argument("--notes", action="store_true", help="write the notes alone")
     arguments.add_argument("--times", action="store_true",
-                           help="estimate the times of runs that are not recorded: half a minute more")
+                           help="estimate the times of runs that are not recorded: a minute more")
     args = arguments.parse_args()
     for path in notes.write():
         print(f"wrote {path.relative_to(ROOT)}")

@@ -32,10 +32,11 @@ FILTER_SCALES = {"paper": "runs at the paper's scale, or computed", "laptop": "r
 
 def build(site, with_times: bool = False) -> None:
     """Write the pages into a site (build.Site). `with_times`: with the estimated times of runs that are not
-    recorded, which takes half a minute."""
+    recorded, which takes a minute."""
     tables, records = read_tables(), Records(ROOT / "results" / "runs.jsonl")
-    times = estimated(tables, records) if with_times else {}
-    results = Results(tables, records, times)
+    results = Results(tables, records)
+    if with_times:
+        results.times, results.basis = estimated(tables, records)
     style = STYLE.read_text()
     site.write(HOME, "Results", overview(results), style + filter_rules())
     for table in tables:
@@ -44,14 +45,16 @@ def build(site, with_times: bool = False) -> None:
     site.write(OTHERS, "Other runs", other_runs(results), style)
 
 
-def estimated(tables: list[Table], records: Records) -> dict[str, float | None]:
-    """Seconds on this machine of seed 0 of each cell that is not recorded, by the runs' keys."""
+def estimated(tables: list[Table], records: Records) -> tuple[dict[str, float | None], str]:
+    """Seconds on this machine of seed 0 of each cell that is not recorded, by the runs' keys, and what these
+    are worth."""
     times = {}
     for scale in SCALES:
         plan = Plan(missing(tables, records, scale, [0]))
         plan.time_runs(records)
         times |= plan.times
-    return times
+    error = f"; {plan.error.described}" if plan.error else ""
+    return times, f"{plan.device.described}{error}"
 
 
 # The scoreboard

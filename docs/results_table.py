@@ -24,8 +24,10 @@ Lines = list[list[Place]]  # the cells of a block, row by row
 class Results:
     """All tables and figures with what is recorded of them."""
 
-    def __init__(self, tables: list[Table], records: Records, times: dict[str, float | None]):
-        self.tables, self.records, self.times = tables, records, times
+    def __init__(self, tables: list[Table], records: Records):
+        self.tables, self.records = tables, records
+        self.times: dict[str, float | None] = {}  # of runs that are not recorded: seconds, by their keys
+        self.basis = ""  # what these times are of
         self.blocks = {}  # {(table, scale): its blocks}
         self.lines: dict[str, list[Lines]] = {}  # {table: the cells of its blocks}
         for table in tables:
@@ -84,6 +86,9 @@ def table_page(site, results: Results, table: Table) -> str:
     evidence = Evidence(results.records, results.times)
     html = [f"<h1>{escape(table.title)}</h1>", f'<p class="sum">{escape(state_words(results, table))}</p>',
             f'<div class="text">{about(site, table, page)}</div>']
+    if results.basis:
+        html.append(f'<p class="text">Times of runs that are not recorded are estimates on '
+                    f"{escape(results.basis)}.</p>")
     if len(table.blocks) > 1:
         html.append(contents(results, table))
     of_paper, of_laptop = results.blocks[table.id, "paper"], results.blocks[table.id, "laptop"]

@@ -31,7 +31,7 @@ TABLES = read_tables()
 
 @pytest.fixture(scope="module")
 def results() -> results_table.Results:
-    return results_table.Results(TABLES, Records(ROOT / "results" / "runs.jsonl"), {})
+    return results_table.Results(TABLES, Records(ROOT / "results" / "runs.jsonl"))
 
 
 def words_of(html: str) -> str:
@@ -152,6 +152,7 @@ def test_pages_of_methods_tables_and_the_start_lead_there(site):
     assert "results.html" in Read(site / "index.html").links
     for name in ("fedsr", "fedadg", "fedgala", "fedcir", "fdse"):
         assert f"../../results.html#{name}" in Read(site / "docs" / "methods" / f"{name}.html").links
+    assert "../results.html" in Read(site / "results" / "findings.html").links
     assert "../../cells/fdse-1.html" in Read(site / "results" / "tables" / "fdse-1-laptop.html").links
 
 
@@ -172,7 +173,7 @@ def small(tmp_path_factory) -> str:
     for number, run in enumerate(runs):
         run["id"] = f"a{number}"
     tables, records = read_tables(folder / "tables"), Records(write_records(folder / "runs.jsonl", runs))
-    return results_table.table_page(build.Site(folder), results_table.Results(tables, records, {}), tables[0])
+    return results_table.table_page(build.Site(folder), results_table.Results(tables, records), tables[0])
 
 
 @pytest.mark.parametrize("anchor, parts", [
@@ -185,7 +186,8 @@ def small(tmp_path_factory) -> str:
                            "seed 0: 94.00 , the run of FedAvg, ALL"]),
     ("digits-fdse-without-c-all", ["one seed here", "with changes that no commit has"]),
     ("digits-fdse-without-c-avg", ["lost in print", "90.00 (one seed: 0)"]),
-    ("digits-quoted-avg", ["51.0 , which the paper quotes", "has not measured it itself"]),
+    ("digits-quoted-avg", ["Quoted, AVG quoted by the paper", "51.0 , which the paper quotes",
+                           "has not measured it itself"]),
     ("digits-fedx-all", ["the method is not written yet (baselines.fedx)"]),
 ])
 def test_the_words_of_a_cell(small, anchor, parts):
@@ -219,6 +221,15 @@ def test_the_code_of_a_run_is_told_apart(tmp_path):
     assert "other code" in results_cell.code_words(record | {"sources": "0b"}, records)
     assert "was not recorded" in results_cell.code_words(record | {"sources": "unknown"}, records)
     assert "no commit has" in results_cell.code_words(record | {"uncommitted_changes": True}, records)
+
+
+def test_the_time_of_a_run_stands_behind_its_command(results):
+    """Where it is estimated; a second cell of the same run leads to the first."""
+    first, second = results.lines["fdse-1"][0][0][:2]
+    run = run_of(first.block, first.row, first.column, "paper", 0)
+    evidence = results_cell.Evidence(results.records, {run.key: 7200.0})
+    assert results_cell.command_for(first, "paper", evidence).endswith("</code> about 2.0 h")
+    assert f'href="#{first.anchor}"' in results_cell.command_for(second, "paper", evidence)
 
 
 # Curves
