@@ -30,6 +30,7 @@ from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import load_folders
 from plumbing.errors import Stop, ending, out_of_memory, said_if_long, speaks
+from plumbing.extending import extend
 from plumbing.processes import from_server, merged, prepare, process, to_device
 from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, several_runs
 from plumbing.seeds import of_seed, refuse_summary, show_seeds
@@ -933,6 +934,8 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     """
     with one_line_on_failure(args):
         prepare(args)
+        if args.extend and process()[0] == 0:
+            extend(args)
         if not args.seeds:
             return run_targets(Server, Client, args, build)
         refuse_summary(args)

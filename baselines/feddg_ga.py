@@ -59,6 +59,9 @@ class Args(common.Args):
                              "does not subtract the mean gap and divides the step by K",
                     choices=("paper", "code"))
 
+    def depends_on_rounds(self) -> str:
+        return "the step d^t = (1 - t/T) d falls to 0 over all rounds T" if self.step_size else ""
+
 
 # FDSE, Table A9: its schedule as in fedavg.py; it gives no settings of FedDG-GA. d is that of the authors'
 # code, which multiplies it by 1/3 (--rule code), and of FL4Health, which takes it whole (--rule paper).

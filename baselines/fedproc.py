@@ -62,6 +62,11 @@ class Args(common.Args):
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"))
 
+    def depends_on_rounds(self) -> str:
+        if self.fade or not self.alpha:
+            return ""
+        return "alpha_t = 1 - t/T falls to 0 over all rounds T (--fade sets another number)"
+
 
 # FedCiR, Sec. 6.1, as in fedavg.py. It gives no settings of FedProc; FedProc's TFLOPs per GB in its Table 3
 # are FedAvg's to three digits, which suggests no further pass; what is counted there, it does not say.

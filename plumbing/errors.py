@@ -74,8 +74,8 @@ def out_of_memory(e: BaseException) -> bool:
 
 @contextlib.contextmanager
 def said_if_long(words: str, shown: bool = True):
-    """Say on stderr what is waited for, once the block has taken a second; never if not `shown`."""
-    waiting = threading.Timer(SAID_AFTER, say, [words])
+    """Say what is waited for, once the block has taken a second; never if not `shown`."""
+    waiting = threading.Timer(SAID_AFTER, say, [words, sys.stdout])
     waiting.daemon = True
     if shown:
         waiting.start()
@@ -85,9 +85,9 @@ def said_if_long(words: str, shown: bool = True):
         waiting.cancel()
 
 
-def say(words: str) -> None:
+def say(words: str, stream) -> None:
     with contextlib.suppress(OSError, ValueError):  # the terminal has gone
-        print(words, file=sys.stderr, flush=True)
+        print(words, file=stream, flush=True)
 
 
 # Set when a program begins, before its libraries load
@@ -122,7 +122,8 @@ def tell_of_loading() -> threading.Timer:
     after the first, until `Parser` cancels it. Elsewhere it is not: there a line of bad usage stands
     alone."""
     program = Path(sys.argv[0])
-    loading = threading.Timer(SAID_AFTER, say, [f"{program.stem}: loading torch and the other libraries"])
+    words = f"{program.stem}: loading torch and the other libraries"
+    loading = threading.Timer(SAID_AFTER, say, [words, sys.stderr])
     loading.daemon = True
     ours = Path(__file__).resolve().parent.parent
     if program.resolve().parent in (ours, ours / "baselines") and sys.stderr.isatty() and speaks():

@@ -17,7 +17,7 @@ from plumbing.errors import Stop
 import torch
 
 
-WAIT = 1.0, 3600.0  # seconds of waiting for a lock until that is said, and until it is given up
+WAIT = 3.0, 3600.0  # seconds of waiting for a lock until that is said, and until it is given up
 
 
 def write_whole(path: Path, write: Callable, keep: Path | None = None) -> None:

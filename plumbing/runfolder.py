@@ -226,27 +226,33 @@ def holds_a_run(path: Path) -> bool:
 
 def refuse_another(path: Path, theirs: dict, key: dict) -> None:
     """Stop if the folder's run has other arguments, and say which."""
+    different = different_arguments(theirs, key)
+    if different:
+        raise Stop(f"{path} holds a run of other arguments ({different}): give another "
+                   "--out, or --no-resume to replace it", 2)
+
+
+def different_arguments(theirs: dict, key: dict) -> str:
+    """lr 0.05, not 0.2: the first three arguments in which two identities differ; empty if in none."""
     different = [name for name in sorted(theirs | key) if theirs.get(name) != key.get(name)]
-    if not different:
-        return
     shown = ", ".join(f"{name} {theirs.get(name)}, not {key.get(name)}" for name in different[:3])
     if len(different) > 3:
         shown += ", ..."
-    raise Stop(f"{path} holds a run of other arguments ({shown}): give another "
-               "--out, or --no-resume to replace it", 2)
+    return shown
 
 
-def refuse_other_code(path: Path, parts: list[dict], args: Args) -> None:
+def refuse_other_code(path: Path, parts: list[dict], args: Args,
+                      remedy: str = "give another --out, --no-resume to run it anew") -> None:
     """Stop if a part of the folder's run was computed by other sources than those of now, unless these are
-    known to give the same numbers."""
+    known to give the same numbers. `remedy` says what else than --any-code there is to do."""
     now = hash_of(method_file(args))
     same = equivalent_to(now)
     others = [part["sources"] for part in parts if part["sources"] not in same]
     if not parts:
         others = ["unknown"]
     if others and not args.any_code:
-        raise Stop(f"{path} holds a run by other code (sources {', '.join(others)}; here {now}): give "
-                   "another --out, --no-resume to run it anew, or --any-code to go on with it", 2)
+        raise Stop(f"{path} holds a run by other code (sources {', '.join(others)}; here {now}): {remedy}, "
+                   "or --any-code to go on with it", 2)
 
 
 class RunFolder:

@@ -119,6 +119,8 @@ class RunArgs:
                    numbers=False)
     resume: bool = arg(True, "go on with the run in the output folder; --no-resume starts it afresh",
                        numbers=False)
+    extend: str = arg("", "folder of a run that differs in fewer --rounds alone, whose rounds are the first "
+                          "of this one; refused where they would not be", numbers=False)
     any_code: bool = arg(False, "go on with a run that other code began, or show its result",
                          numbers=False)
     checkpoint_every: float = arg(30.0, "seconds between checkpoints, at least; 0: after each round",
@@ -140,6 +142,11 @@ class Args(RunArgs, TrainingArgs, DataArgs):
 
     def refuse(self) -> None:
         """Stop if values do not go together, before any data is read; a method's own rule."""
+
+    def depends_on_rounds(self) -> str:
+        """Why a round's numbers depend on how many --rounds there are; empty: they do not. A method's own
+        rule."""
+        return ""
 
 
 @dataclass
@@ -303,6 +310,8 @@ def check(args: Args, parser: Parser) -> None:
             parser.error(f"{flag_of(f.name)} is {getattr(args, f.name)}; it must be a finite number {wrong}")
     if args.seeds and args.origins["seed"] == "flag":
         parser.error("--seed and --seeds do not go together: give one of them")
+    if args.extend and not args.resume:
+        parser.error("--extend and --no-resume do not go together: give one of them")
     try:
         shares(args.split)
         seed_numbers(args.seeds)

@@ -23,9 +23,9 @@ from plumbing.errors import Stop
 ROOT = Path(__file__).resolve().parent.parent
 
 # Modules that are around the numbers: they fetch and keep files, parse, resume and show.
-AROUND = {"plumbing.archives", "plumbing.errors", "plumbing.files", "plumbing.processes",
-          "plumbing.provenance", "plumbing.results", "plumbing.runfolder", "plumbing.seeds",
-          "plumbing.settings", "plumbing.signals", "plumbing.sources"}
+AROUND = {"plumbing.archives", "plumbing.errors", "plumbing.extending", "plumbing.files",
+          "plumbing.processes", "plumbing.provenance", "plumbing.results", "plumbing.runfolder",
+          "plumbing.seeds", "plumbing.settings", "plumbing.signals", "plumbing.sources"}
 TABLES = {"PAPER", "VARIANTS", "LAPTOP"}  # of settings, and their parts: MNIST = dict(...)
 
 

@@ -188,11 +188,15 @@ def label(folder) -> str:
     """A run's method as the papers write it: the first word of its file, or the ablation that its variant is,
     or both."""
     result = finished(folder)
-    module = method(result["method"])
-    variant = result["args"].get("variant")
+    return name_of(result["method"], result["args"].get("variant"))
+
+
+def name_of(method_name: str, variant: str | None) -> str:
+    """The name of a method and its variant, as above."""
+    module = method(method_name)
     if variant in ABLATIONS:
         return ABLATIONS[variant]
-    name = (module.__doc__ or result["method"]).split(":")[0].split("\n")[0]
+    name = (module.__doc__ or method_name).split(":")[0].split("\n")[0]
     if variant in (None, getattr(module.Args, "variant", None)):
         return name
     return f"{name} ({variant})"

@@ -1,0 +1,131 @@
+"""reproduce.compare: which runs are one curve, what the legend says of them, the table, and the figure."""
+
+import json
+import statistics
+from pathlib import Path
+
+from reproduce import compare
+from reproduce.drawing import new_figure
+from tests.conftest import fails
+
+import pytest
+from PIL import Image
+
+SETTINGS = {"dataset": "digits", "protocol": "indomain", "target": "all", "scale": "smoke", "seed": 0,
+            "rounds": 3, "lr": 0.05, "device": "cuda:1", "out": "somewhere"}
+
+
+def a_run(folder: Path, vals: list, finished: bool = True, method: str = "fedavg", **args) -> Path:
+    """A run whose validation accuracies are these; ALL is a tenth lower, AVG half, round 2 has no test."""
+    folder.mkdir(parents=True)
+    lines = []
+    for t, val in enumerate(vals, 1):
+        entry = {"round": t, "clients": {"a": {"loss": 1.0 / t}, "b": {"loss": 3.0 / t}}, "val": {"ALL": val}}
+        if t != 2:
+            entry["test"] = {"ALL": val - 0.1, "AVG": val / 2, "clients": {"a": val, "b": 0.0}}
+        lines.append(json.dumps(entry) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    key = SETTINGS | args
+    settings = {name: {"value": value, "origin": "flag"} for name, value in key.items()}
+    content = {"method": method, "code": [], "settings": settings}
+    (folder / "settings.json").write_text(json.dumps(content))
+    if finished:
+        key = {name: value for name, value in key.items() if name != "out"}
+        key |= {"method": method, "device": "cuda"}
+        (folder / "result.json").write_text(json.dumps({"args": key}))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    place = tmp_path / "runs"
+    a_run(place / "seeds" / "s0", [0.5, 0.6, 0.8], lr=0.1)
+    a_run(place / "seeds" / "s1", [0.5, 0.6, 0.4], lr=0.1, seed=1)
+    a_run(place / "unfinished", [0.9], finished=False)
+    a_run(place / "other", [0.3, 0.2, 0.1], method="fdse")
+    return place
+
+
+def said(capsys, *words) -> list[list[str]]:
+    """The cells of the table."""
+    compare.main([str(word) for word in words])
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()]
+            for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_table(runs, capsys):
+    """Best is after the round of the best validation accuracy; a run without a test there has none."""
+    heads, seeds, unfinished, other = said(capsys, runs / "seeds", runs / "unfinished", runs / "other")
+    assert heads == ["ALL (%)", "seeds", "rounds", "best validation round", "last round"]
+    assert seeds == ["FedAvg, lr 0.1", "2", "3 of 3", "-", f"50.00 +- {100 * statistics.stdev([.7, .3]):.2f}"]
+    assert unfinished == ["FedAvg, lr 0.05", "1", "1 of 3", "80.00", "80.00"]
+    assert other == ["FDSE", "1", "3 of 3", "20.00", "0.00"]
+
+
+@pytest.mark.parametrize("metric, head, last", [
+    ("loss", "loss", "0.6667"),
+    ("a", "a (%)", "10.00"),
+    ("val", "val (%)", "10.00"),
+    ("AVG", "AVG (%)", "5.00"),
+])
+def test_metrics(runs, capsys, metric, head, last):
+    heads, row = said(capsys, runs / "other", "--metric", metric)
+    assert heads[0] == head and row[-1] == last
+
+
+def test_a_curve_has_the_rounds_that_all_its_runs_have(runs, tmp_path, capsys):
+    a_run(runs / "more", [0.1], seed=7, lr=0.1)
+    out = tmp_path / "numbers.json"
+    said(capsys, runs / "seeds", runs / "more", runs / "seeds" / "s0", "--metric", "val", "--json", out)
+    (curve,) = json.loads(out.read_text())["curves"]  # s0, named twice, is one run
+    assert curve["seeds"] == [0, 1, 7] and curve["round"] == [1] and curve["values"] == [[0.5, 0.5, 0.1]]
+    assert curve["best"] == [0.8, 0.6, 0.1] and curve["label"] == "FedAvg"
+
+
+def test_the_left_out_domain_is_what_is_shown_if_all_have_one(runs, capsys):
+    folder = a_run(runs / "lodo", [0.5], protocol="lodo", target="d0")
+    line = json.loads((folder / "metrics.jsonl").read_text())
+    (folder / "metrics.jsonl").write_text(json.dumps(line | {"target": 0.25}) + "\n")
+    assert said(capsys, folder)[1][-1] == "25.00"
+    assert said(capsys, folder, runs / "other")[0][0] == "ALL (%)"
+
+
+def test_the_legend_says_what_differs():
+    keys = [{"method": "fedavg", "lr": 0.1, "seed": 0}, {"method": "fedavg", "lr": 0.2, "seed": 1},
+            {"method": "fedsr", "variant": "fedl2r", "lr": 0.2}]
+    assert compare.labels_of(keys) == ["FedAvg, lr 0.1", "FedAvg, lr 0.2", "FedL2R"]
+
+
+def test_the_figure(runs, tmp_path, capsys, monkeypatch):
+    """A line for each curve with its mean, a band where there are seeds, axes and title named."""
+    figures = []
+
+    def kept(*size):
+        figures.append(new_figure(*size))
+        return figures[-1]
+
+    monkeypatch.setattr(compare, "new_figure", kept)
+    said(capsys, runs / "seeds", runs / "unfinished", runs / "other", "--out", tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").size[0] > 500
+    panel, = figures[0].axes
+    seeds, unfinished, other = panel.lines
+    assert list(seeds.get_xdata()) == [1, 3] and list(seeds.get_ydata()) == pytest.approx([40, 50])
+    assert len(unfinished.get_xdata()) == 1 and len(panel.collections) == 1
+    assert len({line.get_color() for line in panel.lines}) == 3
+    names = [line.get_label() for line in panel.lines]
+    assert names == ["FedAvg, lr 0.1, 2 seeds", "FedAvg, lr 0.05, 1 of 3 rounds", "FDSE"]
+    assert panel.get_xlabel() == "round" and panel.get_ylabel() == "test accuracy over all images (%)"
+    assert panel.get_title() == ("digits, indomain, smoke scale, band: sample deviation over the seeds")
+
+
+def test_bad_usage(runs, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    fails(capsys, 2, "empty has no run with a metrics.jsonl", compare.main, [str(tmp_path / "empty")])
+    other = str(runs / "other")
+    fails(capsys, 2, "no 'lss'; it has ALL, AVG, val, a, b, loss", compare.main, [other, "--metric", "lss"])
+    fails(capsys, 2, "give a file that ends in .png", compare.main, [other, "--out", "x.txt"])
+    a_run(runs / "again", [0.1], method="fdse")
+    again = str(runs / "again")
+    fails(capsys, 2, "other and .*again are the same run .seed 0.", compare.main, [other, again])
+    (runs / "again" / "result.json").write_text("[")
+    fails(capsys, 2, "neither result.json nor settings.json", compare.main, [again])
