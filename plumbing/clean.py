@@ -24,13 +24,13 @@ from pathlib import Path
 from plumbing.errors import Stop, ending
 from plumbing.files import taken
 from plumbing.runfolder import FILES, is_run, read_result
+from plumbing.scalars import EVENTS
 from plumbing.settings import Args, Parser, flag_of, shown_value
 
 from tabulate import tabulate
 
 STATES = ("checkpoint.pt", "before.pt", "best.pt")
 BESIDE = (".lock", "log.txt")  # what else there may be of a run
-EVENTS = "events.out.tfevents."  # how the files of --tensorboard begin
 
 
 @dataclass

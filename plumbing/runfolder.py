@@ -9,6 +9,7 @@ an interruption.
     best.pt           the state of the best validation round
     result.json       the finished run: accuracies, curves, bytes, seconds, code, versions, hardware
     curves.png        accuracy and training loss over the rounds
+    tensorboard/      with --tensorboard the same numbers as scalars
 
 Everything is written to a temporary name and renamed, except the two .jsonl files, which grow by a line each
 round and are made again from the checkpoint on a resume. With torchrun process 0 alone writes.
@@ -32,6 +33,7 @@ from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, merged, process, to_device
 from plumbing.provenance import forget_peak_memory, peak_memory, provenance, start
 from plumbing.results import draw_curves, record, refuse_record, result_of, summary
+from plumbing.scalars import Scalars, events_in
 from plumbing.settings import Args, as_now, differences, identity, method_name, settings_of
 from plumbing.signals import AfterTheRound, Interrupted, handled
 from plumbing.sources import equivalent_to, hash_of, method_file
@@ -272,7 +274,7 @@ class RunFolder:
         self.t, self.history, self.images = 0, [], 0
         self.best, self.best_state = {"round": 0, "val": -1.0}, None
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
-        self.bar, self.shown = None, {}
+        self.bar, self.shown, self.scalars = None, {}, None
         self.code = []  # a part for each start: from which round on, and what `start` says
 
     def __enter__(self) -> RunFolder:
@@ -325,6 +327,8 @@ class RunFolder:
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
                        desc=f"{self.key['method']} {self.args.dataset}", mininterval=0.2 if wide else 30)
             self.bar = self.stack.enter_context(bar)
+            if self.args.tensorboard:
+                self.scalars = self.stack.enter_context(contextlib.closing(Scalars(self.path, self.history)))
         self.ending = AfterTheRound(AT_ONCE if self.rank == 0 else "", process()[1] > 1)
         self.stack.enter_context(handled(self.ending))
         self.since = time.perf_counter()
@@ -363,6 +367,8 @@ class RunFolder:
         if not self.saved:
             for name in FILES:
                 (self.path / name).unlink(missing_ok=True)
+            for file in events_in(self.path):
+                file.unlink()
         for name in FILES:
             for leftover in self.path.glob(f"{name}.*.tmp"):  # of a write that was killed
                 leftover.unlink()
@@ -407,6 +413,8 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
         with open(self.path / "timing.jsonl", "a") as file:
             file.write(json.dumps({"round": entry["round"], "seconds": self.seconds}) + "\n")
+        if self.scalars:
+            self.scalars.add(entry, self.seconds)
         shown = {}
         losses = [log["loss"] for log in entry["clients"].values() if "loss" in log]
         if losses:
@@ -501,5 +509,13 @@ class RunFolder:
         """The result of a run that was finished when it was started again."""
         if self.rank == 0:
             print(f"{self.path} holds this run, finished: {summary(self.result)}")
+            self.add_missing_scalars()
             record(self.args, self.result)
         return self.result
+
+    def add_missing_scalars(self) -> None:
+        """With `--tensorboard` the scalars of a run that was finished without it."""
+        path = self.path / "metrics.jsonl"
+        if self.args.tensorboard and path.exists() and not events_in(self.path):
+            entries = [json.loads(line) for line in path.read_text().splitlines()]
+            Scalars(self.path, entries).close()

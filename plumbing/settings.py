@@ -30,6 +30,7 @@ from typing import ClassVar
 
 from plumbing.augment import AUGMENTATIONS
 from plumbing.errors import LOADING, Stop, speaks
+from plumbing.scalars import refuse_without_tensorboard
 
 
 def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False):
@@ -112,6 +113,8 @@ class RunArgs:
                                   "better than before, and the last",
                            choices=("all", "best"), numbers=False)
     figures: bool = arg(True, "draw curves.png at the end", numbers=False)
+    tensorboard: bool = arg(False, "also write what is logged as scalars for TensorBoard, into the output "
+                                   "folder; needs pip install tensorboard", numbers=False)
     data: str = arg("data", "folder of the datasets, the downloads and the decoded cache", numbers=False)
     archives: str = arg("", "folder with archives downloaded before; looked at before the network",
                         numbers=False)
@@ -315,6 +318,8 @@ def check(args: Args, parser: Parser) -> None:
     try:
         shares(args.split)
         seed_numbers(args.seeds)
+        if args.tensorboard:
+            refuse_without_tensorboard()
         if args.protocol == "linear":
             ratios(args.label_ratio)
         args.refuse()

@@ -70,15 +70,20 @@ class Group:
 
 
 def runs_in(folders: list[str]) -> list[OneRun]:
-    """The runs in these folders and below, each once, in their order. Stop if a folder has none."""
+    """The runs in these folders and below, each once, in their order; what a shell's * adds of files is left
+    out. Stop if a folder has no run."""
     found = {}
     for folder in folders:
+        if Path(folder).is_file() and len(folders) > 1:
+            continue
         below = sorted(path.parent for path in Path(folder).rglob("metrics.jsonl"))
         here = [path for path in below if is_run(path)]
         if not here:
             raise Stop(f"{folder} has no run with a metrics.jsonl in it: give the output folder of a run", 2)
         for path in here:
             found.setdefault(path.resolve(), path)
+    if not found:
+        raise Stop(f"{folders[0]} is a file: give the output folder of a run", 2)
     return [OneRun(path, arguments(path), history(path)) for path in found.values()]
 
 

@@ -120,6 +120,9 @@ def test_the_figure(runs, tmp_path, capsys, monkeypatch):
 
 def test_bad_usage(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
+    file = str(runs / "other" / "result.json")
+    fails(capsys, 2, "result.json is a file: give the output folder", compare.main, [file, file])
+    assert said(capsys, runs / "other", file)[1][0] == "FDSE"
     fails(capsys, 2, "empty has no run with a metrics.jsonl", compare.main, [str(tmp_path / "empty")])
     other = str(runs / "other")
     fails(capsys, 2, "no 'lss'; it has ALL, AVG, val, a, b, loss", compare.main, [other, "--metric", "lss"])
