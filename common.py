@@ -36,7 +36,7 @@ from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, sever
 from plumbing.seeds import of_seed, refuse_summary, show_seeds
 from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, seed_numbers, shares
 from plumbing.signals import handled, interrupt
-from plumbing.tensors import copied, overwrite
+from plumbing.tensors import copied, entrywise, overwrite
 from plumbing.weights import load_pretrained, read_weights
 
 import numpy as np
@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
-__all__ = ["Args", "LinearArgs", "arg", "parse"]  # for method files, beside what is defined here
+__all__ = ["Args", "LinearArgs", "arg", "entrywise", "parse"]  # for method files, beside what is defined here
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 
@@ -217,12 +217,30 @@ class Data:
     def batch(self, i: Tensor, how: Augmentation | None = None) -> tuple[Tensor, Tensor]:
         """Positions i [B] -> x float32 [B, C, H, W] in [0, 1] (or normalized), augmented, channels last, and
         y [B]."""
-        x = self.images[self.index[i]].to(self.device).float().div_(255)
+        pixels, y = self.fetch(i)
+        return self.prepared(pixels, how), y
+
+    def fetch(self, i: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions i [B] -> pixels uint8 [B, C, H, W] and y [B] on the device; of images that are in the
+        main memory, in copies for which the host does not wait."""
+        pixels, y = self.images[self.index[i]], self.labels[i]
+        if self.streams:
+            pixels, y = pixels.pin_memory(), y.pin_memory()
+        return pixels.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the images are in the main memory and the training on a GPU."""
+        return self.device.startswith("cuda") and self.images.device.type == "cpu"
+
+    def prepared(self, pixels: Tensor, how: Augmentation | None = None) -> Tensor:
+        """Pixels -> x."""
+        x = pixels.float().div_(255)
         if how:
             x = augment(x, how)
         if self.normalize == "imagenet":
             x = x.sub_(self.mean).div_(self.deviation)
-        return x, self.labels[i].to(self.device)
+        return x
 
 
 @dataclass
@@ -422,11 +440,33 @@ def batches(data: Data, args: Args, t: int, k: int) -> Iterator[tuple[Tensor, Te
     done, epoch = 0, 0
     while done < steps:
         order = torch.randperm(len(data), generator=seed_all(args.seed, "batches", t, k, epoch))
-        for i in cut_batches(order.to(data.index.device), args)[:steps - done]:
-            x, y = data.batch(i.repeat(args.views), how)
-            yield x, y[:len(i)]
+        parts = cut_batches(order.to(data.index.device), args)[:steps - done]
+        fetched = (data.fetch(i.repeat(args.views)) for i in parts)
+        if data.streams:
+            fetched = one_ahead(fetched, data.device)
+        for pixels, y in fetched:
+            yield data.prepared(pixels, how), y[:len(y) // args.views]
             done += 1
         epoch += 1
+
+
+def one_ahead(fetched: Iterator[tuple[Tensor, Tensor]], device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches, each copied to the GPU on a stream of its own while the network computes on the one
+    before."""
+    copying, computing = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+
+    def copied_next() -> tuple[Tensor, Tensor] | None:
+        with torch.cuda.stream(copying):
+            return next(fetched, None)
+
+    coming = copied_next()
+    while coming:
+        batch = coming
+        computing.wait_stream(copying)
+        for v in batch:
+            v.record_stream(computing)  # its memory is free again only when the network has used it
+        coming = copied_next()
+        yield batch
 
 
 def cut_batches(order: Tensor, args: Args) -> list[Tensor]:
@@ -684,19 +724,6 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 def parameters(module: nn.Module) -> dict[str, Tensor]:
     """A copy of a module's parameters by their names, without the buffers."""
     return copied(dict(module.named_parameters()))
-
-
-def entrywise(formula: Callable[..., Tensor], *states: dict[str, Tensor]) -> dict[str, Tensor]:
-    """formula(a, b, ...) of the entries with the first state's names, which looks at each number by itself:
-    all entries at once, as one vector of each state."""
-    first = states[0]
-    vectors = [flatten([tensors[name] for name in first]) for tensors in states]
-    result = formula(*vectors)
-    parts = result.split([v.numel() for v in first.values()])
-    values = {name: part.view(v.shape) for (name, v), part in zip(first.items(), parts)}
-    entries = {name: torch.empty_like(v, dtype=result.dtype) for name, v in first.items()}
-    overwrite(list(entries.values()), list(values.values()))
-    return entries
 
 
 def load(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
@@ -1086,6 +1113,8 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
         raise Stop(f"images of {size}x{size} do not fit --backbone "
                    f"{args.backbone} ({why}): give another {flag}", 2)
     net.to(args.device, memory_format=torch.channels_last)
+    if args.compile != "none":
+        compile_backbone(net, args.compile)
     server = Server(args, net, len(sources))
     rank, size = process()
     clients = {}
@@ -1095,6 +1124,14 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
     names = [data.name for data in sources + targets]
     sizes = [len(data.train) for data in sources]
     return Federation(args, server, clients, len(sources), names, sizes, classes)
+
+
+def compile_backbone(net: nn.Module, mode: str) -> None:
+    """Have torch.compile make kernels of the network's backbone when it is first called: of `body`, or of
+    `f` in FedGaLA's learners. What a method computes behind it stays as it is."""
+    for name, module in net.named_modules():
+        if name.rpartition(".")[2] in ("body", "f"):
+            module.compile(mode=mode)
 
 
 def finite_numbers(uploads: dict[int, Payload], logs: dict[int, dict], fed: Federation, t: int,

@@ -136,6 +136,7 @@ class Client:
         model = self.model(down).train()
         c = down["prototypes"]  # [C, D]
         known, alpha = c.any(1), alpha_of_round(args, t)
+        contrasts = bool(t and alpha and known.any())
         opt = sgd(model, args, t)
         losses, terms = [], []
         zs, ys = [], []
@@ -148,7 +149,7 @@ class Client:
             if args.prototypes == "batches":
                 zs.append(z.detach().float())
                 ys.append(y)
-            if t and alpha and known.any():
+            if contrasts:
                 l_gpc = prototypical(z.float(), c, y)
                 l_ce = cross_entropy(logits.float(), y, reduction="none")
                 loss = hybrid(l_gpc, l_ce, alpha * known[y])

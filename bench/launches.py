@@ -1,131 +1,305 @@
-"""What a round asks of a device, counted without one: operators, copies from the host, reads by the host.
+"""What a round asks of a device, counted without one: kernels, copies from the host, reads by the host.
 
-    python -m bench.launches                     # every method
+    python -m bench.launches                                     # all methods: minutes
     python -m bench.launches --only fedavg,fdse --out launches.json
 
-A round as on Office-Caltech10: four clients, 42 steps (16, 18, 3 and 5), then validation and test of each.
-Batches have 4 images of 64x64 instead of 50 of 224x224, which changes what an operator computes and not which
-ones are called. Counted is the second round, in which all terms are there.
+Kernels: a round as on Office-Caltech10 at paper scale, of four clients with 42 steps (two of each client are
+counted), and the evaluation of its validation parts. Batches have 4 images of 64x64 instead of 50 of 224x224,
+which changes what an operator computes and not which ones are called; they are called on the CPU, in bf16.
+The second round is counted: all terms are there then. An operator that is no view counts as one kernel, with
+lists of tensors as one for each 48 of them: a lower bound. `steps` are the loops over batches in local
+training; `around` is all else: states loaded and copied, logs, the server, the evaluation (which for `linear`
+methods, FedGaLA and FedEMA, comes at the end alone).
 
-An operator that is no view launches one kernel or more on a GPU; one that is given a list of tensors is
-counted once for each 48 of them, as many as a kernel takes. `steps` are those between the first batch of a
-local training and the end of its last step, `around` all others of the round: loading and copying states,
-the server, checks and evaluation. A method's own passes over images or generated representations at the
-server are steps too.
-
-Copies and reads are counted on tensors that have a shape and no values (torch's "meta" device), of one local
-training: `copies` bring numbers from the host, `reads` make the host wait for the device.
+Copies and reads: two steps of one local training in the second round on tensors that have a shape and no
+values (torch's "meta" device), with FedSR's augmentation or the method's own. A copy brings numbers from the
+host, at a read the host would wait for the device. The order of its images, one copy an epoch, is left out.
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import io
 import math
-import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import common
+import fedavg
 from plumbing.files import write_json
+from plumbing.processes import to_device
 from plumbing.provenance import provenance
 from plumbing.results import command
-from reproduce.methods import builder_of, modules, short_name
+from reproduce.methods import builder_of, modules
+from reproduce.work import Meter, client_data, without_values
 
 import torch
 from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
 
-SIZES = (80, 90, 15, 25)  # images of the domains: 64, 72, 12 and 20 to train on
-FLAGS = """
-    --rounds 3 --epochs 1 --steps 0 --batch-size 4 --image-size 64 --augment none --normalize unit
-    --weights none --device cpu --precision fp32 --threads 1 --checkpoint-every 3600 --no-figures
+SIZES = (80, 90, 15, 25)  # images of the four domains: 64, 72, 12 and 20 to train on
+STEPS = 42  # in a round of Office-Caltech10: 16, 18, 3 and 5; two of each client are counted
+CLASSES = tuple("0123456789")
+SAME = """
+    --rounds 3 --steps 2 --batch-size 4 --image-size 64 --normalize unit --weights none
+    --split 0.8/0.1/0.1 --device cpu --precision bf16 --threads 1 --checkpoint-every 3600 --no-figures
 """
-A_KERNEL = 48  # tensors
-# Operators that are no views and have no kernel either: memory, names of what is there, reads.
+OF_ONE_KERNEL = 48  # tensors of a list
+# Operators that are no views and launch nothing: memory, names of what is there, reads.
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias",
              "_local_scalar_dense", "_unsafe_view", "_reshape_alias", "lift_fresh", "set_"}
 
 
-def kernels(operator, args) -> int:
+@dataclass
+class Launches:
+    """Of one round: kernels in the steps and around them, and what around is made of; of one batch: copies
+    from the host and reads by the host."""
+
+    steps: int
+    around: int
+    parts: dict[str, int]
+    copies: float
+    reads: float
+
+    @property
+    def share(self) -> float:
+        """Of all kernels of the round those around the steps."""
+        return self.around / (self.steps + self.around)
+
+
+def arguments(module: ModuleType, *flags: str) -> common.Args:
+    """A method's arguments for the counting."""
+    words = ["--dataset", "officecaltech", "--protocol", "indomain", *SAME.split(), *flags]
+    if issubclass(module.Args, common.LinearArgs):
+        words[:4] = ["--dataset", "pacs", "--target", "d"]
+    if hasattr(module.Args, "E0"):
+        words += ["--E0", "0"]  # otherwise the one epoch would be its first part alone
+    return module.arguments(words)
+
+
+# Kernels
+
+
+def kernels(operator, args: tuple) -> int:
     """How many kernels an operator launches on a GPU, at least."""
     if operator.is_view or operator._overloadpacket.__name__ in NO_KERNEL:
         return 0
-    lists = [len(value) for value in args if isinstance(value, list | tuple) and holds_tensors(value)]
-    return math.ceil(max(lists, default=1) / A_KERNEL)
+    lists = [len(value) for value in args if isinstance(value, list | tuple) and of_tensors(value)]
+    return math.ceil(max(lists, default=1) / OF_ONE_KERNEL)
 
 
-def holds_tensors(values: list | tuple) -> bool:
+def of_tensors(values: list | tuple) -> bool:
     return bool(values) and isinstance(values[0], Tensor)
 
 
-class Launches(TorchDispatchMode):
-    """Counts operators by the phase in which they are called."""
+class Kernels(TorchDispatchMode):
+    """Counts the kernels of each part of a round."""
 
     def __init__(self):
         super().__init__()
-        self.phases, self.count, self.names = ["loop"], Counter(), {}
+        self.parts, self.count = ["loop"], Counter()
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        phase, n = self.phases[-1], kernels(operator, args)
-        self.count[phase] += n
-        self.names.setdefault(phase, Counter())[operator._overloadpacket.__name__] += n
+        self.count[self.parts[-1]] += kernels(operator, args)
         return operator(*args, **(kwargs or {}))
 
     @contextlib.contextmanager
-    def phase(self, name: str):
-        self.phases.append(name)
+    def part(self, name: str):
+        self.parts.append(name)
         try:
             yield
         finally:
-            self.phases.pop()
+            self.parts.pop()
 
-    def during(self, name: str, function):
-        """The function, whose operators count for a phase."""
+    def of(self, name: str, function: Callable) -> Callable:
+        """The function, whose kernels count for a part."""
         def counted(*args, **kwargs):
-            with self.phase(name):
+            with self.part(name):
                 return function(*args, **kwargs)
         return counted
 
-    def steps(self, loop):
-        """A loop over batches whose body counts as steps, with the making of the batches."""
+    def of_steps(self, loop: Callable) -> Callable:
+        """The loop over batches, whose body and the making of its batches count as steps."""
         def counted(*args, **kwargs):
-            self.phases.append("steps")
-            try:
+            with self.part("steps"):
                 yield from loop(*args, **kwargs)
-            finally:
-                self.phases.pop()
         return counted
 
 
+def made_domains() -> list[common.Domain]:
+    """Four domains of random images."""
+    generator = torch.Generator().manual_seed(0)
+    domains = []
+    for name, n in zip("abcd", SIZES):
+        images = torch.randint(0, 256, (n, 3, 64, 64), dtype=torch.uint8, generator=generator)
+        images = images.contiguous(memory_format=torch.channels_last)
+        domains.append(common.Domain(name, images, torch.arange(n) % len(CLASSES)))
+    return domains
+
+
+def kernels_of_a_round(module: ModuleType, *flags: str) -> Counter:
+    """The kernels of the second round, by its parts."""
+    counted, after = Kernels(), {}
+
+    class Client(module.Client):
+        train = counted.of("local", module.Client.train)
+
+    class Server(module.Server):
+        update = counted.of("server", module.Server.update)
+
+    log = common.RunFolder.log
+
+    def noting(folder, entry):
+        after[entry["round"]] = Counter(counted.count)
+        if entry["round"] == 2:
+            raise Enough
+        folder.best = {"round": 1, "val": 2.0}  # none is better, so that no test part is evaluated
+        return log(folder, entry)
+
+    with tempfile.TemporaryDirectory() as out, contextlib.ExitStack() as stack:
+        swap = Swapped(stack)
+        swap(module, "batches", counted.of_steps(common.batches))
+        swap(common, "evaluate", counted.of("evaluation", common.evaluate))
+        swap(common, "on_gpu", lambda args: True)
+        swap(common, "evaluation_batch", lambda args: 1000)
+        swap(common.RunFolder, "log", noting)
+        args = arguments(module, "--out", out, "--test-rounds", "best", *flags)
+        if args.protocol == "linear":
+            args = dataclasses.replace(args, eval_every=args.rounds)
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(contextlib.suppress(Enough))
+        stack.enter_context(counted)
+        common.rounds(Server, Client, args, builder_of(module), made_domains(), CLASSES)
+    return after[2] - after[1]
+
+
+class Enough(Exception):
+    """The rounds that are counted are over."""
+
+
+class Swapped:
+    """Puts other values into modules and classes until a stack of contexts is left."""
+
+    def __init__(self, stack: contextlib.ExitStack):
+        self.stack = stack
+
+    def __call__(self, place, name: str, value) -> None:
+        self.stack.callback(setattr, place, name, getattr(place, name))
+        setattr(place, name, value)
+
+
+# Copies and reads
+
+
 class Transfers(TorchDispatchMode):
-    """Counts, of a computation on tensors without values, what crosses between host and device."""
+    """Counts what crosses between the host and tensors without values."""
 
     def __init__(self):
         super().__init__()
-        self.copies, self.reads = Counter(), Counter()
+        self.copies = self.reads = 0
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name = operator._overloadpacket.__name__
-        place = caller()
-        if name == "_local_scalar_dense" and args[0].is_meta:
-            self.reads[name, place] += 1
+        if operator is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            self.reads += 1
             return 1.0
-        if name == "_to_copy":
-            to = kwargs.get("device", args[0].device)
-            if args[0].is_meta and to is not None and torch.device(to).type == "cpu":
-                self.reads[name, place] += 1
+        if operator is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
+            to_host = torch.device(kwargs["device"]).type == "cpu"
+            if args[0].is_meta and to_host:
+                self.reads += 1
                 return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-            if not args[0].is_meta and to is not None and torch.device(to).type == "meta":
-                self.copies[name, place] += 1
+            self.copies += not args[0].is_meta and not to_host
         return operator(*args, **kwargs)
 
 
-def caller():
-    frame = sys._getframe(2)
-    while frame and ("/torch/" in frame.f_code.co_filename or "launches" in frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+def transfers_of_a_batch(module: ModuleType, *flags: str) -> tuple[float, float]:
+    """Copies and reads in the steps of the second round, for each batch, but for the one copy of an epoch."""
+    args = arguments(module, "--precision", "fp32", *flags)
+    if args.augment == "none":
+        args = dataclasses.replace(args, augment="fedsr")
+    build, domains = builder_of(module), made_domains()
+    fed = common.federation(module.Server, module.Client, args, build, domains, CLASSES)
+    common.seed_all(0)
+    fed.server.update({0: fed.clients[0].train(fed.server.download(0), 0)}, 0)
+    down = to_device(fed.server.download(0), "meta")
+    kept = to_device(fed.clients[0].state_dict(), "meta")
+
+    args = dataclasses.replace(args, device="meta")
+    with torch.device("meta"):
+        net = build(args, 3, len(CLASSES))
+    images = torch.empty(2 * args.batch_size, 3, 64, 64, dtype=torch.uint8, device="meta")
+    rows = torch.empty(len(images), dtype=torch.int64, device="meta")
+    part = common.Data(images, rows, rows, "meta", "unit")
+    data = dataclasses.replace(client_data(images), train=part)
+    with Transfers():  # some keep their state on the host
+        client = module.Client(args, net, 0, data)
+        client.load_state_dict(kept)
+
+    seen, batches = Transfers(), 0
+
+    def watched(*args, **kwargs) -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal batches
+        with seen:
+            for batch in common.batches(*args, **kwargs):
+                batches += 1
+                yield batch
+
+    with contextlib.ExitStack() as stack:
+        swap = Swapped(stack)
+        swap(module, "batches", watched)
+        if hasattr(module, "correct"):  # behind the steps: Local's choice of a round
+            swap(module, "correct", lambda model, parts, args: [0] * len(parts))
+        stack.enter_context(without_values(Meter()))
+        client.train(down, 1)
+    epochs = batches // 2  # of two batches each
+    return (seen.copies - epochs) / batches, seen.reads / batches
+
+
+# The command
+
+
+def launches_of(name: str, *flags: str) -> Launches:
+    module = importlib.import_module(name)
+    count = kernels_of_a_round(module, *flags)
+    clients = 1 if getattr(module.Client, "pooled", False) else len(SIZES)  # who train
+    steps = count.pop("steps") * STEPS // (2 * clients)
+    return Launches(steps, sum(count.values()), dict(count), *transfers_of_a_batch(module))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.launches", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="modules, separated by commas: fedavg,baselines.fedbn")
+    parser.add_argument("--out", default="", help="JSON file for the counts")
+    flags = parser.parse_args(argv)
+    names = flags.only.split(",") if flags.only else modules()
+    unknown = sorted(set(names) - set(modules()))
+    if unknown:
+        there = ", ".join(modules())
+        parser.exit(2, f"{parser.prog}: --only {','.join(unknown)}: expected some of {there}\n")
+    rows, counts = [], {}
+    for name in tqdm(names, unit="method"):
+        found = launches_of(name)
+        counts[name] = dataclasses.asdict(found)
+        parts = " ".join(f"{part} {n}" for part, n in sorted(found.parts.items()))
+        rows.append([name, found.steps, found.around, f"{100 * found.share:.1f}%", found.copies, found.reads,
+                     parts])
+    heads = ["method", "in steps", "around", "share", "copies a batch", "reads a batch", "around: parts"]
+    print(tabulate(rows, heads))
+    if flags.out:
+        args = fedavg.arguments(["--device", "cpu"])
+        write_json(Path(flags.out), {"counts": counts, "command": command()} | provenance(args))
+
+
+if __name__ == "__main__":
+    main()

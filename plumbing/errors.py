@@ -53,6 +53,9 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         if e.filename:
             what += f": {e.filename}"
         return f"{what}; {REMEDIES.get(e.errno, 'give another file or folder')}; {kept}", 1
+    if type(e).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        why = str(e)[:120].splitlines()[0]
+        return f"torch.compile cannot compile the network ({why}): run it without --compile; {kept}", 1
     raise e
 
 

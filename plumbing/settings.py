@@ -38,8 +38,9 @@ def arg(default, text: str, *, choices=None, low=None, high=None, above=None, nu
 
     `low`/`high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change any
     number of a run (folders, checkpoint interval): such fields may differ between a run and the run that
-    resumes it. `at_test=True` marks what acts on the tested network of a left-out domain alone, so that a
-    trained run serves all its values (reproduce/retest.py).
+    resumes it; with `numbers="if set"` only a value other than the default decides, so that runs from before
+    the flag was there are the same runs. `at_test=True` marks what acts on the tested network of a left-out
+    domain alone, so that a trained run serves all its values (reproduce/retest.py).
     """
     meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers, at_test=at_test)
     return field(default=default, metadata=meta)
@@ -103,6 +104,9 @@ class RunArgs:
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor has it, "
                                  "else fp32", choices=("auto", "fp32", "tf32", "bf16"))
+    compile: str = arg("none", "torch.compile for the backbone: none, default, or reduce-overhead (with CUDA "
+                               "graphs); numbers differ in the last digits",
+                       choices=("none", "default", "reduce-overhead"), numbers="if set")
     threads: int = arg(0, "CPU threads, on which the last digits depend; 0: as many as torch takes, which "
                           "OMP_NUM_THREADS limits", low=0, numbers=False)
     deterministic: bool = arg(False, "on a GPU: PyTorch's deterministic algorithms where it has some; "
@@ -513,8 +517,10 @@ def identity(args: Args) -> dict:
     """The arguments that decide the numbers of a run; two runs are the same when these are."""
     key = {"method": method_name(args)}
     for f in dataclasses.fields(args):
-        if f.metadata["numbers"]:
-            key[f.name] = getattr(args, f.name)
+        value = getattr(args, f.name)
+        always = f.metadata["numbers"] is True
+        if always or f.metadata["numbers"] and value != f.default:
+            key[f.name] = value
     if Path(args.weights).is_file():
         key["weights"] += " " + hashlib.blake2b(Path(args.weights).read_bytes(), digest_size=8).hexdigest()
     key["device"] = args.device.split(":")[0]

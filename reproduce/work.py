@@ -235,9 +235,12 @@ def without_values(meter: Meter):
 class Shapes(Data):
     """Images that have a shape alone, of the size in which the network sees them."""
 
-    def batch(self, i: Tensor, how=None) -> tuple[Tensor, Tensor]:
+    def fetch(self, i: Tensor) -> tuple[Tensor, Tensor]:
         x = torch.empty(len(i), *self.images.shape[1:], device="meta")
         return x.contiguous(memory_format=torch.channels_last), self.labels[i]
+
+    def prepared(self, pixels: Tensor, how=None) -> Tensor:
+        return pixels
 
 
 # A method's step
