@@ -122,7 +122,7 @@ def open_device(args) -> None:
         return
     if args.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # it is not read
     torch.backends.cudnn.benchmark = not args.deterministic
     try:

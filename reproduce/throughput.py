@@ -102,8 +102,9 @@ def measured_here(records: list[dict], counted: Counted) -> tuple[Device, Error 
     return fitted([record for record in records if machine_of(record) == machine], machine, counted)
 
 
-def fitted(records: list[dict], machine: tuple, counted: Counted) -> tuple[Device, Error]:
-    """The device that explains the records' times best, by the squares of relative errors."""
+def fitted(records: list[dict], machine: tuple, counted: Counted) -> tuple[Device, Error | None]:
+    """The device that explains the records' times best, by the squares of relative errors; no error is known
+    where all are of one method."""
     names, rows, seconds = [], [], []
     for record in records:
         module = method(record["method"]).__name__
@@ -126,6 +127,8 @@ def fitted(records: list[dict], machine: tuple, counted: Counted) -> tuple[Devic
         how += f", {together} at a time on a GPU"
     device = Device(gpu or cpu, *rates(rows, seconds), f"fitted to {len(records)} recorded runs ({how})",
                     together=together)
+    if not factors:
+        return device, None
     return device, Error(len(factors), float(np.median(factors)), float(np.quantile(factors, 0.9)))
 
 

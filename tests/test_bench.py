@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from bench import bench
+from bench import bench, peers
 from bench import together as bench_together
 from tests.conftest import MODULES, ROOT, fails, zipped
 from tests.small_table import recorded, two_tables
@@ -63,9 +63,44 @@ def test_the_clock_waits_for_a_gpu(monkeypatch):
     (bench.main, ["--device", "cuda:99"], "--device cuda:99 cannot be used here"),
     (bench.main, ["--device", "abacus"], "--device is abacus"),
     (bench_together.main, ["--jobs", "1,0"], "--jobs is 1,0; expected numbers from 1 on"),
+    (peers.main, ["--with", "fate"], "--with fate is none of pfllib, flgo, flower"),
+    (peers.main, ["--with", "pfllib"], "needs --pfllib, a git clone of .*PFLlib; found none"),
+    (peers.main, ["--with", "pfllib", "--pfllib", "tests"], "needs --pfllib, .* found tests"),
 ])
 def test_bad_flags(capsys, call, flags, words):
     fails(capsys, 2, words, call, flags)
+
+
+@pytest.mark.parametrize("name, install", [
+    ("flower", r'pip install "flwr\[simulation\]"'),
+    ("flgo", "pip install flgo"),
+])
+def test_a_framework_that_is_missing_is_refused(monkeypatch, capsys, name, install):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    fails(capsys, 2, f"--with {name} needs it installed: {install}", peers.main, ["--with", name])
+
+
+@pytest.mark.slow
+def test_ours_and_the_usual_pipeline_beside_a_framework(tmp_path, office, monkeypatch, capsys):
+    """On a tiny archive, with one framework that is there and one that fails: the others have their rows."""
+    zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
+
+    def in_a_process(name, flags, folder):
+        x, y = peers.read_client(folder, 3)
+        assert x.shape == (16, 3, 64, 64) and len(y) == 16 and flags.clients == 4
+        if name == "flgo":
+            raise bench_together.Stop("flgo: it fails")
+        return 7.0
+    monkeypatch.setattr(peers, "in_a_process", in_a_process)
+    monkeypatch.setattr(peers, "refuse_missing", lambda flags: None)
+    peers.main(["--archives", str(tmp_path / "archives"), "--data", str(tmp_path / "data"), "--size", "64",
+                "--with", "flgo,pfllib", "--out", str(tmp_path / "p.json")])
+    written = json.loads((tmp_path / "p.json").read_text())
+    assert written["device"] == "cpu" and written["seconds"]["pfllib"] == 7.0
+    rows = ["ours, auto: training", "ours, auto: whole round", "ours, fp32: training",
+            "ours, fp32: whole round", "usual pipeline", "pfllib"]
+    assert list(written["seconds"]) == rows and min(written["seconds"].values()) > 0
+    assert "peers: flgo: it fails" in capsys.readouterr().err
 
 
 def test_a_run_that_ends_early_ends_the_series(monkeypatch, capsys, tmp_path):

@@ -91,7 +91,7 @@ def test_a_run_says_on_what_it_was(tmp_path):
     hardware = result["hardware"]
     assert hardware["gpu"] == torch.cuda.get_device_name(DEVICE) and hardware["gpu_peak_memory_mib"] > 0
     assert hardware["runs_on_gpu"] == 1 and hardware["deterministic"]
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -101,7 +101,7 @@ def test_deterministic_runs_are_the_same(tmp_path, method):
         warnings.simplefilter("always")
         for out in ("a", "b"):
             run_here(method, tmp_path / out, *one_run(method), "--device", DEVICE, "--deterministic")
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     same = same_metrics(tmp_path / "a", tmp_path / "b")
     without = sorted({str(w.message).split()[0] for w in caught if "deterministic" in str(w.message)})
     if without:

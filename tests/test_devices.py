@@ -1,0 +1,160 @@
+"""Devices: which one a run takes, how a GPU is prepared, and what a record says of it. There need not be one:
+others stand for it."""
+
+import dataclasses
+import os
+from types import SimpleNamespace
+
+import common
+import fedavg
+from plumbing import processes, provenance
+from plumbing.errors import Stop
+from plumbing.settings import choose_device
+from reproduce import throughput
+from reproduce.records import alone
+from reproduce.throughput import machine_of, measured_here
+from reproduce.work import Counted, Work
+from tests.conftest import parsed
+from tests.small_table import record
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture
+def two_gpus(monkeypatch) -> list[str]:
+    """As if there were two GPUs, which nothing may touch; what is set current."""
+    current = []
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    return current
+
+
+@pytest.mark.parametrize("asked, local_rank, found", [
+    ("auto", "0", "cuda:0"),
+    ("cuda", "0", "cuda:0"),
+    ("cuda", "3", "cuda:1"),
+    ("cuda:1", "0", "cuda:1"),
+    ("cuda:01", "0", "cuda:1"),
+    ("cpu", "0", "cpu"),
+])
+def test_the_device_of_a_run(two_gpus, monkeypatch, asked, local_rank, found):
+    """It is chosen without opening a GPU: here each allocation on one would fail."""
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert choose_device(asked) == found and two_gpus == []
+
+
+@pytest.mark.parametrize("asked, words", [
+    ("cuda:2", "it finds cuda:0, cuda:1"),
+    ("cuda:x", "it finds cuda:0, cuda:1"),
+    ("gpu", "expected auto, cpu, cuda or cuda:N"),
+])
+def test_a_gpu_that_is_not_there(two_gpus, asked, words):
+    with pytest.raises(Stop, match=f"--device (is )?{asked}.*{words}") as stop:
+        choose_device(asked)
+    assert stop.value.code == 2
+
+
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == "cpu"
+    words = "--device cuda cannot be used here: (PyTorch finds no GPU|this PyTorch is built without CUDA)"
+    with pytest.raises(Stop, match=words):
+        choose_device("cuda")
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Settings of torch that a test changes, put back behind it."""
+    for name in ("benchmark", "deterministic"):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield
+    torch.set_deterministic_debug_mode("default")
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_how_a_gpu_is_opened(two_gpus, backends, monkeypatch, deterministic):
+    """cuDNN times its algorithms, unless the run is to be deterministic."""
+    on_cpu = parsed("fedavg", "--device", "cpu")
+    monkeypatch.setattr(processes.torch, "empty", lambda count, device: two_gpus.append(f"opened {device}"))
+    args = dataclasses.replace(on_cpu, device="cuda:1", deterministic=deterministic)
+    processes.open_device(args)
+    assert two_gpus == ["cuda:1", "opened cuda:1"]
+    assert torch.backends.cudnn.benchmark is not deterministic
+    assert torch.are_deterministic_algorithms_enabled() is deterministic
+    assert torch.is_deterministic_algorithms_warn_only_enabled() is deterministic
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if deterministic else None)
+
+
+def test_the_flag_does_nothing_on_a_cpu(two_gpus, backends):
+    processes.open_device(parsed("fedavg", "--device", "cpu", "--deterministic"))
+    assert not torch.are_deterministic_algorithms_enabled() and two_gpus == []
+
+
+def test_a_gpu_that_cannot_be_opened_is_one_line(two_gpus, backends, monkeypatch):
+    def busy(count, device):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nat line 7")
+    args = dataclasses.replace(parsed("fedavg", "--device", "cpu"), device="cuda:0")
+    monkeypatch.setattr(processes.torch, "empty", busy)
+    words = "^--device cuda:0 cannot be used here: CUDA error: all .* are busy$"
+    with pytest.raises(Stop, match=words) as stop:
+        processes.open_device(args)
+    assert stop.value.code == 2
+
+
+def test_a_run_opens_its_device(monkeypatch):
+    opened = []
+    monkeypatch.setattr(processes, "open_device", opened.append)
+    args = parsed("fedavg", "--device", "cpu")
+    processes.prepare(args)
+    assert opened == [args] and common.prepare is processes.prepare
+
+
+def test_what_a_record_says_of_a_gpu(monkeypatch):
+    """How many runs shared it, as the runner has said; nothing of a CPU."""
+    on_cpu = fedavg.arguments(["--device", "cpu"])
+    on_gpu = dataclasses.replace(on_cpu, device="cuda:0", deterministic=True)
+    monkeypatch.delenv(provenance.RUNS_ON_GPU, raising=False)
+    assert provenance.on_gpu(on_cpu) == {}
+    assert provenance.on_gpu(on_gpu) == {"runs_on_gpu": 1, "deterministic": True}
+    for said, runs in (("4", 4), ("", 1), ("many", 1)):
+        monkeypatch.setenv(provenance.RUNS_ON_GPU, said)
+        assert provenance.start(on_gpu)["runs_on_gpu"] == runs
+    assert "runs_on_gpu" not in provenance.start(on_cpu)
+
+
+def test_times_of_a_shared_gpu_are_not_compared():
+    part = {"load": 1.0, "runs_on_gpu": 1}
+    hardware = {"threads": 2, "load": 1.0, "runs_on_gpu": 1}
+    assert alone({"hardware": hardware, "code": [part]})
+    assert not alone({"hardware": hardware | {"runs_on_gpu": 2}, "code": [part]})
+    assert not alone({"hardware": hardware, "code": [part, part | {"runs_on_gpu": 3}]})
+
+
+def test_a_plan_tells_shared_gpus_from_others(two_gpus, monkeypatch):
+    """Records of runs that shared one are fitted by themselves, and the device says how many did. Those of
+    one method alone say nothing of the error."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA X")
+    counted = SimpleNamespace(total=Work(1e12, 0, 0))
+    monkeypatch.setattr(throughput, "work_of", lambda *_: counted)
+    monkeypatch.setattr(throughput, "rates", lambda rows, seconds: np.array([1e-12, 0.0, 0.0]))
+    records = []
+    for together, count in ((1, 5), (4, 6)):
+        for seed in range(count):
+            hardware = {"gpu": "NVIDIA X", "cpu": "x", "threads": 2, "runs_on_gpu": together}
+            records.append(record("fedavg", ["--device", "cpu", "--precision", "fp32", "--seed", str(seed)],
+                                  seconds={"train": 100.0 * together}, hardware=hardware))
+    assert machine_of(records[0])[-1] == 1 and machine_of(records[-1])[-1] == 4
+    device, error = measured_here(records, Counted())
+    how = "6 recorded runs (2 threads, fp32, 4 at a time on a GPU)"
+    assert error is None and device.together == 4 and how in device.described
+    device, _ = measured_here(records[:5], Counted())
+    assert device.together == 1 and "at a time" not in device.described
