@@ -27,16 +27,24 @@ from typing import Protocol
 
 from plumbing.archives import download, find_archive
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
-from plumbing.catalog import FOLDERS
+from plumbing.catalog import source_of
 from plumbing.decoding import load_folders
 from plumbing.errors import Stop, ending, out_of_memory, said_if_long, speaks
 from plumbing.extending import extend
-from plumbing.processes import from_server, merged, prepare, process, to_device
+from plumbing.processes import from_server, merged, open_device, prepare, process, set_precision, to_device
 from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, several_runs
 from plumbing.seeds import of_seed, refuse_summary, show_seeds
 from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, seed_numbers, shares
 from plumbing.signals import handled, interrupt
 from plumbing.tensors import copied, entrywise, overwrite
+from plumbing.trained import (
+    arguments_from,
+    fitting,
+    method,
+    read_kept,
+    refuse_other_code,
+    refuse_other_images,
+)
 from plumbing.weights import load_pretrained, read_weights
 
 import numpy as np
@@ -89,7 +97,7 @@ def load_domains(args: Args) -> tuple[list[Domain], tuple[str, ...]]:
         rows = rows_of_rotated_mnist(args, labels)
         domains, classes = rotated_mnist(images[rows], labels[rows], args.image_size), tuple("0123456789")
     else:
-        decoded, classes = load_folders(args, FOLDERS[args.dataset])
+        decoded, classes = load_folders(args, source_of(args.dataset))
         domains = [Domain(name, images, labels) for name, images, labels in decoded]
     for d in domains:
         if args.limit:
@@ -113,7 +121,7 @@ def seed_name(args: Args, domain: str) -> str:
 def rotate(images: Tensor, angle: float, size: int, interpolation: str = "bilinear") -> Tensor:
     """uint8 [N, 1, h, w] -> [N, 1, size, size], resized and turned counter-clockwise by `angle` degrees."""
     from torchvision.transforms.v2 import InterpolationMode, functional
-    if images.shape[-1] != size:
+    if images.shape[-2:] != (size, size):
         images = functional.resize(images, [size, size], antialias=True)
     if angle:
         images = functional.rotate(images, angle, interpolation=InterpolationMode(interpolation))
@@ -1062,6 +1070,7 @@ class Federation:
     names: list[str]  # of all clients and then the targets
     sizes: list[int]  # training images of the K clients
     classes: tuple[str, ...]
+    channels: int
 
     @property
     def has_target(self) -> bool:
@@ -1076,6 +1085,11 @@ class Federation:
         for k, client in self.clients.items():
             client.model(self.server.download(k))
             break  # one is enough to see whether the tensors fit
+
+    def data(self) -> dict:
+        """Who takes part, and what the images show: enough to build the networks without any image."""
+        return {"clients": self.names[:self.K], "targets": self.names[self.K:], "classes": list(self.classes),
+                "channels": self.channels}
 
     def described(self) -> str:
         """4 clients (amazon, caltech, dslr, webcam), 2,025 images to train on, tested on ..."""
@@ -1101,6 +1115,12 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
     sources, targets = make_clients(args, domains, len(classes))
     if getattr(Client, "pooled", False):
         pool(sources)
+    return assembled(Server, Client, args, build, sources, targets, shape, classes)
+
+
+def assembled(Server, Client, args: Args, build, sources: list[ClientData], targets: list[ClientData],
+              shape: tuple[int, ...], classes: tuple[str, ...]) -> Federation:
+    """The server and the clients of these data, whose images have `shape` (C, H, W)."""
     seed_all(args.seed, "init")
     try:
         net = build(args, shape[0], len(classes))
@@ -1123,7 +1143,93 @@ def federation(Server, Client, args: Args, build, domains: list[Domain],
             clients[k] = Client(args, net, k, data)
     names = [data.name for data in sources + targets]
     sizes = [len(data.train) for data in sources]
-    return Federation(args, server, clients, len(sources), names, sizes, classes)
+    return Federation(args, server, clients, len(sources), names, sizes, classes, shape[0])
+
+
+@dataclass
+class Trained:
+    """What is known of a network that `load_run` returns, as `net.run`."""
+
+    args: Args  # of the run; `args.image_size` and `args.normalize` say how images are prepared
+    client: str
+    round: int
+    classes: tuple[str, ...]  # in the order of the outputs
+    channels: int  # 1: gray, 3: RGB
+
+    def inputs(self, pixels: Tensor) -> Tensor:
+        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them."""
+        whole = torch.arange(len(pixels))
+        data = Data(pixels, whole, torch.zeros_like(whole), self.args.device, self.args.normalize)
+        x, _ = data.batch(whole)
+        return x
+
+
+def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",
+             data: str = "data", archives: str = "", any_code: bool = False) -> nn.Module:
+    """The network that a client is tested with, in eval mode, from the output folder of a run of any method,
+    finished or not; what is known of it is in `net.run`, see `Trained`.
+
+    `client` is its name or number; None is the left-out domain, or the first client where none is left out.
+    `which` is best (validation round) or last; without labels the last one is taken, and the outputs are
+    representations in the place of logits. The images are needed only for a network that adapts to those of
+    the left-out domain, and for folders without `data` in settings.json; `data` and `archives` say where they
+    are, as the flags of a run. Stop if the folder holds no run, or one by other sources without `any_code`.
+
+    It gives the accuracies of the run with the run's precision (`autocast(net.run.args)`), but for the last
+    digits that `--compile` changes. torch's random numbers start as in the run's evaluation; a network that
+    draws z (FedSR's and FedCiR's) drew there first for a client's validation part and then for its test part.
+    """
+    kept = read_kept(folder, which)
+    args = arguments_from(kept.key, kept.file, device, data, archives)
+    if not any_code:
+        refuse_other_code(kept, args)
+    args.weights = "none"  # the state has all of them
+    args.compile = "none"
+    module = method(kept.key["method"])
+    build = getattr(module, "build", backbone)
+    open_device(args)
+    set_precision(args)
+    fed, k = None, 0
+    with fitting(kept.file, kept.key["method"]):
+        if kept.data:
+            fed = without_images(module, args, build, **kept.data)
+            k = number_of(client, fed)
+        if fed is None or (k >= fed.K and adapts(args)):
+            refuse_other_images(args, kept.key)
+            fed = federation(module.Server, module.Client, args, build, *load_domains(args))
+            k = number_of(client, fed)
+        fed.load_state_dict(to_device(kept.state, args.device))
+    net = tested_model(fed, k, kept.round).eval()
+    net.run = Trained(args, fed.names[k], kept.round, fed.classes, fed.channels)
+    return net
+
+
+def without_images(module, args: Args, build, clients: list[str], targets: list[str], classes: list[str],
+                   channels: int) -> Federation:
+    """Server and clients without any image, for what needs none."""
+    shape = (channels, args.image_size, args.image_size)
+    images, none = torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.long)
+    part = Data(images, none, none, args.device, args.normalize)
+    sources = [ClientData(name, part, part, part) for name in clients]
+    unseen = [ClientData(name, part, part, part, unseen=True) for name in targets]
+    return assembled(module.Server, module.Client, args, build, sources, unseen, shape, tuple(classes))
+
+
+def adapts(args: Args) -> bool:
+    """Whether the network of a left-out domain may depend on its images."""
+    return any(f.metadata["at_test"] for f in dataclasses.fields(args))
+
+
+def number_of(client: str | int | None, fed: Federation) -> int:
+    """The number of a client by its name or number; None: the left-out domain's, or else the first one's."""
+    if client is None:
+        return fed.K if fed.has_target else 0
+    if client in fed.names:
+        return fed.names.index(client)
+    if str(client).isdecimal() and int(client) < len(fed.names):
+        return int(client)
+    raise Stop(f"{client!r} is no client of this run; it has {', '.join(fed.names)} (or their numbers, 0 to "
+               f"{len(fed.names) - 1})", 2)
 
 
 def compile_backbone(net: nn.Module, mode: str) -> None:

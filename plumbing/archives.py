@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from plumbing.catalog import FOLDERS, Folders
+from plumbing.catalog import FOLDERS, Folders, own_folder
 from plumbing.errors import Stop
 from plumbing.files import locked
 
@@ -141,8 +141,19 @@ def has_folders(folder: Path) -> bool:
     return folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
 
 
+def existing(folder: Path) -> Path:
+    """The folder of one's own images. Stop if there is none."""
+    if folder.is_dir():
+        return folder
+    what = "is a file" if folder.exists() else "does not exist"
+    raise Stop(f"--dataset folder:{folder}: {what}; expected a folder with images in <domain>/<class>/", 2)
+
+
 def locate(args, source: Folders) -> list[Path]:
     """What a dataset is read from: a folder with its unpacked images, its archives, or downloads."""
+    own = own_folder(args.dataset)
+    if own:
+        return [existing(own)]
     folder = unpacked(args, args.dataset)
     if folder:
         return [folder]

@@ -11,7 +11,11 @@ others; they add up to its official splits. None: not checked, because not known
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+
+OWN = "folder:"  # --dataset folder:PATH, images of one's own
 
 
 @dataclass(frozen=True)
@@ -258,3 +262,30 @@ FOLDERS = {
         unpacked="iwildcam_v2.0",
     ),
 }
+
+
+# Images of one's own: PATH/<domain>/<class>/, whose names are those of the domains and classes.
+OWN_IMAGES = Folders(files={}, domains={}, classes=(), layout="in_own_folders")
+
+
+def own_folder(dataset: str) -> Path | None:
+    """PATH of `folder:PATH`; None for the datasets above."""
+    if dataset.startswith(OWN):
+        return Path(dataset.removeprefix(OWN))
+    return None
+
+
+def source_of(dataset: str) -> Folders:
+    """What is known of a dataset of image files; KeyError if it is none."""
+    if own_folder(dataset):
+        return OWN_IMAGES
+    return FOLDERS[dataset]
+
+
+def short_name(dataset: str) -> str:
+    """The name of a dataset in the names of files: of `folder:PATH` that of the folder, without signs that a
+    shell or a file system may take for others."""
+    folder = own_folder(dataset)
+    if folder is None:
+        return dataset
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:40] or "folder"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import mmap
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from plumbing.archives import ImageFiles, locate
-from plumbing.catalog import Folders
+from plumbing.catalog import Folders, own_folder, short_name
 from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.listings import Listing, list_images
@@ -43,7 +44,7 @@ def load_folders(args, source: Folders) -> tuple[list[tuple[str, Tensor, Tensor]
     Returns its domains, each (name, images uint8 [N, 3, size, size], labels int64 [N]), and the class names.
     """
     files = ImageFiles(locate(args, source))
-    cache = Path(args.data) / "cache" / f"{args.dataset}-{args.image_size}-{files.fingerprint()}"
+    cache = Path(args.data) / "cache" / cache_name(args, files)
     if not is_whole(cache):
         with locked(cache.parent / ".lock"):
             remove_leftovers(cache.parent)
@@ -58,6 +59,8 @@ def load_folders(args, source: Folders) -> tuple[list[tuple[str, Tensor, Tensor]
     limit_reading_ahead([pixels for _, pixels, _ in domains])
     if left_out:
         tell_left_out(args.dataset, left_out)
+    if own_folder(args.dataset):
+        tell_missing(args.dataset, domains, classes)
     return [(name, as_tensor(pixels), labels) for name, pixels, labels in domains], classes
 
 
@@ -68,7 +71,30 @@ def tell_left_out(dataset: str, files: list[str]) -> None:
     print(f"{dataset}: {len(files)} files are no images and were left out: {names}", file=sys.stderr)
 
 
+def tell_missing(dataset: str, domains: list[tuple[str, np.memmap, Tensor]],
+                 classes: tuple[str, ...]) -> None:
+    """Say which classes some domains of one's own images lack: it may be meant, or two spellings of one."""
+    found = []
+    for name, _, labels in domains:
+        present = set(labels.tolist())
+        missing = [c for label, c in enumerate(classes) if label not in present]
+        if missing:
+            found.append(f"{name} has none of {', '.join(missing)}")
+    if found:
+        print(f"{dataset}: not every class is in every domain: {'; '.join(found)}", file=sys.stderr)
+
+
 # The cache: <domain>.npy, files.json and, written last, index.json
+
+
+def cache_name(args, files: ImageFiles) -> str:
+    """What a cache is known by: dataset, size and content; of one's own images the folder's path too, as
+    times and sizes may be equal in two folders."""
+    name = f"{short_name(args.dataset)}-{args.image_size}-{files.fingerprint()}"
+    if own_folder(args.dataset):
+        path = os.fsencode(args.dataset)
+        name += hashlib.blake2b(path, digest_size=4).hexdigest()
+    return name
 
 
 def is_whole(cache: Path) -> bool:
@@ -185,7 +211,10 @@ def decode_one(files: ImageFiles, canvas: Canvas, name: str, read: Callable[[], 
     try:
         rgb = to_rgb(read(), canvas.size)
     except Exception as e:  # whatever the archive or the decoder makes of a damaged file
-        raise Stop(f"{files}: the image {name} cannot be decoded ({e}); replace it or get the archive again")
+        advice = "replace it or get the archive again"
+        if files.paths[0].is_dir():
+            advice = "replace or remove it"
+        raise Stop(f"{files}: the image {name} cannot be decoded ({e}); {advice}")
     return canvas.write(name, rgb)
 
 
@@ -245,6 +274,17 @@ def bounded(pool: ThreadPoolExecutor, function: Callable, jobs: Iterator[tuple],
 
 def to_rgb(content: bytes, size: int) -> np.ndarray:
     """An encoded image of any mode -> uint8 [size, size, 3], antialiased, the aspect ratio not kept."""
+    image = in_eight_bits(content).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def to_gray(content: bytes) -> np.ndarray:
+    """An encoded image of any mode -> uint8 [h, w], as large as it is."""
+    return np.asarray(in_eight_bits(content).convert("L"))
+
+
+def in_eight_bits(content: bytes) -> Image.Image:
+    """An encoded image of any mode with 8 bits a pixel and channel."""
     image = Image.open(io.BytesIO(content))
     if image.mode.startswith("I"):  # 16 bits a pixel (PIL's convert would clip them at 255)
         pixels = np.asarray(image)
@@ -253,5 +293,4 @@ def to_rgb(content: bytes, size: int) -> np.ndarray:
         image = Image.fromarray((pixels >> 8).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no defined range")
-    image = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image)
+    return image

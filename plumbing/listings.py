@@ -98,6 +98,40 @@ def files_by_class(files: ImageFiles, folder: str) -> dict[str, list[str]]:
     return dict(of_class)
 
 
+def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
+    """One's own images in folders <domain>/<class>/ (or deeper): the domains and the classes that have
+    images, by name. A class that a domain lacks has no images there. Hidden files and folders are passed
+    over, and files outside the folders of classes that are no images, a table say."""
+    of_domain, left_out = {}, []  # of_domain: {domain: {class: its files}}
+    for name in sorted(files.inside):
+        parts = name.split("/")
+        if any(part.startswith(".") for part in parts) or parts[0] == "__MACOSX":
+            continue
+        if len(parts) > 2 and is_image(name):
+            of_class = of_domain.setdefault(parts[0], {})
+            of_class.setdefault(parts[1], []).append(name)
+        elif len(parts) > 2:
+            left_out.append(name)
+        elif is_image(name):
+            raise Stop(f"{files}: the image {name} is in no folder of a class; expected "
+                       "<domain>/<class>/<image>", 2)
+    classes = sorted(set().union(*of_domain.values()))
+    if len(of_domain) < 2 or len(classes) < 2:
+        raise Stop(f"{files}: expected images in <domain>/<class>/ of at least two domains and two classes; "
+                   f"found the domains {', '.join(of_domain) or 'none'} and the classes "
+                   f"{', '.join(classes) or 'none'}", 2)
+    listing = Listing(tuple(classes), {}, left_out)
+    for domain in sorted(of_domain):
+        if domain == "all" or "," in domain:
+            raise Stop(f"{files}: the domain {domain!r} cannot be named in --target and --sources, where all "
+                       "and commas mean something else: give its folder another name", 2)
+        images = []
+        for label, c in enumerate(classes):
+            images += [(name, label) for name in of_domain[domain].get(c, [])]
+        listing.images[domain] = images
+    return listing
+
+
 # DomainNet
 
 
@@ -274,6 +308,7 @@ def most_frequent(counts: dict[str, int]) -> list[str]:
 
 LAYOUTS = {
     "in_folders": in_folders,
+    "in_own_folders": in_own_folders,
     "in_lists": in_lists,
     "in_camera_traps": in_camera_traps,
     "in_camelyon17": in_camelyon17,

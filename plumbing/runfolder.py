@@ -28,6 +28,7 @@ import sys
 import time
 from pathlib import Path
 
+from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, merged, process, to_device
@@ -79,7 +80,7 @@ def folder_of(args: Args) -> Path:
     protocol = args.protocol
     if protocol != "indomain":
         protocol = f"{protocol}-{args.target}"
-    name = f"{key['method']}-{args.dataset}-{protocol}-{args.scale}-s{args.seed}-{digest_of(key)}"
+    name = f"{key['method']}-{short_name(args.dataset)}-{protocol}-{args.scale}-s{args.seed}-{digest_of(key)}"
     return Path("runs") / name
 
 
@@ -319,13 +320,15 @@ class RunFolder:
         if self.rank == 0:
             self.clean()
             self.announce(federation)
-            settings = {"method": self.key["method"], "code": self.code, "settings": settings_of(self.args)}
+            settings = {"method": self.key["method"], "code": self.code, "settings": settings_of(self.args),
+                        "data": federation.data()}
             write_json(self.path / "settings.json", settings)
             lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
             write_whole(self.path / "metrics.jsonl", lambda file: file.write(lines.encode()))
             wide = bool(sys.stderr and sys.stderr.isatty())
-            bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
-                       desc=f"{self.key['method']} {self.args.dataset}", mininterval=0.2 if wide else 30)
+            title = f"{self.key['method']} {short_name(self.args.dataset)}"
+            bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
+                       mininterval=0.2 if wide else 30)
             self.bar = self.stack.enter_context(bar)
             if self.args.tensorboard:
                 self.scalars = self.stack.enter_context(contextlib.closing(Scalars(self.path, self.history)))
@@ -486,7 +489,7 @@ class RunFolder:
             result["images_per_second"] = round(self.images / max(seconds["train"], 1e-9), 1)
             result["peak_memory_mib"] = peak_memory()
             result |= provenance(self.args) | self.begun_by()
-            title = f"{result['method']}, {self.args.dataset}, {self.args.scale}"
+            title = f"{result['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
             if self.args.figures:
                 draw_curves(self.path / "curves.png", self.history, title)
             write_json(self.path / "result.json", result)

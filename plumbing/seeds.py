@@ -8,6 +8,7 @@ import json
 import statistics
 from pathlib import Path
 
+from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import write_json
 from plumbing.runfolder import digest_of, folder_of, of_target, several_runs
@@ -31,7 +32,8 @@ def summary_file(args: Args) -> Path:
     if args.out:
         return Path(args.out) / "seeds.json"
     key = identity(args) | {"seed": seed_numbers(args.seeds)}
-    name = f"{key['method']}-{args.dataset}-{args.protocol}-{args.scale}-seeds-{digest_of(key)}.json"
+    dataset = short_name(args.dataset)
+    name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{digest_of(key)}.json"
     return Path("runs") / name
 
 

@@ -5,7 +5,8 @@ A value comes from the first of these layers that has one:
     flag             what stands on the command line
     laptop, smoke    with --scale: the method's own table for the dataset, then SCALES below
     variant NAME     with --variant: the method's VARIANTS table for the dataset
-    <dataset>        the method's PAPER table for the dataset
+    <dataset>        the method's PAPER table for the dataset; for images of one's own (folder:PATH) that of
+                     pacs, here and in the tables above
     derived          what follows from other values, such as the optimizer that goes with a learner
     default          the default of the flag
 
@@ -25,10 +26,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from plumbing.archives import ImageFiles, existing
 from plumbing.augment import AUGMENTATIONS
+from plumbing.catalog import OWN, own_folder
 from plumbing.errors import LOADING, Stop, speaks
 from plumbing.scalars import refuse_without_tensorboard
 
@@ -230,6 +234,13 @@ SCALES = {
 
 # From a command line to settings
 
+LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
+
+
+def has_settings_of(dataset: str) -> str:
+    """The dataset by whose name the tables of settings have what a dataset takes."""
+    return LIKE_OWN if own_folder(dataset) else dataset
+
 
 @dataclass
 class Layer:
@@ -256,7 +267,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     layers = layers_of(cls, paper, variants or {}, tables, given, parser)
     values, origins = merge(layers)
     if follows:
-        layers.insert(-1, Layer("derived", follows(values)))  # above the defaults alone
+        known = values | {"dataset": has_settings_of(values["dataset"])}
+        layers.insert(-1, Layer("derived", follows(known)))  # above the defaults alone
         values, origins = merge(layers)
     args = cls(**values)
     for name, value in values.items():
@@ -283,7 +295,7 @@ def print_and_exit(text: str) -> None:
 def layers_of(cls: type[Args], paper: dict, variants: dict, tables: dict, given: dict,
               parser: Parser) -> list[Layer]:
     """The layers of a command line, the strongest first, without derived values."""
-    dataset = given.get("dataset", cls.dataset)
+    dataset = has_settings_of(given.get("dataset", cls.dataset))
     scale = given.get("scale", cls.scale)
     variant = given.get("variant", getattr(cls, "variant", None))
     layers = [Layer("flag", given)]
@@ -432,12 +444,12 @@ def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
     how["type"] = type(f.default)
     choices = f.metadata["choices"]
     if f.name == "dataset":
-        how["type"], choices = canonical, datasets
+        how["type"] = partial(canonical, datasets=datasets)
         how["metavar"] = "name"  # all of them in braces are wider than a terminal
-        how["help"] += f": {', '.join(datasets)}"
+        how["help"] += f": {', '.join(datasets)}, or {OWN}PATH (images in PATH/domain/class/)"
     if choices:
         how["choices"] = choices
-    else:
+    elif "metavar" not in how:
         how["metavar"] = type(f.default).__name__
     group.add_argument(flag_of(f.name), **how)
 
@@ -462,9 +474,21 @@ def shown_value(value) -> str:
     return "empty" if value == "" else str(value)
 
 
-def canonical(dataset: str) -> str:
-    """The name of a dataset; officecaltech10 is another name of officecaltech."""
-    return "officecaltech" if dataset == "officecaltech10" else dataset
+def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
+    """The name of a dataset; officecaltech10 is another name of officecaltech. A folder is the same one from
+    wherever a command is given."""
+    if dataset.startswith(OWN):
+        path = dataset.removeprefix(OWN)
+        if not path:
+            raise argparse.ArgumentTypeError(f"{OWN} has no path; expected {OWN}PATH, with images in "
+                                             "PATH/domain/class/")
+        return OWN + os.path.abspath(os.path.expanduser(path))
+    if dataset == "officecaltech10":
+        dataset = "officecaltech"
+    if dataset not in datasets:
+        raise argparse.ArgumentTypeError(f"there are no settings for {dataset!r} here; choose from "
+                                         f"{', '.join(datasets)}, or {OWN}PATH")
+    return dataset
 
 
 # Settings shown
@@ -498,7 +522,7 @@ def differences(args: Args) -> list[str]:
         if value != f.default and f.name not in SHOWN_ANYWAY:
             origin = args.origins.get(f.name, "set directly")
             of_origin.setdefault(origin, []).append(f"{f.name.strip('_')} {shown_value(value)}")
-    strength = {"derived": 1, args.dataset: 2, args.scale: 4, "flag": 5}  # a variant: 3
+    strength = {"derived": 1, has_settings_of(args.dataset): 2, args.scale: 4, "flag": 5}  # a variant: 3
     lines = []
     for origin in sorted(of_origin, key=lambda origin: strength.get(origin, 3)):
         lines.append(f"  {origin}: {', '.join(of_origin[origin])}")
@@ -521,10 +545,18 @@ def identity(args: Args) -> dict:
         always = f.metadata["numbers"] is True
         if always or f.metadata["numbers"] and value != f.default:
             key[f.name] = value
+    if own_folder(args.dataset):
+        key["dataset"] += " " + content_of(args.dataset)
     if Path(args.weights).is_file():
         key["weights"] += " " + hashlib.blake2b(Path(args.weights).read_bytes(), digest_size=8).hexdigest()
     key["device"] = args.device.split(":")[0]
     return key
+
+
+def content_of(dataset: str) -> str:
+    """12 hexadecimal digits that change with names, sizes and times of one's own images. Stop if there is no
+    such folder."""
+    return ImageFiles([existing(own_folder(dataset))]).fingerprint()
 
 
 def as_now(theirs: dict, args: Args) -> dict:

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Modules that are around the numbers: they fetch and keep files, parse, resume and show.
 AROUND = {"plumbing.archives", "plumbing.errors", "plumbing.extending", "plumbing.files",
           "plumbing.processes", "plumbing.provenance", "plumbing.results", "plumbing.runfolder",
-          "plumbing.scalars", "plumbing.seeds", "plumbing.settings", "plumbing.signals", "plumbing.sources"}
+          "plumbing.scalars", "plumbing.seeds", "plumbing.settings", "plumbing.signals",
+          "plumbing.sources", "plumbing.trained"}
 TABLES = {"PAPER", "VARIANTS", "LAPTOP"}  # of settings, and their parts: MNIST = dict(...)
 
 

@@ -6,39 +6,20 @@ import contextlib
 import functools
 import importlib
 import io
-from pathlib import Path
 from types import ModuleType
 
 import common
 from plumbing.errors import Stop
 from plumbing.settings import Args
+from plumbing.sources import ROOT
+from plumbing.trained import file_of, is_method, method
 
-ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("Server", "Client", "Args")  # the classes of a method file
-
-
-def file_of(module: str) -> Path:
-    """The file of a module of this repository, whether there is one or not: fedavg, baselines.fedbn."""
-    return ROOT / (module.replace(".", "/") + ".py")
+__all__ = ["ROOT", "arguments", "builder_of", "file_of", "is_method", "method", "modules", "short_name"]
 
 
 def short_name(module: str) -> str:
     """The name that a method has in its records: fedbn of baselines.fedbn."""
     return module.rpartition(".")[2]
-
-
-def method(name) -> ModuleType:
-    """The module of the method that a record or result names. These are only data: they cannot have anything
-    else imported."""
-    if isinstance(name, str) and name.isidentifier():
-        for module_name in (name, f"baselines.{name}"):
-            if not file_of(module_name).is_file():
-                continue
-            module = importlib.import_module(module_name)
-            if Path(module.__file__).resolve() == file_of(module_name) and is_method(module):
-                return module
-    raise Stop(f"{str(name)[:60]!r} is no method of this repository: expected the name of a file with "
-               f"Server, Client and Args", 2)
 
 
 def modules() -> list[str]:
@@ -50,12 +31,6 @@ def modules() -> list[str]:
             if is_method(importlib.import_module(name)):
                 found.append(name)
     return found
-
-
-def is_method(module: ModuleType) -> bool:
-    """Whether a module defines what a method file does."""
-    classes = [getattr(module, part, None) for part in PARTS]
-    return all(isinstance(c, type) and c.__module__ == module.__name__ for c in classes)
 
 
 def builder_of(module: ModuleType):

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import common
 from common import ClientData, Data
-from plumbing.catalog import FOLDERS
+from plumbing.catalog import FOLDERS, own_folder
 from plumbing.settings import Args, ratios, shares
 from reproduce.measures.overhead import conv_backward
 from reproduce.methods import builder_of
@@ -391,7 +391,9 @@ class RunWork:
 
 
 def work_of(module: str, args: Args, counted: Counted) -> RunWork | None:
-    """What a run of all its rounds computes; None if that cannot be counted."""
+    """What a run of all its rounds computes; None if that cannot be counted, as of images of one's own."""
+    if own_folder(args.dataset):
+        return None
     images, parts = images_of(args), counted.of(module, args)
     if parts is None:
         return None

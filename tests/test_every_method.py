@@ -59,6 +59,8 @@ def test_it_runs_and_writes_all_files(tmp_path, method):
     chosen_by_validation = "val" in rounds[-1]
     assert (tmp_path / "best.pt").exists() == chosen_by_validation
     assert Image.open(tmp_path / "curves.png").size[0] > 500
+    for which in ("best", "last"):
+        assert loaded_accuracies(tmp_path, which) == recorded_accuracies(result[which])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -66,6 +68,55 @@ def test_the_same_command_gives_the_same_bytes(tmp_path, method):
     for out in ("a", "b"):
         run_here(method, tmp_path / out, "--precision", "auto", *one_run(method))
     assert same_metrics(tmp_path / "a", tmp_path / "b")
+
+
+def recorded_accuracies(outcome: dict) -> dict:
+    """Of each client, and of the left-out domain, the accuracy in result.json."""
+    if "linear" in outcome:
+        return outcome["linear"]
+    target = {"d30": outcome["target"]} if "target" in outcome else {}
+    return outcome["clients"] | target
+
+
+def loaded_accuracies(out: Path, which: str) -> dict:
+    """The same by the networks of `common.load_run`."""
+    args = common.load_run(out, which=which).run.args
+    domains, classes = common.load_domains(args)
+    sources, targets = common.make_clients(args, domains, len(classes))
+    accuracies = {}
+    for data in sources + targets:
+        if args.protocol == "linear" and not data.unseen:
+            continue
+        net = common.load_run(out, data.name, which)
+        assert net.run.client == data.name and not net.training
+        if args.protocol == "linear":
+            accuracies[data.name] = linear_accuracies(net, data)
+        else:
+            common.correct(net, [data.val], args)  # what draws z has drawn for these before
+            (right,) = common.correct(net, [data.test], args)
+            accuracies[data.name] = right / len(data.test)
+    return accuracies
+
+
+def linear_accuracies(net: torch.nn.Module, data: common.ClientData) -> dict:
+    """Of each share of labels the accuracy of a linear classifier on a domain's representations."""
+    args, accuracies = net.run.args, {}
+    z, y = common.representations(net, data.test, args)
+    seed = common.seed_all(args.seed, "linear", data.name).initial_seed()
+    how = dict(lr=args.linear_lr, epochs=args.linear_epochs, batch=args.linear_batch)
+    for ratio in common.ratios(args.label_ratio):
+        found = common.linear_accuracy(z, y, len(net.run.classes), ratio, seed, **how)
+        accuracies[str(ratio)] = found
+    return accuracies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loaded_network_has_the_recorded_accuracies(tmp_path, method):
+    """With all that a method keeps, and in the machine's precision."""
+    result = run_here(method, tmp_path, *KEEPING[method], "--precision", "auto", "--rounds", 3)
+    for which in ("best", "last"):
+        assert loaded_accuracies(tmp_path, which) == recorded_accuracies(result[which])
 
 
 # What a method keeps between rounds decides whether a resumed run is the same, so each keeps all that it can.

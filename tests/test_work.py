@@ -37,6 +37,10 @@ def test_images_of_a_run():
     assert tenth.targets == [15]
 
 
+def test_work_on_images_of_ones_own_is_not_counted():
+    assert work_of("fedavg", of("fedavg", "--dataset", "folder:/somewhere"), Counted()) is None
+
+
 def test_counts_of_every_dataset_are_known_or_said_to_be_a_guess():
     assert sum(counts_of("pacs")[0].values()) == 9991 and not counts_of("pacs")[1]
     assert sum(counts_of("terrainc")[0].values()) == 24788 and counts_of("terrainc")[1]

@@ -3,7 +3,6 @@ again."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ import common
 from plumbing.errors import Stop
 from plumbing.files import load_file
 from plumbing.processes import open_device, set_precision, to_device
-from plumbing.settings import Args, choose_device, identity
+from plumbing.settings import Args
+from plumbing.trained import arguments_from, fitting, refuse_other_images, refuse_other_weights
 from reproduce.methods import builder_of, method
 
 from torch import nn
@@ -61,29 +61,11 @@ def is_entry(entry: dict) -> bool:
 
 
 def arguments_of(folder, data: str, archives: str) -> Args:
-    """The arguments of a finished run from its result.
-
-    A field that the record lacks takes its default, one that the method lacks today is left out; what is no
-    number of the run (folders) comes from the caller. A GPU is used if the run had one and one is here.
-    """
-    result = finished(folder)
-    cls, key = method(result["method"]).Args, result["args"]
-    values = {}
-    for f in dataclasses.fields(cls):
-        if not f.metadata["numbers"] or f.name not in key:
-            continue
-        value, kind = key[f.name], type(f.default)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            path = Path(folder) / "result.json"
-            raise Stop(f"{path}: {f.name} is {value!r}; expected a value like {f.default!r}", 2)
-        values[f.name] = value
-    args = cls(**values | {"data": data, "archives": archives, "out": str(folder)})
-    if args.weights not in ("none", "imagenet"):  # a file; its hash follows its name
-        args.weights = args.weights.rpartition(" ")[0]
-        if identity(args)["weights"] != key["weights"]:
-            raise Stop(f"the run started from the weights {key['weights']}; {args.weights} is missing or "
-                       f"another file", 2)
-    args.device = choose_device("cpu" if args.device == "cpu" else "auto")
+    """The arguments of a finished run from its result. A GPU is used if the run had one and one is here."""
+    key, file = finished(folder)["args"], Path(folder) / "result.json"
+    args = arguments_from(key, file, "cpu" if key.get("device") == "cpu" else "auto", data, archives)
+    refuse_other_weights(args, key)
+    refuse_other_images(args, key)
     return args
 
 
@@ -125,13 +107,10 @@ def federation(folder, which: str = "best", data: str = "data", archives: str = 
     open_device(args)
     set_precision(args)
     domains, classes = domains_of(args)
-    try:
+    with fitting(path, result["method"]):
         build = builder_of(module)
         fed = common.federation(module.Server, module.Client, args, build, domains, classes)
         fed.load_state_dict(to_device(saved, args.device))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-        why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
-        raise Stop(f"{path} does not fit {result['method']}.py as it is now ({why})", 2)
     return fed
 
 

@@ -1,0 +1,197 @@
+"""What a trained network says of images: the class of each, and its probability.
+
+    python -m reproduce.predict runs/fdse-... photos --client webcam
+    python -m reproduce.predict runs/fdse-... a.jpg b.png --csv predictions.csv
+
+The network is the one that the client is tested with (`common.load_run`), and the images are decoded, resized
+and normalized as the run's were. Of a folder all images in it are taken, also those in folders inside it.
+Every file that cannot be read is named, and the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import common
+from plumbing.decoding import to_gray, to_rgb
+from plumbing.errors import Stop, ending
+from plumbing.files import write_whole
+from plumbing.listings import is_image
+from plumbing.settings import Parser
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+COLUMNS = ("file", "class", "probability")
+MANY = 500  # images from which on a bar shows the progress
+
+Row = tuple[Path, str, float]
+
+
+def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
+    """(file, class, probability) of each image, by a network of `common.load_run`; and a line for each file
+    that cannot be read. Stop if the network has no classifier."""
+    run = net.run
+    if run.args.protocol == "linear":
+        raise Stop("this run had no labels: its network gives representations and no classes; "
+                   "common.load_run returns it, common.fit_linear fits a classifier to them", 2)
+    rows, problems = [], []
+    size = common.evaluation_batch(run.args)
+    bar = tqdm(total=len(files), unit="image", desc="predicting", disable=len(files) < MANY)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, bar:  # decoding releases Python's lock
+        for start in range(0, len(files), size):
+            names, images = [], []
+            some = files[start:start + size]
+            for file, image in zip(some, pool.map(partial(read_image, run=run), some)):
+                if isinstance(image, Exception):
+                    problems.append(f"{file} cannot be read as an image ({image or type(image).__name__})")
+                else:
+                    names.append(file)
+                    images.append(image)
+            if images:
+                p, labels = probabilities(net, torch.stack(images)).max(1)
+                rows += [(file, run.classes[c], v) for file, c, v in zip(names, labels.tolist(), p.tolist())]
+            bar.update(len(some))
+    return rows, problems
+
+
+def read_image(file: Path, run: common.Trained) -> Tensor | Exception:
+    """The pixels of a file as the run's are, uint8 [C, S, S]; or why there are none."""
+    size = run.args.image_size
+    try:
+        content = file.read_bytes()
+        if run.channels == 3:
+            return torch.from_numpy(np.array(to_rgb(content, size))).permute(2, 0, 1)
+        gray = torch.from_numpy(np.array(to_gray(content)))
+        return common.rotate(gray[None, None], 0, size)[0]
+    except Exception as e:  # whatever the system or the decoder makes of a file
+        return e
+
+
+@torch.no_grad()
+def probabilities(net: nn.Module, pixels: Tensor) -> Tensor:
+    """uint8 [N, C, S, S] -> the probability of each class, float32 [N, classes], on the CPU."""
+    run = net.run
+    x = run.inputs(pixels.contiguous(memory_format=torch.channels_last))
+    with common.autocast(run.args):
+        outputs = net(x)
+    outputs = outputs.float().cpu()
+    sums = outputs.sum(1)
+    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        return outputs  # an ensemble's mean probabilities (baselines/local.py)
+    return outputs.softmax(1)
+
+
+def files_of(paths: list[str]) -> list[Path]:
+    """The files, and of each folder the images below it by name. What is there and no image by its ending is
+    named; hidden files are not looked at."""
+    files, left_out = [], []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise Stop(f"{path}: no such file or folder; expected images, or folders with images", 2)
+        if not path.is_dir():
+            files.append(path)
+            continue
+        for file in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.is_dir() or hidden:
+                continue
+            if is_image(file.name):
+                files.append(file)
+            else:
+                left_out.append(str(file))
+    if left_out:
+        shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        print(f"predict: {len(left_out)} files are no images by their names and were left out: {shown}",
+              file=sys.stderr)
+    if not files:
+        raise Stop(f"there is no image in {', '.join(paths)}", 2)
+    return files
+
+
+def refuse_foreign(path: Path) -> None:
+    """Stop if `--csv` is something else than a table of predictions: it would be lost."""
+    if not path.exists():
+        return
+    if path.is_file():
+        with open(path, "rb") as file:
+            if file.readline().strip() == ",".join(COLUMNS).encode():
+                return
+    raise Stop(f"--csv {path} is there and no table of predictions: give another file; nothing was changed",
+               2)
+
+
+def write_csv(path: Path, rows: list[Row]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows)
+    content = text.getvalue().encode("utf-8", "surrogateescape")
+    write_whole(path, lambda file: file.write(content))
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each image, for people."""
+    width = max(len(c) for _, c, _ in [*rows, ("", "class", 0)])
+    lines = [f"{'class':{width}}  probability  file"]
+    for file, c, p in rows:
+        lines.append(f"{c:{width}}  {p:11.4f}  {file}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line. Exit code 2 with one line on stderr for bad usage, 1 if a file cannot be read."""
+    try:
+        flags = parsed(argv)
+        if flags.csv:
+            refuse_foreign(Path(flags.csv))
+        files = files_of(flags.images)
+        net = common.load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
+                              archives=flags.archives, any_code=flags.any_code)
+        rows, problems = predict(net, files)
+        run = net.run
+        print(f"predict: {len(rows)} of {len(files)} images, by the network of client {run.client} after "
+              f"round {run.round}", file=sys.stderr)
+        if flags.csv:
+            write_csv(Path(flags.csv), rows)
+        else:
+            print(table(rows))
+        for problem in problems:
+            print(f"predict: {problem}", file=sys.stderr)
+        if problems:
+            sys.exit(1)
+        return
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
+        message, code = ending(e, "the run is as it was")
+    print(f"predict: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="predict", allow_abbrev=False, description=__doc__.split("\n\n")[0])
+    parser.add_argument("folder", help="output folder of a run, finished or not")
+    parser.add_argument("images", nargs="+", help="files of images, or folders with images")
+    parser.add_argument("--client", help="client whose network it is, by name or number; otherwise that of "
+                                         "the left-out domain, or of the first client if none is left out")
+    parser.add_argument("--which", default="best", choices=("best", "last"),
+                        help="state of the run: best (validation round) or last [best]")
+    parser.add_argument("--csv", default="", help="file for the table, as CSV; otherwise it is printed")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... or auto [cpu]")
+    parser.add_argument("--data", default="data", help="folder of the datasets and of the decoded cache, for "
+                                                       "networks that adapt to a domain's images [data]")
+    parser.add_argument("--archives", default="", help="folder with archives downloaded before")
+    parser.add_argument("--any-code", action="store_true", help="also a network that other code has trained")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

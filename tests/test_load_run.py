@@ -1,0 +1,181 @@
+"""The network of a run by `common.load_run`: whose it is, without images, of unfinished runs, what is
+refused. That it has the recorded accuracies: test_every_method.py."""
+
+import json
+import shutil
+from pathlib import Path
+
+import common
+from plumbing.errors import Stop
+from plumbing.files import load_file
+from tests.conftest import interrupted, run_here
+from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def runs(tmp_path_factory) -> Path:
+    return labelled_runs(tmp_path_factory)
+
+
+@pytest.fixture
+def no_images(monkeypatch):
+    """Whoever asks for images gets an error."""
+    def asked(args):
+        raise Stop("asked for images")
+
+    monkeypatch.setattr(common, "load_domains", asked)
+
+
+def states(net: torch.nn.Module) -> dict:
+    return common.state(net)
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# Whose network
+
+
+def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
+    folder = runs / "fdse-lodo"
+    assert common.load_run(folder).run.client == "d0"  # the left-out domain
+    assert common.load_run(folder, 5).run.client == "d0"
+    assert common.load_run(folder, "2").run.client == "d45"
+    assert common.load_run(folder, "d75").run.client == "d75"
+    assert common.load_run(runs / "fdse-indomain").run.client == "d0"  # the first
+    by_name, other = states(common.load_run(folder, "d45")), states(common.load_run(folder, "d75"))
+    assert same(states(common.load_run(folder, 2)), by_name)
+    assert not same(by_name, other)
+
+
+@pytest.mark.parametrize("client", ["d7", 6, -1, 1.5, "", "all"])
+def test_an_unknown_client(runs, client):
+    known = "is no client of this run; it has d15, d30, d45, d60, d75, d0 .or their numbers, 0 to 5."
+    with pytest.raises(Stop, match=known) as stopped:
+        common.load_run(runs / "fdse-lodo", client)
+    assert stopped.value.code == 2
+
+
+def test_what_is_known_of_it(runs):
+    run = common.load_run(runs / "fedavg-indomain", "d30", "last").run
+    assert (run.client, run.round, run.channels, run.classes) == ("d30", 2, 1, tuple("0123456789"))
+    assert (run.args.image_size, run.args.normalize, run.args.device) == (28, "unit", "cpu")
+    pixels = torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8)
+    assert torch.equal(run.inputs(pixels), pixels.float() / 255)
+    best = json.loads((runs / "fedavg-indomain" / "result.json").read_text())["best"]["round"]
+    assert common.load_run(runs / "fedavg-indomain").run.round == best
+
+
+def test_inputs_are_normalized_as_in_the_run():
+    args = common.Args(normalize="imagenet", device="cpu")
+    run = common.Trained(args, "a", 1, ("x", "y"), 3)
+    pixels = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    normalized = run.inputs(pixels)[0, :, 0, 0].tolist()
+    assert normalized == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225])
+
+
+def test_without_labels_it_gives_representations(tmp_path_factory):
+    net = common.load_run(unlabelled_runs(tmp_path_factory) / "paper")  # has no best.pt
+    x = net.run.inputs(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
+    assert net.run.client == "d0" and net.run.round == 3
+    assert net(x).shape == net.features(x).shape
+
+
+# The images
+
+
+def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
+    for name, client in (("fedavg-indomain", 3), ("fedavg-lodo", "d0"), ("fdse-lodo", "d15")):
+        common.load_run(runs / name, client)
+    with pytest.raises(Stop, match="asked for images"):
+        common.load_run(runs / "fdse-lodo", "d0")
+
+
+def test_a_folder_without_names_of_clients_has_them_from_its_images(runs, tmp_path):
+    settings = json.loads((runs / "fdse-indomain" / "settings.json").read_text())
+    expected = states(common.load_run(runs / "fdse-indomain", "d30"))
+    del settings["data"]
+    content = json.dumps(settings).encode()
+    folder = changed_copy(runs / "fdse-indomain", tmp_path / "a", "settings.json", content)
+    assert same(states(common.load_run(folder, "d30")), expected)
+
+
+def test_weights_that_a_run_started_from_need_not_be_there(tmp_path):
+    donor = common.state(common.backbone(common.Args(), 1, 10))
+    torch.save(donor, tmp_path / "weights.pt")
+    run_here("fedavg", tmp_path / "run", "--weights", tmp_path / "weights.pt")
+    (tmp_path / "weights.pt").unlink()
+    assert common.load_run(tmp_path / "run").run.round > 0
+
+
+# Unfinished runs
+
+
+def test_of_an_unfinished_run(tmp_path, monkeypatch):
+    interrupted("fdse", monkeypatch, tmp_path, "--rounds", 4, "--checkpoint-every", 0, after=2)
+    last = common.load_run(tmp_path, "d15", "last")
+    saved = load_file(tmp_path / "checkpoint.pt", "checkpoint")
+    assert last.run.round == saved["round"] == 2
+    assert common.load_run(tmp_path).run.round == saved["best"]["round"]
+    (tmp_path / "checkpoint.pt").rename(tmp_path / "before.pt")  # between two renamings
+    assert same(states(common.load_run(tmp_path, "d15", "last")), states(last))
+    (tmp_path / "best.pt").unlink()
+    with pytest.raises(Stop, match="has no best.pt.* the last round's is there .which=.last"):
+        common.load_run(tmp_path)
+
+
+# What is refused
+
+
+def test_no_folder_of_a_run(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        message = "has no state of a run: expected an output folder with best.pt or"
+        with pytest.raises(Stop, match=message) as stopped:
+            common.load_run(folder)
+        assert stopped.value.code == 2
+    with pytest.raises(Stop, match="which is 'first'; expected best or last"):
+        common.load_run(tmp_path, which="first")
+
+
+class Runs:
+    """What unpickling would run."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("was_run"),)
+
+
+@pytest.mark.parametrize("content", [{"identity": Runs()}, {"identity": "{}"}, {"identity": "[]"}, [1], None])
+def test_a_file_that_is_no_state_or_could_run_code(runs, tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    folder = changed_copy(runs / "fedavg-indomain", tmp_path / "a", "best.pt", b"damaged")
+    if content is not None:
+        torch.save(content, folder / "best.pt")
+    with pytest.raises(Stop, match="best.pt (cannot be read|is no whole checkpoint)"):
+        common.load_run(folder)
+    assert not Path("was_run").exists()
+
+
+def test_a_state_of_another_network(runs, tmp_path):
+    shutil.copytree(runs / "fedavg-indomain", tmp_path / "a")
+    saved = load_file(tmp_path / "a" / "best.pt", "checkpoint")
+    del saved["server"]["w"]["head.bias"]
+    torch.save(saved, tmp_path / "a" / "best.pt")
+    with pytest.raises(Stop, match="best.pt does not fit fedavg.py as it is now"):
+        common.load_run(tmp_path / "a")
+
+
+def test_a_run_by_other_code(runs, tmp_path):
+    settings = json.loads((runs / "fedavg-indomain" / "settings.json").read_text())
+    settings["code"][0]["sources"] = "0123456789ab"
+    content = json.dumps(settings).encode()
+    folder = changed_copy(runs / "fedavg-indomain", tmp_path / "a", "settings.json", content)
+    with pytest.raises(Stop, match="by other code .sources 0123456789ab; here .*any_code=True") as stopped:
+        common.load_run(folder)
+    assert stopped.value.code == 2
+    expected = states(common.load_run(runs / "fedavg-indomain"))
+    assert same(states(common.load_run(folder, any_code=True)), expected)

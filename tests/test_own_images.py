@@ -1,0 +1,299 @@
+"""Images of one's own, --dataset folder:PATH: what is read, what is noticed, every kind of bad folder,
+runs."""
+
+import dataclasses
+import os
+import re
+import shlex
+import types
+from pathlib import Path
+
+import common
+from plumbing.catalog import short_name
+from plumbing.decoding import to_rgb
+from plumbing.errors import Stop
+from plumbing.runfolder import folder_of
+from plumbing.settings import differences
+from reproduce import predict
+from tests.conftest import METHODS, MODULES, ROOT, fails, metrics, one_run, parsed, run_all, run_here
+from tests.own_images import FLAGS, write_images
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_images(tmp_path / "images")
+
+
+def load(folder: Path, size: int = 16):
+    """What common.load_domains makes of it, decoded beside it."""
+    args = types.SimpleNamespace(dataset=f"folder:{folder}", image_size=size, limit=0, seed=0, archives="",
+                                 data=str(folder.parent / "data"))
+    return common.load_domains(args)
+
+
+def caches(folder: Path) -> dict[Path, int]:
+    """{file with pixels: its last change in ns}."""
+    return {path: path.stat().st_mtime_ns for path in (folder.parent / "data").rglob("*.npy")}
+
+
+# What is read
+
+
+def test_domains_classes_and_images_are_sorted_by_name(folder):
+    write_images(folder, ("east",), ("ill", "healthy"), 3)
+    domains, classes = load(folder)
+    assert classes == ("healthy", "ill")
+    assert [d.name for d in domains] == ["east", "north", "south"]
+    assert domains[0].labels.tolist() == [0] * 3 + [1] * 3
+    for d in domains:
+        expected = []
+        for c in classes:
+            for file in sorted((folder / d.name / c).iterdir()):
+                expected.append(to_rgb(file.read_bytes(), 16))
+        assert np.array_equal(d.images.permute(0, 2, 3, 1).numpy(), np.stack(expected))
+
+
+@pytest.mark.parametrize("mode, ending", [
+    ("1", "png"), ("L", "png"), ("LA", "png"), ("P", "gif"), ("RGBA", "png"), ("CMYK", "jpg"),
+    ("I;16", "tif"), ("RGB", "webp"), ("YCbCr", "jpeg"),
+])
+def test_an_image_of_any_channels_becomes_rgb(folder, mode, ending):
+    image = Image.new(mode, (9, 7))
+    if mode == "L":
+        image = Image.fromarray(np.full((7, 9), 200, np.uint8))
+    if mode == "I;16":
+        image = Image.fromarray(np.full((7, 9), 200 << 8, np.uint16))
+    image.save(folder / "north" / "healthy" / f"another.{ending.upper()}")
+    domains, _ = load(folder)
+    assert domains[0].images.shape == (21, 3, 16, 16)
+    if mode in ("L", "I;16"):
+        assert (domains[0].images[10] == 200).all()
+
+
+def test_what_is_no_image_is_named_and_what_is_hidden_is_not(folder, capsys):
+    (folder / "north" / "ill" / "notes.txt").write_text("x")
+    (folder / "table.csv").write_text("x")
+    for hidden in (".git/a/b.png", "north/.thumbs/b.png", "north/ill/._0.png", "__MACOSX/a/b.png"):
+        (folder / hidden).parent.mkdir(parents=True, exist_ok=True)
+        (folder / hidden).write_bytes(b"x")
+    domains, _ = load(folder)
+    assert [len(d.labels) for d in domains] == [20, 20]
+    said = capsys.readouterr().err
+    assert "1 files are no images and were left out: north/ill/notes.txt" in said
+
+
+def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(folder, capsys):
+    write_images(folder, ("east",), ("ill", "unclear"), 3)
+    for _ in range(2):  # also where the cache is there
+        domains, classes = load(folder)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.endswith("not every class is in every domain: east has none of healthy; north has none "
+                             "of unclear; south has none of unclear")
+    assert classes == ("healthy", "ill", "unclear")
+    assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
+
+
+# What is noticed
+
+
+def test_it_is_decoded_once(folder):
+    load(folder)
+    before = caches(folder)
+    load(folder)
+    assert len(before) == 2 and caches(folder) == before
+
+
+def test_an_added_and_a_changed_image_are_noticed(folder):
+    load(folder)
+    image = folder / "south" / "ill" / "0.png"
+    image.write_bytes((folder / "north" / "healthy" / "1.png").read_bytes())
+    domains, _ = load(folder)
+    assert np.array_equal(domains[1].images[10].permute(1, 2, 0).numpy(), to_rgb(image.read_bytes(), 16))
+    (folder / "south" / "ill" / "new.png").write_bytes(image.read_bytes())
+    domains, _ = load(folder)
+    assert len(domains[1].labels) == 21
+
+
+def test_two_folders_of_one_name_and_equal_sizes_and_times_are_not_mixed_up(tmp_path):
+    loaded = []
+    for color in (10, 200):
+        place = tmp_path / str(color) / "images"
+        for name in ("a/x/0.bmp", "a/y/0.bmp", "b/x/0.bmp", "b/y/0.bmp"):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (color,) * 3).save(place / name)
+            os.utime(place / name, (1, 1))
+        args = types.SimpleNamespace(dataset=f"folder:{place}", image_size=8, limit=0, seed=0, archives="",
+                                     data=str(tmp_path / "data"))
+        loaded.append(common.load_domains(args)[0][0].images.unique().tolist())
+    assert loaded == [[10], [200]]
+
+
+# Bad folders
+
+
+def one_domain(folder: Path) -> None:
+    (folder / "south").rename(folder.parent / "south")
+
+
+def no_images(folder: Path) -> None:
+    for path in folder.rglob("*.png"):
+        path.unlink()
+
+
+def a_file(folder: Path) -> None:
+    folder.rename(folder.parent / "old")
+    folder.write_text("x")
+
+
+def gone(folder: Path) -> None:
+    folder.rename(folder.parent / "old")
+
+
+def outside_a_class(folder: Path) -> None:
+    (folder / "north" / "0.png").write_bytes((folder / "north" / "ill" / "0.png").read_bytes())
+
+
+def one_class(folder: Path) -> None:
+    for domain in ("north", "south"):
+        (folder / domain / "ill").rename(folder.parent / domain)
+
+
+def a_name_of_all(folder: Path) -> None:
+    (folder / "south").rename(folder / "all")
+
+
+def not_readable(folder: Path) -> None:
+    (folder / "south" / "ill" / "3.png").write_bytes(b"no image")
+
+
+@pytest.mark.parametrize("change, code, words", [
+    (gone, 2, "images: does not exist; expected a folder with images in <domain>/<class>/"),
+    (a_file, 2, "images: is a file; expected a folder"),
+    (one_domain, 2, "at least two domains and two classes; found the domains north and the classes healthy"),
+    (no_images, 2, "found the domains none and the classes none"),
+    (one_class, 2, "found the domains north, south and the classes healthy"),
+    (outside_a_class, 2, "the image north/0.png is in no folder of a class; expected <domain>/<class>/"),
+    (a_name_of_all, 2, "the domain 'all' cannot be named in --target"),
+    (not_readable, 1, "the image south/ill/3.png cannot be decoded .*; replace or remove it"),
+])
+def test_bad_folders(folder, change, code, words):
+    change(folder)
+    with pytest.raises(Stop, match=words) as stopped:
+        load(folder)
+    assert stopped.value.code == code and "\n" not in str(stopped.value)
+    assert not caches(folder)
+
+
+def test_a_bad_flag(capsys):
+    fails(capsys, 2, "folder: has no path; expected folder:PATH", parsed, "fedavg", "--dataset", "folder:")
+    words = "'folders'.*choose from digits.* or folder:PATH"
+    fails(capsys, 2, words, parsed, "fedavg", "--dataset", "folders")
+
+
+# Settings and names
+
+
+@pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_folder_has_the_settings_of_pacs(method, scale):
+    own = parsed(method, "--dataset", "folder:/somewhere/images", "--scale", scale)
+    pacs = parsed(method, "--dataset", "pacs", "--scale", scale)
+    assert dataclasses.replace(own, dataset="pacs") == pacs
+    assert own.origins == pacs.origins
+    assert differences(own) == differences(pacs)
+
+
+def test_a_path_is_the_same_from_everywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    absolute = f"folder:{tmp_path / 'images'}"
+    for path in ("images", "./images/", "~/images", tmp_path / "x" / ".." / "images"):
+        assert parsed("fedavg", "--dataset", f"folder:{path}").dataset == absolute
+
+
+@pytest.mark.parametrize("path, name", [
+    ("/a/my images (2)", "my_images_2_"), ("/a/b.c-d", "b.c-d"), ("/", "folder"),
+    ("/a/" + "x" * 300, "x" * 40), ("/a/Bilder für", "Bilder_f_r"),
+])
+def test_names_of_files_have_no_path(path, name):
+    assert short_name(f"folder:{path}") == name
+    assert short_name("pacs") == "pacs"
+
+
+# Runs
+
+
+@pytest.fixture
+def flags(folder, monkeypatch) -> list:
+    monkeypatch.chdir(folder.parent)
+    return ["--scale", "smoke", "--precision", "fp32", "--dataset", "folder:images", *FLAGS]
+
+
+def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
+    args = parsed("fedavg", *flags)
+    first, = run_all("fedavg", args)
+    there = folder_of(args)
+    assert re.fullmatch(r"runs/fedavg-images-indomain-smoke-s0-[0-9a-f]{8}", str(there))
+    assert first["args"]["dataset"].startswith(f"folder:{folder} ")
+    assert "image_size 16" in capsys.readouterr().out
+    again, = run_all("fedavg", parsed("fedavg", *flags))
+    assert again == first and "holds this run, finished" in capsys.readouterr().out
+    (folder / "north" / "ill" / "new.png").write_bytes((folder / "south" / "ill" / "0.png").read_bytes())
+    fails(capsys, 2, "holds a run of other arguments .dataset folder:", run_all, "fedavg",
+          parsed("fedavg", *flags, "--out", there))
+    run_all("fedavg", parsed("fedavg", *flags))
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_leave_one_out_and_without_labels(flags, folder, capsys):
+    write_images(folder, ("east",))
+    lodo = run_all("fedavg", parsed("fedavg", *flags, "--protocol", "lodo", "--rounds", "1"))
+    assert len(lodo) == 3 and all("target" in result["best"] for result in lodo)
+    few = ["--crop", "16", "--hidden", "8", "--dim", "8", "--rounds", "1", "--target", "east", "--out", "ssl"]
+    linear, = run_all("fedgala", parsed("fedgala", *flags, *few, "--limit", "20"))
+    assert list(linear["last"]["linear"]) == ["east"]
+    args = parsed("fedavg", *flags, "--protocol", "lodo", "--target", "west")
+    words = "--target west is not a domain of folder:.*; its domains are east, north, south"
+    fails(capsys, 2, words, run_all, "fedavg", args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_on_a_folder(method, folder, tmp_path):
+    own = ["--dataset", f"folder:{folder}", "--data", tmp_path / "data", "--image-size", "64"]
+    target = ["--target", "north"] if one_run(method) else []
+    run_here(method, tmp_path / "run", *own, *target, "--rounds", "1", "--batch-size", "8")
+    assert len(metrics(tmp_path / "run")) == 1
+
+
+def commands_of_readme() -> list[list[str]]:
+    """The commands in the README's section on images of one's own."""
+    section = (ROOT / "README.md").read_text().split("## Your own data")[1].split("\n## ")[0]
+    lines = [line.partition("  #")[0] for line in section.splitlines() if line.startswith("python ")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+@pytest.mark.slow
+def test_the_readmes_example(tmp_path, monkeypatch, capsys):
+    """Each command as it is printed, on a folder as it is described."""
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "my_images", ("hospital_a", "hospital_b", "hospital_c"), count=10)
+    commands = commands_of_readme()
+    assert len(commands) == 3
+    for words in commands:
+        if words[0] == "-m":
+            assert words[1] == "reproduce.predict"
+            capsys.readouterr()
+            predict.main(words[2:])
+            said = capsys.readouterr().out.splitlines()
+            assert len(said) == 21 and said[1].split()[0] in ("healthy", "ill")
+        else:
+            method = words[0].removesuffix(".py")
+            module = MODULES[method]
+            result, = run_all(method, module.arguments(words[1:]))
+            assert torch.isfinite(torch.tensor(result["best"]["ALL"]))

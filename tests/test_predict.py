@@ -1,0 +1,155 @@
+"""What a trained network says of images, python -m reproduce.predict: prepared as the run's were, to the
+bit; nothing is skipped in silence."""
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+
+import common
+from baselines.local import Ensemble
+from plumbing.errors import Stop
+from reproduce import predict
+from tests.conftest import run_here
+from tests.own_images import FLAGS, write_images
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> Path:
+    """A folder with `images` and a `run` on them; normalized, so that each step of the preparation counts."""
+    place = tmp_path_factory.mktemp("own")
+    write_images(place / "images")
+    flags = [*FLAGS, "--normalize", "imagenet", "--data", place / "data", "--rounds", "1"]
+    run_here("fedavg", place / "run", "--dataset", f"folder:{place / 'images'}", *flags)
+    return place
+
+
+def predicted(capsys, *words) -> tuple[list[list[str]], str]:
+    """The rows of the table that is printed, and stderr."""
+    predict.main([str(word) for word in words])
+    said = capsys.readouterr()
+    return [line.split(maxsplit=2) for line in said.out.splitlines()[1:]], said.err
+
+
+def expected(net: torch.nn.Module, data: common.Data) -> torch.Tensor:
+    """The probabilities of all images of `data`, as the run's evaluation has them."""
+    with torch.no_grad(), common.autocast(net.run.args):
+        return torch.cat([net(x).float().softmax(1) for x, _ in common.in_order([data], net.run.args)])
+
+
+def test_images_are_prepared_as_the_runs_to_the_bit(own):
+    net = common.load_run(own / "run", "south")
+    args = dataclasses.replace(net.run.args, data=str(own / "data"), limit=0)  # all, in their order
+    domains, classes = common.load_domains(args)
+    d = domains[1]
+    whole = common.Data(d.images, torch.arange(20), d.labels, "cpu", "imagenet")
+    rows, problems = predict.predict(net, predict.files_of([str(own / "images" / "south")]))
+    p, labels = expected(net, whole).max(1)
+    assert problems == [] and len(rows) == 20
+    assert [c for _, c, _ in rows] == [classes[label] for label in labels]
+    assert [value for _, _, value in rows] == p.tolist()
+
+
+def test_embedded_digits_and_gray_images(tmp_path):
+    """Of 8x8 pixels, as scikit-learn has them, and of the run's 28x28."""
+    from sklearn.datasets import load_digits
+    run_here("fedavg", tmp_path / "run", "--rounds", "1", "--no-figures")
+    net = common.load_run(tmp_path / "run", "d0")
+    small = torch.from_numpy(load_digits().images[:30] * (255 / 16)).round().to(torch.uint8)
+    large = common.rotate(small[:, None], 0, 28)
+    whole = common.Data(large, torch.arange(30), torch.zeros(30, dtype=torch.long), "cpu", "unit")
+    p = expected(net, whole).max(1).values.tolist()
+    for size, images in ((8, small), (28, large[:, 0])):
+        files = []
+        for i, image in enumerate(images):
+            files.append(tmp_path / f"{size}-{i:02}.png")
+            picture = Image.fromarray(image.numpy())
+            picture.convert("RGB" if i % 2 else "L").save(files[-1])
+        rows, _ = predict.predict(net, files)
+        assert [value for _, _, value in rows] == p
+    Image.fromarray(np.zeros((9, 28), np.uint8)).save(tmp_path / "wide.png")
+    assert predict.read_image(tmp_path / "wide.png", net.run).shape == (1, 28, 28)
+
+
+def test_the_table_and_the_csv_have_the_same(own, tmp_path, capsys):
+    photos = own / "images" / "north" / "ill"
+    one = own / "images" / "south" / "ill" / "0.png"
+    rows, said = predicted(capsys, own / "run", photos, one, "--client", 1)
+    assert [Path(file) for _, _, file in rows] == [*sorted(photos.iterdir()), one]
+    assert "11 of 11 images, by the network of client south after round 1" in said
+    out = tmp_path / "new" / "a.csv"
+    for _ in range(2):  # its own table may be replaced
+        predict.main([str(own / "run"), str(photos), "--csv", str(out)])
+    assert not capsys.readouterr().out
+    table = list(csv.reader(io.StringIO(out.read_text())))
+    assert table[0] == ["file", "class", "probability"] and len(table) == 11
+    for (file, c, p), (c_printed, p_printed, file_printed) in zip(table[1:], rows):
+        assert (file, c) == (file_printed, c_printed) and abs(float(p) - float(p_printed)) <= 5e-5
+
+
+def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
+    """The others are predicted all the same; the exit code is 1."""
+    good = (own / "images" / "north" / "ill" / "0.png").read_bytes()
+    contents = {"a.png": good, "b.png": b"x", "c.jpg": b"", "d/e.png": good[:200], "f": good}
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / ".hidden.png").write_bytes(b"x")
+    with pytest.raises(SystemExit) as end:
+        predict.main([str(own / "run"), str(tmp_path), str(tmp_path / "f")])
+    said = capsys.readouterr()
+    assert end.value.code == 1
+    predicted_files = [line.split()[-1] for line in said.out.splitlines()[1:]]
+    assert predicted_files == [str(tmp_path / name) for name in ("a.png", "f")]
+    named = [line.split()[1] for line in said.err.splitlines() if "cannot be read as an image (" in line]
+    assert named == [str(tmp_path / name) for name in ("b.png", "c.jpg", "d/e.png")]
+    assert "2 of 5 images" in said.err
+    assert f"1 files are no images by their names and were left out: {tmp_path / 'f'}" in said.err
+
+
+def test_a_batch_without_a_readable_file(own, tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(SystemExit):
+        predict.main([str(own / "run"), str(tmp_path)])
+    assert capsys.readouterr().out.split() == ["class", "probability", "file"]
+
+
+def test_an_ensembles_outputs_are_probabilities_already(own):
+    net = common.load_run(own / "run")
+    both = Ensemble(net, [common.state(net), common.state(net)]).eval()
+    both.run = net.run
+    pixels = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    assert torch.allclose(predict.probabilities(both, pixels), predict.probabilities(net, pixels))
+
+
+@pytest.mark.parametrize("words, said", [
+    (["{run}", "{place}/nowhere"], "nowhere: no such file or folder"),
+    (["{run}", "{place}/run"], "there is no image in"),
+    (["{place}", "{images}"], "has no state of a run"),
+    (["{run}", "{images}", "--client", "west"], "'west' is no client of this run; it has north, south"),
+    (["{run}", "{images}", "--csv", "{run}/result.json"], "result.json is there and no table of predictions"),
+    (["{run}", "{images}", "--csv", "{place}"], "is there and no table of predictions"),
+    (["{run}", "{images}", "--device", "tpu"], "--device is tpu"),
+    (["{run}"], "required: images"),
+])
+def test_bad_usage(own, capsys, words, said):
+    names = dict(run=own / "run", place=own, images=own / "images")
+    files = {path: path.read_bytes() for path in (own / "run").iterdir() if path.is_file()}
+    with pytest.raises(SystemExit) as end:
+        predict.main([word.format(**names) for word in words])
+    err = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and said in err[-1]
+    assert {path: path.read_bytes() for path in (own / "run").iterdir() if path.is_file()} == files
+
+
+def test_a_run_without_labels_has_no_classes():
+    net = common.Net(torch.nn.Flatten(), 4, 2)
+    net.run = common.Trained(common.LinearArgs(), "a", 1, ("x", "y"), 3)
+    with pytest.raises(Stop, match="this run had no labels") as stopped:
+        predict.predict(net, [])
+    assert stopped.value.code == 2
