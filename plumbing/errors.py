@@ -25,6 +25,9 @@ REMEDIES = {
 }
 
 
+RUNS_ON_GPU = "CLEANFDG_RUNS_ON_GPU"  # in the environment of a run: how many share its GPU, at most
+
+
 class Stop(Exception):
     """A run cannot go on: one line that says what was expected, what was found and what to do."""
 
@@ -47,7 +50,10 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         what = type(e).__name__
         if str(e):
             what = str(e)[:100].splitlines()[0]
-        return f"out of memory ({what}): give smaller batches or images", 1
+        remedy = "give smaller batches or images"
+        if os.environ.get(RUNS_ON_GPU, "1") != "1":
+            remedy = f"fewer runs at a time on the GPU (--jobs), or {remedy}"
+        return f"out of memory ({what}): {remedy}", 1
     if isinstance(e, OSError):
         what = str(e.strerror or e)
         if e.filename:

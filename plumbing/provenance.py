@@ -12,13 +12,12 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from plumbing.errors import RUNS_ON_GPU
 from plumbing.processes import process
 from plumbing.sources import ROOT, data_files, files_of, hash_of, method_file
 
 import numpy as np
 import torch
-
-RUNS_ON_GPU = "CLEANFDG_RUNS_ON_GPU"  # in the environment: how many runs share the GPU, at most
 
 
 def code(args) -> dict:

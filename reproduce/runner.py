@@ -29,9 +29,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plumbing.errors import Stop
+from plumbing.errors import RUNS_ON_GPU, Stop
 from plumbing.files import locked
-from plumbing.provenance import RUNS_ON_GPU
 from plumbing.runfolder import folder_of
 from plumbing.settings import flag_of
 from plumbing.signals import handled, interrupt

@@ -217,17 +217,19 @@ def size_of_state(value) -> int:
 
 @contextlib.contextmanager
 def without_values(meter: Meter):
-    """Let training run on tensors without values: neither the optimizers' kernels nor autocast know them."""
-    autocast, optimizers = torch.autocast, (torch.optim.SGD, torch.optim.Adam)
+    """Let training run on tensors without values: neither the optimizers' kernels nor autocast nor lists of
+    numbers know them."""
+    autocast, tolist, optimizers = torch.autocast, Tensor.tolist, (torch.optim.SGD, torch.optim.Adam)
     steps = [optimizer.step for optimizer in optimizers]
     torch.autocast = lambda *_, **__: contextlib.nullcontext()
+    Tensor.tolist = lambda tensor: [1.0] * len(tensor) if tensor.is_meta else tolist(tensor)
     for optimizer in optimizers:
         optimizer.step = lambda self: meter.step(self)
     try:
         with meter:
             yield
     finally:
-        torch.autocast = autocast
+        torch.autocast, Tensor.tolist = autocast, tolist
         for optimizer, step in zip(optimizers, steps):
             optimizer.step = step
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import common
 import fedavg
-from plumbing import processes, provenance
+from plumbing import errors, processes, provenance
 from plumbing.errors import Stop
 from plumbing.settings import choose_device
 from reproduce import throughput
@@ -122,13 +122,26 @@ def test_what_a_record_says_of_a_gpu(monkeypatch):
     """How many runs shared it, as the runner has said; nothing of a CPU."""
     on_cpu = fedavg.arguments(["--device", "cpu"])
     on_gpu = dataclasses.replace(on_cpu, device="cuda:0", deterministic=True)
-    monkeypatch.delenv(provenance.RUNS_ON_GPU, raising=False)
+    monkeypatch.delenv(errors.RUNS_ON_GPU, raising=False)
     assert provenance.on_gpu(on_cpu) == {}
     assert provenance.on_gpu(on_gpu) == {"runs_on_gpu": 1, "deterministic": True}
     for said, runs in (("4", 4), ("", 1), ("many", 1)):
-        monkeypatch.setenv(provenance.RUNS_ON_GPU, said)
+        monkeypatch.setenv(errors.RUNS_ON_GPU, said)
         assert provenance.start(on_gpu)["runs_on_gpu"] == runs
     assert "runs_on_gpu" not in provenance.start(on_cpu)
+
+
+@pytest.mark.parametrize("shared, remedy", [
+    ("", "give smaller batches or images"),
+    ("1", "give smaller batches or images"),
+    ("4", "fewer runs at a time on the GPU (--jobs), or give smaller batches or images"),
+])
+def test_a_shared_gpu_without_memory(monkeypatch, shared, remedy):
+    monkeypatch.delenv(errors.RUNS_ON_GPU, raising=False)
+    if shared:
+        monkeypatch.setenv(errors.RUNS_ON_GPU, shared)
+    message, code = errors.ending(torch.OutOfMemoryError("CUDA out of memory"), "all is kept")
+    assert message == f"out of memory (CUDA out of memory): {remedy}" and code == 1
 
 
 def test_times_of_a_shared_gpu_are_not_compared():

@@ -120,9 +120,15 @@ def test_runs_that_agree_in_what_is_read_are_counted_once():
 
 
 def test_torch_is_as_before_after_counting():
-    step, autocast = torch.optim.SGD.step, torch.autocast
+    step, autocast, tolist = torch.optim.SGD.step, torch.autocast, torch.Tensor.tolist
     Counted().of("fedavg", of("fedavg", "--dataset", "digits"))
-    assert torch.optim.SGD.step is step and torch.autocast is autocast
+    assert torch.optim.SGD.step is step and torch.autocast is autocast and torch.Tensor.tolist is tolist
+
+
+def test_a_method_that_validates_while_it_trains_can_be_counted():
+    """Local reads how many images are right, a number that is not there."""
+    counted = Counted()
+    assert counted.of("baselines.local", of("baselines.local", "--dataset", "digits")) and not counted.failed
 
 
 def test_throughput_is_fitted_to_the_times():
