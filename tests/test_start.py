@@ -1,4 +1,4 @@
-"""docs/start.md: its commands are command lines; its FedProx, the README's, is that of baselines/fedprox.py."""
+"""docs/start.md: its commands are command lines; its FedProx, the README's, is baselines/fedprox.py."""
 
 import importlib.util
 import re
