@@ -111,6 +111,11 @@ def test_the_time_of_runs_that_share_gpus(monkeypatch, tmp_path):
     text = cost.plan_text(plan)
     assert "8 runs at a time on GPU 0 (x)" in text and f": {cost.clock(shared)} (an assumption until" in text
     assert cost.plan_data(plan)["gpus"]["seconds"] == pytest.approx(shared)
+    plan.device = dataclasses.replace(plan.device, operator=0.0)
+    twice = [plan.missing[1]] * 2  # the GPU computes for one as long as for the other
+    computing = 2 * plan.device.seconds_of_card(plan.works[plan.missing[1].run.key].total)
+    assert computing > plan.times[plan.missing[1].run.key] > computing / 8
+    assert cost.elapsed(plan, twice)[0] == pytest.approx(computing)
     plan.device = dataclasses.replace(plan.device, together=8)
     assert cost.elapsed(plan, plan.missing) == (pytest.approx(max(seconds / 8, longest)), cost.AS_MEASURED)
     plan.share(cards[:1], 4, 0)
