@@ -92,7 +92,8 @@ def loaded_accuracies(out: Path, which: str) -> dict:
         if args.protocol == "linear":
             accuracies[data.name] = linear_accuracies(net, data)
         else:
-            common.correct(net, [data.val], args)  # what draws z has drawn for these before
+            if not data.unseen:
+                common.correct(net, [data.val], args)  # what draws z has drawn for these before
             (right,) = common.correct(net, [data.test], args)
             accuracies[data.name] = right / len(data.test)
     return accuracies
