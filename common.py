@@ -35,7 +35,7 @@ from plumbing.processes import from_server, merged, open_device, prepare, proces
 from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, several_runs
 from plumbing.seeds import of_seed, refuse_summary, show_seeds
 from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, seed_numbers, shares
-from plumbing.signals import handled, interrupt
+from plumbing.signals import Interrupted, handled, interrupt
 from plumbing.tensors import copied, entrywise, overwrite
 from plumbing.trained import (
     arguments_from,
@@ -346,6 +346,9 @@ def target_client(args: Args, d: Domain, order: Tensor) -> ClientData:
 def source_clients(args: Args, d: Domain, order: Tensor, classes: int) -> list[ClientData]:
     """The clients of a source domain. With `linear` all images are for training: there are no labels to
     validate with."""
+    if args.clients_per_domain > len(order):
+        raise Stop(f"--clients-per-domain is {args.clients_per_domain}, more than the {len(order)} images of "
+                   f"domain {d.name}: give fewer")
     clients = []
     for m, rows in enumerate(skewed(args, d, order, classes)):
         name = d.name if args.clients_per_domain == 1 else f"{d.name}-{m}"
@@ -1448,12 +1451,17 @@ def one_line_on_failure(args: Args):
             yield
         return
     except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
+        together = isinstance(e, Interrupted) and bool(e.kept)  # all processes end after the same round
         message, code = ending(e, "nothing that was written is lost: the same command without --no-resume "
                                   "goes on from the last checkpoint, if there is one")
-    if code != 2 or speaks():
+    shown = process()[0] == 0 if together else code != 2 or speaks()
+    if shown:
         with contextlib.suppress(OSError):  # the terminal has gone
             print(f"{method_name(args)}: {message}", file=sys.stderr, flush=True)
     if process()[1] > 1:
         sys.stdout.flush()
+        if together:
+            with contextlib.suppress(Stop):
+                from_server(None)  # torchrun ends all once one has ended: not before the line is there
         os._exit(code)  # the other processes wait in a collective: torchrun ends them
     sys.exit(code)

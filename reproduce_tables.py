@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ from reproduce.tables import Table, read_tables
 from reproduce.throughput import DEVICES
 
 TABLES, RECORDS, OUT = "tables", "results/runs.jsonl", "results"  # the repository's own
+MOST_JOBS = 10_000
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -94,16 +96,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--out", OUT, "folder of what is rendered")
     add_version(parser)
     flags = parser.parse_args(argv)
-    if flags.seeds != "paper" and not (flags.seeds.isascii() and flags.seeds.isdigit() and int(flags.seeds)):
-        parser.error(f"--seeds is {flags.seeds}; it must be at least 1, or paper")
-    if flags.jobs < 0:
-        parser.error(f"--jobs is {flags.jobs}; it must be at least 0")
-    if flags.device_tflops < 0:
-        parser.error(f"--device-tflops is {flags.device_tflops:g}; it must be at least 0")
-    if flags.hours <= 0 or flags.memory_gb < 0:
-        parser.error(f"--hours is {flags.hours:g} and --memory-gb {flags.memory_gb:g}; they must be above 0 "
-                     "and at least 0")
-    wrong = wrong_gpus(flags)
+    wrong = wrong_number(flags) or wrong_gpus(flags)
     if wrong:
         parser.error(wrong)
     others = flags.tables != TABLES or flags.records != RECORDS
@@ -112,6 +105,23 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
                      "results/runs.jsonl")
     flags.gpus = gpu_numbers(flags.gpus)
     return flags
+
+
+def wrong_number(flags: argparse.Namespace) -> str:
+    """What is wrong with a number, or nothing."""
+    seeds = flags.seeds
+    whole = seeds.isascii() and seeds.isdigit() and len(seeds) < 5 and int(seeds) > 0
+    if seeds != "paper" and not whole:
+        return f"--seeds is {seeds}; it must be at least 1 and at most 9999, or paper"
+    if not 0 <= flags.jobs <= MOST_JOBS:
+        return f"--jobs is {flags.jobs}; it must be at least 0 and at most {MOST_JOBS}"
+    if not 0 <= flags.device_tflops < math.inf:
+        return f"--device-tflops is {flags.device_tflops:g}; it must be a finite number at least 0"
+    if not 0 < flags.hours < math.inf:
+        return f"--hours is {flags.hours:g}; it must be a finite number above 0"
+    if not 0 <= flags.memory_gb < math.inf:
+        return f"--memory-gb is {flags.memory_gb:g}; it must be a finite number at least 0"
+    return ""
 
 
 def gpu_numbers(text: str) -> list[str]:

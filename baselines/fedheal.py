@@ -61,7 +61,7 @@ class Args(common.Args):
     masked: str = arg("all", "what is discarded: entries of all, parameters and BN's statistics, or of the "
                              "parameters alone", choices=("all", "parameters"))
     first_counts: int = arg(1, "how many rounds a client's first one counts for in P_k; 2: FDSE's code",
-                            low=1)
+                            low=1, high=1_000_000)
 
 
 # FedAvg's settings (fedavg.py says where they are from). FDSE tuned tau on 0.1, 0.2, ..., 0.5 (Sec. A7.4) and

@@ -61,7 +61,7 @@ from plumbing.files import write_json
 from plumbing.processes import prepare
 from plumbing.provenance import cpu_name, provenance
 from plumbing.results import command
-from plumbing.settings import choose_device, choose_precision
+from plumbing.settings import Parser, choose_device, choose_precision
 from reproduce.measures.overhead import counter
 from reproduce.methods import builder_of, method, modules, short_name
 
@@ -501,20 +501,10 @@ def refuse_another_device(out: str, device: str) -> None:
         raise Stop(f"--out {out} has figures of {theirs}, not of {device}: give another one", 2)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line. Exit code 2 with one line on stderr for bad usage."""
-    try:
-        measure(argv)
-        return
-    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
-        message, code = ending(e, "no figure is kept")
-    print(f"bench: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
-def measure(argv: list[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.bench", description=__doc__.split("\n\nRows: ")[0],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, checked."""
+    parser = Parser(prog="bench", allow_abbrev=False, description=__doc__.split("\n\nRows: ")[0],
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archives", default="", help="folder with the Office-Caltech10 archive")
     parser.add_argument("--data", default="data", help="folder of the decoded cache (default: data)")
     parser.add_argument("--size", type=int, default=224,
@@ -532,6 +522,31 @@ def measure(argv: list[str] | None) -> None:
                         help="steps of --methods and --every (default: 20)")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
     flags = parser.parse_args(argv)
+    for name, least in (("size", 32), ("rounds", 1), ("steps", 1)):
+        if getattr(flags, name) < least:
+            parser.error(f"--{name} is {getattr(flags, name)}; it must be at least {least}")
+    asked = [f"--{name}" for name in ("methods", "views", "every") if getattr(flags, name)]
+    if len(asked) > 1:
+        parser.error(f"{' and '.join(asked)} are benchmarks of their own; give one of them")
+    if flags.only and asked:
+        parser.error(f"--only goes with the rounds of Office-Caltech10, not with {asked[0]}")
+    return flags
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line. Exit code 2 with one line on stderr for bad usage."""
+    flags = parsed(argv)
+    try:
+        measure(flags)
+        return
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
+        message, code = ending(e, "no figure is kept")
+    print(f"bench: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def measure(flags: argparse.Namespace) -> None:
+    """The benchmark that the flags ask for."""
     flags.device = choose_device(flags.device)
     refuse_another_device(flags.out, flags.device)
     prepare(fedavg.arguments(["--device", flags.device]))

@@ -605,13 +605,18 @@ def build(out: Path, methods: tuple[str, ...] = equations.METHODS, times: bool =
     return site
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The flags."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     arguments.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the pages")
     arguments.add_argument("--notes", action="store_true", help="write the notes alone")
     arguments.add_argument("--times", action="store_true",
                            help="estimate the times of runs that are not recorded: a minute more")
-    args = arguments.parse_args()
+    return arguments.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parsed(argv)
     for path in notes.write():
         print(f"wrote {path.relative_to(ROOT)}")
     if not args.notes:

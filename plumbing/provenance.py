@@ -60,9 +60,11 @@ def provenance(args) -> dict:
 
 
 def git(*words: str) -> str | None:
-    """What git says of this repository; None without git or repository."""
+    """What git says of this repository; None without git or repository. It takes no lock: a commit that is
+    made meanwhile would fail."""
     with contextlib.suppress(OSError):  # no git on this machine
-        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+        command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
+        done = subprocess.run(command, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else None
 
 

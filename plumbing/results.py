@@ -180,7 +180,8 @@ def record(args: Args, result: dict) -> None:
         file.seek(0)
         content = file.read()
         for line in content.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line is nobody's record
+            # A damaged line is nobody's record.
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 there = json.loads(line)
                 same = there["id"] == result["id"] and there.get("sources") == result.get("sources")
                 if same and says_as_much(there, result):

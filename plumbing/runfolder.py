@@ -165,7 +165,9 @@ def read_checkpoint(path: Path, key: dict, args: Args) -> dict | None:
 
 
 def check_progress(saved: dict) -> None:
-    """ValueError or TypeError unless a checkpoint's history and seconds are those of its rounds."""
+    """ValueError, TypeError or KeyError unless a checkpoint's history and seconds are those of its rounds,
+    and its code is known."""
+    code_of(json.loads(saved.get("code", "[]")))
     history = json.loads(saved["history"])
     if [entry["round"] for entry in history] != list(range(1, saved["round"] + 1)):
         raise ValueError
@@ -176,6 +178,14 @@ def check_progress(saved: dict) -> None:
     seconds = [saved["seconds"][part] for part in PARTS]
     if not all(type(value) is float and 0 <= value < math.inf for value in seconds):
         raise ValueError
+
+
+def code_of(parts) -> list[str]:
+    """The sources of each part of a run; ValueError, TypeError or KeyError if they are none."""
+    sources = [part["sources"] for part in parts]
+    if not isinstance(parts, list) or not all(isinstance(one, str) for one in sources):
+        raise TypeError
+    return sources
 
 
 def has_nan(value) -> bool:
@@ -193,8 +203,8 @@ def read_result(path: Path) -> dict | None:
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError,
                              RecursionError):
         result = json.loads(path.read_text())
-        whole = isinstance(result["args"], dict) and isinstance(result.get("code", []), list)
-        if summary(result) and whole:
+        code_of(result.get("code", []))
+        if summary(result) and isinstance(result["args"], dict):
             return result
     return None
 
@@ -250,7 +260,7 @@ def refuse_other_code(path: Path, parts: list[dict], args: Args,
     known to give the same numbers. `remedy` says what else than --any-code there is to do."""
     now = hash_of(method_file(args))
     same = equivalent_to(now)
-    others = [part["sources"] for part in parts if part["sources"] not in same]
+    others = [sources for sources in code_of(parts) if sources not in same]
     if not parts:
         others = ["unknown"]
     if others and not args.any_code:
@@ -379,7 +389,8 @@ class RunFolder:
         if times.exists():
             kept = []
             for line in times.read_text(errors="replace").splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # a write that was killed
+                # A write that was killed.
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                     if json.loads(line)["round"] <= self.t:
                         kept.append(line + "\n")
             write_whole(times, lambda file: file.write("".join(kept).encode()))

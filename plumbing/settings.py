@@ -23,6 +23,7 @@ import difflib
 import hashlib
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class DataArgs:
     split: str = arg("0.8/0.1/0.1", "shares of train/validation/test in each client")
     clients_per_domain: int = arg(1, "clients that share one domain", low=1)
     dirichlet: float = arg(0.0, "concentration of the label skew between the clients of a domain; 0: no skew",
-                           low=0)
+                           low=0, high=1e6)
     limit: int = arg(0, "images used of each domain, drawn by the seed; 0: all", low=0)
     normalize: str = arg("unit", "pixels: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
                          choices=("unit", "imagenet"))
@@ -112,7 +113,7 @@ class RunArgs:
                                "graphs); numbers differ in the last digits",
                        choices=("none", "default", "reduce-overhead"), numbers="if set")
     threads: int = arg(0, "CPU threads, on which the last digits depend; 0: as many as torch takes, which "
-                          "OMP_NUM_THREADS limits", low=0, numbers=False)
+                          "OMP_NUM_THREADS limits", low=0, high=1024, numbers=False)
     deterministic: bool = arg(False, "on a GPU: PyTorch's deterministic algorithms where it has some; "
                                      "without them the last digits of two runs may differ there",
                               numbers=False)
@@ -345,10 +346,15 @@ def check(args: Args, parser: Parser) -> None:
         parser.error(str(stop))
 
 
+LARGEST = (1 << 63) - 1  # a whole number that torch takes
+
+
 def violation(value, limits) -> str:
     """What a number must be, if it is not; else nothing. `limits`: low, high (included) and above (excluded),
     or None."""
     low, high, above = limits["low"], limits["high"], limits["above"]
+    if high is None and isinstance(value, int) and value > LARGEST:
+        high = LARGEST
     wrong = isinstance(value, float) and not math.isfinite(value)
     wrong = wrong or (low is not None and value < low)
     wrong = wrong or (high is not None and value > high)
@@ -596,7 +602,7 @@ def ratios(text: str) -> list[float]:
 def seed_numbers(text: str) -> list[int]:
     """'0,1,2' -> [0, 1, 2]; none comes twice. An empty text has none."""
     words = [word.strip() for word in text.split(",")] if text else []
-    whole = all(word.isascii() and word.isdigit() for word in words)
+    whole = all(word.isascii() and word.isdigit() and len(word) < 19 for word in words)
     if not whole or len({int(word) for word in words}) < len(words):
         raise Stop(f"--seeds is {text}; expected whole numbers from 0 on, each once, such as 0,1,2", 2)
     return [int(word) for word in words]
@@ -607,21 +613,21 @@ def choose_device(device: str) -> str:
     only plans runs takes none of its memory (plumbing/processes.py opens it)."""
     import torch
     kind, _, number = device.partition(":")
-    if device != "auto" and kind not in ("cpu", "cuda"):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device, re.ASCII):
         raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
     if device == "auto":
         kind = device = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         count = torch.cuda.device_count()
         if not number:  # with torchrun each process takes its own GPU
-            number = str(int(os.environ.get("LOCAL_RANK", 0)) % max(count, 1))
-        if not (number.isascii() and number.isdigit() and int(number) < count):
+            rank = os.environ.get("LOCAL_RANK", "0")
+            if not (rank.isascii() and rank.isdigit()):
+                raise Stop(f"LOCAL_RANK is {rank!r}; expected this process's number on its machine, as "
+                           "torchrun sets it: unset it, or start with torchrun", 2)
+            number = str(int(rank) % max(count, 1))
+        if int(number) >= count:
             raise Stop(f"--device {device} cannot be used here: {gpus_there(count)}", 2)
         return f"cuda:{int(number)}"
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as e:
-        raise Stop(f"--device {device} cannot be used here: {str(e).splitlines()[0]}", 2)
     return device
 
 

@@ -16,6 +16,8 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
     file."""
     if origin == "none":
         return None
+    if not origin:
+        raise Stop("--weights is empty; expected none, imagenet or a file of weights", 2)
     if origin == "imagenet":
         import torchvision
         try:

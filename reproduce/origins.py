@@ -81,7 +81,7 @@ def filled_by_other_code(folder: Path, same: set[str]) -> bool:
     """Whether an output folder has a run that sources outside of `same` have begun or gone on with."""
     if not (folder / "checkpoint.pt").exists() and not (folder / "result.json").exists():
         return False
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         parts = json.loads((folder / "settings.json").read_text())["code"]
         return not {part["sources"] for part in parts} <= same
     return True

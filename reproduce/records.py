@@ -216,7 +216,7 @@ def read_reach(path: Path) -> dict[tuple[str, str], dict[str, float]]:
     left out."""
     reach = {}
     for _, line in lines_of(path):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             measured = json.loads(line)
             spent = {name: float(value) for name, value in measured["reach"].items()}
             reach[measured["id"], measured["sources"]] = spent

@@ -20,7 +20,7 @@ import time
 import common
 from plumbing.errors import Stop, ending
 from plumbing.provenance import start
-from plumbing.results import id_of, record
+from plumbing.results import id_of, record, refuse_record
 from plumbing.settings import Args, Parser, add_flag, flag_of, violation
 from plumbing.sources import equivalent_to, hash_of, method_file
 from reproduce.measures.finished import Rebuilt, arguments_of, finished, rebuilt
@@ -119,6 +119,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     try:
         flags, changed = parsed(argv)
+        refuse_record(flags.record)
         threads = finished(flags.folder)["hardware"]["threads"]
         torch.set_num_threads(threads)  # the bytes of the adaptation depend on them
         result = retested(flags.folder, flags.data, flags.archives, **changed)
@@ -155,7 +156,7 @@ def parsed(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     for f in dataclasses.fields(cls):
         wrong = violation(changed[f.name], f.metadata) if f.name in changed else ""
         if wrong:
-            parser.error(f"{flag_of(f.name)} is {changed[f.name]}; it must be {wrong}")
+            parser.error(f"{flag_of(f.name)} is {changed[f.name]}; it must be a finite number {wrong}")
     return flags, changed
 
 

@@ -156,7 +156,8 @@ def rounds_done(folder: Path) -> int:
     try:
         lines = (folder / "timing.jsonl").read_text().splitlines()
         return json.loads(lines[-1])["round"]
-    except (OSError, ValueError, LookupError, TypeError):  # not there, or its last line is being written
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        # Not there, or its last line is being written.
         return 0
 
 

@@ -72,7 +72,7 @@ def read_lines(results: Path) -> list[dict]:
     """The lines of short_runs.jsonl; damaged ones are left out."""
     lines = []
     for _, line in lines_of(results / SHORT_RUNS):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             lines.append(json.loads(line))
     return lines
 

@@ -116,7 +116,7 @@ def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
     for path in sorted(folder.glob("*.toml"), key=place_in_order):
         try:
             tables.append(read_table(path))
-        except (AttributeError, TypeError, ValueError) as e:  # a TOMLDecodeError is a ValueError
+        except (AttributeError, TypeError, ValueError, RecursionError) as e:  # TOMLDecodeError too
             raise Stop(f"{path} is no table ({type(e).__name__}: {e})", 2)
     if not tables:
         raise Stop(f"{folder} has no tables", 2)

@@ -140,6 +140,12 @@ def start(*words, **how) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=env, **captured, **how)
 
 
+def torchrun(processes: int, *words, **how) -> subprocess.Popen:
+    """Start a run in several processes."""
+    how_many = ("--standalone", "--nproc-per-node", processes)
+    return start("-m", "torch.distributed.run", *how_many, *words, **how)
+
+
 # What a run leaves
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 
 import common
-from tests.conftest import fails, metrics, parsed, run_here
+from tests.conftest import metrics, parsed
 
 import numpy as np
 import pytest
@@ -15,24 +15,6 @@ import torchvision
 from PIL import Image
 
 DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
-
-
-@pytest.mark.parametrize("flags,code,words", [
-    (["--protocol", "lodo", "--target", "d7"], 2, "--target d7.*d0, d15, d30"),
-    (["--target", "d15"], 2, "goes with --protocol lodo"),
-    (["--archives", "/no/such/folder"], 2, "--archives /no/such/folder is not a folder"),
-    (["--backbone", "resnet18"], 2, "resnet18 takes colour images.*one channel"),
-    (["--backbone", "smallcnn", "--weights", "imagenet"], 2, "no ImageNet weights for --backbone smallcnn"),
-    (["--backbone", "smallcnn", "--image-size", "8"], 2, "smallcnn needs images of at least 16x16, not 8x8"),
-    (["--weights", "/no/such/file.pt"], 2, "/no/such/file.pt: no such file of weights"),
-    (["--limit", "5"], 1, "5 images, fewer than the 10 classes.*--limit"),
-    (["--clients-per-domain", "30"], 1, "needs at least 2/1/1"),
-    (["--dirichlet", "1"], 2, "--dirichlet 1.0 needs several clients"),
-    (["--protocol", "lodo", "--target", "d0", "--target-part", "test", "--limit", "15"], 1,
-     "d0 has 1 images to test; it needs 2"),
-])
-def test_bad_settings(capsys, tmp_path, flags, code, words):
-    fails(capsys, code, words, run_here, "fedavg", tmp_path / "run", *flags)
 
 
 # Domains

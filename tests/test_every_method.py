@@ -1,10 +1,7 @@
-"""What holds for every method alike: it runs, repeats, resumes, survives being killed, works with torchrun,
-and learns."""
+"""What holds for every method alike: it runs, repeats, resumes, works with torchrun, and learns. That it may
+be killed at any moment is in test_killed.py."""
 
 import json
-import random
-import signal
-import time
 from pathlib import Path
 
 import common
@@ -20,6 +17,7 @@ from tests.conftest import (
     run_here,
     script,
     start,
+    torchrun,
 )
 
 import pytest
@@ -223,68 +221,7 @@ def test_it_learns(tmp_path, method):
     assert 100 * result["last"][key] > floor
 
 
-# Killed processes
-
-
-@pytest.mark.parametrize("method", SEVERAL)
-def test_killed_at_random_moments(tmp_path, method):
-    """SIGKILL at random moments and start again until the run is through: the same metrics to the byte. The
-    long test of this name kills more often."""
-    kill_and_resume(tmp_path, method, kills=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_killed_ten_times(tmp_path, method):
-    kill_and_resume(tmp_path, method, kills=10)
-
-
-def kill_and_resume(tmp_path: Path, method: str, kills: int) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    rounds = 4 + 2 * kills
-    flags = ["--scale", "smoke", *one_run(method), "--rounds", rounds, "--checkpoint-every", 0]
-    words = [*script(method), *flags, "--out"]
-    assert start(*words, whole).wait() == 0
-    rng, unfinished = random.Random(0), 0
-    for _ in range(kills):
-        was_killed = kill_in_a_round(words, parts, wait=rng.random() * 0.3)
-        unfinished += was_killed and not (parts / "result.json").exists()
-    assert unfinished
-    assert start(*words, parts).wait() == 0
-    assert same_metrics(parts, whole)
-    for entry in ("best", "bytes"):
-        assert result_in(parts)[entry] == result_in(whole)[entry]
-
-
-def kill_in_a_round(words: list, out: Path, wait: float) -> bool:
-    """Start a run and kill it so many seconds after its first round; False if it had ended by then."""
-    before = rounds_in(out)
-    process = start(*words, out)
-    while process.poll() is None and rounds_in(out) <= before:
-        time.sleep(0.01)
-    time.sleep(wait)
-    process.send_signal(signal.SIGKILL)
-    return process.wait() == -signal.SIGKILL
-
-
-def rounds_in(out: Path) -> int:
-    """How many rounds are done."""
-    path = out / "metrics.jsonl"
-    if not path.exists():
-        return 0
-    return len(path.read_text().splitlines())
-
-
-def result_in(out: Path) -> dict:
-    return json.loads((out / "result.json").read_text())
-
-
 # Several processes
-
-
-def torchrun(processes: int, *words):
-    """Start a run in several processes."""
-    return start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, *words)
 
 
 @pytest.mark.parametrize("counts", [(2,), pytest.param((1, 3), marks=pytest.mark.slow)])

@@ -129,8 +129,10 @@ def test_layers_of_every_backbone():
 
 def test_the_top_may_be_the_whole_network():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    args = lgfedavg.Args(layers=5)
+    args = lgfedavg.Args(layers=2)
     assert lgfedavg.shared_entries(net.state_dict(), args) == list(net.state_dict())
+    with pytest.raises(common.Stop, match="--layers is 3; --backbone smallcnn_bn has 2 layers"):
+        lgfedavg.shared_entries(net.state_dict(), lgfedavg.Args(layers=3))
 
 
 def test_what_a_client_keeps_stays_on_the_host():

@@ -15,31 +15,6 @@ import pytest
 pytestmark = pytest.mark.xdist_group("runs")  # they leave folders in runs/
 
 
-@pytest.mark.parametrize("flags, code, words", [
-    (["--only", "fdse-77"], 2, "is no table; there are fedsr-1"),
-    (["--seeds", "0"], 2, "--seeds is 0"),
-    (["--seeds", "many"], 2, "at least 1, or paper"),
-    (["--jobs", "x"], 2, "invalid int value"),
-    (["--jobs", "-1"], 2, "--jobs is -1"),
-    (["--only", "fdse-1,typo-9"], 2, "--only typo-9 is no table"),
-    (["--gpus", "foo"], 2, "--gpus is foo; expected numbers"),
-    (["--gpus", "0,0"], 2, "--gpus is 0,0"),
-    (["--gpus", "0,1", "--executor", "slurm"], 2, "with slurm one number"),
-    (["--plan", "--gpus", "0", "--device", "two-cores"], 2, "--device two-cores has no GPU"),
-    (["--records", "other.jsonl"], 2, "give another --out"),
-    (["--records", "tests", "--out", "x"], 2, "is a folder"),
-    (["--rnu"], 2, "did you mean --run?"),
-    (["--device-tflops", "-1"], 2, "--device-tflops is -1"),
-    (["--hours", "0"], 2, "--hours is 0"),
-    (["--tables", "nowhere", "--out", "x"], 2, "has no tables"),
-])
-def test_bad_flags(capsys, flags, code, words):
-    with pytest.raises(SystemExit) as end:
-        reproduce_tables.main(flags)
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert end.value.code == code and len(lines) == 1 and words in lines[0], lines
-
-
 def test_the_help_explains_every_flag(capsys):
     with pytest.raises(SystemExit) as end:
         reproduce_tables.main(["--help"])

@@ -61,18 +61,7 @@ def test_the_command(trained, tmp_path, capsys):
     assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was
 
 
-def test_what_it_refuses(trained, tmp_path, capsys, monkeypatch):
-    run_here("fedavg", tmp_path / "fedavg", *LODO)
-    run_here("fdse", tmp_path / "indomain")
-    fails(capsys, 2, "--adapt-lr is not a flag of retest", main,
-          [str(tmp_path / "fedavg"), "--adapt-lr", "0"])
-    fails(capsys, 2, "with --protocol indomain; expected one with --protocol lodo", main,
-          [str(tmp_path / "indomain"), "--adapt-lr", "0"])
-    fails(capsys, 2, "no such file; give the output folder", main, [str(tmp_path / "nowhere")])
-    flags = [str(trained / "fdse"), "--adapt-epochs"]
-    fails(capsys, 2, "--adapt-epochs is -5; it must be at least 0", main, [*flags, "-5"])
-    fails(capsys, 2, "was tested with these values; give others of --adapt-epochs, --adapt-lr", main,
-          [*flags, "3"])
+def test_a_run_of_other_code_is_refused(trained, capsys, monkeypatch):
     monkeypatch.setattr(retest, "hash_of", lambda file: "other")
     fails(capsys, 2, "was computed by other code", main, [str(trained / "fdse"), "--adapt-lr", "0"])
 

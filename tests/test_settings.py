@@ -12,7 +12,7 @@ import reproduce_tables
 from baselines import fedprox
 from plumbing import provenance
 from plumbing.settings import SCALES, Args, LinearArgs, as_now, flag_of, identity, settings_of
-from tests.conftest import METHODS, MODULES, ROOT, fails, parsed, start
+from tests.conftest import METHODS, MODULES, ROOT, parsed, start
 
 import pytest
 import torch
@@ -249,37 +249,3 @@ def test_a_usage_error_loads_neither_torchvision_nor_the_plotting():
     words = [sys.executable, "-c", WITHOUT_THE_SLOW_ONES]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "2 []" and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("method,flags,words", [
-    ("fedavg", ["--dataset", "officehome2"], "officehome2.*officecaltech"),
-    ("fedavg", ["--tau", "1"], "--tau is not a flag of fedavg"),
-    ("fdse", ["--lamda", "1"], "did you mean --lambda"),
-    ("fedavg", ["--rounds", "0"], "--rounds is 0.*at least 1"),
-    ("fedavg", ["--rounds", "ten"], "--rounds.*ten"),
-    ("fedavg", ["--lr", "nan"], "--lr is nan.*finite"),
-    ("fedavg", ["--lr", "-1"], "--lr is -1.0.*above 0"),
-    ("fedavg", ["--batch-size", "1"], "--batch-size is 1.*at least 2"),
-    ("fedavg", ["--participation", "1.5"], "--participation is 1.5.*above 0 and at most 1"),
-    ("fedavg", ["--split", "0.5/0.5"], "--split is 0.5/0.5.*three"),
-    ("fedavg", ["--split", "0.9/0.1/0.1"], "sum to 1"),
-    ("fedavg", ["--split", "nan/0.5/0.5"], "--split is nan"),
-    ("fedavg", ["--device", "meta"], "--device is meta; expected"),
-    ("fedavg", ["--device", "cuda:99"], "--device cuda:99 cannot be used"),
-    ("fedavg", ["--device", "cpu", "--precision", "tf32"], "tf32 needs a GPU"),
-    ("fdse", ["--tau", "0"], "--tau is 0.0.*at least 0.0001"),
-    ("fedavg", ["--augment", "cutout"], "--augment.*cutout.*fedsr.*jigen"),
-    ("fedavg", ["--variant", "fedcir"],
-     "--variant fedcir has no settings for digits; it has for officecaltech"),
-    ("fedsr", ["--variant", "fedprox"], "--variant.*fedprox.*fedl2r"),
-    ("fedsr", ["--alpha-l2r", "-1"], "--alpha-l2r is -1.0.*at least 0"),
-    ("fedsr", ["--dataset", "vlcs"], "vlcs.*officehome"),
-    ("fedadg", ["--g-loss", "wgan"], "--g-loss.*wgan.*opposite"),
-    ("fedadg", ["--smoothing", "2"], "--smoothing is 2.0.*at most 1"),
-    ("fedadg", ["--projection-size", "0"], "--projection-size is 0.*at least 1"),
-    ("fedcir", ["--generator-lr", "0"], "--generator-lr is 0.0.*above 0"),
-    ("fedcir", ["--mle-samples", "1"], "--mle-samples is 1.*at least 2"),
-    ("fedcir", ["--lambda-align", "inf"], "--lambda-align is inf.*finite"),
-])
-def test_bad_flags(capsys, method, flags, words):
-    fails(capsys, 2, words, parsed, method, *flags)

@@ -1,10 +1,11 @@
 """Which code made a number: what the hash of the sources sees, and what a folder of other code's run does."""
 
 import json
+import subprocess
 import textwrap
 
 import fedavg
-from plumbing import sources
+from plumbing import provenance, sources
 from plumbing.errors import Stop
 from tests.conftest import METHODS, MODULES, fails, interrupted, metrics, parsed, run_here
 
@@ -196,3 +197,12 @@ def test_a_run_is_recorded_once_by_each_code(tmp_path, monkeypatch):
     first, second = [json.loads(line) for line in record.read_text().splitlines()]
     assert first["id"] == second["id"] and first["sources"] != second["sources"]
     assert first["method"] == fedavg.__name__
+
+
+def test_git_is_asked_without_a_lock(monkeypatch):
+    """While a run asks for the state of the files, somebody may commit."""
+    asked = []
+    done = subprocess.CompletedProcess([], 0, stdout="abc\n")
+    monkeypatch.setattr(provenance.subprocess, "run", lambda words, **how: asked.append(words) or done)
+    assert provenance.git("status") == "abc"
+    assert asked[0][:2] == ["git", "--no-optional-locks"] and asked[0][-1] == "status"

@@ -381,6 +381,7 @@ def test_rows_are_stated_once(tmp_path):
     (('module = "fdse"', ""), "it needs a module, or quoted"),
     (("trials = 4", 'figure = "pie"'), "needs trials, or figure, one of"),
     (("trials = 4", "trials = 4\ntrial = 4"), "the table has trial, which is none of"),
+    (("trials = 4", f"trials = {'[' * 5000}"), "is no table (RecursionError"),
     (('title = "A small table"', ""), "the table has no title"),
     (("[[blocks]]", "# \xff\n[[blocks]]"), "is no table"),
     (('dataset = "digits"', ""), "a block has no dataset"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from plumbing.errors import Stop
 from plumbing.settings import method_name
 from reproduce.measures.finished import Rebuilt, labels, rebuilt
@@ -36,7 +38,7 @@ def rates_of(text: str) -> list[float]:
         rates = [float(part) for part in text.split("/")]
     except ValueError:
         rates = [-1.0]
-    if min(rates) < 0:
+    if not all(0 <= rate < math.inf for rate in rates):
         raise Stop(f"--rates is {text!r}; expected learning rates such as 0/1/1000", 2)
     return rates
 

@@ -37,7 +37,7 @@ def finished(folder) -> dict:
             return result
     except (FileNotFoundError, NotADirectoryError):
         raise Stop(f"{path}: no such file; give the output folder of a finished run", 2)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise Stop(f"{path} is damaged or no result of a run: give the output folder of a finished run", 2)
 
@@ -47,17 +47,14 @@ def history(folder) -> list[dict]:
     path = Path(folder) / "metrics.jsonl"
     try:
         entries = [json.loads(line) for line in path.read_text().splitlines()]
-        if entries and all(is_entry(entry) for entry in entries):
+        rounds = [entry["round"] for entry in entries if isinstance(entry["clients"], dict)]
+        if rounds == list(range(1, finished(folder)["last"]["round"] + 1)):
             return entries
     except (FileNotFoundError, NotADirectoryError):
         raise Stop(f"{path}: no such file; give the output folder of a finished run", 2)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise Stop(f"{path} is damaged: expected one line of metrics for each round", 2)
-
-
-def is_entry(entry: dict) -> bool:
-    return isinstance(entry["round"], int) and isinstance(entry["clients"], dict)
 
 
 def arguments_of(folder, data: str, archives: str) -> Args:

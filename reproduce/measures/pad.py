@@ -57,8 +57,8 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     n = min(len(a), len(b))
     if n < 4:
-        raise Stop(f"a proxy A-distance needs 4 images of each domain; there are {len(a)} and {len(b)}: take "
-                   f"all images of a client instead of its test part", 2)
+        raise Stop(f"a proxy A-distance needs 4 images of each domain; there are {len(a)} and {len(b)}: give "
+                   "--part all, to take all images of a client and not its test part alone", 2)
     generator = seed_all(seed, "pad")
     a = a[torch.randperm(len(a), generator=generator)[:n].numpy()]
     b = b[torch.randperm(len(b), generator=generator)[:n].numpy()]

@@ -77,16 +77,22 @@ def noticed(mutation: Mutation) -> bool:
         return not passes(tree, mutation.tests)
 
 
-def main() -> None:
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, checked."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help=f"methods whose lists are tried (default: all: {', '.join(names())})")
     parser.add_argument("--list", action="store_true", help="show the mutations and try none")
     parser.add_argument("--jobs", type=int, default=1, help="how many are tried at once (default: 1)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     unknown = sorted(set(args.names) - set(names()))
     if unknown:
         parser.error(f"there is no list for {', '.join(unknown)}; there are {', '.join(names())}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parsed(argv)
     survived = 0
     for name in args.names or names():
         mutations = mutations_of(name)

@@ -1,0 +1,567 @@
+"""Bad inputs, a row for each: what is given, the exit code, and the words of the one line that answers it.
+
+What a row gives is a command line: a method's flags alone are only parsed, behind `run` the method runs. In
+braces stands what is prepared for it: {file}, or {run/result.json=empty}, a finished run whose result.json is
+an empty file; see `prepared`. That a process of its own answers the same way is tested with some of them
+(-m slow).
+"""
+
+import dataclasses
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+import reproduce_tables
+from bench import bench
+from plumbing.settings import LARGEST, flag_of
+from reproduce import retest
+from reproduce.measures import command as measures
+from tests.conftest import MODULES, ROOT, fails, one_run, run_all, run_here, script
+
+import numpy as np
+import pytest
+import torch
+
+# Flags of methods
+
+FLAGS = [
+    # names
+    ("fedavg --tau 1", "--tau is not a flag of fedavg"),
+    ("fdse --lamda 1", "--lamda is not a flag of fdse; did you mean --lambda?"),
+    ("fdse --no-consensu", "did you mean --no-consensus"),
+    ("fedavg --round 3", "--round is not a flag of fedavg; did you mean --rounds?"),
+    ("fedavg extra", "extra is not a flag of fedavg"),
+    ("fedavg --rounds", "--rounds: expected one argument"),
+    ("fedavg --no-rounds 3", "--no-rounds is not a flag"),
+    ("fedavg --resume=yes", "--resume.*ignored explicit argument 'yes'"),
+    # choices
+    ("fedavg --dataset officehome2", "--dataset: there are no settings for 'officehome2' here; choose fr"),
+    ("fedavg --dataset PACS", "--dataset: there are no settings for 'PACS' here; choose from .*pacs"),
+    ("fedsr --dataset vlcs", "--dataset: there are no settings for 'vlcs' here; choose from .*officehome"),
+    ("fedavg --dataset ''", "--dataset: there are no settings for '' here; choose from"),
+    ("fedavg --dataset folder:", "--dataset: folder: has no path; expected folder:PATH, with images"),
+    ("fedavg --scale tiny", "--scale: invalid choice: 'tiny'.*laptop.*smoke"),
+    ("fedavg --protocol linear", "--protocol: invalid choice: 'linear'.*lodo"),
+    ("fedgala --protocol lodo", "--protocol: invalid choice: 'lodo'.*linear"),
+    ("fedavg --backbone lenet", "--backbone: invalid choice: 'lenet'.*smallcnn"),
+    ("fedavg --target-part train", "--target-part: invalid choice: 'train'.*heldout"),
+    ("fedavg --normalize mean", "--normalize: invalid choice: 'mean'.*imagenet"),
+    ("fedavg --augment cutout", "--augment: invalid choice: 'cutout'.*fedsr.*jigen"),
+    ("fedavg --precision fp16", "--precision: invalid choice: 'fp16'.*bf16"),
+    ("fedavg --test-rounds last", "--test-rounds: invalid choice: 'last'.*best"),
+    ("fedgala --ssl dino", "--ssl: invalid choice: 'dino'.*simclr"),
+    ("fedgala --probe head", "--probe: invalid choice: 'head'.*projector"),
+    ("fedadg --g-loss wgan", "--g-loss: invalid choice: 'wgan'.*opposite"),
+    ("fedsr --variant fedprox", "--variant: invalid choice: 'fedprox'.*fedl2r"),
+    ("baselines.lgfedavg --shared middle", "--shared: invalid choice: 'middle'.*bottom"),
+    ("baselines.partialfed --strategy random", "--strategy: invalid choice: 'random'.*adaptive"),
+    # numbers: limits are in test_every_number_has_its_limits
+    ("fedavg --rounds ten", "--rounds: invalid int value: 'ten'"),
+    ("fedavg --rounds 1.5", "--rounds: invalid int value: '1.5'"),
+    ("fedavg --rounds 0", "--rounds is 0; it must be a finite number at least 1"),
+    ("fedavg --lr 0,1", "--lr: invalid float value: '0,1'"),
+    ("fedavg --epochs 0x10", "--epochs: invalid int value: '0x10'"),
+    ("fedavg --lr -1", "--lr is -1.0; it must be a finite number above 0"),
+    ("fedavg --lr=", "--lr: invalid float value: ''"),
+    ("fedavg --participation 1.5", "--participation is 1.5.*above 0 and at most 1"),
+    ("fdse --tau 0", "--tau is 0.0.*at least 0.0001"),
+    ("fedavg --threads 100000", "--threads is 100000.*at most 1024"),
+    ("fedavg --seed 99999999999999999999", "--seed is 9+; it must be a finite number at least 0 and at most"),
+    # values written as text
+    ("fedavg --split 0.5/0.5", "--split is 0.5/0.5; expected three positive shares"),
+    ("fedavg --split 0.9/0.1/0.1", "--split is 0.9/0.1/0.1; .*sum to 1"),
+    ("fedavg --split 0.9/0.1/0", "--split is 0.9/0.1/0; .*positive"),
+    ("fedavg --split 1.2/-0.1/-0.1", "--split is 1.2/-0.1/-0.1; .*positive"),
+    ("fedavg --split nan/0.5/0.5", "--split is nan/0.5/0.5; expected"),
+    ("fedavg --split 80/10/10", "--split is 80/10/10; .*sum to 1"),
+    ("fedavg --split ''", "--split is ; expected three positive shares"),
+    ("fedgala --label-ratio 0", "--label-ratio is 0; expected shares between 0 and 1"),
+    ("fedgala --label-ratio 10", "--label-ratio is 10; expected shares between 0 and 1"),
+    ("fedgala --label-ratio 0.1/0.1", "--label-ratio is 0.1/0.1; .*each once"),
+    ("fedgala --label-ratio 10%", "--label-ratio is 10%; expected shares"),
+    ("fedgala --label-ratio nan", "--label-ratio is nan; expected shares"),
+    ("fedgala --label-ratio ''", "--label-ratio is ; expected shares"),
+    ("fedavg --seeds 0,0", "--seeds is 0,0; expected whole numbers from 0 on, each once"),
+    ("fedavg --seeds 0-2", "--seeds is 0-2; expected whole numbers"),
+    ("fedavg --seeds 0,,2", "--seeds is 0,,2; expected whole numbers"),
+    ("fedavg --seeds 99999999999999999999", "--seeds is 9+; expected whole numbers from 0 on"),
+    # devices
+    ("fedavg --device gpu", "--device is gpu; expected auto, cpu, cuda or cuda:N"),
+    ("fedavg --device meta", "--device is meta; expected auto, cpu, cuda or cuda:N"),
+    ("fedavg --device ''", "--device is ; expected auto"),
+    ("fedavg --device cuda:99", "--device cuda:99 cannot be used here"),
+    ("fedavg --device cuda:x", "--device is cuda:x; expected auto, cpu, cuda or cuda:N"),
+    ("fedavg --device cpu:7", "--device is cpu:7; expected auto, cpu, cuda or cuda:N"),
+    ("fedavg --device cpu --precision tf32", "tf32 needs a GPU; the device is cpu: use fp32 or bf16"),
+    # values that do not go together
+    ("fedavg --seed 1 --seeds 0,1", "--seed and --seeds do not go together"),
+    ("fedavg --variant fedcir", "--variant fedcir has no settings for digits; it has for officecaltech"),
+    ("fdse --dataset domainnet10 --variant official --image-size 64 --no-pad", "images need 160 pixels, not"),
+    ("fedadg --E0 9 --epochs 3", "--E0 is 9, more than the round's 3 --epochs, of which it is a part"),
+    ("fedadg --E0 9 --steps 4", "--E0 is 9, more than the round's 4 --steps, of which it is a part"),
+    ("baselines.centralized --participation 0.5", "all images in each round: --participation is 1"),
+    ("baselines.scaffold --momentum 0.9", "--momentum 0.9 does not go with SCAFFOLD"),
+]
+
+# Runs that cannot start
+
+RUNS = [
+    ("fedavg --protocol lodo --target d7", 2, "--target d7 is not a domain of digits; its domains are d0, d"),
+    ("fedavg --protocol lodo --target D0", 2, "--target D0 is not a domain of digits"),
+    ("fedavg --protocol lodo --target ''", 2, "--target  is not a domain of digits"),
+    ("fedavg --protocol lodo --target d0,d15", 2, "--target d0,d15 is not a domain of digits"),
+    ("fedavg --target d15", 2, "--target d15 goes with --protocol lodo; the protocol is indomain"),
+    ("fedgala --sources d0,d7", 2, "--sources d7 is not a domain of digits"),
+    ("fedgala --sources d0,d0", 2, "--sources d0,d0 leaves no target.*each once"),
+    ("fedgala --sources d0, ", 2, "--sources  is not a domain of digits"),
+    ("fedgala --sources d0,d15 --target d0", 2, "leaves no target.*a --target that is none of them"),
+    ("fedgala --sources d0,d15,d30,d45,d60,d75", 2, "leaves no target: expected some of d0, d15"),
+    ("fedavg --archives /no/such/folder", 2, "--archives /no/such/folder is not a folder"),
+    ("fedavg --archives {file}", 2, "--archives .*/file.txt is not a folder"),
+    ("fedavg --backbone resnet18", 2, "resnet18 takes colour images; those of digits have one channel"),
+    ("fdse --backbone smallcnn", 2, "fdse builds alexnet_bn .colour images., smallcnn_bn, resnet18"),
+    ("fedavg --normalize imagenet", 2, "--normalize imagenet is for colour images; those of digits have one"),
+    ("fedavg --backbone smallcnn --weights imagenet", 2, "no ImageNet weights for --backbone smallcnn; ther"),
+    ("fedavg --backbone smallcnn --image-size 8", 2, "smallcnn needs images of at least 16x16, not 8x8"),
+    ("fedavg --weights /no/such/file.pt", 2, "/no/such/file.pt: no such file of weights"),
+    ("fedavg --weights {folder}", 1, "foreign cannot be read as a file of weights.*give another file"),
+    ("fedavg --weights {file}", 1, "file.txt cannot be read as a file of weights: it is damaged or holds mo"),
+    ("fedavg --weights ''", 2, "--weights is empty; expected none, imagenet or a file of weights"),
+    ("fedavg --weights {weights=number}", 2, "is no file of weights: expected a dict of names and finite"),
+    ("fedavg --weights {weights=list}", 2, "is no file of weights: expected a dict of names and finite"),
+    ("fedavg --weights {weights=nan}", 2, "is no file of weights: expected a dict of names and finite"),
+    ("fedavg --weights {weights=other}", 2, "does not fit the network: .* tensors are missing and 1 do not"),
+    ("fedavg --weights {weights=none}", 2, "does not fit the network: .* tensors are missing"),
+    ("fedavg --limit 5", 1, "d0 has 5 images, fewer than the 10 classes; raise --limit"),
+    ("fedavg --clients-per-domain 30", 1, "needs at least 2/1/1: fewer --clients-per-domain"),
+    ("fedavg --clients-per-domain 1000000000000", 1, "--clients-per-domain is 1000000000000, more than the"),
+    ("fedavg --split 0.98/0.01/0.01", 1, "needs at least 2/1/1"),
+    ("fedavg --dirichlet 1", 2, "--dirichlet 1.0 needs several clients in a domain: set --clients-per-domai"),
+    ("fedavg --dirichlet 1e-9 --clients-per-domain 4", 1, "needs at least 2/1/1.*a larger --dirichlet"),
+    ("fedavg --protocol lodo --target d0 --target-part test --limit 15", 1, "d0 has 1 images to test; it ne"),
+    ("fedgala --target d0 --label-ratio 0.99", 2, "none of which is left to test with 0.99 of the labels: l"),
+    ("baselines.lgfedavg --layers 9", 2, "--layers is 9; --backbone smallcnn_bn has 4 layers"),
+    # --out
+    ("fedavg --out {file}", 2, "file.txt is a file; expected a folder for the output: give another --out"),
+    ("fedavg --out {file}/run", 1, "Not a directory: .*a file is where a folder is expected: give another"),
+    ("fedavg --out /proc/run", 1, "No such file or directory: /proc/run; give another file or folder"),
+    ("fedavg --out " + 300 * "x", 1, "File name too long: x+.*; give"),
+    ("fedavg --out {folder}", 2, "foreign has files that are of no run .metrics.jsonl.: give another --out"),
+    ("fedavg --out {folder} --no-resume", 2, "foreign has files that are of no run .metrics.jsonl.: give"),
+    ("fedavg --out {run} --lr 0.2", 2, "holds a run of other arguments .lr 0.05, not 0.2.: give another --o"),
+    ("fedavg --out {run} --seed 7", 2, "holds a run of other arguments .seed 0, not 7.: give another --out"),
+    ("baselines.fedprox --out {run}", 2, "holds a run of other arguments .*method fedavg, not fedprox"),
+    # --record
+    ("fedavg --record {folder}", 2, "--record .*foreign is a folder; expected a JSONL file such as runs.jso"),
+    ("fedavg --record {file}/x", 2, "--record .*file.txt/x cannot be written .*: give another file"),
+    ("fedavg --record /proc/x.jsonl", 2, "--record /proc/x.jsonl cannot be written .*: give another file"),
+    ("fedavg --record {file}", 2, "--record .*file.txt is no JSONL file .it begins with b'a,b"),
+    ("fedavg --record {pretty}", 2, "--record .*pretty.json is no JSONL file"),
+    # damaged files of a run; what else a checkpoint may lack is in test_runfolder.py
+    ("fedavg --out {run/checkpoint.pt=empty}", 1, "checkpoint.pt cannot be read .*or --no-resume to replace"),
+    ("fedavg --out {run/checkpoint.pt=half}", 1, "checkpoint.pt cannot be read .*or --no-resume to replace"),
+    ("fedavg --out {run/checkpoint.pt=zeros}", 1, "checkpoint.pt cannot be read .*or --no-resume to replace"),
+    ("fedavg --out {run/checkpoint.pt=text}", 1, "checkpoint.pt cannot be read .*or --no-resume to replace"),
+    ("fedavg --out {run/checkpoint.pt=number}", 1, "checkpoint.pt is no whole checkpoint.*--no-resume to re"),
+    ("fedavg --out {run/checkpoint.pt=other}", 1, "checkpoint.pt is no whole checkpoint.*--no-resume to rep"),
+    ("fedavg --out {run/checkpoint.pt=folder}", 1, "checkpoint.pt .*give another --out"),
+    ("fedavg --no-resume --out {run/checkpoint.pt=folder}", 1, "checkpoint.pt; .*give"),
+    ("fedavg --no-resume --out {run/metrics.jsonl=folder}", 1, "metrics.jsonl; .*give"),
+    ("fedavg --no-resume --out {run/.lock=folder}", 1, "Is a directory: .*/.lock; .*give a file"),
+    ("fedavg --rounds 3 --out {run/result.json=folder}", 1, "result.json"),
+    ("fedavg --out {run/result.json=folder}", 1, "result.json"),
+]
+
+# Other programs
+
+OTHERS = [
+    ("tables --only fdse-77", 2, "--only fdse-77 is no table; there are fedsr-1"),
+    ("tables --only fdse-1,typo-9", 2, "--only typo-9 is no table"),
+    ("tables --seeds 0", 2, "--seeds is 0; it must be at least 1"),
+    ("tables --seeds many", 2, "--seeds is many; it must be at least 1 and at most 9999, or paper"),
+    ("tables --seeds 1.5", 2, "--seeds is 1.5; it must be"),
+    ("tables --seeds 99999999999", 2, "--seeds is 99999999999; .*at most 9999"),
+    ("tables --seeds ''", 2, "--seeds is ; it must be"),
+    ("tables --jobs x", 2, "--jobs: invalid int value: 'x'"),
+    ("tables --jobs -1", 2, "--jobs is -1; it must be at least 0"),
+    ("tables --jobs 99999999999999999999", 2, "--jobs is 9+; .*at most 10000"),
+    ("tables --gpus foo", 2, "--gpus is foo; expected numbers of GPUs such as 0,1"),
+    ("tables --gpus 0,0", 2, "--gpus is 0,0; expected numbers of GPUs"),
+    ("tables --gpus -1", 2, "--gpus.* expected"),
+    ("tables --gpus=0,", 2, "--gpus is 0,; expected numbers of GPUs"),
+    ("tables --gpus 0,1 --executor slurm", 2, "with slurm one number, how many a job asks for"),
+    ("tables --executor pbs", 2, "--executor: invalid choice: 'pbs'.*slurm"),
+    ("tables --device h300", 2, "--device: invalid choice: 'h300'.*h200"),
+    ("tables --plan --gpus 0 --device two-cores", 2, "--device two-cores has no GPU"),
+    ("tables --device-tflops -1", 2, "--device-tflops is -1; it must be a finite number at least 0"),
+    ("tables --device-tflops nan", 2, "--device-tflops is nan; it must be a finite number"),
+    ("tables --device-tflops inf", 2, "--device-tflops is inf; it must be a finite number"),
+    ("tables --hours 0", 2, "--hours is 0; it must be a finite number above 0"),
+    ("tables --hours nan", 2, "--hours is nan; it must be a finite number above 0"),
+    ("tables --hours inf", 2, "--hours is inf; it must be a finite number above 0"),
+    ("tables --memory-gb -1", 2, "--memory-gb is -1; it must be a finite number at least 0"),
+    ("tables --memory-gb nan", 2, "--memory-gb is nan; it must be a finite number"),
+    ("tables --scale huge", 2, "--scale: invalid choice: 'huge'"),
+    ("tables --rnu", 2, "--rnu is not a flag of reproduce_tables; did you mean --run?"),
+    ("tables --records other.jsonl", 2, "with other --tables or --records give another --out too"),
+    ("tables --records tests --out x", 2, "--records tests is a folder; expected a JSONL file"),
+    ("tables --tables nowhere --out x", 2, "nowhere has no tables"),
+    ("tables --tables {file} --out x", 2, "file.txt has no tables"),
+    ("measures paint {run}", 2, "invalid choice: 'paint'"),
+    ("measures tsne", 2, "the following arguments are required: FOLDER"),
+    ("measures risk {run} --sourc d0", 2, "did you mean --source"),
+    ("measures pad {run} --accuracy 0.5", 2, "--accuracy goes with cost, not with pad"),
+    ("measures tsne {run}", 2, "--target is empty"),
+    ("measures tsne {run} --target d99", 2, "--target is d99; its domains are d0"),
+    ("measures tsne {run} --source d15 --target d15", 2, "source and target are both d15"),
+    ("measures tsne {run} --images 3", 2, "--images is 3; it must be at least 4"),
+    ("measures tsne {run} --source all --target d0", 2, "leave out --target d0"),
+    ("measures tsne {run} --part train", 2, "--part: invalid choice: 'train'"),
+    ("measures cost {run} --accuracy 60", 2, "--accuracy is 60.0; it must be above 0 and at most 1"),
+    ("measures cost {run} --accuracy nan", 2, "--accuracy is nan; it must be above 0 and at most 1"),
+    ("measures cost {run} --accuracy 0", 2, "--accuracy is 0.0; it must be above 0"),
+    ("measures cost {run} --flops -1", 2, "--flops is -1.0; it must be a finite number, at least 0"),
+    ("measures cost {run} --flops inf", 2, "--flops is inf; it must be a finite number"),
+    ("measures cost {run} --flops nan", 2, "--flops is nan; it must be a finite number"),
+    ("measures cost {run} --by val", 2, "--by: invalid choice: 'val'"),
+    ("measures cost {run} --by target", 2, "metrics.jsonl has no accuracy target"),
+    ("measures gradients {run} --batches 0", 2, "--batches is 0; it must be at least 1"),
+    ("measures risk {run} --which newest", 2, "--which: invalid choice: 'newest'"),
+    ("measures pad {run} --out a.png", 2, "give two folders, not 1"),
+    ("measures risk {run} --out a.txt", 2, ".png, .pdf or .svg"),
+    ("measures risk {run} --out a", 2, ".png, .pdf or .svg"),
+    ("measures adaptation {run}", 2, "is a run of fedavg with --protocol indomain; adaptation needs one of"),
+    ("measures adaptation {lodo} --rates x", 2, "--rates is 'x'; expected learning rates such as 0/1/1000"),
+    ("measures adaptation {lodo} --rates nan", 2, "--rates is 'nan'; expected learning rates such as 0/1/10"),
+    ("measures adaptation {lodo} --rates -1", 2, "--rates is '-1'; expected learning rates|expected one arg"),
+    ("measures adaptation {lodo} --rates=", 2, "--rates is ''; expected learning rates"),
+    ("measures curve {run} --of losses", 2, "has not logged 'losses'; it has"),
+    ("measures curve {run} --of loss --json {folder}", 1, "Is a directory: .*foreign; a folder is where a f"),
+    ("measures curve {run} --of loss --out {file}/x.png", 1, "File exists: .*/file.txt; .*give another f"),
+    ("measures pad {run}", 2, "needs 4 images of each domain.*--part all"),
+    ("measures curve {tmp}/nowhere", 2, "nowhere/result.json: no such file; give the output folder of a fin"),
+    ("measures curve {file}", 2, "file.txt/result.json: no such file; give the output folder"),
+    ("measures curve {run/result.json=gone}", 2, "result.json: no such file; give the output folder"),
+    ("measures curve {run/result.json=empty}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=half}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=zeros}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=list}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=null}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=deep}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=object}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=latin}", 2, "result.json is damaged or no result of a run"),
+    ("measures curve {run/result.json=folder}", 1, "result.json; a folder is where a file is expected"),
+    ("measures curve {run/metrics.jsonl=gone}", 2, "metrics.jsonl: no such file; give the output folder"),
+    ("measures curve {run/metrics.jsonl=empty}", 2, "metrics.jsonl is damaged: expected one line of metrics"),
+    ("measures curve {run/metrics.jsonl=half}", 2, "metrics.jsonl is damaged: expected one line of metrics"),
+    ("measures curve {run/metrics.jsonl=zeros}", 2, "metrics.jsonl is damaged: expected one line of metrics"),
+    ("measures curve {run/metrics.jsonl=list}", 2, "metrics.jsonl is damaged: expected one line of metrics"),
+    ("measures curve {run/metrics.jsonl=null}", 2, "metrics.jsonl is damaged: expected one line of metrics"),
+    ("measures curve {run/metrics.jsonl=deep}", 2, "metrics.jsonl is damaged: expected one line of metrics"),
+    ("measures curve {run/metrics.jsonl=folder}", 1, "metrics.jsonl; a folder is where a file is expected"),
+    ("measures pad {run/best.pt=gone}", 2, "best.pt: no such file of checkpoint"),
+    ("measures pad {run/best.pt=half}", 1, "best.pt cannot be read as a file of checkpoint"),
+    ("measures pad {run/best.pt=folder}", 1, "best.pt cannot be read as a file of checkpoint"),
+    ("measures pad {run/best.pt=number}", 2, "best.pt is no whole checkpoint: give the output folder"),
+    ("measures risk --which last {run/checkpoint.pt=gone}", 2, "checkpoint.pt: no such file of checkpoint"),
+    ("measures risk --which last {run/checkpoint.pt=empty}", 1, "checkpoint.pt cannot be read as a file"),
+    ("retest {tmp}/nowhere", 2, "no such file; give the output folder of a finished run"),
+    ("retest {run} --adapt-lr 0", 2, "--adapt-lr is not a flag of retest"),
+    ("retest {run}", 2, "expected one with --protocol lodo of a method with flags that act on the target"),
+    ("retest {run/result.json=half}", 2, "result.json is damaged or no result of a run"),
+    ("retest", 2, "the following arguments are required: folder"),
+    ("retest {lodo}", 2, "was tested with these values; give others of --adapt-epochs, --adapt-lr"),
+    ("retest {lodo} --adapt-epochs -5", 2, "--adapt-epochs is -5; it must be a finite number"),
+    ("retest {lodo} --adapt-epochs x", 2, "--adapt-epochs: invalid int value: 'x'"),
+    ("retest {lodo} --adapt-lr nan", 2, "--adapt-lr is nan; it must be a finite number"),
+    ("retest {lodo} --adapt-lr inf", 2, "--adapt-lr is inf; it must be a finite number"),
+    ("retest {lodo} --adapt-epochs 0 --record {folder}", 2, "--record .*foreign is a folder; expected a JSO"),
+    ("retest {lodo} --adapt-epochs 0 --record {file}", 2, "--record .*file.txt is no JSONL file"),
+    ("retest {lodo} --adapt-epochs 0 --archives /no/such", 2, "--archives /no/such is not a folder"),
+    ("retest {lodo/best.pt=half} --adapt-epochs 0", 1, "best.pt cannot be read as a file of checkpoint"),
+    ("retest {lodo/checkpoint.pt=gone} --adapt-epochs 0", 2, "checkpoint.pt: no such file of checkpoint"),
+    ("bench --rounds 0", 2, "bench: --rounds is 0; it must be at least 1"),
+    ("bench --size 8", 2, "bench: --size is 8; it must be at least 32"),
+    ("bench --only fedprox", 2, "--only: invalid choice: 'fedprox'"),
+    ("bench --views --methods", 2, "--methods and --views are benchmarks of their own; give one of them"),
+    ("bench --steps 0", 2, "bench: --steps is 0; it must be at least 1"),
+    ("bench --device gpu", 2, "bench: --device is gpu; expected auto, cpu, cuda or cuda:N"),
+    ("bench --out {file}", 2, "file.txt is no file of this benchmark: give another one"),
+    ("bench --views --only fdse", 2, "--only goes with the rounds of Office-Caltech10"),
+    ("bench --method", 2, "did you mean --methods"),
+    ("bench --archives /no/such", 2, "--archives /no/such is not a folder"),
+]
+
+# What the environment says
+
+ENVIRONMENT = [
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; expected the number of processes, as torchrun sets it: unset"),
+    ({"WORLD_SIZE": "-1"}, "WORLD_SIZE is '-1'; expected the number of processes"),
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'; expected the number of processes"),
+    ({"WORLD_SIZE": "2.5"}, "WORLD_SIZE is '2.5'; expected the number of processes"),
+    ({"WORLD_SIZE": " 2"}, "WORLD_SIZE is ' 2'; expected the number of processes"),
+    ({"WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but the processes cannot meet .*start them with torchrun"),
+    ({"WORLD_SIZE": "2", "RANK": "x"}, "WORLD_SIZE is '2', but the processes cannot meet"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "no"},
+     "WORLD_SIZE is '2', but the processes cannot meet"),
+]
+
+# What stands in braces
+
+
+def half_of(whole: bytes) -> bytes:
+    return whole[:len(whole) // 2]
+
+
+def zeros_of(whole: bytes) -> bytes:
+    return bytes(len(whole))
+
+
+# What a file of a run is replaced by: a content, or a function of what it was.
+CONTENTS = {
+    "empty": b"",
+    "half": half_of,
+    "zeros": zeros_of,
+    "text": b"a,b\n1,2\n",
+    "list": b"[]",
+    "null": b"null",
+    "object": b"{}",
+    "deep": b"[" * 100_000,
+    "latin": b"\xff\xfe\n",
+}
+# Files of torch that are nothing of a run.
+TENSORS = {
+    "number": 3,
+    "list": [torch.zeros(2)],
+    "nan": {"body.x": torch.tensor([np.nan])},
+    "other": {"body.x": torch.zeros(2)},
+    "none": {},
+}
+
+
+class Prepared:
+    """What rows find in a folder of their own; `runs` has the finished runs that they get copies of."""
+
+    def __init__(self, place: Path, runs: dict[str, Path]):
+        self.place, self.runs = place, runs
+        self.texts = {}  # {file: what stands in it}
+
+    def fill(self, text: str) -> str:
+        """The text with a path for each pair of braces."""
+        return re.sub(r"\{([^}]*)\}", lambda found: str(self.path(found[1])), text)
+
+    def path(self, what: str) -> Path:
+        """The path of `tmp`, `file`, `pretty`, `folder`, `weights=nan`, `run`, `run/best.pt=half`, ..."""
+        name, _, change = what.partition("/")
+        if what == "tmp":
+            return self.place
+        if what == "file":
+            return self.written("file.txt", "a,b\n1,2\n")
+        if what == "pretty":
+            return self.written("pretty.json", '{\n "mine": 1\n}\n')
+        if what == "folder":
+            (self.place / "foreign").mkdir()
+            self.written("foreign/metrics.jsonl", "mine")
+            return self.place / "foreign"
+        if what.startswith("weights="):
+            torch.save(TENSORS[what.partition("=")[2]], self.place / "weights.pt")
+            return self.place / "weights.pt"
+        folder = shutil.copytree(self.runs[name], self.place / name)
+        if change:
+            file, _, how = change.partition("=")
+            damage(folder / file, how)
+        return folder
+
+    def written(self, name: str, text: str) -> Path:
+        (self.place / name).write_text(text)
+        self.texts[self.place / name] = text
+        return self.place / name
+
+    def check_unchanged(self) -> None:
+        """Nothing that is of no run was changed, and nothing came beside it."""
+        for path, text in self.texts.items():
+            assert path.read_text() == text
+        if (self.place / "foreign").exists():
+            assert [path.name for path in (self.place / "foreign").iterdir()] == ["metrics.jsonl"]
+
+
+def damage(path: Path, how: str) -> None:
+    """Replace a file of a run."""
+    before = path.read_bytes()
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how in CONTENTS:
+        content = CONTENTS[how]
+        path.write_bytes(content(before) if callable(content) else content)
+    elif how != "gone":
+        torch.save(TENSORS[how], path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("runs")
+    run_here("fedavg", place / "run", "--no-figures")
+    lodo = ("--protocol", "lodo", "--target", "d0", "--no-figures", "--test-rounds", "best")
+    run_here("fdse", place / "lodo", *lodo)
+    return {name: place / name for name in ("run", "lodo")}
+
+
+@pytest.fixture
+def given(tmp_path, runs, monkeypatch) -> Prepared:
+    """In a folder of the row's own, where nothing is."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return Prepared(tmp_path, runs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def digits_once():
+    """Runs on digits share them: they are turned once for all rows."""
+    domains, plain = {}, common.load_digits
+
+    def again(size: int) -> list[common.Domain]:
+        if size not in domains:
+            domains[size] = plain(size)
+        return [dataclasses.replace(domain) for domain in domains[size]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "load_digits", again)
+        yield
+
+
+# They are answered
+
+
+def parse(words: list[str]) -> None:
+    MODULES[words[0]].arguments(words[1:])
+
+
+@pytest.mark.parametrize("line, words", FLAGS, ids=[line for line, _ in FLAGS])
+def test_bad_flags_of_methods(capsys, line, words):
+    fails(capsys, 2, f"^{line.split()[0].removeprefix('baselines.')}: .*{words}", parse, shlex.split(line))
+
+
+def run_line(words: list[str], place: Path) -> None:
+    """Run a method at smoke scale; its folder is `run` if the line names none."""
+    flags = ["--scale", "smoke", "--precision", "fp32", "--rounds", "2", "--no-figures", *words[1:]]
+    if "--out" not in words:
+        flags += ["--out", str(place / "out")]
+    if words[0] == "fedgala" and not {"--target", "--sources"} & {*words}:
+        flags += one_run(words[0])
+    run_all(words[0], MODULES[words[0]].arguments(flags))
+
+
+@pytest.mark.parametrize("line, code, words", RUNS, ids=[line for line, _, _ in RUNS])
+def test_runs_that_cannot_start(capsys, given, line, code, words):
+    filled = shlex.split(given.fill(line))
+    fails(capsys, code, words, run_line, filled, given.place)
+    assert not list(given.place.rglob("*.tmp")) and not (given.place / "out" / "metrics.jsonl").exists()
+    given.check_unchanged()
+
+
+PROGRAMS = {
+    "tables": reproduce_tables.main,
+    "measures": measures.main,
+    "retest": retest.main,
+    "bench": bench.main,
+}
+
+
+@pytest.mark.parametrize("line, code, words", OTHERS, ids=[line for line, _, _ in OTHERS])
+def test_bad_inputs_of_other_programs(capsys, given, line, code, words):
+    program, *flags = shlex.split(given.fill(line))
+    fails(capsys, code, words, PROGRAMS[program], flags)
+    assert not list(given.place.rglob("*.tmp"))
+    given.check_unchanged()
+
+
+@pytest.mark.parametrize("environment, words", ENVIRONMENT, ids=[str(row) for row, _ in ENVIRONMENT])
+def test_bad_environments(capsys, given, monkeypatch, environment, words):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    fails(capsys, 2, words, run_line, ["fedavg"], given.place)
+
+
+@pytest.mark.parametrize("rank", ["", "x", "-1", "1.5"])
+def test_an_odd_number_of_a_process_on_its_machine(capsys, monkeypatch, rank):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    words = f"LOCAL_RANK is '{rank}'; expected this process's number on its machine.*: unset it"
+    fails(capsys, 2, words, parse, ["fedavg", "--device", "cuda"])
+
+
+# Every number
+
+
+def numbers_of(method: str) -> list[dataclasses.Field]:
+    """The fields of a method that are numbers; what all have is looked at in fedavg alone."""
+    fields = []
+    for f in dataclasses.fields(MODULES[method].Args):
+        everywhere = f.name in {one.name for one in dataclasses.fields(common.Args)}
+        if type(f.default) in (int, float) and (method == "fedavg" or not everywhere):
+            fields.append(f)
+    return fields
+
+
+def beyond(f: dataclasses.Field) -> dict[str, str]:
+    """{a value that a number cannot have: words of the answer}."""
+    flag, kind, limits = flag_of(f.name), type(f.default), f.metadata
+    bad = dict.fromkeys(["", "1,5"], f"{flag}: invalid {kind.__name__} value")
+    if kind is int:
+        bad |= dict.fromkeys(["nan", "0.5"], f"{flag}: invalid int value")
+        highest = LARGEST if limits["high"] is None else limits["high"]
+        bad[str(highest + 1)] = f"{flag} is {highest + 1}; it must be a finite number .*at most {highest}"
+    else:
+        for value in ("nan", "-inf"):
+            bad[value] = f"{flag} is {value}; it must be a finite number"
+        bad["1e999"] = f"{flag} is inf; it must be a finite number"
+    if kind is float and limits["high"] is not None:
+        bad[str(limits["high"] + 0.5)] = f"{flag} is .*; it must be .*at most {limits['high']}"
+    if limits["low"] is not None:
+        bad[str(limits["low"] - 1)] = f"{flag} is .*; it must be .*at least {limits['low']}"
+    if limits["above"] is not None:
+        bad[str(limits["above"])] = f"{flag} is .*; it must be .*above {limits['above']}"
+    return bad
+
+
+@pytest.mark.parametrize("method", MODULES)
+def test_every_number_has_its_limits(capsys, method):
+    for f in numbers_of(method):
+        limits = f.metadata
+        assert limits["low"] is not None or limits["above"] is not None, f"{f.name} has no least value"
+        for value, words in beyond(f).items():
+            fails(capsys, 2, words.replace("+", "[+]"), parse, [method, f"{flag_of(f.name)}={value}"])
+
+
+# In a process of their own
+
+SAMPLE = 3  # of the rows with a command line, every third
+
+
+def words_of(line: str) -> list[str]:
+    """What stands behind `python` for a row's program."""
+    program, *flags = shlex.split(line)
+    if program in MODULES:
+        return [*script(program), *flags]
+    modules = {"tables": ["reproduce_tables.py"], "measures": ["-m", "reproduce.measures"],
+               "retest": ["-m", "reproduce.retest"], "bench": ["-m", "bench.bench"]}
+    return [*modules[program], *flags]
+
+
+IN_A_PROCESS = [*((line, 2, words) for line, words in FLAGS[::2 * SAMPLE]), *OTHERS[::SAMPLE]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line, code, words", IN_A_PROCESS, ids=[line for line, _, _ in IN_A_PROCESS])
+def test_a_process_answers_the_same(given, line, code, words):
+    command = [sys.executable, *words_of(given.fill(line))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code and done.stdout == ""
+    (said,) = done.stderr.splitlines()
+    assert re.search(words, said)
