@@ -97,7 +97,7 @@ fi
 few=()
 [ -z "$quick" ] || few=(-k "fedavg or fdse")
 step tests 120 env GPU_TESTS_ON="$device" "$python" -m pytest -m gpu -n 0 -vv -rs -p no:cacheprovider --tb=short \
-    tests/test_gpu.py "${few[@]}"
+    tests/test_errors.py tests/test_augment.py tests/test_gpu.py "${few[@]}"
 
 # 2. Seconds of a round beside bare arithmetic.
 every=(--every --rounds 3)

@@ -217,6 +217,7 @@ def test_parameters_do_not_depend_on_the_device():
     assert not torch.equal(on_cpu, before)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS)
 def test_gpu_equals_cpu(how):

@@ -59,6 +59,7 @@ def test_an_allocation_too_large_for_the_cpu_is_out_of_memory():
     assert out_of_memory(e.value)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_allocation_too_large_for_the_gpu_is_out_of_memory():
     with pytest.raises(RuntimeError) as e:
