@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 from dataclasses import dataclass
@@ -255,8 +256,11 @@ def table(groups: list[Group], metric: str, factor: float) -> str:
 
 def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     """Write the curves to a file: mean, and around it the deviation over the seeds."""
-    beside = len(groups) > 4 or max(len(group.described()) for group in groups) > 40
-    figure = new_figure(7.2, 4.4 + (0.22 * len(groups) if beside else 0))
+    longest = max(len(group.described()) for group in groups)
+    below = len(groups) > 4 or longest > 40  # many names, or long ones, would cover the curves
+    columns = max(1, min(4, 100 // (longest + 8)))  # of names, as many as are as wide as the figure
+    lines = math.ceil(len(groups) / columns)
+    figure = new_figure(7.2, 4.4 + (0.22 * lines if below else 0))
     panel = figure.subplots()
     for i, group in enumerate(groups):
         colour = COLOURS[i % len(COLOURS)]
@@ -268,9 +272,9 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
                    label=group.described())
         if len(group.runs) > 1:
             deviations = [factor * statistics.stdev(group.curve[t]) for t in rounds]
-            below = [mean - deviation for mean, deviation in zip(means, deviations)]
-            above = [mean + deviation for mean, deviation in zip(means, deviations)]
-            panel.fill_between(rounds, below, above, color=colour, alpha=0.18, linewidth=0)
+            least = [mean - deviation for mean, deviation in zip(means, deviations)]
+            most = [mean + deviation for mean, deviation in zip(means, deviations)]
+            panel.fill_between(rounds, least, most, color=colour, alpha=0.18, linewidth=0)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.grid(color="0.9", linewidth=0.6)
     panel.set_axisbelow(True)
@@ -278,8 +282,8 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
         panel.spines[side].set_visible(False)
     panel.set(xlabel="round", ylabel=axis_label(metric, factor))
     panel.set_title(heading(groups), fontsize=10)
-    if beside:  # long names would cover the curves
-        figure.legend(fontsize=8, loc="outside lower center", frameon=False)
+    if below:
+        figure.legend(fontsize=8, loc="outside lower center", frameon=False, ncols=columns)
     else:
         panel.legend(fontsize=8, frameon=False)
     write_figure(path, figure)

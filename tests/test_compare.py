@@ -118,6 +118,22 @@ def test_the_figure(runs, tmp_path, capsys, monkeypatch):
     assert panel.get_title() == ("digits, indomain, smoke scale, band: sample deviation over the seeds")
 
 
+def test_many_names_stand_below_the_curves(runs, tmp_path, capsys, monkeypatch):
+    figures = []
+
+    def kept(*size):
+        figures.append(new_figure(*size))
+        return figures[-1]
+
+    monkeypatch.setattr(compare, "new_figure", kept)
+    for i in range(5):
+        a_run(runs / f"lr{i}", [0.5, 0.6, 0.7], lr=0.5 + i)
+    said(capsys, *(runs / f"lr{i}" for i in range(5)), "--out", tmp_path / "x.svg")
+    assert figures[0].axes[0].get_legend() is None
+    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert names == [f"FedAvg, lr {i}.5" for i in range(5)]
+
+
 def test_bad_usage(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     file = str(runs / "other" / "result.json")

@@ -103,6 +103,8 @@ def test_what_is_left_of_the_evaluations():
     args = parsed("fedavg", "--test-rounds", "best")
     kept, best = as_if_longer(lines(0.5, 0.5, 0.9), args, Path("x"))  # of one that tested everywhere
     assert names(kept) == ["val test target", "val", "val test target"] and best == {"round": 3, "val": 0.9}
+    _, best = as_if_longer(lines(0.5, 0.5), parsed("fedavg"), Path("x"))
+    assert best["round"] == 1  # the first of equals
     assert [list(entry) for entry in kept][0] == ["round", "clients", "val", "test", "target"]
 
 
