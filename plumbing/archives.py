@@ -1,10 +1,12 @@
 """Where a dataset's files come from: found or downloaded, and read where they lie.
 
 Nothing is unpacked to disk, so a path that leads outside its folder is refused on sight and never written.
+What is unpacked into memory is bounded by the sizes that an archive declares, which are looked at first.
 """
 
 from __future__ import annotations
 
+import copy
 import csv
 import fnmatch
 import gzip
@@ -24,12 +26,21 @@ from pathlib import Path
 
 from plumbing.catalog import FOLDERS, Folders, own_folder
 from plumbing.errors import Stop
-from plumbing.files import locked
+from plumbing.files import in_units, locked
 
 from tqdm import tqdm
 
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 TABLE_ENDINGS = (".csv", ".json", ".txt")
 MIB = 1 << 20
+
+# Bytes at most, unpacked. The largest official archives have some 12 GB of images of a few MB each.
+ENTRY = 256 * MIB  # of an image or a table
+TABLES = 1024 * MIB  # of the tables of a tar archive together, which are kept in memory
+TOTAL = 65536 * MIB  # of an archive
+STEP = 4096  # bytes that zipfile unpacks at a time at least, by however much they grow
+NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+         tarfile.GNUTYPE_LONGLINK)  # the headers of a tar archive that tarfile reads whole
 
 
 # Found or downloaded
@@ -125,7 +136,7 @@ def unpacked(args, dataset: str) -> Path | None:
 
     It is `dataset` in --data, or its archive's folder in --archives or --data.
     """
-    own = Path(args.data) / dataset
+    own = Path(args.data) / dataset  # where it has no files that is said, see `locate`
     if own.is_dir():
         return own
     name = FOLDERS[dataset].unpacked
@@ -149,12 +160,38 @@ def existing(folder: Path) -> Path:
     raise Stop(f"--dataset folder:{folder}: {what}; expected a folder with images in <domain>/<class>/", 2)
 
 
+def has_files(folder: Path) -> bool:
+    return any(True for _ in below(folder))
+
+
+def lacking(args, source: Folders) -> str:
+    """What a dataset would be read from and is not here; nothing if all of it is."""
+    if own_folder(args.dataset):
+        return ""
+    folder = unpacked(args, args.dataset)
+    if folder:
+        return "" if has_files(folder) else f"{folder} has no files"
+    archives = find_archives(args, source.files)
+    missing = [pattern for pattern in source.files if pattern not in archives]
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
+    places = [str(Path(args.data) / "downloads")]
+    if args.archives:
+        places.insert(0, str(args.archives))
+    return f"{missing[0]}{more} not in {' or '.join(places)}"
+
+
 def locate(args, source: Folders) -> list[Path]:
-    """What a dataset is read from: a folder with its unpacked images, its archives, or downloads."""
+    """What a dataset is read from: a folder with its unpacked images, its archives, or downloads. Stop if the
+    folder has no files."""
     own = own_folder(args.dataset)
     if own:
         return [existing(own)]
     folder = unpacked(args, args.dataset)
+    if folder and not has_files(folder):
+        raise Stop(f"{folder} has no files; expected in it {expected_content(source)}: fill it, or remove it "
+                   f"so that {source.archive} is looked for")
     if folder:
         return [folder]
     archives = find_archives(args, source.files)
@@ -164,8 +201,25 @@ def locate(args, source: Folders) -> list[Path]:
         if pattern in archives:
             paths.append(archives[pattern])
         else:
-            paths.append(download(url, downloads / pattern.replace("*", ""), md5))
+            paths.append(fetched(args, source, url, downloads / pattern.replace("*", ""), md5))
     return paths
+
+
+def fetched(args, source: Folders, url: str, path: Path, md5: str | None) -> Path:
+    """A download. Stop if it fails, with what was looked for and where."""
+    try:
+        return download(url, path, md5)
+    except Stop as stop:
+        raise Stop(f"{lacking(args, source)}; {stop}")
+
+
+def expected_content(source: Folders) -> str:
+    """What the folder of a dataset's unpacked images has in it, in words."""
+    if source.layout != "in_folders":
+        return f"what {', '.join(list(source.files)[:3])} has in it"
+    folders = ", ".join(folder for folder, _ in source.domains.values())
+    classes = ", ".join(source.classes[:10]) + (", ..." if len(source.classes) > 10 else "")
+    return f"the folders {folders}, each with the class folders {classes}"
 
 
 # Read where they lie
@@ -183,6 +237,7 @@ class ImageFiles:
         self.tars: list[Path] = []
         self.inside: dict[str, Path | zipfile.ZipFile] = {}  # file: what it is read from; filled by `scan`
         self.tables: dict[str, bytes] = {}  # the small tables in tar archives
+        self.unread: list[str] = []  # below folders: links that lead nowhere, folders that cannot be opened
 
     def __str__(self) -> str:
         first = self.paths[0]
@@ -204,7 +259,7 @@ class ImageFiles:
         """Learn the names of all files. Stop if an archive is damaged or has a name that leads outside it."""
         for path in self.paths:
             if path.is_dir():
-                self.inside.update(below(path))
+                self.inside.update(below(path, self.unread))
             elif path.name.lower().endswith(TABLE_ENDINGS):
                 self.inside[path.name] = path
             elif path.suffix.lower() == ".zip":
@@ -217,9 +272,12 @@ class ImageFiles:
             archive = zipfile.ZipFile(path)  # NotImplementedError: a zip version that Python lacks
         except (zipfile.BadZipFile, NotImplementedError, OSError) as e:
             raise Stop(f"{path} is no whole zip archive ({e}); it may be truncated: get it again")
+        total = 0
         for entry in archive.infolist():
             if not entry.is_dir():
                 self.inside[inner(path, entry.filename)] = archive
+                total += entry.file_size
+                refuse_large(path, entry.filename, entry.file_size, total)
 
     def scan_tar(self, path: Path) -> None:
         self.tars.append(path)
@@ -227,6 +285,9 @@ class ImageFiles:
             self.inside[name] = path
             if name.endswith(TABLE_ENDINGS):
                 self.tables[name] = read()
+                if sum(map(len, self.tables.values())) > TABLES:
+                    raise Stop(f"{path}: its tables have more than {in_units(TABLES)}; the archive is not "
+                               "used: get it again")
 
     def read(self, name: str) -> bytes:
         """The content of one file, which is not an image in a tar archive."""
@@ -234,7 +295,7 @@ class ImageFiles:
             return self.tables[name]
         origin = self.inside[name]
         if isinstance(origin, zipfile.ZipFile):
-            return origin.read(name)
+            return read_entry(origin, name)
         return origin.read_bytes()
 
     def read_all(self, names: list[str]) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -307,12 +368,32 @@ def content_of_archive(path: Path) -> tuple[int, str]:
         return size, hashlib.blake2b(file.read()).hexdigest()
 
 
-def below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(name, path) of each file below a folder; links are followed at its top only."""
-    for top in sorted(folder.iterdir()):
-        for path in [top, *top.rglob("*")]:
+def below(folder: Path, unread: list[str] | None = None) -> Iterator[tuple[str, Path]]:
+    """(name, path) of each file below a folder; links are followed. The names of links that lead nowhere and
+    of folders that cannot be opened are added to `unread`."""
+    unread = [] if unread is None else unread
+    waiting = [("", frozenset())]
+    while waiting:
+        prefix, parents = waiting.pop()
+        status = os.stat(folder / prefix)
+        here = (status.st_dev, status.st_ino)
+        if here in parents:  # a link to a folder that it is in
+            continue
+        try:
+            names = sorted(os.listdir(folder / prefix))
+        except OSError:
+            if not prefix:
+                raise
+            unread.append(prefix)
+            continue
+        for name in names:
+            path = folder / prefix / name
             if path.is_file():
-                yield path.relative_to(folder).as_posix(), path
+                yield prefix + name, path
+            elif path.is_dir():
+                waiting.append((f"{prefix}{name}/", parents | {here}))
+            else:
+                unread.append(prefix + name)
 
 
 def inner(archive: Path, name: str) -> str:
@@ -326,21 +407,64 @@ def inner(archive: Path, name: str) -> str:
     return name
 
 
+def refuse_large(archive: Path, name: str, size: int, total: int) -> None:
+    """Stop if an entry that is read, or all entries up to it together, declare too many bytes."""
+    what = ""
+    if size > ENTRY and name.lower().endswith(IMAGE_ENDINGS + TABLE_ENDINGS):
+        what = f"the entry {name} declares {in_units(size)}; expected at most {in_units(ENTRY)}"
+    elif total > TOTAL:
+        what = f"its entries declare more than {in_units(TOTAL)}"
+    if what:
+        raise Stop(f"{archive}: {what}; the archive is not used: get it again")
+
+
+def read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    """The content of an entry of a zip archive, of which never more than it declares is unpacked. Stop if
+    there is more."""
+    declared = archive.getinfo(name)
+    entry = copy.copy(declared)
+    entry.file_size += 1  # what zipfile unpacks at most: one byte more than there should be
+    with archive.open(entry) as stream:
+        content = b"".join(iter(partial(stream.read, STEP), b""))
+    if len(content) > declared.file_size:
+        raise Stop(f"{archive.filename}: the entry {name} has more than the {declared.file_size} bytes that "
+                   "it declares; the archive is not used: get it again")
+    return content
+
+
+class BoundedEntry(tarfile.TarInfo):
+    """An entry of a tar archive; ReadError if it is a header, for a long name say, of more than a MiB."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type in NAMES and entry.size > MIB:
+            raise tarfile.ReadError(f"a header of {in_units(entry.size)}")
+        return entry
+
+
 def walk_tar(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """(name, what reads it until the next one is asked for) of each file of a tar archive, gzipped or not."""
     try:
         with open_tar(path) as stream:
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB) as tar:
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=BoundedEntry) as tar:
+                total = 0
                 for entry in iter(tar.next, None):
                     tar.members.clear()  # it would keep them all: 1 KiB for each image
                     if entry.issym() or entry.islnk():
                         raise Stop(f"{path}: the entry {entry.name} is a link; the archive is not used")
                     name = inner(path, entry.name).removeprefix("./")
+                    total += entry.size
+                    refuse_large(path, name, entry.size, total)
                     if entry.isfile():
                         yield name, tar.extractfile(entry).read
-            while stream.read(MIB):  # to the end, where gzip compares its checksum
-                pass
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as e:
+            behind = 0
+            for block in iter(partial(stream.read, MIB), b""):  # to the end, where gzip has its checksum
+                behind += len(block)
+                if behind > ENTRY:
+                    raise Stop(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
+                               "used: get it again")
+    except (tarfile.TarError, EOFError, OSError, zlib.error, RecursionError) as e:
         raise Stop(f"{path} is no whole tar archive ({e}); it may be truncated: get it again")
 
 

@@ -12,7 +12,7 @@ others; they add up to its official splits. None: not checked, because not known
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 OWN = "folder:"  # --dataset folder:PATH, images of one's own
@@ -27,6 +27,7 @@ class Folders:
     classes: tuple[str, ...]  # in the order of their labels
     layout: str = "in_folders"  # the function in listings.py that knows domain and class of each image
     unpacked: str | None = None  # the folder that the official scripts unpack it to, in --archives or --data
+    of_class: dict[str, tuple[int, ...]] = field(default_factory=dict)  # domain: each class's images
 
     @property
     def archive(self) -> str:
@@ -172,6 +173,12 @@ FOLDERS = {
             "backpack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse",
             "mug", "projector",
         ),
+        of_class={
+            "amazon": (92, 82, 94, 99, 100, 100, 99, 100, 94, 98),
+            "caltech": (151, 110, 100, 138, 85, 128, 133, 94, 87, 97),
+            "dslr": (12, 21, 12, 13, 10, 24, 22, 12, 8, 23),
+            "webcam": (29, 21, 31, 27, 27, 30, 43, 30, 27, 30),
+        },
     ),
     "pacs": Folders(
         files={
@@ -185,6 +192,12 @@ FOLDERS = {
             "sketch": ("sketch", 3929),
         },
         classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+        of_class={
+            "art_painting": (379, 255, 285, 184, 201, 295, 449),
+            "cartoon": (389, 457, 346, 135, 324, 288, 405),
+            "photo": (189, 202, 182, 186, 199, 280, 432),
+            "sketch": (772, 740, 753, 608, 816, 80, 160),
+        },
     ),
     # As DomainBed packs it.
     "vlcs": Folders(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import filecmp
 import hashlib
 import io
 import json
 import mmap
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -22,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from plumbing.archives import ImageFiles, locate
+from plumbing.archives import ImageFiles, lacking, locate
 from plumbing.catalog import Folders, own_folder, short_name
 from plumbing.errors import Stop
 from plumbing.files import locked
@@ -39,23 +41,18 @@ AHEAD = 4  # images that are read ahead for each thread
 
 
 def load_folders(args, source: Folders) -> tuple[list[tuple[str, Tensor, Tensor]], tuple[str, ...]]:
-    """A dataset of image files: decoded once into a memory-mapped uint8 cache, then opened from there.
+    """A dataset of image files: decoded once into a memory-mapped uint8 cache, then opened from there, also
+    when its archive is gone.
 
     Returns its domains, each (name, images uint8 [N, 3, size, size], labels int64 [N]), and the class names.
     """
-    files = ImageFiles(locate(args, source))
-    cache = Path(args.data) / "cache" / cache_name(args, files)
-    if not is_whole(cache):
-        with locked(cache.parent / ".lock"):
-            remove_leftovers(cache.parent)
-            if not is_whole(cache):  # another process may have decoded it in the meantime
-                shutil.rmtree(cache, ignore_errors=True)
-                decode(files, list_images(files, source), args.image_size, cache)
-    try:
-        domains, classes, left_out = open_cache(cache, source, args.image_size)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:
-        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
-                   "delete that folder and start again")
+    cache = None
+    missing = lacking(args, source)
+    if missing:
+        cache = cache_without_archive(args, source, missing)
+    if cache is None:
+        cache = cache_of_archive(args, source)
+    domains, classes, left_out = opened(cache, source, args.image_size)
     limit_reading_ahead([pixels for _, pixels, _ in domains])
     if left_out:
         tell_left_out(args.dataset, left_out)
@@ -84,7 +81,84 @@ def tell_missing(dataset: str, domains: list[tuple[str, np.memmap, Tensor]],
         print(f"{dataset}: not every class is in every domain: {'; '.join(found)}", file=sys.stderr)
 
 
-# The cache: <domain>.npy, files.json and, written last, index.json
+# The cache: <domain>.npy, files.json and, written last, index.json; its folder is named by the dataset, the
+# size of the images, and a hash of what they were decoded from.
+
+
+def cache_of_archive(args, source: Folders) -> Path:
+    """The cache of what is in a dataset's folder or archives; decoded if it is not there."""
+    files = ImageFiles(locate(args, source))
+    cache = Path(args.data) / "cache" / cache_name(args, files)
+    if not is_whole(cache):
+        with locked(cache.parent / ".lock"):
+            remove_leftovers(cache.parent)
+            if not is_whole(cache):  # another process may have decoded it in the meantime
+                shutil.rmtree(cache, ignore_errors=True)
+                decode(files, list_images(files, source), args.image_size, cache)
+    return cache
+
+
+def caches_of(data: str, dataset: str, size: int) -> list[Path]:
+    """All caches of a dataset and size, from whatever they were decoded, by name."""
+    folder = Path(data) / "cache"
+    name = re.compile(rf"{re.escape(dataset)}-{size}-[0-9a-f]{{12}}")
+    found = []
+    if folder.is_dir():
+        found = [path for path in sorted(folder.iterdir()) if name.fullmatch(path.name) and is_whole(path)]
+    return found
+
+
+def cache_without_archive(args, source: Folders, missing: str) -> Path | None:
+    """The cache of a dataset whose folder or archives are not here; None if there is none. Stop if it is
+    damaged, or if there are several whose images differ."""
+    whole, damage = [], None
+    for cache in caches_of(args.data, args.dataset, args.image_size):
+        try:
+            refuse_other_counts(cache, opened(cache, source, args.image_size), source)
+            whole.append(cache)
+        except Stop as stop:
+            damage = stop
+    if not whole and damage:
+        raise Stop(f"{missing}, and {damage}")
+    if not whole:
+        return None
+    for other in whole[1:]:
+        if not same_images(whole[0], other):
+            raise Stop(f"{missing}, and the images in the caches {whole[0]} and {other} differ: name the "
+                       "folder of the archive with --archives, or move one of them away")
+    if damage:
+        print(f"{args.dataset}: not used: {damage}", file=sys.stderr)
+    print(f"{args.dataset}: {missing}; using the images that were decoded before, {whole[0]}",
+          file=sys.stderr)
+    return whole[0]
+
+
+def opened(cache: Path, source: Folders, size: int):
+    """What `open_cache` returns. Stop if the cache is damaged."""
+    try:
+        return open_cache(cache, source, size)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:
+        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
+                   "delete that folder and start again")
+
+
+def refuse_other_counts(cache: Path, content: tuple, source: Folders) -> None:
+    """Stop if a cache has not as many images as the catalogue says."""
+    for name, pixels, _ in content[0]:
+        _, count = source.domains.get(name, ("", None))
+        if count not in (None, len(pixels)):
+            raise Stop(f"the cache {cache} has {len(pixels)} images of domain {name}, expected {count}; "
+                       "delete that folder and start again")
+
+
+def same_images(cache: Path, other: Path) -> bool:
+    """Whether two caches have the same images and labels, as those of an archive and of its unpacked folder
+    have; the names of the files may differ."""
+    labels = [json.loads((folder / "index.json").read_text())["domains"] for folder in (cache, other)]
+    if labels[0] != labels[1]:
+        return False
+    names = [f"{domain}.npy" for domain in labels[0]]
+    return all(filecmp.cmp(cache / name, other / name, shallow=False) for name in names)
 
 
 def cache_name(args, files: ImageFiles) -> str:
@@ -210,6 +284,8 @@ def decode_one(files: ImageFiles, canvas: Canvas, name: str, read: Callable[[], 
     """Decode one image and write it; returns to how many places."""
     try:
         rgb = to_rgb(read(), canvas.size)
+    except Stop:
+        raise
     except Exception as e:  # whatever the archive or the decoder makes of a damaged file
         advice = "replace it or get the archive again"
         if files.paths[0].is_dir():

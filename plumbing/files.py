@@ -54,6 +54,13 @@ def save(content, file) -> None:
         raise
 
 
+def in_units(count: float) -> str:
+    """Bytes in words: 12.3 MiB, 1.5 GiB."""
+    if count >= 1 << 30:
+        return f"{count / (1 << 30):.1f} GiB"
+    return f"{count / (1 << 20):.1f} MiB"
+
+
 def write_json(path: Path, value) -> None:
     """One value, whole or not at all."""
     content = (json.dumps(value, indent=1) + "\n").encode()

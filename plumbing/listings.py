@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plumbing.archives import ImageFiles, shortest
+from plumbing.archives import IMAGE_ENDINGS, ImageFiles, shortest
 from plumbing.catalog import Folders
 from plumbing.errors import Stop
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 KEPT = 10  # cameras, and classes, of iWildCam
+NAMED = 10  # classes that a message names at most
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Listing:
     classes: tuple[str, ...]
     images: dict[str, list[tuple[str, int]]]  # domain: (file, label) of each image
     left_out: list[str] = field(default_factory=list)  # files among them that are no images
+    elsewhere: list[str] = field(default_factory=list)  # files in folders of no class; images in deeper ones
 
 
 def list_images(files: ImageFiles, source: Folders) -> Listing:
@@ -33,8 +35,37 @@ def list_images(files: ImageFiles, source: Folders) -> Listing:
         if source.domains:
             _, count = source.domains[domain]
         if not images or count not in (None, len(images)):
-            raise Stop(f"{files}: domain {domain} has {len(images)} images; expected {count or 'some'}")
+            raise Stop(f"{files}: domain {domain} has {len(images)} images; expected {count or 'some'}; "
+                       + "; ".join(looked_at(files, source, listing, domain)))
     return listing
+
+
+def looked_at(files: ImageFiles, source: Folders, listing: Listing, domain: str) -> list[str]:
+    """Of a domain with a wrong number of images: those of each class, and the files to look at."""
+    folder, total = source.domains.get(domain, (domain, None))
+    counts = collections.Counter(label for _, label in listing.images[domain])
+    expected = source.of_class.get(domain, ())
+    of_class = []
+    if expected and sum(expected) == total:
+        for label, count in enumerate(expected):
+            if counts[label] != count:
+                of_class.append(f"{listing.classes[label]} {counts[label]} (expected {count})")
+    else:
+        fewest = sorted(range(len(listing.classes)), key=lambda label: counts[label])
+        of_class = [f"{listing.classes[label]} {counts[label]}" for label in fewest]
+    words = [f"by class, in {folder}: {some(of_class, NAMED)}"]
+    odd = {"no images": listing.left_out, "in other folders": listing.elsewhere,
+           "not to be read": files.unread}
+    for what, names in odd.items():
+        names = [name for name in names if f"/{folder}/" in f"/{name}"]
+        if names:
+            words.append(f"{what}: {some(names, 3)} ({len(names)} files)")
+    return words
+
+
+def some(names: list[str], count: int) -> str:
+    """The first names of a list."""
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def is_image(name: str) -> bool:
@@ -57,18 +88,67 @@ def in_folders(files: ImageFiles, source: Folders) -> Listing:
     listing = Listing(source.classes, {})
     for domain, (folder, _) in source.domains.items():
         of_class = files_by_class(files, f"{root}{folder}/")
+        if not of_class:
+            raise Stop(f"{files}: {no_folder(files, source, folder, root)}")
         images = []
         for label, c in enumerate(source.classes):
             there = of_class.get(c, [])
             names = [name for name in there if is_image(name)]
             if not names:
-                present = ", ".join(sorted(of_class)) or "none"
+                present = ", ".join(sorted(of_class))
                 raise Stop(f"{files}: domain {domain} has no images in {folder}/{c}; expected the class "
-                           f"folders {', '.join(source.classes)}, found {present}")
+                           f"folders {', '.join(source.classes)}, found {present}"
+                           + other_spelling(c, of_class) + not_read(files, f"{root}{folder}/{c}"))
             images += [(name, label) for name in names]
             listing.left_out += [name for name in there if not is_image(name)]
         listing.images[domain] = images
+        listing.elsewhere += out_of_place(of_class, source, f"{root}{folder}/")
     return listing
+
+
+def out_of_place(of_class: dict[str, list[str]], source: Folders, folder: str) -> list[str]:
+    """The files of a domain that are in the folder of no class, or deeper in that of one."""
+    names = []
+    for c, there in of_class.items():
+        for name in there:
+            if c not in source.classes or name.count("/") > folder.count("/") + 1:
+                names.append(name)
+    return names
+
+
+def not_read(files: ImageFiles, folder: str) -> str:
+    """That something in a folder could not be read; nothing if all could."""
+    names = [name for name in files.unread if f"{name}/".startswith(f"{folder}/")]
+    if not names:
+        return ""
+    return f"; {some(names, 3)} cannot be read: it is a link that leads nowhere, or may not be opened"
+
+
+def other_spelling(name: str, present: Iterable[str]) -> str:
+    """What to do about a folder that is there under another spelling; nothing if none is."""
+    for other in present:
+        if other != name and spelled(other) == spelled(name):
+            what = "case" if other.casefold() == name.casefold() else "spelling"
+            return f"; {other} differs from {name} in {what} alone: rename it to {name}"
+    return ""
+
+
+def spelled(name: str) -> str:
+    """A name without capitals, blanks and the signs that stand for them."""
+    return name.casefold().replace("_", "").replace("-", "").replace(" ", "")
+
+
+def no_folder(files: ImageFiles, source: Folders, folder: str, root: str) -> str:
+    """That the folder of a domain is not there, which ones are, and whether one is spelled otherwise."""
+    present = set()
+    for name in files.inside:
+        if name.startswith(root):
+            present |= set(name.removeprefix(root).split("/")[:-1])
+    present -= set(source.classes)
+    folders = ", ".join(folder for folder, _ in source.domains.values())
+    return (f"found no folder {folder}; expected the folders {folders}, each with one folder for each class, "
+            f"found {some(sorted(present), NAMED) or 'none'}" + other_spelling(folder, present)
+            + not_read(files, f"{root}{folder}"))
 
 
 def root_of_domains(files: ImageFiles, source: Folders) -> str:
@@ -81,8 +161,7 @@ def root_of_domains(files: ImageFiles, source: Folders) -> str:
         if first:
             roots.add(root)
     if not roots:
-        raise Stop(f"{files}: found no folder {folders[0]}; expected the folders {', '.join(folders)}, "
-                   "each with one folder for each class")
+        raise Stop(f"{files}: {no_folder(files, source, folders[0], '')}")
     root = min(roots, key=shortest)
     return f"{root}/".removeprefix("/")
 

@@ -10,8 +10,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from plumbing.archives import find_archives, unpacked
+from plumbing.archives import find_archives, has_files, unpacked
 from plumbing.catalog import FOLDERS
+from plumbing.decoding import caches_of
+from plumbing.files import in_units
 from reproduce.cards import Card, sharing
 from reproduce.cells import Missing
 from reproduce.methods import arguments
@@ -28,13 +30,20 @@ LIBRARIES = 720 << 20  # bytes of Python and torch in a run's memory (measured o
 # Datasets
 
 
-def availability(dataset: str, place: Place) -> tuple[str, int]:
+def availability(dataset: str, sizes: set[int], place: Place) -> tuple[str, int]:
     """(why a dataset cannot be had here, or nothing; bytes to download, as far as the source says). It can be
-    had if its archives are there, or if its sources answer with a file and not with a page."""
+    had if its images are there decoded to all these sizes, if its archives are there, or if its sources
+    answer with a file and not with a page."""
     if dataset == "digits":
         return "", 0
-    if dataset in FOLDERS and unpacked(place, dataset):
-        return "", 0
+    if dataset in FOLDERS:
+        folder = unpacked(place, dataset)
+        if folder and has_files(folder):
+            return "", 0
+        if sizes and all(caches_of(place.data, dataset, size) for size in sizes):
+            return "", 0
+        if folder:
+            return f"{folder} has no files", 0
     sources = sources_of(dataset)
     here = find_archives(place, list(sources))
     total = 0
@@ -158,10 +167,13 @@ class Plan:
 def planned(missing: list[Missing], place: Place) -> Plan:
     """What can be done here of the missing runs; they are not timed yet."""
     plan = Plan([])
-    datasets = list(dict.fromkeys(dataset_of(one.run) for one in missing))
+    sizes = {}  # {dataset: the sizes of its images}
+    for one in missing:
+        args = arguments(one.run.module, one.run.flags)
+        sizes.setdefault(args.dataset, set()).add(args.image_size)
     with ThreadPoolExecutor(max_workers=16) as pool:  # a source may take seconds to answer
-        answers = list(pool.map(lambda dataset: availability(dataset, place), datasets))
-    for dataset, (why, bytes_to_download) in zip(datasets, answers):
+        answers = list(pool.map(lambda dataset: availability(dataset, sizes[dataset], place), sizes))
+    for dataset, (why, bytes_to_download) in zip(sizes, answers):
         if why:
             plan.left_out[dataset] = why
         elif bytes_to_download:
@@ -231,7 +243,7 @@ def plan_text(plan: Plan) -> str:
         work = plan.works[one.run.key]
         memory, disk = "?", "?"
         if work:
-            memory, disk = size(work.memory + LIBRARIES), size(work.disk)
+            memory, disk = in_units(work.memory + LIBRARIES), in_units(work.disk)
         data = "yes" if one.run.key in here else "no"
         rows.append([clock(plan.times[one.run.key]), memory, disk, data, ", ".join(one.tables),
                      one.run.command])
@@ -259,11 +271,11 @@ def plan_text(plan: Plan) -> str:
     if guessed:
         lines.append(f"Numbers of images are a guess for {', '.join(guessed)}")
     if plan.downloads:
-        each = [f"{dataset} {size(count)}" for dataset, count in plan.downloads.items()]
+        each = [f"{dataset} {in_units(count)}" for dataset, count in plan.downloads.items()]
         lines.append("To download: " + ", ".join(each))
     each = []
     for (dataset, side), count in sorted(decoded_bytes(plan).items()):
-        each.append(f"{dataset} at {side}x{side} {size(count)}")
+        each.append(f"{dataset} at {side}x{side} {in_units(count)}")
     if each:
         lines.append("Decoded images on disk: " + ", ".join(each))
     lines += [f"Not here, {line}" for line in plan.left_out_lines()]
@@ -306,13 +318,6 @@ def decoded_bytes(plan: Plan) -> dict[tuple[str, int], int]:
             images = sum(counts_of(args.dataset)[0].values())
             sizes[args.dataset, args.image_size] = images * 3 * args.image_size ** 2
     return sizes
-
-
-def size(count: float) -> str:
-    """12.3 MiB, 1.5 GiB."""
-    if count >= 2 ** 30:
-        return f"{count / 2 ** 30:.1f} GiB"
-    return f"{count / 2 ** 20:.1f} MiB"
 
 
 def clock(seconds: float | None) -> str:

@@ -3,10 +3,14 @@
 import gzip
 import os
 import re
+import shutil
 import tarfile
+import tracemalloc
 import types
+import zipfile
 
-from plumbing.archives import MIB, ImageFiles, download, find_archive, find_archives
+from plumbing import archives
+from plumbing.archives import MIB, ImageFiles, below, download, find_archive, find_archives
 from plumbing.catalog import FOLDERS
 
 import pytest
@@ -18,6 +22,7 @@ from .small_datasets import (
     load,
     names_in,
     nothing_is_left,
+    picture,
     pictures,
     stops,
     vlcs,
@@ -93,6 +98,59 @@ def test_fingerprint_of_a_folder_is_of_names_sizes_and_times(tmp_path):
     assert ImageFiles([tmp_path]).fingerprint() == fingerprints[2]
 
 
+# Folders
+
+
+@pytest.fixture
+def unpacked_office(tmp_path, monkeypatch):
+    """The folder of an unpacked Office-Caltech10 with one image of each class."""
+    with zipfile.ZipFile(write_office(tmp_path, monkeypatch, {})) as archive:
+        archive.extractall(tmp_path / "data" / "officecaltech")
+    return tmp_path / "data" / "officecaltech"
+
+
+def test_links_to_folders_are_followed(tmp_path, unpacked_office):
+    """Those of classes and of domains, out of the dataset's folder too, but not round in circles."""
+    files = list(ImageFiles([unpacked_office]).paths[0].rglob("*.png"))
+    before = ImageFiles([unpacked_office]).fingerprint()
+    for moved in ("amazon/bike", "webcam"):
+        shutil.move(unpacked_office / moved, tmp_path / "elsewhere" / moved)
+        (unpacked_office / moved).symlink_to(tmp_path / "elsewhere" / moved)
+    (unpacked_office / "amazon" / "mug" / "round").symlink_to(unpacked_office / "amazon")
+    (unpacked_office / "amazon" / "mug" / "itself").symlink_to("itself")
+    unread = []
+    names = [name for name, _ in below(unpacked_office, unread)]
+    assert sorted(names) == sorted(path.relative_to(unpacked_office).as_posix() for path in files)
+    assert unread == ["amazon/mug/itself"]
+    assert ImageFiles([unpacked_office]).fingerprint() == before
+    loaded, _ = load(tmp_path, "officecaltech")
+    assert [len(domain.labels) for domain in loaded] == [10, 10, 10, 10]
+
+
+def test_a_folder_that_cannot_be_opened_is_named(unpacked_office, monkeypatch):
+    listdir = os.listdir
+
+    def refusing(path):
+        if path.name == "bike":
+            raise PermissionError
+        return listdir(path)
+    monkeypatch.setattr(archives.os, "listdir", refusing)
+    message = "no images in amazon/bike; .*; amazon/bike/ cannot be read: it is a link that leads nowhere, or"
+    stops(message, load, unpacked_office.parent.parent, "officecaltech")
+
+
+def test_an_empty_folder_is_explained(tmp_path, unpacked_office):
+    """Also one that has only empty folders in it."""
+    for path in unpacked_office.rglob("*.png"):
+        path.unlink()
+    message = f"{unpacked_office} has no files; expected in it the folders amazon, Caltech, dslr, webcam, "
+    message += "each with the class folders backpack, bike, .*: fill it, or remove it so that Office_Caltech"
+    stops(message, load, tmp_path, "officecaltech")
+    (tmp_path / "data" / "camelyon17").mkdir()
+    message = "camelyon17 has no files; expected in it what camelyon17_v1.*.tar.gz has in it"
+    stops(message, load, tmp_path, "camelyon17")
+
+
 # Tar archives
 
 
@@ -138,6 +196,40 @@ def test_a_tar_with_a_link_is_refused(tmp_path, monkeypatch, kind):
     assert nothing_is_left(tmp_path)
 
 
+def write_large_tar(path, **declared) -> None:
+    """A tar archive of one entry, which declares this and has no content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entry = tarfile.TarInfo("VLCS/SUN09/bird/0.jpg")
+    for name, value in declared.items():
+        setattr(entry, name, value)
+    path.write_bytes(gzip.compress(entry.tobuf(tarfile.GNU_FORMAT)))
+
+
+@pytest.mark.parametrize("declared, message", [
+    ({"size": 2 << 30}, "the entry VLCS/SUN09/bird/0.jpg declares 2.0 GiB; expected at most 256.0 MiB"),
+    ({"size": 2 << 30, "name": "film.mp4"}, "its entries declare more than 1.0 GiB"),
+    ({"size": 2 << 30, "type": tarfile.GNUTYPE_LONGNAME}, "is no whole tar archive .a header of 2.0 GiB")])
+def test_a_tar_that_declares_too_much_is_refused(tmp_path, monkeypatch, declared, message):
+    monkeypatch.setattr(archives, "TOTAL", 1 << 30)
+    expect(monkeypatch, "vlcs", 10)
+    write_large_tar(tmp_path / "archives" / "VLCS.tar.gz", **declared)
+    stops(message, load, tmp_path, "vlcs")
+
+
+def test_a_tar_with_too_large_tables_is_refused(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    monkeypatch.setattr(archives, "TABLES", 100)
+    write_tar(archive, {"a.txt": bytes(60), "b.txt": bytes(60)})
+    stops("VLCS.tar.gz: its tables have more than .*; the archive is not used", load, tmp_path, "vlcs")
+
+
+def test_what_is_behind_a_tar_is_bounded(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    monkeypatch.setattr(archives, "ENTRY", MIB)
+    archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(4 * MIB)))
+    stops("VLCS.tar.gz: more than 1.0 MiB are behind its end", load, tmp_path, "vlcs")
+
+
 # Zip archives
 
 
@@ -162,6 +254,53 @@ def test_a_zip_that_leads_outside_is_refused(tmp_path, monkeypatch):
     message = "the entry ../evil.jpg leads outside the folder; the archive is not used"
     stops(message, load, tmp_path, "officecaltech")
     assert nothing_is_left(tmp_path)
+
+
+def test_a_zip_that_declares_too_much_is_refused(tmp_path, monkeypatch):
+    """Before anything of it is unpacked."""
+    entries = {"O/dslr/mug/1.png": bytes(2 * MIB), "O/features.mat": bytes(3 * MIB)}
+    write_office(tmp_path, monkeypatch, entries)
+    monkeypatch.setattr(archives, "read_entry", None)
+    monkeypatch.setattr(archives, "ENTRY", MIB)
+    message = "the entry O/dslr/mug/1.png declares 2.0 MiB; expected at most 1.0 MiB; the archive is not used"
+    stops(message, load, tmp_path, "officecaltech")
+    monkeypatch.setattr(archives, "ENTRY", 2 * MIB)
+    monkeypatch.setattr(archives, "TOTAL", 4 * MIB)
+    stops("Dataset-main.zip: its entries declare more than 4.0 MiB; the", load, tmp_path, "officecaltech")
+
+
+def declare(archive, size: int, declared: int) -> None:
+    """Let the entries of a zip archive that have `size` bytes declare others."""
+    content = archive.read_bytes()
+    archive.write_bytes(content.replace(size.to_bytes(4, "little"), declared.to_bytes(4, "little")))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_an_entry_with_more_than_it_declares_is_refused(tmp_path, method):
+    """Before the rest of it is unpacked."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        archive.writestr("1.png", bytes(9 * MIB))
+    declare(tmp_path / "a.zip", 9 * MIB, 1000)
+    files = ImageFiles([tmp_path / "a.zip"])
+    files.scan()
+    tracemalloc.start()
+    stops("the entry 1.png has more than the 1000 bytes that it declares; the arch", files.read, "1.png")
+    if method == zipfile.ZIP_DEFLATED:  # bzip2 unpacks blocks
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    tracemalloc.stop()
+
+
+def test_loading_says_which_entry_has_more(tmp_path, monkeypatch):
+    archive = write_office(tmp_path, monkeypatch, {})
+    name = "dslr/mug/1.png"
+    with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as z:
+        z.writestr(name, picture(name) + bytes(54321))
+    declare(archive, len(picture(name)) + 54321, 1000)
+    expect(monkeypatch, "officecaltech")
+    one_more = {domain: (folder, 10 + (domain == "dslr"))
+                for domain, (folder, _) in FOLDERS["officecaltech"].domains.items()}
+    expect(monkeypatch, "officecaltech", domains=one_more)
+    stops(f"zip: the entry {name} has more than the 1000 bytes that it", load, tmp_path, "officecaltech")
 
 
 # Downloads

@@ -15,6 +15,14 @@ def test_counts_add_up(dataset, images):
     assert sum(count for _, count in FOLDERS[dataset].domains.values()) == images
 
 
+@pytest.mark.parametrize("dataset", ["officecaltech", "pacs"])
+def test_counts_of_classes_add_up(dataset):
+    source = FOLDERS[dataset]
+    assert source.of_class.keys() == source.domains.keys()
+    for domain, (_, count) in source.domains.items():
+        assert sum(source.of_class[domain]) == count and len(source.of_class[domain]) == len(source.classes)
+
+
 @pytest.mark.parametrize("dataset, classes", [("officecaltech", 10), ("pacs", 7), ("vlcs", 5),
                                               ("officehome", 65), ("terrainc", 10), ("domainnet", 345),
                                               ("domainnet10", 10), ("domainnet20", 20), ("camelyon17", 2)])

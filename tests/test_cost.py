@@ -45,24 +45,41 @@ def test_what_can_be_had(monkeypatch, tmp_path):
     answer."""
     place = Place(str(tmp_path / "data"), str(tmp_path))
     answer(monkeypatch, "application/zip")
-    assert cost.availability("pacs", place) == ("", 12345) and cost.availability("digits", place) == ("", 0)
-    assert cost.availability("rotatedmnist", place) == ("", 2 * 12345)
+    assert cost.availability("pacs", {64}, place) == ("", 12345)
+    assert cost.availability("digits", {64}, place) == ("", 0)
+    assert cost.availability("rotatedmnist", {64}, place) == ("", 2 * 12345)
     answer(monkeypatch, "text/html; charset=utf-8")
-    assert "by hand from https://drive" in cost.availability("vlcs", place)[0]
+    assert "by hand from https://drive" in cost.availability("vlcs", {64}, place)[0]
     answer(monkeypatch, error=OSError("no route"))
-    assert "cannot be downloaded here (no route)" in cost.availability("pacs", place)[0]
+    assert "cannot be downloaded here (no route)" in cost.availability("pacs", {64}, place)[0]
     (tmp_path / "Homework3-PACS-master.zip").touch()
-    assert cost.availability("pacs", place) == ("", 0)
+    assert cost.availability("pacs", {64}, place) == ("", 0)
     (tmp_path / "VLCS").mkdir()  # empty: of an archive, say
-    assert "cannot be downloaded here" in cost.availability("vlcs", place)[0]
-    (tmp_path / "data" / "vlcs").mkdir(parents=True)
-    assert cost.availability("vlcs", place) == ("", 0)
+    assert "cannot be downloaded here" in cost.availability("vlcs", {64}, place)[0]
+    folder = tmp_path / "data" / "vlcs"
+    folder.mkdir(parents=True)
+    assert cost.availability("vlcs", {64}, place) == (f"{folder} has no files", 0)
+    (folder / "0.jpg").touch()
+    assert cost.availability("vlcs", {64}, place) == ("", 0)
+
+
+def test_decoded_images_are_enough(monkeypatch, tmp_path):
+    """Of all sizes that the runs need; the archive may be gone."""
+    place = Place(str(tmp_path))
+    answer(monkeypatch, error=OSError("no route"))
+    for size in (64, 96):
+        cache = tmp_path / "cache" / f"vlcs-{size}-0123456789ab"
+        cache.mkdir(parents=True)
+        assert "no route" in cost.availability("vlcs", {64, size}, place)[0]
+        (cache / "index.json").write_text("{}")
+        assert cost.availability("vlcs", {64, size}, place) == ("", 0)
+    assert "no route" in cost.availability("vlcs", {64, 96, 128}, place)[0]
 
 
 def small_plan(monkeypatch, tmp_path) -> cost.Plan:
     """Runs of three datasets, of which one cannot be had."""
     answers = {"digits": ("", 0), "pacs": ("", 3 << 30), "vlcs": ("a page", 0)}
-    monkeypatch.setattr(cost, "availability", lambda dataset, place: answers[dataset])
+    monkeypatch.setattr(cost, "availability", lambda dataset, sizes, place: answers[dataset])
     names = {"pacs": ["fdse-1", "fdse-3"], "vlcs": ["fedadg-3"], "digits": ["fdse-9"]}
     missing = []
     for dataset, tables in names.items():

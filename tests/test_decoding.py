@@ -1,8 +1,10 @@
 """The cache of decoded pixels: what it holds, when it is used again, and what it costs."""
 
 import io
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -93,6 +95,84 @@ def test_a_cache_with_other_classes_is_refused(tmp_path, monkeypatch):
     expect(monkeypatch, "vlcs", 10, classes=CLASSES[::-1])
     message = "the cache .* is damaged .*it has the classes bird, car, chair, dog, person.*delete that folder"
     stops(message, load, tmp_path, "vlcs")
+
+
+# Without the archive
+
+
+def without_archive(tmp_path, monkeypatch) -> Path:
+    """The cache of the small VLCS, whose archive is gone."""
+    archive = write_vlcs(tmp_path, monkeypatch)
+    load(tmp_path, "vlcs")
+    archive.unlink()
+    return next((tmp_path / "data" / "cache").glob("vlcs-*"))
+
+
+def test_a_cache_is_enough(tmp_path, monkeypatch, capsys):
+    cache = without_archive(tmp_path, monkeypatch)
+    capsys.readouterr()
+    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
+    note = f"vlcs: VLCS.tar.gz is not in {tmp_path}/archives or {tmp_path}/data/downloads; using the images "
+    note += f"that were decoded before, {cache}\n"
+    assert note in capsys.readouterr().err
+    (tmp_path / "data" / "vlcs").mkdir()
+    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
+    assert f"vlcs: {tmp_path}/data/vlcs has no files; using the images" in capsys.readouterr().err
+
+
+def test_only_a_whole_cache_of_the_dataset_and_size_counts(tmp_path, monkeypatch):
+    cache = without_archive(tmp_path, monkeypatch)
+    for other in ("vlcs-16-0123456789ab", "vlcs2-8-0123456789ab", f"{cache.name}.17.tmp", "vlcs-8-draft"):
+        cache.rename(cache.with_name(other))
+        stops("VLCS.tar.gz is not in .*; could not download VLCS.tar.gz", load, tmp_path, "vlcs")
+        cache.with_name(other).rename(cache)
+    (cache / "index.json").unlink()
+    stops("could not download VLCS.tar.gz", load, tmp_path, "vlcs")
+
+
+def test_caches_with_the_same_images_are_one(tmp_path, monkeypatch, capsys):
+    """As those of an archive and of its unpacked folder are; the names of the files may differ."""
+    cache = without_archive(tmp_path, monkeypatch)
+    copy = shutil.copytree(cache, cache.with_name("vlcs-8-ffffffffffff"))
+    (copy / "files.json").write_text("{}")
+    capsys.readouterr()
+    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
+    assert f"decoded before, {cache}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changed", ["pixels", "labels"])
+def test_caches_with_other_images_are_told_apart(tmp_path, monkeypatch, changed):
+    cache = without_archive(tmp_path, monkeypatch)
+    copy = shutil.copytree(cache, cache.with_name("vlcs-8-ffffffffffff"))
+    if changed == "pixels":
+        content = bytearray((copy / "sun09.npy").read_bytes())
+        content[-1] ^= 1
+        (copy / "sun09.npy").write_bytes(content)
+    else:
+        index = json.loads((copy / "index.json").read_text())
+        index["domains"]["sun09"]["labels"][0] = 1
+        (copy / "index.json").write_text(json.dumps(index))
+    message = f"VLCS.tar.gz is not in .*, and the images in the caches {cache} and {copy} differ: name"
+    stops(message, load, tmp_path, "vlcs")
+
+
+def test_a_damaged_cache_without_its_archive(tmp_path, monkeypatch, capsys):
+    """It is named, and not used where there is a whole one."""
+    cache = without_archive(tmp_path, monkeypatch)
+    whole = shutil.copytree(cache, cache.with_name("vlcs-8-ffffffffffff"))
+    (cache / "sun09.npy").write_bytes((cache / "sun09.npy").read_bytes()[:-9])
+    capsys.readouterr()
+    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
+    said = capsys.readouterr().err
+    assert f"vlcs: not used: the cache {cache} is damaged" in said and f"decoded before, {whole}" in said
+    shutil.rmtree(whole)
+    stops(f"VLCS.tar.gz is not in .*, and the cache {cache} is damaged", load, tmp_path, "vlcs")
+
+
+def test_a_cache_with_other_counts_is_not_used_without_its_archive(tmp_path, monkeypatch):
+    cache = without_archive(tmp_path, monkeypatch)
+    expect(monkeypatch, "vlcs", 11)
+    stops(f"the cache {cache} has 10 images of domain caltech101, expected 11", load, tmp_path, "vlcs")
 
 
 # Cost

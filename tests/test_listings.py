@@ -46,8 +46,52 @@ def test_an_image_too_few(tmp_path, monkeypatch):
     names = names_in(vlcs())
     names.remove("VLCS/LabelMe/dog/1.jpg")
     write_tar(archive, pictures(names))
-    stops("domain labelme has 9 images; expected 10", load, tmp_path, "vlcs")
+    message = "domain labelme has 9 images; expected 10; by class, in LabelMe: dog 1, bird 2, car 2, "
+    stops(message + "chair 2, person 2$", load, tmp_path, "vlcs")
     assert nothing_is_left(tmp_path)
+
+
+def test_a_wrong_count_names_classes_and_files(tmp_path, monkeypatch):
+    """Only the classes that differ, where their counts are known."""
+    archive = write_vlcs(tmp_path, monkeypatch)
+    names = names_in(vlcs())
+    names.remove("VLCS/LabelMe/dog/1.jpg")
+    entries = pictures(names)
+    for name in ("dog/1.jpg.part", "wolf/0.jpg", "dog/old/2.jpg"):
+        entries[f"VLCS/LabelMe/{name}"] = b"never decoded"
+    entries["VLCS/SUN09/dog/x.txt"] = b"of another domain"
+    write_tar(archive, entries | pictures(f"VLCS/LabelMe/car/{i}.jpg" for i in range(9)))
+    expect(monkeypatch, "vlcs", 10, of_class={"labelme": (2, 2, 2, 2, 2)})
+    message = "domain labelme has 17 images; expected 10; by class, in LabelMe: car 9 .expected 2.; "
+    message += "no images: VLCS/LabelMe/dog/1.jpg.part .1 files.; in other folders: "
+    message += "VLCS/LabelMe/dog/old/2.jpg, VLCS/LabelMe/wolf/0.jpg .2 files.$"
+    stops(message, load, tmp_path, "vlcs")
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
+    with tarfile.open(write_vlcs(tmp_path, monkeypatch)) as archive:
+        archive.extractall(tmp_path / "archives", filter="data")
+    for name in ("LabelMe/dog/1.jpg", "SUN09/dog"):
+        path = tmp_path / "archives" / "VLCS" / name
+        path.rename(path.with_name("away"))
+        path.symlink_to("nowhere")
+    stops("no images in SUN09/dog; .*; SUN09/dog cannot be read: it is a link", load, tmp_path, "vlcs")
+    path.unlink()
+    path.with_name("away").rename(path)
+    message = "domain labelme has 9 images; .*; no images: LabelMe/dog/away .1 files.; "
+    message += "not to be read: LabelMe/dog/1.jpg .1 files."
+    stops(message, load, tmp_path, "vlcs")
+
+
+@pytest.mark.parametrize("found, expected, what", [("SUN09/Dog", "SUN09/dog", "case"),
+                                                   ("sun09", "SUN09", "case"),
+                                                   ("Caltech_101", "Caltech101", "spelling")])
+def test_another_spelling_of_a_folder_is_explained(tmp_path, monkeypatch, found, expected, what):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    write_tar(archive, pictures(name.replace(expected, found) for name in names_in(vlcs())))
+    other, name = Path(found).name, Path(expected).name
+    message = f"{expected}; expected .* found .*{other}.*; {other} differs from {name} in {what} alone: "
+    stops(message + f"rename it to {name}$", load, tmp_path, "vlcs")
 
 
 def test_a_class_without_images(tmp_path, monkeypatch):
