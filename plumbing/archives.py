@@ -421,15 +421,17 @@ def refuse_large(archive: Path, name: str, size: int, total: int) -> None:
 def read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
     """The content of an entry of a zip archive, of which never more than it declares is unpacked. Stop if
     there is more."""
-    declared = archive.getinfo(name)
-    entry = copy.copy(declared)
-    entry.file_size += 1  # what zipfile unpacks at most: one byte more than there should be
+    entry = copy.copy(archive.getinfo(name))
+    declared = entry.file_size
+    entry.file_size += ENTRY  # zipfile would cut what it unpacks there, and see a wrong checksum alone
+    content = bytearray()
     with archive.open(entry) as stream:
-        content = b"".join(iter(partial(stream.read, STEP), b""))
-    if len(content) > declared.file_size:
-        raise Stop(f"{archive.filename}: the entry {name} has more than the {declared.file_size} bytes that "
-                   "it declares; the archive is not used: get it again")
-    return content
+        for block in iter(partial(stream.read, STEP), b""):
+            content += block
+            if len(content) > declared:
+                raise Stop(f"{archive.filename}: the entry {name} has more than the {declared} bytes that it "
+                           "declares; the archive is not used: get it again")
+    return bytes(content)
 
 
 class BoundedEntry(tarfile.TarInfo):

@@ -6,7 +6,7 @@ an interruption.
     timing.jsonl      seconds so far, a line for each round
     checkpoint.pt     the state after the last round that was kept: server, clients, history
     before.pt         the checkpoint before it, until the run is finished: for the case that one is damaged
-    best.pt           the state of the best validation round
+    best.pt           the state of the best validation round; if that is the last one, checkpoint.pt itself
     result.json       the finished run: accuracies, curves, bytes, seconds, code, versions, hardware
     curves.png        accuracy and training loss over the rounds
     tensorboard/      with --tensorboard the same numbers as scalars
@@ -29,6 +29,7 @@ import time
 from pathlib import Path
 
 from plumbing.catalog import short_name
+from plumbing.disk import STATES, bytes_of, described, in_place_of, refuse_small_disk
 from plumbing.errors import Stop
 from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, merged, process, to_device
@@ -284,6 +285,7 @@ class RunFolder:
         self.rank = process()[0]
         self.t, self.history, self.images = 0, [], 0
         self.best, self.best_state = {"round": 0, "val": -1.0}, None
+        self.state_bytes = 0  # of the states of server and clients when they were last looked at
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
         self.bar, self.shown, self.scalars = None, {}, None
         self.code = []  # a part for each start: from which round on, and what `start` says
@@ -327,6 +329,7 @@ class RunFolder:
             self.look_at_best()
         self.code.append({"from": self.t + 1, **start(self.args)})
         self.saved_at = time.monotonic()
+        self.look_at_disk(federation)
         if self.rank == 0:
             self.clean()
             self.announce(federation)
@@ -345,6 +348,21 @@ class RunFolder:
         self.ending = AfterTheRound(AT_ONCE if self.rank == 0 else "", process()[1] > 1)
         self.stack.enter_context(handled(self.ending))
         self.since = time.perf_counter()
+
+    def look_at_disk(self, federation) -> None:
+        """Say how much disk the states need if that is much, and more than was said. Stop if there is less.
+        """
+        states = [client.state_dict() for client in federation.clients.values()]
+        if self.rank == 0:
+            states.append(federation.server.state_dict())
+        size = sum(merged({self.rank: bytes_of(states)}).values())
+        if self.rank or size <= self.state_bytes:
+            return
+        self.state_bytes = size
+        refuse_small_disk(size, self.args.protocol, self.path)
+        words = described(size, self.args.protocol, self.path)
+        if words:
+            tqdm.write(words)
 
     def look_at_best(self) -> None:
         """Say so if the state of the best round is not there: the run goes on to the same numbers, and has
@@ -448,6 +466,8 @@ class RunFolder:
     def checkpoint(self, entry: dict, federation) -> None:
         """Keep the state of the best validation round (the first of equals); write it and the last state when
         it is time."""
+        if self.t == self.code[-1]["from"]:  # many clients keep more once they have trained
+            self.look_at_disk(federation)
         last = self.t == self.args.rounds
         better = "val" in entry and entry["val"]["ALL"] > self.best["val"]
         number = self.told_to_end()
@@ -475,17 +495,20 @@ class RunFolder:
         return from_server(max(numbers.values(), default=0))
 
     def write_checkpoints(self, state: dict) -> None:
-        """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
+        """best.pt, if there is a better state than the one in it, and checkpoint.pt. With the one that is
+        written there are never more than three of them."""
+        newest, before, best = (self.path / name for name in STATES)
+        before.unlink(missing_ok=True)
         if self.best_state:
-            write_whole(self.path / "best.pt", lambda file: save(self.best_state, file))
+            write_whole(best, lambda file: save(self.best_state, file))
             self.best_state = None
         progress = {"identity": json.dumps(self.key), "round": self.t, "history": json.dumps(self.history),
                     "seconds": self.seconds, "images": self.images, "best": self.best,
                     "code": json.dumps(self.code)}
-        newest, before = self.path / "checkpoint.pt", self.path / "before.pt"
-        before.unlink(missing_ok=True)  # so that there are never more than two of them
-        keep = before if self.t < self.args.rounds else None
-        write_whole(newest, lambda file: save(progress | state, file), keep)
+        last = self.t == self.args.rounds
+        write_whole(newest, lambda file: save(progress | state, file), None if last else before)
+        if last and self.best["round"] == self.t:
+            in_place_of(best, newest)
 
     # After the last round
 

@@ -23,7 +23,7 @@ from plumbing.errors import Stop
 ROOT = Path(__file__).resolve().parent.parent
 
 # Modules that are around the numbers: they fetch and keep files, parse, resume and show.
-AROUND = {"plumbing.archives", "plumbing.errors", "plumbing.extending", "plumbing.files",
+AROUND = {"plumbing.archives", "plumbing.disk", "plumbing.errors", "plumbing.extending", "plumbing.files",
           "plumbing.processes", "plumbing.provenance", "plumbing.results", "plumbing.runfolder",
           "plumbing.scalars", "plumbing.seeds", "plumbing.settings", "plumbing.signals",
           "plumbing.sources", "plumbing.trained"}

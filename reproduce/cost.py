@@ -262,7 +262,13 @@ def plan_text(plan: Plan) -> str:
         lines.append(f"Those with their data here so: {clock(seconds)} ({why})")
     lines.append(f"Times on {plan.device.described}")
     lines.append("Memory: of the process, with the decoded images, which are mapped from disk and may be "
-                 "dropped from it; disk: checkpoint and best state, without the decoded images")
+                 "dropped from it; disk: at most while it runs, the checkpoint, the one before or the one "
+                 "that replaces it, and the best state, without the decoded images")
+    kept = [work.kept for work in plan.works.values() if work]
+    more = [work.disk - work.kept for work in plan.works.values() if work]
+    if kept:
+        lines.append(f"Disk of all runs when they are finished: {in_units(sum(kept))}; up to "
+                     f"{in_units(max(more))} more for each that is running")
     if plan.error:
         lines.append(f"Error: {plan.error.described}")
     for module, why in plan.uncounted.items():
@@ -289,9 +295,11 @@ def plan_data(plan: Plan) -> dict:
     for one in plan.runs:
         work = plan.works[one.run.key]
         run = {"command": one.run.command, "tables": one.tables, "seconds": plan.times[one.run.key],
-               "data_here": one.run.key in here, "flops": None, "memory": None, "disk": None}
+               "data_here": one.run.key in here, "flops": None, "memory": None, "disk": None,
+               "disk_finished": None}
         if work:
-            run |= {"flops": work.total.flops, "memory": work.memory + LIBRARIES, "disk": work.disk}
+            run |= {"flops": work.total.flops, "memory": work.memory + LIBRARIES, "disk": work.disk,
+                    "disk_finished": work.kept}
         runs.append(run)
     tables = {}
     for table, of_table in of_tables(plan).items():

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import common
 from common import ClientData, Data
 from plumbing.catalog import FOLDERS, own_folder
+from plumbing.disk import copies
 from plumbing.settings import Args, ratios, shares
 from reproduce.measures.overhead import conv_backward
 from reproduce.methods import builder_of
@@ -260,6 +261,7 @@ class Parts:
     server: int  # bytes of the server's state with one client
     more: int  # and for each further one
     client: int  # bytes of a client's state
+    idle: int  # and of that of a client that has not trained
 
 
 # What is set for the counting, whatever the run has.
@@ -342,6 +344,7 @@ def parts_of(module: str, args: Args) -> tuple[Parts, set[str]]:
         server, of_two = method.Server(args, net, 1), method.Server(args, net, 2)
         client = method.Client(args, net, 0, client_data(images))
         down = server.download(0)
+    idle = size_of_state(client.state_dict())
     step = Meter(size)
     with without_values(step):
         client.train(down, 0)
@@ -363,7 +366,7 @@ def parts_of(module: str, args: Args) -> tuple[Parts, set[str]]:
     more = size_of_state(of_two.state_dict()) - state
     parts = Parts(step.work, first.work, forward.work.times(1 / evaluated),
                   adaptation.work.times(1 / len(images)), max(step.most, forward.most), state, more,
-                  size_of_state(client.state_dict()))
+                  size_of_state(client.state_dict()), idle)
     return parts, read
 
 
@@ -385,7 +388,8 @@ class RunWork:
     evaluate: Work
     retest: Work  # two evaluations of the target alone
     memory: int
-    disk: int
+    disk: int  # at most, while it runs
+    kept: int  # when it is finished
 
     @property
     def total(self) -> Work:
@@ -411,16 +415,19 @@ def work_of(module: str, args: Args, counted: Counted) -> RunWork | None:
     evaluate = evaluations(args, images, parts)
     clients = len(images.train)
     state = parts.server + parts.more * (clients - 1) + parts.client * clients
+    state += parts.idle * len(images.targets)
     pixels = sum(counts_of(args.dataset)[0].values()) * args.image_size ** 2
     if not is_grey(args.dataset):
         pixels *= 3
     retest = on_target(args, images, parts).times(2)
-    return RunWork(train, evaluate, retest, parts.memory + state + pixels, 2 * state)
+    most, finished = copies(args.protocol)
+    in_memory = finished * state  # the state of now, and that of the best round
+    return RunWork(train, evaluate, retest, parts.memory + in_memory + pixels, most * state, finished * state)
 
 
 def retest_of(work: RunWork) -> RunWork:
     """What it computes to test a trained run again on its target: after its best round and after the last."""
-    return dataclasses.replace(work, train=Work(), evaluate=work.retest)
+    return dataclasses.replace(work, train=Work(), evaluate=work.retest, disk=0, kept=0)
 
 
 @functools.cache

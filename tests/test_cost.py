@@ -100,6 +100,9 @@ def test_a_plan_in_words(monkeypatch, tmp_path):
     of_pacs = cost.clock(plan.times[plan.missing[1].run.key])
     assert ["fdse-1", "1", of_pacs] in subtotals and ["fdse-3", "1", of_pacs] in subtotals
     assert "To download: pacs 3.0 GiB" in text and "pacs at 224x224 1.4 GiB" in text
+    kept = sum(work.kept for work in plan.works.values())
+    largest = max(work.disk for work in plan.works.values())
+    assert f"when they are finished: {cost.in_units(kept)}; up to {cost.in_units(largest / 3)} more" in text
     assert "Not here, vlcs (1 runs): a page" in text and "100 TFLOPS" in text and "a guess" in text
     assert cost.plan_text(cost.planned([], Place())) == "Nothing is missing."
 
@@ -111,6 +114,7 @@ def test_a_plan_for_a_program(monkeypatch, tmp_path):
     assert data["tables"]["fdse-9"] == {"runs": 1, "seconds": data["runs"][0]["seconds"]}
     assert [run["data_here"] for run in data["runs"]] == [True, True, False]
     assert all(run["flops"] > 0 and run["memory"] > run["disk"] > 0 for run in data["runs"])
+    assert all(2 * run["disk"] == 3 * run["disk_finished"] for run in data["runs"])
 
 
 def test_the_time_of_runs_that_share_gpus(monkeypatch, tmp_path):

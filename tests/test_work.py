@@ -49,7 +49,7 @@ def test_counts_of_every_dataset_are_known_or_said_to_be_a_guess():
 
 def test_steps_and_evaluations_by_hand(monkeypatch):
     """Steps of all clients and rounds; every image of an evaluation every --eval-every rounds."""
-    parts = Parts(Work(1.0), Work(1.0), Work(0.01), Work(), 0, 0, 0, 0)
+    parts = Parts(Work(1.0), Work(1.0), Work(0.01), Work(), 0, 0, 0, 0, 0)
     monkeypatch.setattr(Counted, "of", lambda counted, module, args: parts)
     train, evaluate = flops_of("fedavg", "--dataset", "officecaltech", "--eval-every", "3")
     assert train == 500 * (16 + 18 + 3 + 5)
