@@ -250,7 +250,8 @@ def test_only_large_maps_are_read_without_reading_ahead(tmp_path, monkeypatch, m
     monkeypatch.setattr(decoding, "memory", lambda: memory)
     loaded, _ = load(tmp_path, "vlcs")
     maps = Path("/proc/self/smaps").read_text()
-    flags = re.findall(r"/cache/vlcs-8-\w+/\w+\.npy\n(?:\w+:.*\n)*?VmFlags:(.*)", maps)
+    cache = re.escape(str(tmp_path / "data" / "cache"))
+    flags = re.findall(cache + r"/vlcs-8-\w+/\w+\.npy\n(?:\w+:.*\n)*?VmFlags:(.*)", maps)
     assert len(flags) == len(loaded) == 4
     for of_map in flags:
         assert (" rr" not in of_map) == read_ahead
