@@ -24,7 +24,7 @@ from plumbing.files import write_json
 from plumbing.runfolder import is_run
 from plumbing.settings import Args, Parser, shown_value
 from reproduce.drawing import figure_format, new_figure, write_figure
-from reproduce.measures.finished import history, name_of
+from reproduce.measures.finished import name_of
 
 from tabulate import tabulate
 
@@ -85,7 +85,20 @@ def runs_in(folders: list[str]) -> list[OneRun]:
             found.setdefault(path.resolve(), path)
     if not found:
         raise Stop(f"{folders[0]} is a file: give the output folder of a run", 2)
-    return [OneRun(path, arguments(path), history(path)) for path in found.values()]
+    return [OneRun(path, arguments(path), rounds_of(path)) for path in found.values()]
+
+
+def rounds_of(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl, one for each round that is done. Stop if it has others or none."""
+    path = folder / "metrics.jsonl"
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        rounds = [entry["round"] for entry in entries if isinstance(entry["clients"], dict)]
+        if entries and rounds == list(range(1, len(entries) + 1)):
+            return entries
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise Stop(f"{path} is damaged, or no round is done: expected one line of metrics for each round", 2)
 
 
 def arguments(folder: Path) -> dict:

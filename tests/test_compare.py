@@ -146,5 +146,8 @@ def test_bad_usage(runs, tmp_path, capsys):
     a_run(runs / "again", [0.1], method="fdse")
     again = str(runs / "again")
     fails(capsys, 2, "other and .*again are the same run .seed 0.", compare.main, [other, again])
+    (runs / "again" / "metrics.jsonl").write_text("")
+    fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
+    (runs / "again" / "metrics.jsonl").write_text('{"round": 1, "clients": {}}\n')
     (runs / "again" / "result.json").write_text("[")
     fails(capsys, 2, "neither result.json nor settings.json", compare.main, [again])
