@@ -72,7 +72,7 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
     assert result["args"]["device"] == DEVICE.partition(":")[0]
     logits = {}
     for device in (DEVICE, "cpu"):
-        monkeypatch.setattr("reproduce.measures.finished.choose_device", lambda _, device=device: device)
+        monkeypatch.setattr("plumbing.trained.choose_device", lambda _, device=device: device)
         fed = federation(tmp_path, "last")
         network = fed.clients[0].model(fed.server.download(0)).eval()
         x, _ = fed.clients[0].data.train.batch(torch.arange(16))
