@@ -431,9 +431,9 @@ def card(site: Site, of: Table, entry: dict, page: Path) -> str:
     html = [f'<article class="card" id="{name}">',
             f'<h3><a href="#{name}">{escape(entry["tag"])}</a> {escape(entry["name"])}</h3>',
             formula(entry["latex"]), site.markdown(entry["says"], note, page)]
-    for kind in ("differs", "measured"):
+    for kind, heading in equations.KINDS.items():
         if kind in entry:
-            text = site.markdown(f"**{kind.capitalize()}.** {entry[kind]}", note, page)
+            text = site.markdown(f"**{heading}.** {entry[kind]}", note, page)
             html.append(f'<div class="{kind}">{text}</div>')
     html += [f'<p class="where">{where(of, entry)}</p>', tests_list(site, entry, page), "</article>"]
     return "\n".join(html)

@@ -3,7 +3,8 @@
 docs/equations/<method>.toml has every number that the paper prints: an [[entry]] for what the method
 computes, with its places and its tests; an [[unused]] for the rest, with the reason; and a [[part]] for what
 has no number, a section or a table of layers. Of an entry `says` has the shapes, `differs` where paper,
-official code and file part, `measured` what that changes, with a link to the recorded runs.
+official code and file part, `contradicts` where a formula and the paper's words do, `measured` what that
+changes, with a link to the recorded runs.
 
 A place is a function or a class of the method's file. The tag stands there in a comment, a docstring or a
 flag's help, as the paper prints it: `Eq. (8)`, `line 7`, `step c5`. Where the paper prints no number, or the
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+KINDS = {"differs": "Differs", "contradicts": "Formula and words contradict each other",
+         "measured": "Measured"}  # {key of an entry: its heading}
 METHODS = ("fedavg", "fedsr", "fedadg", "fedgala", "fedcir", "fdse")
 
 NUMBERS = r"\d+(?:-\d+)?(?:(?:,|;| and) \d+(?:-\d+)?(?![\d:]))*"

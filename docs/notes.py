@@ -39,9 +39,9 @@ def section(of: Table) -> str:
 
 def entry_block(entry: dict) -> str:
     says = entry["says"]
-    for kind in ("differs", "measured"):
+    for kind, heading in equations.KINDS.items():
         if kind in entry:
-            says += f"\n\n*{kind.capitalize()}:* {entry[kind]}"
+            says += f"\n\n*{heading}:* {entry[kind]}"
     math = "\n".join(["```math", entry["latex"].strip(), "```"])
     where = f"In {names(entry['place'])}. Tests: {tests(entry['tests'])}."
     return "\n\n".join([f"### {entry['tag']}: {entry['name']}", math, says, where])

@@ -12,7 +12,7 @@ import pytest
 # Tables, code and tests
 
 
-KEYS = {"tag", "name", "latex", "says", "differs", "measured", "place", "mark", "tests"}
+KEYS = {"tag", "name", "latex", "says", *equations.KINDS, "place", "mark", "tests"}
 
 
 @pytest.mark.parametrize("method", METHODS)
