@@ -177,7 +177,7 @@ SMOKE = {
 
 
 class Generator(nn.Module):
-    """G: noise and one-hot label -> h' [B, D], two layers as wide as the features (Sec. 5.1). It ends with
+    """G: noise and one-hot label -> h' [B, H], two layers as wide as the features (Sec. 5.1). It ends with
     ReLU where the features do."""
 
     def __init__(self, args: Args, labels: int, dim: int):
@@ -188,9 +188,9 @@ class Generator(nn.Module):
         self.second = nn.Linear(dim, dim)
 
     def forward(self, code: Tensor) -> Tensor:
-        """One-hot labels [B, C] -> h' [B, D], of new noise."""
+        """One-hot labels [B, C] -> h' [B, H], of new noise."""
         z = torch.rand(len(code), self.noise, device=code.device)  # S_z, uniform on [0, 1) (Sec. 3.2)
-        hidden = leaky_relu(self.first(torch.cat([z, code], 1)), self.slope)  # [B, D]
+        hidden = leaky_relu(self.first(torch.cat([z, code], 1)), self.slope)  # [B, H]
         h = self.second(hidden)
         if self.relu:
             return h.relu()
@@ -220,12 +220,12 @@ class Discriminator(nn.Module):
         self.second = nn.Linear(dim, 1)
 
     def forward(self, h: Tensor, code: Tensor) -> Tensor:
-        """D(h|y) [B] in [0, 1] of h [B, D] and one-hot labels [B, C]."""
+        """D(h|y) [B] in [0, 1] of h [B, H] and one-hot labels [B, C]."""
         if self.before:
             projected = self.project(torch.cat([h, code], 1))  # [B, P]
         else:
             projected = torch.cat([self.project(h), code], 1)  # [B, P + C]
-        hidden = leaky_relu(self.first(projected), self.slope)  # [B, D]
+        hidden = leaky_relu(self.first(projected), self.slope)  # [B, H]
         return torch.sigmoid(self.second(hidden)[:, 0].float())
 
 
@@ -280,7 +280,7 @@ def loss_d(real: Tensor, reference: Tensor, form: str) -> Tensor:
     """
     if form == "printed":
         return -((1 - real).square().mean() + reference.square().mean())  # Eq. (1)
-    return real.square().mean() + (1 - reference).square().mean()
+    return real.square().mean() + (1 - reference).square().mean()  # the default, in place of Eq. (1)
 
 
 def loss_f(real: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def loss_g(reference: Tensor, form: str) -> Tensor:
     """L_adv_g of D(h'|y) [B]: Eq. (3) as printed, or its opposite, by which the reference approaches the
     features."""
     if form == "opposite":
-        return reference.square().mean()
+        return reference.square().mean()  # the default, in place of Eq. (3)
     return (1 - reference).square().mean()  # Eq. (3)
 
 
@@ -362,7 +362,7 @@ class Client:
                 continue
             code = model.code(y)  # the second loop: x, y are S_x of step c4
             with autocast(args):
-                h_ref = self.reference(code)  # step c6, and h' [B, D]; step c5 does not use or change them
+                h_ref = self.reference(code)  # step c6, and h' [B, H]; step c5 does not use or change them
             if args.order == "paper":
                 err, adv_f = self.step_c5(model, opts["FC"], x, y, code)
                 adv_d = self.step_c7(model, opts["D"], x, h_ref, code)
@@ -389,7 +389,7 @@ class Client:
         """Step c3: w_f and w_c on L_err. Returns it."""
         args = self.args
         with autocast(args):
-            h = model.features(x)  # [B, D]
+            h = model.features(x)  # [B, H]
             loss = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
         opt.zero_grad()
         loss.backward()
@@ -402,7 +402,7 @@ class Client:
         """Step c5: w_f and w_c on lambda_0 L_adv_f + lambda_1 L_err. Returns L_err and L_adv_f."""
         args = self.args
         with autocast(args):
-            h = model.features(x)  # [B, D]
+            h = model.features(x)  # [B, H]
             err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
             adv = loss_f(model.D(h, code))  # L_adv_f, Eq. (2)
         loss = args.lambda0 * adv + args.lambda1 * err
@@ -419,7 +419,7 @@ class Client:
         model.net.eval()  # no dropout, and BN's statistics are those of training alone
         with autocast(args):
             with torch.no_grad():
-                h = model.features(x)  # [B, D]
+                h = model.features(x)  # [B, H]
             loss = loss_d(model.D(h, code), model.D(h_ref.detach(), code), args.d_loss)  # L_adv_d, Eq. (1)
         model.net.train()
         opt.zero_grad()
@@ -444,7 +444,7 @@ class Client:
         return loss.detach()
 
     def reference(self, code: Tensor) -> Tensor:
-        """h' [B, D] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
+        """h' [B, H] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
         shape, device = (len(code), self.net.dim), code.device
         match self.args.reference:
             case "generated":

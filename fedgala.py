@@ -354,7 +354,7 @@ def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[li
     cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
     if sign == "descent":
         cosine = -cosine
-    return (cosine <= tau) & (reference > 0)  # not line 19's condition
+    return (cosine <= tau) & (reference > 0)  # the negation of line 19
 
 
 def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:

@@ -30,6 +30,7 @@ from docs.equations import Table  # noqa: E402
 
 TITLES = {"fedavg": "FedAvg", "fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR",
           "fdse": "FDSE"}
+RUNS = Path("docs/runs.md")
 STYLE = Path(__file__).parent / "page.css"
 
 
@@ -71,6 +72,12 @@ def link(page: Path, target: Path, anchor: str = "") -> str:
     if anchor:
         return f"{path}#{anchor}"
     return path
+
+
+def heading_anchor(heading: str) -> str:
+    """The anchor of a heading: "What it does" -> what-it-does."""
+    words = re.sub(r"[`*\\]", "", heading).lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
 
 
 # Markdown and formulas
@@ -129,8 +136,7 @@ class Site:
 
     def anchor(self, page: Path, heading: str) -> str:
         """The anchor that GitHub gives a heading; a second one of the same words ends in -1."""
-        words = re.sub(r"[`*\\]", "", heading).lower()
-        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        name = heading_anchor(heading)
         taken = self.anchors.setdefault(page, [])
         taken.append(name)
         before = taken.count(name) - 1
@@ -149,6 +155,8 @@ class Site:
             return
         target = target.relative_to(ROOT)
         self.add(target)
+        if target.suffix == ".py" and page_of(target) == page:
+            anchor = anchor or "L1"  # the file of a method's note is on the same page
         token.attrSet(name, link(page, target, anchor))
 
     def write(self, page: Path, title: str, body: str, style: str = "") -> None:
@@ -277,12 +285,17 @@ def method_page(site: Site, method: str) -> None:
     parts = sections((ROOT / note).read_text())
     site.add(Path("common.py"))
     used, whole, unused = equations.counts(of)
-    body = [site.markdown(parts.pop(""), note, page),
+    strip = strip_of_sections(site, page, [heading for heading in parts if heading])
+    body = [site.markdown(parts.pop(""), note, page), strip,
             f'<p class="sum">{whole} of {used} equations and lines located and tested '
             f'(<a href="#coverage">which</a>); {unused} of the paper are not computed.</p>']
     if method != "fedavg":
         body.append(f'<p>The numbers of its paper, and what was measured here: '
                     f'<a href="{os.path.relpath("results.html", page.parent)}#{method}">results</a>.</p>')
+    if "laptop scale" in (ROOT / note).read_text():
+        site.add(RUNS)
+        body.append(f'<p>Laptop scale: smaller images and fewer rounds than the paper, minutes on two cores '
+                    f'(<a href="{link(page, RUNS)}">runs</a>).</p>')
     body.append(jumps(of))
     left = []
     for heading in ("What it does", "Who keeps and sends what"):
@@ -298,6 +311,28 @@ def method_page(site: Site, method: str) -> None:
         body.append(site.markdown(f"## {heading}\n{text}", note, page))
     body.append("</div>")
     site.write(page, TITLES[method], "\n".join(body), marking(of))
+
+
+def strip_of_sections(site: Site, page: Path, headings: list[str]) -> str:
+    """A line of links to the sections of a page, and to what is said of the method elsewhere."""
+    links = []
+    for heading in headings:
+        address, words = f"#{heading_anchor(heading)}", heading
+        if heading.startswith("Equations") and page.stem in TITLES:
+            address, words = "#code", "The paper beside the code"
+        elif " differ" in heading:
+            words = "Where they differ"
+        elif heading.startswith("How to run"):
+            words = "How to run"
+        links.append(f'<a href="{address}">{escape(words)}</a>')
+    if page.stem in TITLES:
+        links.append('<a href="#coverage">Coverage</a>')
+    for source, words in ((Path("docs/errata.md"), "Errata"), (Path("results/findings.md"), "Findings")):
+        for heading in sections((ROOT / source).read_text()):
+            if heading.partition(",")[0] == TITLES.get(page.stem):
+                site.add(source)
+                links.append(f'<a href="{link(page, source, heading_anchor(heading))}">{words}</a>')
+    return f'<p class="jumps sections">{" ".join(links)}</p>'
 
 
 def jumps(of: Table) -> str:
@@ -431,10 +466,10 @@ def card(site: Site, of: Table, entry: dict, page: Path) -> str:
     html = [f'<article class="card" id="{name}">',
             f'<h3><a href="#{name}">{escape(entry["tag"])}</a> {escape(entry["name"])}</h3>',
             formula(entry["latex"]), site.markdown(entry["says"], note, page)]
-    for kind, heading in equations.KINDS.items():
-        if kind in entry:
-            text = site.markdown(f"**{heading}.** {entry[kind]}", note, page)
-            html.append(f'<div class="{kind}">{text}</div>')
+    kinds = {heading: kind for kind, heading in equations.KINDS.items()}
+    for heading, words in equations.remarks(entry).items():
+        text = site.markdown(f"**{heading}.** {words}", note, page)
+        html.append(f'<div class="{kinds[heading]}">{text}</div>')
     html += [f'<p class="where">{where(of, entry)}</p>', tests_list(site, entry, page), "</article>"]
     return "\n".join(html)
 
@@ -464,8 +499,13 @@ def spans_of(numbers: list[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def tests_list(site: Site, entry: dict, page: Path) -> str:
-    items = [f"<li>{test_link(site, test, page)}</li>" for test in entry["tests"]]
+def tests_list(site: Site, entry: dict, page: Path, with_words: bool = True) -> str:
+    """Links to the tests of an entry. `with_words`: with what each is held against."""
+    items = []
+    for test in entry["tests"]:
+        says = equations.test_says(test) if with_words else ""
+        words = f": {escape(says)}" if says else ""
+        items.append(f"<li>{test_link(site, test, page)}{words}</li>")
     return f'<ul class="tests">{"".join(items)}</ul>'
 
 
@@ -487,7 +527,7 @@ def coverage(site: Site, of: Table, page: Path) -> str:
         name = slug(entry["tag"])
         html.append(f'<tr class="e-{name}"><td><a href="#{name}">{escape(entry["tag"])}</a> '
                     f'{escape(entry["name"])}</td><td>{where(of, entry)}</td>'
-                    f"<td>{tests_list(site, entry, page)}</td></tr>")
+                    f"<td>{tests_list(site, entry, page, with_words=False)}</td></tr>")
     html.append("</tbody></table>")
     if of.unused:
         note = Path("docs/methods") / f"{of.method}.md"
@@ -516,7 +556,7 @@ def baseline_page(site: Site, note: Path) -> None:
     file = source_of(note)
     lines = len((ROOT / file).read_text().splitlines())
     parts = sections((ROOT / note).read_text())
-    head = site.markdown(parts.pop(""), note, page)
+    head = site.markdown(parts.pop(""), note, page) + strip_of_sections(site, page, list(parts))
     text = "".join(site.markdown(f"## {heading}\n{part}", note, page) for heading, part in parts.items())
     title = re.match(r"# (.*)", (ROOT / note).read_text()).group(1)
     body = head + row(f'<div class="text">{text}</div>', code(file, 1, lines, {}))
@@ -561,13 +601,16 @@ def baselines() -> list[Path]:
 
 def cells_link(source: Path, page: Path) -> str:
     """Above rendered results: where their numbers stand with their runs."""
+    beside = ""
     if source.parent == Path("results/tables"):
         cells = Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
     elif source.parent == Path("results"):
         cells = Path("results.html")
+        others = os.path.relpath("cells/other-runs.html", page.parent)
+        beside = f'; <a href="{others}">the runs that no table has</a>'
     else:
         return ""
-    return f'<p><a href="{os.path.relpath(cells, page.parent)}">Each number with its runs</a></p>'
+    return f'<p><a href="{os.path.relpath(cells, page.parent)}">Each number with its runs</a>{beside}</p>'
 
 
 def file_page(site: Site, source: Path) -> None:

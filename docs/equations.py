@@ -341,6 +341,16 @@ def test_line(test: str) -> int:
     return tests_in(file).get(name, 0)
 
 
+def test_says(test: str) -> str:
+    """The first paragraph of a test's docstring: what it holds the code against; "" without one."""
+    file, _, name = test.partition("::")
+    for node in ast.parse((ROOT / "tests" / f"{file}.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
+            return " ".join(paragraph.split())
+    return ""
+
+
 @functools.cache
 def tests_in(file: str) -> dict[str, int]:
     """{test: the line at which it begins} of tests/<file>.py."""
@@ -350,6 +360,15 @@ def tests_in(file: str) -> dict[str, int]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 found[node.name] = node.lineno
+    return found
+
+
+def remarks(entry: dict) -> dict[str, str]:
+    """{heading: text} of what an entry has of KINDS; of a difference that a flag switches, whether it was
+    measured."""
+    found = {heading: entry[kind] for kind, heading in KINDS.items() if kind in entry}
+    if "`--" in entry.get("differs", "") and "measured" not in entry:
+        found[KINDS["measured"]] = "No."
     return found
 
 

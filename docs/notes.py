@@ -39,9 +39,8 @@ def section(of: Table) -> str:
 
 def entry_block(entry: dict) -> str:
     says = entry["says"]
-    for kind, heading in equations.KINDS.items():
-        if kind in entry:
-            says += f"\n\n*{heading}:* {entry[kind]}"
+    for heading, text in equations.remarks(entry).items():
+        says += f"\n\n*{heading}:* {text}"
     math = "\n".join(["```math", entry["latex"].strip(), "```"])
     where = f"In {names(entry['place'])}. Tests: {tests(entry['tests'])}."
     return "\n\n".join([f"### {entry['tag']}: {entry['name']}", math, says, where])

@@ -25,6 +25,7 @@ from reproduce.throughput import arguments_of
 WORDS = {state: words for state, (words, _, _) in STATES.items()}
 WORDS |= {"recorded": "recorded, nothing published to compare with", "quoted": "quoted by the paper"}
 SCALES = {"paper": "the paper's scale", "laptop": "laptop scale"}
+NOT_IN_PAPER = "(not in the paper)"  # in the title of a block of ours
 RECORD = "--record results/runs.jsonl"  # what puts a run beside the others
 
 
@@ -90,7 +91,7 @@ def card(place: Place, evidence: Evidence) -> str:
             f"<dt>Published{unit(place)}</dt><dd>{published_words(place)}</dd>"]
     for scale, cell in place.cells.items():
         words = measured(place, scale, cell, evidence)
-        html.append(f"<dt>Here, {SCALES[scale]}{unit(place)}</dt><dd>{words}</dd>")
+        html.append(f"<dt>Here, {setting(place.block, scale)}{unit(place)}</dt><dd>{words}</dd>")
         if scale == "paper" and cell.verdict:
             html.append(f"<dt>What that says</dt><dd>{verdict_words(cell)}</dd>")
     html.append("</dl>")
@@ -98,6 +99,11 @@ def card(place: Place, evidence: Evidence) -> str:
         html.append(runs_of(place, scale, cell, evidence))
     html.append("</article>")
     return "".join(html)
+
+
+def setting(block: Block, scale: str) -> str:
+    """The scale in words; a block of ours, such as the digits, is at no scale of the paper."""
+    return "own setting" if NOT_IN_PAPER in block.title and scale == "paper" else SCALES[scale]
 
 
 def unit(place: Place) -> str:
@@ -110,7 +116,7 @@ def published_words(place: Place) -> str:
     if not printed:
         if place.row.ours:
             return "nothing: the paper does not have this row"
-        return "not printed" if place.table.figure else "lost in print"
+        return "not printed" if place.table.figure else "unreadable in our text of the paper"
     number_printed = f"<b>{escape(' ± '.join(printed))}</b>"
     if place.row.quoted:
         return f"{number_printed}, which the paper quotes from another one"
@@ -141,10 +147,16 @@ def measured(place: Place, scale: str, cell: Cell, evidence: Evidence) -> str:
         words += f" (one seed: {seeds})"
     guess = chance(place.block, place.column)
     if guess is not None:
-        words += f"; guessing a class gives {number(guess)}"
+        words += f"; chance (guessing a class) is {number(guess)}"
     if scale != "paper":
-        words += ". <b>Not comparable with the published number</b>: smaller images, fewer rounds"
+        words += f". <b>Not comparable with the published number</b>: {smaller(cell)}"
     return words
+
+
+def smaller(cell: Cell) -> str:
+    """Images and rounds of a cell's runs at laptop scale."""
+    budgets = dict.fromkeys(budget_of(record) for record in cell.records.values())
+    return escape("; ".join(budgets)) or "smaller images, fewer rounds"
 
 
 def without_value(place: Place, scale: str, cell: Cell, evidence: Evidence) -> str:
@@ -244,7 +256,7 @@ def runs_of(place: Place, scale: str, cell: Cell, evidence: Evidence) -> str:
                          f"{escape(other.name)}</a></li>")
         else:
             evidence.runs[record["id"]] = place
-            title = f"Seed {seed} at {SCALES[scale]}"
+            title = f"Seed {seed} at {setting(place.block, scale)}"
             logged = place.column.path if place.column.kind == "logs" else ""
             cards.append(run_card(title, record, evidence.records, value, logged))
     html = f'<ul class="links">{"".join(links)}</ul>' if links else ""

@@ -101,7 +101,7 @@ def strip_html(results: Results, table: Table, strip: Strip) -> str:
 def square(place: Place) -> str:
     """A square, which has its words as its title."""
     classes = ["sq", f"s-{slug(place.state)}", *(f"at-{scale}" for scale in place.scales() or ["none"])]
-    published = " ± ".join(place.cells["paper"].printed) or "lost"
+    published = " ± ".join(place.cells["paper"].printed) or "unreadable"
     words = f"{place.block.title}, {place.name}: {WORDS[place.state]}; published {published}"
     for scale in place.scales():
         words += f", here at {SCALES[scale]} {ours(place.cells[scale]) or 'a curve'}"

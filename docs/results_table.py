@@ -4,19 +4,23 @@ cards, and the cards."""
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from html import escape
 from pathlib import Path
 
-from docs.results_cell import SCALES, WORDS, Evidence, Place, card, copyable, place_of, slug
+from docs.results_cell import SCALES, WORDS, Evidence, Place, card, copyable, place_of, setting, slug
 from reproduce.cells import Cell, FilledBlock, filled
 from reproduce.methods import ROOT
 from reproduce.records import Records
-from reproduce.rendering import CODE_MARKS, budgets, cell_text, comparisons, label, ours, published_place
+from reproduce.rendering import (CODE_MARKS, VERDICT_MARKS, budgets, cell_text, comparisons, label, ours,
+                                 published_place)
 from reproduce.scoreboard import MEASURED, STATES, Strip, strip_of
 from reproduce.tables import Table
 
+MARKS = {"agrees": "no difference is found", "differs": "it differs", "untested": "cannot be tested"}
 HOME = Path("results.html")
+RUNS = Path("docs/runs.md")
 FOLDER = Path("cells")
 Lines = list[list[Place]]  # the cells of a block, row by row
 
@@ -126,7 +130,7 @@ def contents(results: Results, table: Table) -> str:
         for scale in SCALES:
             count = sum(scale in place.scales() for place in places)
             if count:
-                words.append(f"{count} at {SCALES[scale]}")
+                words.append(f"{count} at {setting(block, scale)}")
         said = " and ".join(words) or "none"
         items.append(f'<li><a href="#block-{slug(block.title)}">{escape(block.title)}</a>: {len(places)} '
                      f"cells, {said} measured</li>")
@@ -137,7 +141,9 @@ def about(site, table: Table, page: Path) -> str:
     """Protocol, notes, where the published numbers are from, commands of the whole table, and its files."""
     protocol = table.protocol[:1].upper() + table.protocol[1:]
     judged = f'<a href="{relative(HOME, page)}#verdicts">How a number is judged</a>'
-    html = [f"<p>{escape(protocol)}. {judged}.</p>"]
+    site.add(RUNS)
+    html = [f"<p>{escape(protocol)}. {judged}. Laptop scale: smaller images and fewer rounds than the paper, "
+            f'minutes on two cores (<a href="{relative(RUNS.with_suffix(".html"), page)}">runs</a>).</p>']
     for scale in SCALES:
         name = table.file_name(scale)
         picture = Path("results/figures") / f"{name}.png"
@@ -147,7 +153,8 @@ def about(site, table: Table, page: Path) -> str:
                         f'{SCALES[scale]}"><figcaption>At {SCALES[scale]}</figcaption></figure>')
     source = Path("tables") / f"{table.id}.toml"
     if table.notes:
-        html.append(site.markdown("\n".join(f"- {note}" for note in table.notes), source, page))
+        notes = site.markdown(linked(table.notes), source, page)
+        html.append(re.sub(r'"\.\./results/tables/([\w-]+\.html)"', r'"\1"', notes))
     place = published_place(table.id)
     if place:
         html.append(f"<p>The published numbers: {escape(place)}.</p>")
@@ -171,6 +178,13 @@ def about(site, table: Table, page: Path) -> str:
     return "".join(html)
 
 
+def linked(notes: list[str]) -> str:
+    """Notes as a Markdown list, in which a table's page and findings.md are links."""
+    text = "\n".join(f"- {note}" for note in notes)
+    text = re.sub(r"`((?:fedsr|fedadg|fedgala|fedcir|fdse)-\w+)`", r"[\1](../results/tables/\1.md)", text)
+    return text.replace("(findings.md)", "([findings](../results/findings.md))")
+
+
 def option(words: str) -> str:
     return f'<code class="short">{words}</code>'
 
@@ -190,6 +204,10 @@ def grid(lines: Lines, block: FilledBlock) -> str:
                          f'title="{escape(WORDS[place.state])}">{sample} {words}</a></td>')
         rows.append(f'<tr><th scope="row">{escape(label(line.row))}</th>{"".join(cells)}</tr>')
     says = "Published / here (seeds), difference. Each number leads to its cell below."
+    for verdict, words in MARKS.items():
+        sign = VERDICT_MARKS[verdict]
+        if any(place.cells["paper"].verdict == verdict for places in lines for place in places):
+            says += f" {sign.strip()} {words}."
     if any(mark in "".join(rows) for mark in "†‡"):
         says += f" {CODE_MARKS}"
     return (f'<p class="counts">{says}</p><div class="wide"><table class="grid">'

@@ -12,7 +12,7 @@
     scoreboard   the state of all published cells in a picture, a table and a sentence
     rendering    pages, csv, the terminal, the README's block
     measuring    what tables and figures need of the runs' folders
-    origins      the runs behind the cells, and those of other code than that of now
+    origins      the runs behind the cells, and those of an earlier version of the code
     short_runs   whether changed sources give the same numbers
     work         how much a run computes, counted on tensors without values
     throughput   how fast a device computes, by recorded times or a guess

@@ -50,7 +50,7 @@ def origin(records: Records, record: dict) -> list[str]:
 
 
 def stale_text(tables: list[Table], records: Records, scale: str) -> str:
-    """The runs of tables whose records are of other code than that of now, with their commands, and how many
+    """The runs of tables made by an earlier version of the methods' code, with their commands, and how many
     there are at each scale."""
     found = reruns(tables, records, scale)
     rows = []
@@ -62,7 +62,7 @@ def stale_text(tables: list[Table], records: Records, scale: str) -> str:
         lines.append(tabulate(rows, ["tables", "sources", "command"], disable_numparse=True))
     counts = {name: len(stale(tables, records, name)) for name in SCALES}
     each = ", ".join(f"{count} at {name} scale" for name, count in counts.items())
-    lines.append(f"Runs of tables and figures whose records are of other code than that of now: {each}. "
+    lines.append(f"Runs of tables and figures that an earlier version of the methods' code made: {each}. "
                  f"--rerun --scale {scale} makes those of {scale} scale again.")
     return "\n".join(lines)
 

@@ -29,7 +29,7 @@ PUBLISHED = ROOT / "tables" / "published" / "README.md"  # where the published n
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
-CODE_MARKS = "† is of other code than the method's file of now, ‡ of code that no commit has."
+CODE_MARKS = "† was run with an earlier version of the method's code, ‡ with code that no commit has."
 LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), difference and marks; - is not "
           "printed or not measured. = no difference is found, * it differs (Welch's test, corrected by Holm "
           "to 5% for all tests of a page together), ? cannot be tested (one seed here, or no deviation or "

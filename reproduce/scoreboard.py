@@ -24,7 +24,7 @@ STATES = {
     "laptop": ("laptop scale only, not comparable", "#fee391", ""),
     "not run": ("not run", "#ffffff", ""),
     "no method": ("method not written yet", "#d0d0d0", ""),
-    "lost": ("lost in print", "#ffffff", "x"),
+    "lost": ("unreadable in our text of the paper", "#ffffff", "x"),
 }
 MEASURED = ("agrees", "differs", "untested")
 PER_LINE = 60  # squares of a strip in a line
@@ -36,7 +36,7 @@ class Square:
     """A published cell."""
 
     state: str  # one of STATES
-    stale: bool  # whether it is measured by other code than that of now
+    stale: bool  # whether it is measured by an earlier version of the method's code
 
 
 Placed = tuple[float, float, Square]  # x and y of its upper left corner
@@ -105,9 +105,10 @@ def sentence(strips: list[Strip]) -> str:
     if counts["no method"]:
         words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:
-        words += f" {counts['lost']} more are lost in print."
+        words += f" {counts['lost']} more are unreadable in our text of the papers."
     if every.stale:
-        words += f" {every.stale} of the {every.measured} are of other code than that of now."
+        words += (f" {every.stale} of the {every.measured} were run with an earlier version of the method's "
+                  "code.")
     return words
 
 
@@ -157,7 +158,7 @@ def headline(every: Strip) -> str:
     lost = every.counts["lost"]
     words = f"{len(every.squares) - lost} numbers"
     if lost:
-        words += f" and {lost} that are lost in print"
+        words += f" and {lost} that are unreadable in our text of the papers"
     return f"{words}; {every.measured} measured at the paper's scale, or computed from the network"
 
 

@@ -116,6 +116,7 @@ def test_crop_is_torchvisions_antialiased_resized_crop(H, W, h, w):
 @pytest.mark.parametrize("C", [1, 3])
 @pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS)
 def test_the_whole_chain_is_torchvisions(how, C):
+    """Against torchvision's transforms, image by image, with the same draws."""
     x = images(48, C, 26, 22)
     y = seeded(3, x, how)
     torch.manual_seed(3)

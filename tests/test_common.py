@@ -223,6 +223,7 @@ def labels_in_batches(n: int, args, t: int = 0, k: int = 0) -> list[list[int]]:
 
 
 def test_each_epoch_has_every_image_once_in_a_new_order():
+    """The labels of two epochs are the numbers of the images, counted."""
     args = parsed("fedavg", "--batch-size", "4", "--epochs", "2")
     labels = labels_in_batches(10, args)
     assert [len(y) for y in labels] == [4, 4, 2, 4, 4, 2]
@@ -241,6 +242,7 @@ def test_the_order_is_that_of_client_and_round():
 
 
 def test_a_number_of_steps_takes_the_place_of_epochs():
+    """Sizes of the batches, counted: 7 steps of 10 images in batches of 4."""
     args = parsed("fedavg", "--batch-size", "4", "--epochs", "2", "--steps", "7")
     assert [len(y) for y in labels_in_batches(10, args)] == [4, 4, 2, 4, 4, 2, 4]
 
@@ -472,6 +474,7 @@ def test_all_avg_and_the_best_validation_round(tmp_path):
 
 
 def test_participation(tmp_path):
+    """Half of five clients is three; who trains, round by round, is not always the same."""
     log = []
     args = parsed("fedavg", "--rounds", "5", "--participation", "0.5", "--out", tmp_path)
     common.run(Clock, guessing([0] * 5, log), args)

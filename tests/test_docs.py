@@ -102,6 +102,26 @@ def test_the_file_is_there_line_by_line(pages, method):
         assert f"L{n}" in shown or not line
 
 
+def test_a_page_leads_to_its_sections_and_its_file(site):
+    """Those that it has; the first link of the file is to its first line."""
+    strip = re.search(r'<p class="jumps sections">(.*?)</p>', (site / of_method("fedsr")).read_text())[1]
+    assert re.findall(r'href="([^"]*)">([^<]*)', strip) == [
+        ("#what-it-does", "What it does"), ("#who-keeps-and-sends-what", "Who keeps and sends what"),
+        ("#code", "The paper beside the code"),
+        ("#where-paper-official-code-and-this-file-differ", "Where they differ"),
+        ("#how-to-run-the-tables", "How to run"), ("#left-out", "Left out"), ("#coverage", "Coverage"),
+        ("../errata.html#fedsr", "Errata"), ("../../results/findings.html#fedsr-fedl2r-fedcmi", "Findings")]
+    for page, name in (("fedsr", "fedsr.py"), ("fedprox", "baselines/fedprox.py")):
+        assert f'<a href="{page}.html#L1">{name}</a>' in (site / of_method(page)).read_text()
+
+
+def test_a_card_says_what_a_test_is_held_against_and_what_was_not_measured(site):
+    text = (site / of_method("fedsr")).read_text()
+    card = re.search(r'<article class="card" id="eqs-17-18">.*?</article>', text, flags=re.S)[0]
+    assert "</a>: Against torch.distributions.kl_divergence, image by image.</li>" in card
+    assert "<strong>Measured.</strong> No.</p>" in card
+
+
 def test_a_formula_that_is_wrong_is_an_error():
     with pytest.raises(math_core.LatexError):
         build.formula(r"\frac{1}{2")

@@ -36,6 +36,21 @@ def test_each_entry_says_what_it_is():
         assert set(of.travels) == {"server", "client", "down", "up"}
 
 
+def test_every_test_says_what_it_is_held_against():
+    for method in METHODS:
+        of = equations.table(method)
+        for entry in of.entries + of.parts:
+            assert all(equations.test_says(test) for test in entry["tests"]), entry["tag"]
+
+
+def test_a_difference_that_a_flag_switches_is_measured_or_not():
+    assert equations.remarks({"differs": "Less (`--norm plain`)."}) == {"Differs": "Less (`--norm plain`).",
+                                                                      "Measured": "No."}
+    assert equations.remarks({"differs": "As printed."}) == {"Differs": "As printed."}
+    said = equations.remarks({"differs": "`--norm`", "measured": "90"})
+    assert said == {"Differs": "`--norm`", "Measured": "90"}
+
+
 def test_the_sum_in_the_readme():
     assert equations.sentence() in " ".join((ROOT / "README.md").read_text().split())
 

@@ -41,6 +41,7 @@ NO_FEDERATION = ("baselines.local", "baselines.centralized")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_runs_and_writes_all_files(tmp_path, method):
+    """Bytes, rounds and accuracies of the files against each other and against the networks loaded again."""
     result = run_here(method, tmp_path, *one_run(method))
     assert json.loads((tmp_path / "result.json").read_text()) == result
     rounds = metrics(tmp_path)

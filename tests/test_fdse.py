@@ -104,6 +104,7 @@ def test_eq2_eq3_channel_by_channel(block_bias):
 
 @pytest.mark.parametrize("block_bias", [False, True])
 def test_linear_block_is_the_1x1_convolution_block(block_bias):
+    """Against a convolution block with the same weights on a map of 1x1."""
     torch.manual_seed(0)
     args = fdse.Args(block_bias=block_bias)
     line = fdse.DSEBlock(args, 6, 8).eval()
@@ -118,6 +119,7 @@ def test_linear_block_is_the_1x1_convolution_block(block_bias):
 
 
 def test_linear_block_takes_tokens():
+    """Against the block on each image's tokens by themselves."""
     torch.manual_seed(0)
     block = fdse.DSEBlock(fdse.Args(), 6, 8).eval()
     x = torch.randn(2, 3, 6)
@@ -126,11 +128,13 @@ def test_linear_block_takes_tokens():
 
 
 def test_odd_channel_counts():
+    """The shape: 7 channels with G = 3."""
     block = fdse.DSEBlock(fdse.Args(G=3), 4, 7, 3, 1, 1)
     assert block(torch.randn(2, 4, 5, 5)).shape == (2, 7, 5, 5)
 
 
 def test_table_a6_shapes():
+    """Against the shapes of Table A6, layer by layer."""
     net = alexnet().eval()
     x = torch.randn(1, 3, 224, 224)
     shapes = []
@@ -201,6 +205,8 @@ def test_blocks_in_other_networks(name, size, count):
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 2), (6, 3)])
 def test_eq4_and_its_gradient(shape):
+    """Against plain means of flattened maps; the gradient against finite differences in float64
+    (gradcheck)."""
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)
     x = (3 * x + 1).requires_grad_()
@@ -214,6 +220,7 @@ def test_eq4_and_its_gradient(shape):
 
 
 def test_eq4_in_bf16_and_of_a_dead_channel():
+    """Against torch.var_mean in float64, to 1e-5."""
     x = torch.randn(40, 3, 6, 6)
     x[:, 1] = 2.5
     x = x.bfloat16()
@@ -257,6 +264,7 @@ def test_eq5_eq6_eq7_by_hand():
 
 
 def test_eq5_gradient_goes_through_the_current_batch_only():
+    """Against 2 mu_hat (1 - gamma), on paper."""
     mu = tensor([1.0], requires_grad=True)
     var = tensor([1.0])
     glob = [(tensor([0.0]), tensor([1.0]))]
@@ -304,6 +312,7 @@ def official_by_hand(batch, glob, beta, times):
 
 
 def test_official_loss_against_a_plain_transcription():
+    """Against the loss written out in plain Python from c0bd90b's formula."""
     torch.manual_seed(0)
     batch, glob = [], []
     for channels in (5, 7):
@@ -338,6 +347,7 @@ def least_norm(G):
 
 
 def test_eq8_min_norm_against_brute_force():
+    """Weights on the simplex whose norm is the least of all faces of the hull, in float64."""
     torch.manual_seed(0)
     for trial in range(40):
         N, P = 2 + trial % 4, 3 + trial % 5
@@ -379,6 +389,7 @@ def test_eq8_no_client_is_harmed():
 
 
 def test_eq8_opposite_and_zero_updates():
+    """Opposite directions give 0; an update of norm 0 counts in the mean norm alone."""
     opposite = tensor([[1.0, 0.0], [-2.0, 0.0]])
     assert fdse.consensus(opposite).norm() < 1e-6  # the hull holds 0: no movement
     assert (fdse.consensus(torch.zeros(3, 4)) == 0).all()
@@ -406,6 +417,7 @@ def test_eq9_three_clients_by_hand():
 
 
 def test_eq9_limits_of_tau():
+    """tau 1e-4: each client its own row; 1e6: the plain mean."""
     V = torch.randn(4, 10)
     torch.testing.assert_close(fdse.personalize(V, 1e-4), V)
     mean = V.mean(0).expand(4, 10)
@@ -417,6 +429,7 @@ def test_eq9_limits_of_tau():
 
 @pytest.mark.parametrize("unit", ["layer", "tensor"])
 def test_every_entry_has_one_fate(unit):
+    """Against the names of the network's state: each is in one group, and in one layer."""
     net = alexnet()
     parts = fdse.Parts(net, unit)
     names = parts.u + parts.v + parts.bn_dse + parts.bn_dfe
@@ -486,6 +499,7 @@ def test_what_travels_by_name_and_by_byte(lodo):
 
 
 def test_what_moves():
+    """After a round: each tensor against its start, plain means, and Eq. (8) of one layer."""
     args = lodo_args()
     server, clients, *_ = federation(args)
     before = copied(server.state_dict())
@@ -537,6 +551,7 @@ def test_the_unit_of_aggregation(unit):
 
 
 def test_own_statistics_stay_with_the_client():
+    """Bit for bit: BN_DSE's are those of the client's last upload, BN_DFE's the server's."""
     args = lodo_args()
     server, clients, *_ = federation(args)
     uploads = one_round(server, clients)
@@ -592,6 +607,7 @@ def trained_by_hand(net, start, part, args, t, k):
 
 
 def test_lambda_zero_has_no_consistency_and_lambda_moves_the_weights():
+    """The same training with lambda 0 and 1, and with --con-from 1."""
     args = small_args()
     ups = []
     for lambda_ in (0.0, 1.0):
@@ -620,6 +636,7 @@ def l_con_of(net, start, x, beta):
 
 
 def test_algorithm3_changes_dse_only_lowers_l_con_and_needs_no_labels():
+    """Which entries move, and L_Con before, with new statistics alone, and after the steps."""
     args = small_args("--protocol", "lodo", "--target", "d75", "--limit", "60")
     server, clients, net, _ = federation(args)
     target = target_of(args)  # its 60 images are four batches
@@ -669,6 +686,7 @@ def test_an_unseen_client_is_known_by_its_data():
 
 
 def test_the_adaptation_that_diverges_says_so():
+    """At a rate of 1e30 it stops with a line that names the flags."""
     args = small_args("--protocol", "lodo", "--target", "d75", "--adapt-lr", "1e30")
     server, clients, net, _ = federation(args)
     one_round(server, clients)
@@ -678,6 +696,7 @@ def test_the_adaptation_that_diverges_says_so():
 
 
 def test_an_unseen_client_gets_the_means_over_all_clients_also_of_those_not_sampled():
+    """Against a sum of two uploads and the start of the third, divided by three."""
     args = lodo_args()
     server, clients, *_ = federation(args)
     ups = []
@@ -750,6 +769,7 @@ def test_fdse_runs_with_its_choices(tmp_path, flags, clients):
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 @pytest.mark.parametrize("variant", ["paper", "official", "first"])
 def test_networks_take_the_images_of_every_scale(scale, variant):
+    """Shape of the logits, and that they are finite."""
     args = parsed("fdse", "--dataset", "officecaltech", "--scale", scale, "--variant", variant)
     net = fdse.build(args, 3, 10).eval()
     logits = net(torch.zeros(1, 3, args.image_size, args.image_size))

@@ -67,6 +67,7 @@ def variant_args(variant):
 @pytest.mark.parametrize("variant", ["first", "official"])
 @pytest.mark.parametrize("linear", [False, True])
 def test_outputs_of_the_official_blocks(variant, linear):
+    """Against stored outputs of the authors' blocks with the same weights, both versions."""
     args = variant_args(variant)
     if linear:
         block = fdse.DSEBlock(args, 6, 8)

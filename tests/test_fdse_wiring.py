@@ -234,6 +234,7 @@ def assert_same(tensors, want):
     ["--con-loss", "first", "--evaluated", "trained"],
 ], ids=" ".join)
 def test_two_rounds_by_hand(flags):
+    """Uploads, L_Con and the server's state against a second computation in plain torch, in float64."""
     args = small_args(*FLAGS, *map(str, flags))
     server, clients, net, data = prepared(args)
     start = common.state(net)

@@ -116,6 +116,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("which", BY_HAND)
 def test_eq1_eq2_eq3_by_hand(which):
+    """Values and gradients against those worked out on paper, of each form."""
     h = tensor([0.2, 0.6], requires_grad=True)
     ref = tensor([0.5, 0.9], requires_grad=True)
     losses = {
@@ -465,6 +466,7 @@ def test_the_code_of_a_label():
 
 @pytest.mark.parametrize("label_at", ["after", "before"])
 def test_d_and_g_depend_on_the_label(label_at):
+    """D and G on the same input with other labels: other outputs; D's are in [0, 1]."""
     torch.manual_seed(0)
     h = torch.randn(4, H)
     codes = [torch.eye(C)[[i] * 4] for i in range(C)]
@@ -483,6 +485,7 @@ def test_d_and_g_depend_on_the_label(label_at):
 
 
 def test_the_projection_is_of_the_seed_alone_and_keeps_lengths():
+    """Bit for bit between two networks of a seed; lengths to 10%."""
     torch.manual_seed(3)
 
     def projection(*flags):
@@ -599,6 +602,7 @@ OF_D = {"first.weight", "first.bias", "second.weight", "second.bias"}
     (("--reference", "uniform"), {"net"}, OF_D),
     (("--no-adversarial",), {"net"}, None)])
 def test_what_travels_and_what_stays(flags, parts, trained):
+    """Names and bytes of what travels; the mean against (w_1 + w_2) / 2 in float64."""
     server, clients, net = federation(small_args("--steps", 3, "--E0", 1, *flags))
     start = common.state(net)
     uploads = {}

@@ -147,6 +147,7 @@ def test_eq15_and_its_gradient_against_loops_over_clients_and_samples():
 
 @pytest.mark.parametrize("K", [1, 5])
 def test_eq15_of_one_classifier_or_of_equal_ones_is_cross_entropy(K):
+    """Against torch's cross_entropy, in float64."""
     weight, bias = classifiers(1, 4, 6)
     z = torch.randn(8, 6, dtype=torch.float64)
     y = torch.arange(8) % 4
@@ -163,12 +164,14 @@ def test_eq15_two_clients_by_hand():
 
 
 def test_eq15_does_not_overflow():
+    """Logits of 1000: the loss is 1000."""
     weight = tensor([[[-1000.0], [0.0]], [[0.0], [1000.0]]])
     loss = fedcir.ensemble_loss(torch.ones(1, 1), tensor([0]), weight, torch.zeros(2, 2))
     assert loss.item() == 1000
 
 
 def test_eq8_prediction_is_the_log_of_the_mean_probability():
+    """Against a loop over the seven samples, of the same noise."""
     server, clients, _ = federation(small_args("--samples", 7), 1)
     model = clients[0].model(server.download(0)).eval()
     x, _ = clients[0].data.test.batch(tensor([0, 1]))
@@ -183,6 +186,7 @@ def test_eq8_prediction_is_the_log_of_the_mean_probability():
 
 
 def test_without_samples_the_prediction_is_of_the_mean():
+    """Bit for bit: the classifier on the mean of z."""
     model = fedcir.build(small_args("--samples", 0), 1, C).model.eval()
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(model(x), model.head(model.features(x)))
@@ -213,6 +217,7 @@ def test_moments_of_the_same_samples_with_running_statistics():
 
 
 def test_sigma_has_its_lower_limit():
+    """A generator whose output does not vary: the limit, and its bias as the mean."""
     G = fedcir.Generator(NOISE, C, WIDTH, 3)
     G.second.weight.data[1:] = 0
     mu, sigma = fedcir.moments(G, 20, 0.01, "cpu")
@@ -280,6 +285,7 @@ def test_l_reg_moves_only_the_classifier_and_l_align_only_the_encoder():
 
 
 def test_the_generator_is_fixed_at_the_clients():
+    """Bit for bit: its state after a client's training is what was sent."""
     args = small_args("--reg-from", 0, "--lambda-align", 0.1, "--momentum", 0.9, "--weight-decay", 0.1)
     server, clients, net = federation(args)
     down = server.download(0)
@@ -335,6 +341,7 @@ def test_lines_8_to_12_by_hand():
 
 
 def test_the_mean_is_uniform_whatever_the_clients_sizes():
+    """Against the plain mean of the uploads of clients of different sizes."""
     server, clients, _ = federation(small_args())
     train = clients[0].data.train
     clients[0].data.train = dataclasses.replace(train, index=train.index[:4], labels=train.labels[:4])
@@ -480,6 +487,7 @@ EXTRA = {  # bytes
 ])
 @pytest.mark.parametrize("reg_from", [0, 1, 2])
 def test_names_and_bytes_of_what_travels(variant, sent, terms, reg_from):
+    """Names, and bytes counted from the shapes, down and up, over three rounds."""
     server, clients, _ = federation(small_args("--variant", variant, "--reg-from", reg_from), 2)
     for t in range(3):
         downs, uploads = play(server, clients, t)
@@ -495,6 +503,7 @@ def test_names_and_bytes_of_what_travels(variant, sent, terms, reg_from):
 
 
 def test_what_is_sent_is_what_the_server_has_learnt():
+    """Bit for bit, also after the server's state was loaded elsewhere."""
     server, clients, _ = federation(small_args(), 2)
     play(server, clients, 0)
     down = server.download(7)  # the same for everyone, also for a client that was never trained
@@ -514,6 +523,7 @@ def test_every_client_is_tested_with_the_mean_model():
 
 
 def test_participation_the_ensemble_is_of_the_uploaded_classifiers(tmp_path, monkeypatch):
+    """Bit for bit: the classifiers that the generator sees are those of the round's uploads."""
     ensembles, rounds = [], []
     train_generator, update = fedcir.Server.train_generator, fedcir.Server.update
 
@@ -588,6 +598,7 @@ ALIGN = {"domainnet10": 1e-6, "domainnet": 1e-6, "iwildcam": 1e-6, "pacs": 5e-7,
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 @pytest.mark.parametrize("dataset", ALIGN)
 def test_coefficients_of_appendix_e(dataset, scale):
+    """Against the numbers of App. E, for each dataset and variant."""
     weights = {"fedcir": (0.5, ALIGN[dataset]), "fedreg": (0.5, 0), "fedalign": (0, ALIGN[dataset]),
                "control": (0, 0)}
     for variant, want in weights.items():
@@ -607,6 +618,7 @@ def test_laptop_scale():
 
 @pytest.mark.parametrize("dataset", ALIGN)
 def test_schedule_of_section_6_1(dataset):
+    """Against the numbers of Sec. 6.1."""
     args = parsed("fedcir", "--dataset", dataset)
     assert (args.rounds, args.steps, args.batch_size, args.participation) == (300, 20, 32, 1)
     assert (args.lr, args.lr_decay, args.momentum, args.weight_decay) == (0.01, 1, 0.9, 5e-4)
@@ -615,6 +627,7 @@ def test_schedule_of_section_6_1(dataset):
 
 
 def test_resnet18_has_a_z_of_512():
+    """Shapes, and sigma above 0."""
     args = parsed("fedcir", "--dataset", "officecaltech", "--scale", "laptop")
     net = fedcir.build(args, 3, 10).eval()
     assert net(torch.zeros(1, 3, 64, 64)).shape == (1, 10)

@@ -155,6 +155,7 @@ def test_moco_queue_and_momentum():
 
 
 def test_similarities_are_float32_under_autocast():
+    """Bit for bit: the losses with and without autocast."""
     z, queue = torch.randn(6, 4), normalize(torch.randn(5, 4))
 
     def losses() -> list[Tensor]:
@@ -254,6 +255,7 @@ def test_the_target_network_starts_from_the_received_one_and_stays():
 
 
 def test_unaligned_by_hand():
+    """Cosines on paper, by tensor and by layer, of both signs."""
     gradient = {
         "a.weight": tensor([1.0, 0.0]),
         "a.bias": tensor([-3.0]),
@@ -455,6 +457,7 @@ def test_aligned_weights(dtype):
 
 
 def test_aligned_weights_by_hand():
+    """Weights of opposed, orthogonal, equal and unmoved clients, on paper."""
     def after_one(g: list[Tensor], *p: float):
         return pytest.approx(fedgala.aligned_weights(g, weights_p(*p), 1).tolist())
 
@@ -649,6 +652,7 @@ def seeded(args, client, t: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_views_differ_and_repeat():
+    """Two draws of one seed are equal, the two views and other seeds are not."""
     args, _, (client, _), _ = federation("fedgala")
     first, again = seeded(args, client, 3), seeded(args, client, 3)
     for (x, _), (same, _) in zip(first, again):

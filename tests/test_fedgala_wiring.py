@@ -368,6 +368,7 @@ def official_learner(*flags):
 
 
 def test_losses_are_the_official_codes():
+    """Stored outputs of the authors' `info_nce_loss` and `byol_loss_fn`, to 1e-5."""
     assert float(fedgala.nt_xent(wave(8, 6), 0.07)) == pytest.approx(OFFICIAL["info_nce_loss"], rel=1e-5)
     of_rows = OFFICIAL["byol_loss_fn"]
     ours = float(fedgala.regression(wave(4, 6), wave(4, 6, start=50)))
@@ -410,6 +411,7 @@ def test_the_server_is_the_official_codes(function, flags):
 
 
 def test_aligned_weights_are_the_official_codes():
+    """Stored outputs of the authors' `Global_Alignment`, to 1e-5."""
     g = [row + 0.4 for row in wave(4, 9)]
     ours = fedgala.aligned_weights(g, torch.full((4,), 0.25, dtype=torch.float64), 3)
     assert ours.tolist() == pytest.approx(OFFICIAL["Global_Alignment"], rel=1e-5)

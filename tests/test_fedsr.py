@@ -75,6 +75,7 @@ def play(server, clients, t):
 
 
 def test_eq18_takes_each_images_own_class():
+    """Against torch.distributions.kl_divergence, image by image."""
     torch.manual_seed(0)
     r = fedsr.Reference(4, 6)
     _, sigma_y = r(tensor([2]))
@@ -95,6 +96,7 @@ def test_eq18_takes_each_images_own_class():
     ("plain", 3, [0.3, 0.4]),  # (5 + 1) / 2; z / ||z|| / B
 ])
 def test_eq10_eq11_by_hand(norm, value, gradient):
+    """z of (3, 4) and (0, 1): value and gradient on paper, of both norms."""
     z = tensor([[3.0, 4.0], [0.0, 1.0]], requires_grad=True)
     length = fedsr.l2r(z, norm)
     length.backward()
@@ -103,10 +105,12 @@ def test_eq10_eq11_by_hand(norm, value, gradient):
 
 
 def test_eq10_is_13_exactly():
+    """(25 + 1) / 2."""
     assert fedsr.l2r(tensor([[3.0, 4.0], [0.0, 1.0]]), "squared") == 13
 
 
 def test_the_plain_norm_has_a_gradient_at_zero():
+    """It is 0, and not NaN."""
     zero = torch.zeros(2, 3, requires_grad=True)
     fedsr.l2r(zero, "plain").backward()
     assert (zero.grad == 0).all()
@@ -114,6 +118,7 @@ def test_the_plain_norm_has_a_gradient_at_zero():
 
 @pytest.mark.parametrize("samples", [1, 7])
 def test_eq5_is_the_mean_of_the_softmaxes_over_the_drawn_samples(tiny, samples):
+    """Against a loop over the samples, of the same noise."""
     x = torch.rand(6, 1, 2, 2)
     _, net = tiny(samples=samples)
     net.eval()
@@ -127,6 +132,7 @@ def test_eq5_is_the_mean_of_the_softmaxes_over_the_drawn_samples(tiny, samples):
 
 
 def test_without_samples_the_prediction_is_of_the_mean(tiny):
+    """Against the classifier on the mean, and on plain linear layers."""
     x = torch.rand(6, 1, 2, 2)
     _, net = tiny(samples=0)
     mu, _ = net.encode(x)
@@ -138,6 +144,7 @@ def test_without_samples_the_prediction_is_of_the_mean(tiny):
 
 
 def test_sigma_is_positive_and_its_gradient_finite_in_bf16(tiny):
+    """At raw values from -10,000 to 30."""
     args, net = tiny(precision="bf16")
     net.last.bias.data[D:] = tensor([-1e4, -120.0, 30.0])
     x, y = torch.rand(8, 1, 2, 2), torch.arange(8) % C
@@ -234,6 +241,7 @@ def test_one_step_is_the_gradient_of_eq9(tiny, flags, values):
 
 @pytest.mark.parametrize("reference", ["shared", "local"])
 def test_cmi_trains_r_of_the_classes_in_the_batch_and_the_scale_only_when_asked(tiny, reference):
+    """r of a class that is not in the batch moves by weight decay alone."""
     args, net = tiny(reference=reference, weight_decay=0.1)
     start = common.state(net)
     server, client = fedsr.Server(args, net, 1), fedsr.Client(args, net, 0, four_pixels([0, 1, 1, 0]))
@@ -345,6 +353,7 @@ def test_kept_momentum_is_one_uninterrupted_sgd():
 
 @pytest.mark.parametrize("momentum", ["0", "0.9"])
 def test_fedavg_variant_is_fedavg_bit_for_bit(tmp_path, momentum):
+    """Weights and logs of two rounds, against fedavg.py."""
     flags = ("--backbone", "smallcnn", "--momentum", momentum)
     run_here("fedavg", tmp_path / "a", "--average", "uniform", *flags)
     run_here("fedsr", tmp_path / "b", "--variant", "fedavg", "--no-keep-momentum", *flags)
@@ -398,6 +407,7 @@ TABLE = {
 
 @pytest.mark.parametrize("dataset", TABLE)
 def test_coefficients_of_app_c1(dataset):
+    """Against the numbers of App. C.1, for each dataset and variant."""
     l2r, cmi, *both = TABLE[dataset]
     expected = {"fedavg": (0, 0), "fedl2r": (l2r, 0), "fedcmi": (0, cmi), "fedsr": tuple(both)}
     for variant, coefficients in expected.items():
@@ -408,6 +418,7 @@ def test_coefficients_of_app_c1(dataset):
 
 
 def test_schedule_of_sec_4_2_on_rotatedmnist():
+    """Against 500 epochs of 900 images, counted in steps."""
     args = parsed("fedsr", "--dataset", "rotatedmnist")
     assert (args.optimizer, args.lr, args.momentum, args.clip) == ("sgd", 0.01, 0.9, 5)
     assert args.rounds * args.steps == 500 * common.steps_in_epoch(900, args)
@@ -419,6 +430,7 @@ def test_schedule_of_sec_4_2_on_rotatedmnist():
     ("domainnet", "resnet50"),
 ])
 def test_schedule_of_sec_4_2(dataset, backbone):
+    """Against the numbers of Sec. 4.2."""
     args = parsed("fedsr", "--dataset", dataset)
     assert (args.lr, args.weight_decay, args.rounds * args.steps) == (0.01, 5e-4, 5000)
     assert (args.backbone, args.image_size) == (backbone, 224)
@@ -456,6 +468,7 @@ def test_coefficients_of_fedcir_app_e(dataset, cmi):
 
 @pytest.mark.parametrize("variant", ["fedl2r", "fedavg"])
 def test_cmi_of_a_deterministic_network_is_refused(tmp_path, capsys, variant):
+    """It ends with code 2 and a line that names the variant."""
     flags = ("--variant", variant, "--alpha-cmi", "1")
     fails(capsys, 2, f"^fedsr: --variant {variant} ", run_here, "fedsr", tmp_path / "run", *flags)
 

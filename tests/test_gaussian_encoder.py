@@ -73,6 +73,7 @@ def test_the_encoder_takes_the_place_of_a_linear_layer_to_z(module):
 
 @BOTH
 def test_the_divergence_against_torch_and_monte_carlo(module):
+    """Against torch.distributions.kl_divergence, and the mean log ratio of 40,000 samples."""
     torch.manual_seed(0)
     mu, mu_r = torch.randn(2, 5, 4, dtype=torch.float64)
     sigma, sigma_r = torch.rand(2, 5, 4, dtype=torch.float64) + 0.3
@@ -87,6 +88,7 @@ def test_the_divergence_against_torch_and_monte_carlo(module):
 
 @BOTH
 def test_the_divergence_of_equal_gaussians_is_zero(module):
+    """Exactly."""
     mu, sigma = torch.randn(4, 7), torch.rand(4, 7) + 0.1
     assert (module.gaussian_kl(mu, sigma, mu, sigma) == 0).all()
 

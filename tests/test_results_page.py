@@ -178,14 +178,14 @@ def small(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("anchor, parts", [
     ("digits-fedavg-all", ["differs", "90.0 ± 2.0 (mean ± deviation of 4 trials)", "96.00 ± 1.00 (mean ± "
-                           "deviation of 3 seeds: 0, 1, 2)", "guessing a class gives 10.00",
+                           "deviation of 3 seeds: 0, 1, 2)", "chance (guessing a class) is 10.00",
                            "the difference is +6.00; Welch's test has p = 0.0045", "p = 0.0045, below 0.05",
                            "Seed 1 at the paper's scale : 97.00", "commit 0123456789ab", "other code than",
                            "Command python fedavg.py"]),
     ("digits-fedavg-avg", ["88.5 , without a deviation", "94.00 ± 1.00", "the paper prints no deviation",
                            "seed 0: 94.00 , the run of FedAvg, ALL"]),
     ("digits-fdse-without-c-all", ["one seed here", "with changes that no commit has"]),
-    ("digits-fdse-without-c-avg", ["lost in print", "90.00 (one seed: 0)"]),
+    ("digits-fdse-without-c-avg", ["unreadable in our text", "90.00 (one seed: 0)"]),
     ("digits-quoted-avg", ["Quoted, AVG quoted by the paper", "51.0 , which the paper quotes",
                            "has not measured it itself"]),
     ("digits-fedx-all", ["the method is not written yet (baselines.fedx)"]),
@@ -194,6 +194,21 @@ def test_the_words_of_a_cell(small, anchor, parts):
     card = cards_of(small)[anchor]
     for part in parts:
         assert part in card, card
+
+
+def test_a_page_explains_its_marks_and_its_scales(small, site):
+    """Of the marks those that it has; the two laptop budgets of FDSE, each on its own page."""
+    words = words_of(small)
+    assert "* it differs." in words and "? cannot be tested." in words
+    assert "= no difference is found." not in words
+    assert "Laptop scale: smaller images and fewer rounds than the paper" in words
+    for table, budget in (("fdse-1", "40 rounds of 1 epoch of 50 images, 64x64"),
+                          ("fdse-3", "60 rounds of 1 epoch of 50 images, 160x160")):
+        text = (site / "cells" / f"{table}.html").read_text()
+        assert f"Not comparable with the published number : {budget}" in words_of(text)
+    assert '<a href="fdse-3.html">fdse-3</a>' in (site / "cells" / "fdse-1.html").read_text()
+    own = words_of((site / "cells" / "fedgala-fig2b.html").read_text())
+    assert "Here, own setting" in own and "Seed 0 at own setting" in own
 
 
 @pytest.mark.parametrize("cell, words", [

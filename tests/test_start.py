@@ -52,7 +52,7 @@ def test_commands_are_as_printed():
     found = 0
     for line in "".join(blocks(PAGE)).splitlines():
         if line.startswith("python "):
-            name, *flags = shlex.split(line.removeprefix("python ").removeprefix("-m "))
+            name, *flags = shlex.split(line.removeprefix("python ").removeprefix("-m "), comments=True)
             name = name.removesuffix(".py").replace("baselines.mine", "baselines.fedprox")
             MODULES[name].arguments(flags)
             found += 1
