@@ -28,6 +28,8 @@ from PIL import Image
 # -m slow.
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in METHODS if method != "fdse"]
 SEVERAL = ["fdse", *SLOW]
+# Each baseline has a test of two rounds by hand; that it learns takes seconds for each.
+LEARNING = [pytest.param(name, marks=pytest.mark.slow) if "." in name else name for name in METHODS]
 
 
 def same_metrics(out: Path, other: Path) -> bool:
@@ -206,7 +208,7 @@ LEARNS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", LEARNING)
 def test_it_learns(tmp_path, method):
     """On the digits, in a few rounds, far more than chance."""
     flags, floor, left = LEARNS[method]
@@ -263,6 +265,7 @@ def accuracies(out: Path) -> list[dict]:
     return [entry.get("test", entry.get("linear")) for entry in metrics(out)]
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_fails(tmp_path):
     """One line says what happened, also when the other process only notices that its peer has gone."""
     growing = ["--lr", 1e6, "--momentum", 1, "--weight-decay", 1]

@@ -36,6 +36,7 @@ def test_ctrl_c_ends_with_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "reproduce_tables: interrupted; every finished run is recorded\n"
 
 
+@pytest.mark.slow
 def test_run_plan_and_run_again(tmp_path):
     """Two tables with a shared run: three runs, of which one fails and does not stop the others; again:
     nothing but the failed."""
