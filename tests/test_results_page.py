@@ -130,7 +130,7 @@ def test_a_cell_without_runs_says_so_and_has_its_command(site, results):
                 continue
             card = cards_of_table(site, table)[place.anchor]
             run = run_of(place.block, place.row, place.column, "paper", 0)
-            assert "Here, the paper's scale" in card and "not run" in card
+            assert f"Here, {results_cell.setting(place.block, 'paper')}" in card and "not run" in card
             has = f"not run. Seed 0: {run.command}" in card
             counts[has or "gives it" in card] += 1
     assert counts[True] > 500 and not counts[False]
