@@ -5,7 +5,7 @@
     python -m plumbing.clean --unfinished --delete      # deletes it
 
 Only what a run or a decoding has written is ever deleted: a folder with any other file stays, and so does one
-in which a process is running.
+in which a process is running. Links are neither followed nor deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop, ending
-from plumbing.files import taken
+from plumbing.files import size_of, taken
 from plumbing.runfolder import FILES, is_run, read_result
 from plumbing.scalars import EVENTS
 from plumbing.settings import Args, Parser, flag_of, shown_value
@@ -107,14 +107,15 @@ def is_events(entry: Path) -> bool:
     return all(inner.is_file() and inner.name.startswith(EVENTS) for inner in entry.iterdir())
 
 
+def states_in(path: Path) -> list[Path]:
+    """The files of a run's states."""
+    return [path / name for name in STATES if of_a_run(path / name)]
+
+
 def measured(files: list[Path]) -> tuple[int, float]:
     """Bytes of files, and when the newest was written."""
-    size, newest = 0, 0.0
-    for file in files:
-        about = file.stat()
-        size += about.st_size
-        newest = max(newest, about.st_mtime)
-    return size, newest
+    newest = max((file.stat().st_mtime for file in files), default=0.0)
+    return size_of(files), newest
 
 
 def progress(path: Path) -> tuple[int, str, str]:
@@ -149,21 +150,27 @@ def is_locked(path: Path) -> bool:
 
 
 def find_caches(data: Path) -> list[CacheOnDisk]:
-    """The decoded images below --data, by their index."""
+    """The decoded images below --data, by their index; links to folders are not followed."""
     found = []
     for index in sorted((data / "cache").glob("*/index.json")):
         domains = domains_in(index)
-        if domains is None:
+        if domains is None or index.parent.is_symlink():
             continue
-        expected = {"index.json", "files.json", *(f"{name}.npy" for name in domains)}
-        ours, others = [], []
-        for entry in sorted(index.parent.iterdir()):
-            known = entry.name in expected and entry.is_file() and not entry.is_symlink()
-            (ours if known else others).append(entry)
+        ours, others = content_of(index.parent, domains)
         size, newest = measured(ours)
         dataset = index.parent.name.rsplit("-", 2)[0]
         found.append(CacheOnDisk(index.parent, dataset, size, newest, [entry.name for entry in others]))
     return found
+
+
+def content_of(folder: Path, domains: list[str]) -> tuple[list[Path], list[Path]]:
+    """What a decoding of these domains has written into its folder, and what else is there."""
+    expected = {"index.json", "files.json", *(f"{name}.npy" for name in domains)}
+    ours, others = [], []
+    for entry in sorted(folder.iterdir()):
+        known = entry.name in expected and entry.is_file() and not entry.is_symlink()
+        (ours if known else others).append(entry)
+    return ours, others
 
 
 def domains_in(index: Path) -> list[str] | None:
@@ -200,19 +207,24 @@ def delete_states(run: RunOnDisk) -> bool:
     with held(run.path) as free:
         if not free or read_result(run.path / "result.json") is None:
             return False
-        for name in STATES:
-            (run.path / name).unlink(missing_ok=True)
+        for file in states_in(run.path):
+            file.unlink()
     return True
 
 
 def delete_cache(cache: CacheOnDisk) -> bool:
     """Delete a folder of decoded images, the index first: what is left of it is decoded anew."""
     with held(cache.path.parent) as free:
-        domains = domains_in(cache.path / "index.json")
+        index = cache.path / "index.json"
+        domains = domains_in(index)
         if not free or domains is None:
             return False
-        for name in ("index.json", "files.json", *(f"{domain}.npy" for domain in domains)):
-            (cache.path / name).unlink(missing_ok=True)
+        ours, others = content_of(cache.path, domains)
+        if others:
+            return False
+        index.unlink()
+        for file in ours:
+            file.unlink(missing_ok=True)  # the index has gone
         cache.path.rmdir()
     return True
 
@@ -316,7 +328,7 @@ def clean(flags: argparse.Namespace, runs: list[RunOnDisk], caches: list[CacheOn
                 total += one(flags, run, f"unfinished run {run.path}", run.size, delete_run)
     if flags.checkpoints:
         for run in runs:
-            size, _ = measured([run.path / name for name in STATES if (run.path / name).exists()])
+            size = size_of(states_in(run.path))
             if run.finished and size:
                 run = dataclasses.replace(run, others=[])  # they stay, and so does the folder
                 total += one(flags, run, f"states of {run.path}", size, delete_states)

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.files import in_units
+from plumbing.files import in_units, size_of
 
 from torch import Tensor
 
@@ -55,7 +55,7 @@ def described(size: int, protocol: str, folder: Path) -> str:
 def refuse_small_disk(size: int, protocol: str, folder: Path) -> None:
     """Stop if the disk of a run's folder cannot hold its states of `size` bytes each."""
     needed = copies(protocol)[0] * size
-    there = sum((folder / name).stat().st_size for name in STATES if (folder / name).exists())
+    there = size_of(folder / name for name in STATES if (folder / name).exists())
     free = shutil.disk_usage(folder).free
     if needed > there + free:
         raise Stop(f"the run needs up to {in_units(needed)} of disk for its checkpoints, and "

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plumbing.errors import Stop
@@ -59,6 +59,15 @@ def in_units(count: float) -> str:
     if count >= 1 << 30:
         return f"{count / (1 << 30):.1f} GiB"
     return f"{count / (1 << 20):.1f} MiB"
+
+
+def size_of(files: Iterable[Path]) -> int:
+    """Bytes that files take on the disk; two names of one file count once."""
+    sizes = {}
+    for file in files:
+        about = file.stat()
+        sizes[about.st_dev, about.st_ino] = about.st_size
+    return sum(sizes.values())
 
 
 def write_json(path: Path, value) -> None:

@@ -164,3 +164,43 @@ def test_empty_places(tmp_path, capsys):
 def test_age(monkeypatch, minutes, shown):
     monkeypatch.setattr(clean.time, "time", lambda: 1000.0 + 60 * minutes)
     assert clean.age(1000.0) == shown
+
+
+def test_two_names_of_one_file_count_once(place, capsys):
+    """As a run has them whose last round is the best."""
+    run = place / "runs" / "done"
+    (run / "best.pt").unlink()
+    (run / "best.pt").hardlink_to(run / "checkpoint.pt")
+    assert " 1.0 " in next(line for line in cleaned(place, capsys) if str(run) in line)
+    said = cleaned(place, capsys, "--checkpoints", "--delete")
+    assert said[-1] == "1.0 MiB are free again" and not list(run.glob("*.pt"))
+
+
+def test_states_and_images_behind_links_stay(place, capsys, tmp_path):
+    run = place / "runs" / "done"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "best.pt").rename(elsewhere / "best.pt")
+    (run / "best.pt").symlink_to(elsewhere / "best.pt")
+    cache = place / "data" / "cache" / "pacs-224-0123456789ab"
+    shutil.move(cache, elsewhere / "decoded")
+    cache.symlink_to(elsewhere / "decoded")
+    assert cache.name not in "\n".join(cleaned(place, capsys))
+    said = cleaned(place, capsys, "--checkpoints", "--caches", "all", "--delete")
+    assert said[-1] == "3.0 MiB are free again" and not (run / "checkpoint.pt").exists()
+    assert (run / "best.pt").is_symlink() and (cache / "photo.npy").exists()
+
+
+def test_an_index_cannot_name_files_elsewhere(place):
+    index = json.dumps({"left_out": [], "classes": ["a"], "domains": {"../notes/photo": {}}})
+    cache = a_cache(place / "data", "own-64-0123456789ab", index)
+    (cache / "photo.npy").unlink()
+    found = next(one for one in clean.find_caches(place / "data") if one.path == cache)
+    assert clean.delete_cache(found) and not cache.exists()
+    assert (place / "data" / "cache" / "notes" / "photo.npy").exists()
+
+
+def test_a_cache_that_has_other_files_meanwhile_is_kept(place):
+    cache = clean.find_caches(place / "data")[1]
+    (cache.path / "notes.txt").write_text("mine")
+    assert not clean.delete_cache(cache) and (cache.path / "index.json").exists()
