@@ -1180,7 +1180,8 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
 
     It gives the accuracies of the run with the run's precision (`autocast(net.run.args)`), but for the last
     digits that `--compile` changes. torch's random numbers start as in the run's evaluation; a network that
-    draws z (FedSR's and FedCiR's) drew there first for a client's validation part and then for its test part.
+    draws z (FedSR's and FedCiR's) drew there first for a client's validation part and then for its test part,
+    and on a GPU one after the other for all clients that have one network: see `of_one_model`.
     """
     kept = read_kept(folder, which)
     args = arguments_from(kept.key, kept.file, device, data, archives)
@@ -1338,7 +1339,7 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
 def of_one_model(fed: Federation) -> list[list[int]]:
     """The clients in groups that are tested together: on a GPU those that receive the same tensors and keep
     nothing of their own, so that one network is loaded and batches are full. Elsewhere, and the targets, each
-    by itself."""
+    by itself. A network that draws z draws otherwise in a group: the images are the same, the samples not."""
     downs, groups = {}, {}
     for k, client in fed.clients.items():
         downs[k] = fed.server.download(k)  # all are kept until the end: a freed tensor's id may come again

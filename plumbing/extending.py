@@ -40,14 +40,16 @@ def extend(args: Args) -> None:
     with locked(path / ".lock", wait=False):
         if has_progress(path):
             return
-        times = shorter / "timing.jsonl"
-        if times.exists():
-            content = times.read_bytes()
-            write_whole(path / "timing.jsonl", lambda file: file.write(content))
         if best_state:
-            state = best_state | {"identity": json.dumps(key)}
+            # The file may be a whole checkpoint, whose history is not that of this run.
+            state = {"identity": json.dumps(key), **best, "server": best_state["server"],
+                     "clients": best_state["clients"]}
             write_whole(path / "best.pt", lambda file: save(state, file))
         write_whole(path / "checkpoint.pt", lambda file: save(saved | of_longer, file))
+        times = shorter / "timing.jsonl"
+        if times.exists():  # behind the checkpoint: a folder with times alone is of no run
+            content = times.read_bytes()
+            write_whole(path / "timing.jsonl", lambda file: file.write(content))
     print(f"the {saved['round']} rounds of {shorter} are the first of this run", flush=True)
 
 
@@ -128,6 +130,7 @@ def state_of_best(shorter: Path, key: str, best_round: int) -> dict | None:
     if not best_round or not path.exists():
         return None
     saved = load_file(path, "checkpoint")
-    if isinstance(saved, dict) and saved.get("identity") == key and saved.get("round") == best_round:
+    whole = isinstance(saved, dict) and {"server", "clients"} <= saved.keys()
+    if whole and saved.get("identity") == key and saved.get("round") == best_round:
         return saved
     return None

@@ -17,6 +17,7 @@ from types import ModuleType
 from plumbing.catalog import own_folder
 from plumbing.errors import Stop
 from plumbing.files import load_file
+from plumbing.runfolder import code_of
 from plumbing.settings import Args, choose_device, content_of, identity
 from plumbing.sources import ROOT, equivalent_to, hash_of, method_file
 
@@ -128,7 +129,8 @@ def read_kept(folder, which: str) -> Kept:
         kept = Kept(file, key, saved["round"], state, {}, json.loads(saved.get("code", "[]")))
         protocol = key.get("protocol")
         whole = isinstance(key["method"], str) and isinstance(kept.round, int)
-        if not whole or not isinstance(kept.code, list):
+        code_of(kept.code)
+        if not whole:
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Stop(f"{file} is no whole checkpoint: give the output folder of a run", 2)
@@ -137,6 +139,7 @@ def read_kept(folder, which: str) -> Kept:
                    "there (which=\"last\")", 2)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         settings = json.loads((folder / "settings.json").read_text())
+        code_of(settings["code"])
         kept.code = kept.code or settings["code"]
         kept.data = settings["data"]
     return kept

@@ -6,6 +6,7 @@ import os
 
 from plumbing import disk, runfolder
 from plumbing.disk import bytes_of, copies
+from plumbing.errors import Stop
 from reproduce.measures.finished import federation
 from tests.conftest import fails, one_run, parsed, run_all, run_here
 
@@ -68,6 +69,17 @@ def test_a_disk_that_is_too_small_is_found_before_the_training(tmp_path, monkeyp
     assert (tmp_path / "result.json").exists() and (tmp_path / "checkpoint.pt").exists()
     free(monkeypatch, 3 * 882_488 - there)
     run_here("fedavg", tmp_path, "--no-resume")
+
+
+def test_two_names_of_one_state_count_once(tmp_path, monkeypatch):
+    """What a new run would put in the place of a checkpoint that is the best state too."""
+    (tmp_path / "checkpoint.pt").write_bytes(bytes(1000))
+    (tmp_path / "best.pt").hardlink_to(tmp_path / "checkpoint.pt")
+    free(monkeypatch, 1999)
+    with pytest.raises(Stop):
+        disk.refuse_small_disk(1000, "indomain", tmp_path)
+    free(monkeypatch, 2000)
+    disk.refuse_small_disk(1000, "indomain", tmp_path)
 
 
 def test_states_that_grow_are_looked_at_again(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import common
-from plumbing.extending import as_if_longer
+from plumbing.extending import as_if_longer, extend
 from plumbing.runfolder import RunFolder
 from tests.conftest import METHODS, MODULES, fails, parsed, run_here
 from tests.test_common import Clock, guessing
@@ -160,6 +160,32 @@ def test_it_goes_on_without_the_shorter_run(tmp_path, short, monkeypatch):
     whole = guessed(tmp_path / "whole", "--rounds", "5")
     assert same_metrics(tmp_path / "longer", tmp_path / "whole") and longer["best"] == whole["best"]
     assert guessed(tmp_path / "longer", *flags) == longer  # finished: it is shown
+
+
+def test_a_best_state_that_is_a_whole_checkpoint(tmp_path, short):
+    """So it is where the last round is the best: the longer run has the state alone."""
+    shorter = shutil.copytree(short, tmp_path / "short")
+    best = torch.load(shorter / "best.pt", weights_only=True)
+    torch.save(best | {"history": "[]", "code": "[]", "best": {}}, shorter / "best.pt")
+    extend(parsed("fedavg", "--out", tmp_path / "longer", "--limit", "30", "--no-figures",
+                  "--checkpoint-every", "0", "--rounds", "3", "--extend", shorter))
+    ours = torch.load(tmp_path / "longer" / "best.pt", weights_only=True)
+    assert list(ours) == ["identity", "round", "val", "server", "clients"] and ours["val"] == best["val"]
+
+
+def test_a_process_that_ends_before_the_checkpoint_is_there(tmp_path, short, monkeypatch):
+    """Without a best state there is nothing then, and the same command goes on."""
+    shorter = shutil.copytree(short, tmp_path / "short")
+    (shorter / "best.pt").unlink()
+    flags = ["--rounds", "3", "--extend", shorter]
+
+    def ending(content, file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("plumbing.extending.save", ending)
+        guessed(tmp_path / "longer", *flags)
+    assert [part["from"] for part in guessed(tmp_path / "longer", *flags)["code"]] == [1, 3]
 
 
 # Refused

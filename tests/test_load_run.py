@@ -169,6 +169,15 @@ def test_a_state_of_another_network(runs, tmp_path):
         common.load_run(tmp_path / "a")
 
 
+@pytest.mark.parametrize("code", [[1], 3, [{}], [{"sources": 1}]])
+def test_code_that_is_none_is_unknown(runs, tmp_path, code):
+    settings = json.loads((runs / "fedavg-indomain" / "settings.json").read_text())
+    content = json.dumps(settings | {"code": code}).encode()
+    folder = changed_copy(runs / "fedavg-indomain", tmp_path / "a", "settings.json", content)
+    with pytest.raises(Stop, match="by other code .sources unknown"):
+        common.load_run(folder)
+
+
 def test_a_run_by_other_code(runs, tmp_path):
     settings = json.loads((runs / "fedavg-indomain" / "settings.json").read_text())
     settings["code"][0]["sources"] = "0123456789ab"
