@@ -32,7 +32,7 @@ from plumbing.listings import Listing, list_images
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
@@ -290,7 +290,8 @@ def decode_one(files: ImageFiles, canvas: Canvas, name: str, read: Callable[[], 
         advice = "replace it or get the archive again"
         if files.paths[0].is_dir():
             advice = "replace or remove it"
-        raise Stop(f"{files}: the image {name} cannot be decoded ({e}); {advice}")
+        why = "it is no image" if isinstance(e, UnidentifiedImageError) else e
+        raise Stop(f"{files}: the image {name} cannot be decoded ({why}); {advice}")
     return canvas.write(name, rgb)
 
 

@@ -73,7 +73,8 @@ def shorter_run(shorter: Path, key: dict, args: Args) -> dict:
     """The checkpoint of the run in `shorter`. Stop if it differs in more than the number of rounds."""
     saved = read_checkpoint(shorter / "checkpoint.pt", key, args)
     if saved is None:
-        raise Stop(f"--extend {shorter} has no checkpoint.pt: give the output folder of a run", 2)
+        raise Stop(f"--extend {shorter} has no checkpoint.pt: give the output folder of a run; if it was "
+                   "deleted, the run cannot go on", 2)
     theirs = as_now(json.loads(saved["identity"]), args) | {"rounds": key["rounds"]}
     different = different_arguments(theirs, key)
     if different:

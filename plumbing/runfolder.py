@@ -242,8 +242,10 @@ def refuse_another(path: Path, theirs: dict, key: dict) -> None:
     """Stop if the folder's run has other arguments, and say which."""
     different = different_arguments(theirs, key)
     if different:
-        raise Stop(f"{path} holds a run of other arguments ({different}): give another "
-                   "--out, or --no-resume to replace it", 2)
+        advice = "give another --out, or --no-resume to replace it"
+        if set(theirs) == set(key) and {name for name in key if theirs[name] != key[name]} == {"rounds"}:
+            advice += f"; a finished run goes on to more rounds in another --out with --extend {path}"
+        raise Stop(f"{path} holds a run of other arguments ({different}): {advice}", 2)
 
 
 def different_arguments(theirs: dict, key: dict) -> str:
