@@ -945,6 +945,7 @@ class ClientProtocol(Protocol):
 
     data: ClientData
     log: dict[str, Tensor]  # may be left out: scalars of the last local training, which do not travel
+    draws: bool  # may be left out: the network that it is tested with draws random numbers
     pooled: bool  # may be left out: client 0 has the training images of all, the others have none
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData): ...
@@ -1250,7 +1251,7 @@ def finite_numbers(uploads: dict[int, Payload], logs: dict[int, dict], fed: Fede
     number. The host waits for the device once: the logs come with the largest entry of each tensor."""
     scalars = {}
     for k, up in uploads.items():
-        logged = [torch.as_tensor(v) for v in logs[k].values()]
+        logged = [v if isinstance(v, Tensor) else exactly(v) for v in logs[k].values()]
         floats = [v for v in tensors_of(up) if v.is_floating_point() and v.numel()]
         scalars[k] = logged + list(torch._foreach_norm(floats, ord=math.inf)) if floats else logged
     numbers = {}
@@ -1261,6 +1262,10 @@ def finite_numbers(uploads: dict[int, Payload], logs: dict[int, dict], fed: Fede
                        f"{folder.path}: lower --lr, or set --clip")
         numbers[k] = dict(zip(logs[k], values))  # the logs are the first of the values
     return numbers
+
+
+def exactly(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64)
 
 
 def fetched(scalars: dict[int, list[Tensor]], device: str) -> dict[int, list[float]]:
@@ -1338,13 +1343,14 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
 
 def of_one_model(fed: Federation) -> list[list[int]]:
     """The clients in groups that are tested together: on a GPU those that receive the same tensors and keep
-    nothing of their own, so that one network is loaded and batches are full. Elsewhere, and the targets, each
-    by itself. A network that draws z draws otherwise in a group: the images are the same, the samples not."""
+    nothing of their own, so that one network is loaded and batches are full. Elsewhere, the targets, and
+    clients whose network draws, each by itself: what a client draws does not depend on the others."""
     downs, groups = {}, {}
     for k, client in fed.clients.items():
         downs[k] = fed.server.download(k)  # all are kept until the end: a freed tensor's id may come again
         key = (k,)
-        if on_gpu(fed.args) and not client.data.unseen and not client.state_dict():
+        draws = getattr(client, "draws", False)
+        if on_gpu(fed.args) and not client.data.unseen and not client.state_dict() and not draws:
             key = tuple(id(v) for v in tensors_of(downs[k]))
         groups.setdefault(key, []).append(k)
     return list(groups.values())

@@ -283,6 +283,8 @@ def divided(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], 
 
 
 class Client:
+    draws = True  # samples of z, also when it is tested
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         _, self.r = divided(state(net), args)  # its own r(z|y), empty if that is shared

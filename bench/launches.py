@@ -210,6 +210,13 @@ class Transfers(TorchDispatchMode):
         super().__init__()
         self.copies = self.reads = 0
 
+    def of_list(self, tolist: Callable) -> Callable:
+        """Tensor.tolist, which is no operator: a read."""
+        def counted(tensor: Tensor) -> list:
+            self.reads += tensor.is_meta
+            return tolist(tensor)
+        return counted
+
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if operator is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
@@ -262,6 +269,7 @@ def transfers_of_a_batch(module: ModuleType, *flags: str) -> tuple[float, float]
         if hasattr(module, "correct"):  # behind the steps: Local's choice of a round
             swap(module, "correct", lambda model, parts, args: [0] * len(parts))
         stack.enter_context(without_values(Meter()))
+        swap(Tensor, "tolist", seen.of_list(Tensor.tolist))
         client.train(down, 1)
     epochs = batches // 2  # of two batches each
     return (seen.copies - epochs) / batches, seen.reads / batches

@@ -119,8 +119,8 @@ def read_kept(folder, which: str) -> Kept:
     folder = Path(folder)
     there = [folder / name for name in FILES[which] + FILES["last"] if (folder / name).is_file()]
     if not there:
-        raise Stop(f"{folder} has no state of a run: expected an output folder with best.pt or checkpoint.pt; "
-                   "if they were deleted, the run has to be made again", 2)
+        raise Stop(f"{folder} has no state of a run: expected an output folder with best.pt or "
+                   "checkpoint.pt; if they were deleted, the run has to be made again", 2)
     file = there[0]
     saved = load_file(file, "checkpoint")
     try:

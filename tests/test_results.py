@@ -91,15 +91,44 @@ def cells(title: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(names, row)) for row in rows}
 
 
+# FDSE's Tables 1 and 3 at laptop scale: {row: its records}; the control is FDSE's network without its terms.
+OFFICE = dict(dataset="officecaltech", scale="laptop", image_size=160, precision="bf16")
+OF_TABLE_3 = {
+    "FedAvg": of("fedavg", **OFFICE),
+    "FDSE's network, none of A, B, C": of("fdse", consensus=False, similarity=False, lambda_=0.0, **OFFICE),
+    "FDSE": of("fdse", consensus=True, similarity=True, lambda_=0.1, **OFFICE),
+}
+
+
 def test_fdses_table_is_of_the_records():
-    for method in ("fedavg", "fdse"):
-        runs = of(method, dataset="officecaltech", scale="laptop", image_size=160, precision="bf16")
-        assert sorted(run["args"]["seed"] for run in runs) == [0, 1, 2]
+    rows = cells("**Tables 1 and 3.**")
+    assert set(rows) == set(OF_TABLE_3)
+    for name, runs in OF_TABLE_3.items():
+        assert int(rows[name]["seeds"]) == len({run["args"]["seed"] for run in runs}) == len(runs)
+        shown = list(rows[name].values())[2:]
         for outcome in ("best", "last"):
             for measure in ("ALL", "AVG"):
                 values = accuracies(runs, outcome, measure)
-                shown = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
-                assert shown in FINDINGS, (method, outcome, measure)
+                assert shown.pop(0) == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}", name
+
+
+def test_what_fdses_terms_add_is_of_the_records():
+    """Differences by seed, mean and interval."""
+    control = "FDSE's network, none of A, B, C"
+    between = {
+        ("FDSE", control): "+0.1 to ALL (-1.3 to +1.5) and +1.9 to AVG (+0.6 to +3.3)",
+        (control, "FedAvg"): "+5.2 in AVG (+1.2 to +9.2, three seeds)",
+        ("FDSE", "FedAvg"): "by AVG (+7.9, 95% +5.0 to +10.8, three seeds)",
+    }
+    for (name, other), words in between.items():
+        assert words in FINDINGS.replace("\n", " ")
+        measures = ("ALL", "AVG") if "ALL" in words else ("AVG",)
+        for measure in measures:
+            of_name, of_other = ({run["args"]["seed"]: 100 * run["best"][measure] for run in OF_TABLE_3[n]}
+                                 for n in (name, other))
+            found = paired(of_name, of_other)
+            low, high = found.interval
+            assert f"{found.difference:+.1f}" in words and f"{low:+.1f} to {high:+.1f}" in words
 
 
 def test_fdses_thirteen_methods_are_of_the_records():
