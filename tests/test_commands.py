@@ -311,7 +311,7 @@ def tiny_domains(args: common.Args) -> tuple[list[common.Domain], tuple[str, ...
     if args.dataset in FOLDERS:
         classes = FOLDERS[args.dataset].classes or classes
         channels = 3
-    count = max(TINY if args.clients_per_domain == 1 else MANY, len(classes))
+    count = max(TINY if args.clients_per_domain == 1 else MANY, 2 * len(classes))  # one to fit, one to test
     domains = []
     for name in names:
         shape = (count, args.image_size, args.image_size, channels)
