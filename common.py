@@ -1181,8 +1181,7 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
 
     It gives the accuracies of the run with the run's precision (`autocast(net.run.args)`), but for the last
     digits that `--compile` changes. torch's random numbers start as in the run's evaluation; a network that
-    draws z (FedSR's and FedCiR's) drew there first for a client's validation part and then for its test part,
-    and on a GPU one after the other for all clients that have one network: see `of_one_model`.
+    draws z (FedSR's and FedCiR's) drew there first for a client's validation part and then for its test part.
     """
     kept = read_kept(folder, which)
     args = arguments_from(kept.key, kept.file, device, data, archives)

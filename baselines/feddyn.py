@@ -129,7 +129,9 @@ class Server:
         w = average([up["w"] for up in uploads.values()], uniform(len(uploads)))
         if alpha:
             share = len(uploads) / self.clients  # of all clients, those of the round
+            # h <- h - alpha/K sum_k (theta_k - theta^t)
             self.h = entrywise(lambda h, mean, w_t: h - alpha * share * (mean - w_t), self.h, w, self.w)
+            # theta^(t+1) = mean_k theta_k - h / alpha
             w |= entrywise(lambda h, mean: mean - h / alpha, self.h, w)
         self.w = w
 

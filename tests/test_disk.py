@@ -108,19 +108,19 @@ def test_the_best_state_is_the_last_one_where_the_last_round_is_best(tmp_path, m
     best, last = tmp_path / "a" / "best.pt", tmp_path / "a" / "checkpoint.pt"
     assert best.samefile(last) and len(list((tmp_path / "a").glob("*.pt*"))) == 2
     fed = federation(tmp_path / "a", "best")
-    assert torch.equal(fed.server.w["head.weight"], torch.load(best)["server"]["w"]["head.weight"])
+    assert torch.equal(fed.server.w["head.weight"], torch.load(best, weights_only=True)["server"]["w"]["head.weight"])
 
     def refusing(*paths):
         raise OSError("no links on this disk")
     monkeypatch.setattr(os, "link", refusing)
     run_here("fedavg", tmp_path / "b", *ROUNDS)
     assert not (tmp_path / "b" / "best.pt").samefile(tmp_path / "b" / "checkpoint.pt")
-    assert torch.load(tmp_path / "b" / "best.pt")["round"] == 4
+    assert torch.load(tmp_path / "b" / "best.pt", weights_only=True)["round"] == 4
 
 
 def test_an_earlier_best_state_is_a_file_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr("common.evaluate", lambda fed, t, best: {
         "val": {"ALL": 1 / t, "AVG": 0.0, "clients": {}}, "test": {"ALL": 0.5, "AVG": 0.5, "clients": {}}})
     run_here("fedavg", tmp_path, *ROUNDS)
-    assert torch.load(tmp_path / "best.pt")["round"] == 1
-    assert torch.load(tmp_path / "checkpoint.pt")["round"] == 4
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["round"] == 1
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["round"] == 4
