@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
-import itertools
 import math
 import os
 import sys
@@ -36,7 +35,7 @@ from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, sever
 from plumbing.seeds import of_seed, refuse_summary, show_seeds
 from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, seed_numbers, shares
 from plumbing.signals import Interrupted, handled, interrupt
-from plumbing.tensors import copied, entrywise, overwrite
+from plumbing.tensors import copied, entrywise, overwrite, parts_of
 from plumbing.trained import (
     arguments_from,
     fitting,
@@ -767,8 +766,7 @@ def average_of_counts(counts: list[list[Tensor]], p: list[float]) -> list[Tensor
     total = torch.zeros(sum(v.numel() for v in first), dtype=torch.float64, device=first[0].device)
     for of_one, p_k in zip(counts, p):
         total.add_(flatten(of_one), alpha=p_k)
-    parts = total.round().to(first[0].dtype).split([v.numel() for v in first])
-    return [part.view(v.shape) for part, v in zip(parts, first)]
+    return parts_of(total.round().to(first[0].dtype), first)
 
 
 def uniform(K: int) -> Tensor:
@@ -1252,7 +1250,9 @@ def finite_numbers(uploads: dict[int, Payload], logs: dict[int, dict], fed: Fede
     for k, up in uploads.items():
         logged = [v if isinstance(v, Tensor) else exactly(v) for v in logs[k].values()]
         floats = [v for v in tensors_of(up) if v.is_floating_point() and v.numel()]
-        scalars[k] = logged + list(torch._foreach_norm(floats, ord=math.inf)) if floats else logged
+        scalars[k] = logged
+        if floats:
+            scalars[k] += torch._foreach_norm(floats, ord=math.inf)
     numbers = {}
     for k, values in fetched(scalars, fed.args.device).items():
         if not all(math.isfinite(v) for v in values):
@@ -1269,9 +1269,15 @@ def exactly(number: float) -> Tensor:
 
 def fetched(scalars: dict[int, list[Tensor]], device: str) -> dict[int, list[float]]:
     """The values of all scalars, in one copy from the device."""
-    together = [v.detach().to(device) for of_client in scalars.values() for v in of_client]
-    values = iter(torch.stack(together).tolist() if together else [])
-    return {k: list(itertools.islice(values, len(of_client))) for k, of_client in scalars.items()}
+    together = []
+    for of_client in scalars.values():
+        together += [v.detach().to(device) for v in of_client]
+    values = torch.stack(together).tolist() if together else []
+    found, begin = {}, 0
+    for k, of_client in scalars.items():
+        found[k] = values[begin:begin + len(of_client)]
+        begin += len(of_client)
+    return found
 
 
 def update_server(server: ServerProtocol, uploads: dict[int, Payload], t: int, device: str) -> None:
