@@ -944,6 +944,7 @@ class ClientProtocol(Protocol):
     data: ClientData
     log: dict[str, Tensor]  # may be left out: scalars of the last local training, which do not travel
     draws: bool  # may be left out: the network that it is tested with draws random numbers
+    as_received: bool  # may be left out: it is tested with what it receives alone, whatever it keeps
     pooled: bool  # may be left out: client 0 has the training images of all, the others have none
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData): ...
@@ -1347,15 +1348,16 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
 
 
 def of_one_model(fed: Federation) -> list[list[int]]:
-    """The clients in groups that are tested together: on a GPU those that receive the same tensors and keep
-    nothing of their own, so that one network is loaded and batches are full. Elsewhere, the targets, and
+    """The clients in groups that are tested together: on a GPU those that receive the same tensors and are
+    tested with nothing else, so that one network is loaded and batches are full. Elsewhere, the targets, and
     clients whose network draws, each by itself: what a client draws does not depend on the others."""
     downs, groups = {}, {}
     for k, client in fed.clients.items():
         downs[k] = fed.server.download(k)  # all are kept until the end: a freed tensor's id may come again
         key = (k,)
         draws = getattr(client, "draws", False)
-        if on_gpu(fed.args) and not client.data.unseen and not client.state_dict() and not draws:
+        own = client.state_dict() and not getattr(client, "as_received", False)
+        if on_gpu(fed.args) and not client.data.unseen and not own and not draws:
             key = tuple(id(v) for v in tensors_of(downs[k]))
         groups.setdefault(key, []).append(k)
     return list(groups.values())

@@ -76,6 +76,8 @@ def next_gradient(g_k: Tensor, theta_k: Tensor, theta_t: Tensor, alpha: float) -
 
 
 class Client:
+    as_received = True
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.g_k = {}  # on the host; empty, which is 0, before the first training

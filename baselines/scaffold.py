@@ -71,6 +71,8 @@ def control_variate(c_k: Tensor, c: Tensor, x: Tensor, y: Tensor, steps: int, et
 
 
 class Client:
+    as_received = True
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.c_k = {}  # on the host; empty, which is 0, before the first training

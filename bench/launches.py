@@ -9,8 +9,10 @@ which changes what an operator computes and not which ones are called; they are 
 The second round is counted: all terms are there then. An operator that is no view counts as one kernel, with
 lists of tensors as one for each 48 of them: a lower bound, but that what a method computes on the host (the
 orders of its batches; FDSE's small matrices, some 20 operators in a layer) is counted too. `steps` are the
-loops over batches in local training; `around` is all else: states loaded and copied, logs, the server, the
-evaluation (which for `linear` methods, FedGaLA and FedEMA, comes at the end alone).
+loops over batches in local training; `own` is what a few algorithms compute besides, a generator's steps at
+the server or a client's losses on its validation part (OWN names the functions); `around` is all else:
+states loaded and copied, logs, the server, the evaluation (which for `linear` methods, FedGaLA and FedEMA,
+comes at the end alone).
 
 Copies and reads: two steps of one local training in the second round on tensors that have a shape and no
 values (torch's "meta" device), with FedSR's augmentation or the method's own. A copy brings numbers from the
@@ -55,6 +57,13 @@ SAME = """
     --rounds 3 --steps 2 --batch-size 4 --image-size 64 --normalize unit --weights none
     --split 0.8/0.1/0.1 --device cpu --precision bf16 --threads 1 --checkpoint-every 3600 --no-figures
 """
+# What an algorithm computes outside its local steps, and not in order to average or to test.
+OWN = {
+    "fedcir": ["Server.train_generator", "moments"],  # Alg. 1, lines 8-11
+    "baselines.fedgen": ["Server.train_generator"],
+    "baselines.feddg_ga": ["error"],  # l_k of the received and of the trained network
+    "baselines.local": ["correct"],  # of a client's validation part, which chooses its round
+}
 OF_ONE_KERNEL = 48  # tensors of a list
 # Operators that are no views and launch nothing: memory, names of what is there, reads.
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias",
@@ -63,10 +72,11 @@ NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 
 @dataclass
 class Launches:
-    """Of one round: kernels in the steps and around them, and what around is made of; of one batch: copies
-    from the host and reads by the host."""
+    """Of one round: kernels in the steps, of the algorithm's own passes and around them, and what around is
+    made of; of one batch: copies from the host and reads by the host."""
 
     steps: int
+    own: int
     around: int
     parts: dict[str, int]
     copies: float
@@ -75,7 +85,7 @@ class Launches:
     @property
     def share(self) -> float:
         """Of all kernels of the round those around the steps."""
-        return self.around / (self.steps + self.around)
+        return self.around / (self.steps + self.own + self.around)
 
 
 def arguments(module: ModuleType, *flags: str) -> common.Args:
@@ -170,6 +180,10 @@ def kernels_of_a_round(module: ModuleType, *flags: str) -> Counter:
     with tempfile.TemporaryDirectory() as out, contextlib.ExitStack() as stack:
         swap = Swapped(stack)
         swap(module, "batches", counted.of_steps(common.batches))
+        for name in OWN.get(module.__name__, []):
+            *owner, function = name.split(".")
+            place = getattr(module, owner[0]) if owner else module
+            swap(place, function, counted.of("own", getattr(place, function)))
         swap(common, "evaluate", counted.of("evaluation", common.evaluate))
         swap(common, "on_gpu", lambda args: True)
         swap(common, "evaluation_batch", lambda args: 1000)
@@ -283,7 +297,8 @@ def launches_of(name: str, *flags: str) -> Launches:
     count = kernels_of_a_round(module, *flags)
     clients = 1 if getattr(module.Client, "pooled", False) else len(SIZES)  # who train
     steps = count.pop("steps") * STEPS // (2 * clients)
-    return Launches(steps, sum(count.values()), dict(count), *transfers_of_a_batch(module))
+    own = count.pop("own", 0)
+    return Launches(steps, own, sum(count.values()), dict(count), *transfers_of_a_batch(module))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -302,9 +317,10 @@ def main(argv: list[str] | None = None) -> None:
         found = launches_of(name)
         counts[name] = dataclasses.asdict(found)
         parts = " ".join(f"{part} {n}" for part, n in sorted(found.parts.items()))
-        rows.append([name, found.steps, found.around, f"{100 * found.share:.1f}%", found.copies, found.reads,
-                     parts])
-    heads = ["method", "in steps", "around", "share", "copies a batch", "reads a batch", "around: parts"]
+        rows.append([name, found.steps, found.own, found.around, f"{100 * found.share:.1f}%", found.copies,
+                     found.reads, parts])
+    heads = ["method", "in steps", "own passes", "around", "share", "copies a batch", "reads a batch",
+             "around: parts"]
     print(tabulate(rows, heads))
     if flags.out:
         args = fedavg.arguments(["--device", "cpu"])
