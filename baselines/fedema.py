@@ -66,9 +66,11 @@ class Args(common.LinearArgs):
 
 # FedGaLA, App. B.1 to B.3: all of its baselines have its rounds, epochs, batch and images.
 IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, batch_size=128, eval_every=10)
+DIGITS = dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", hidden=256, dim=128,
+              eval_every=10, linear_epochs=1000)  # ours, as fedgala.py
 PAPER = {
-    "digits": dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", hidden=256, dim=128,
-                   eval_every=10),  # ours, as fedgala.py
+    "digits": DIGITS,
+    "rotatedmnist": DIGITS,
     "pacs": IMAGES,
     "officehome": IMAGES,
     "terrainc": IMAGES,
@@ -84,6 +86,7 @@ LAPTOP = {
 AT_SMOKE_SCALE = dict(image_size=64, hidden=64, dim=32, epochs=1, eval_every=1)
 SMOKE = {
     "digits": dict(eval_every=1),
+    "rotatedmnist": dict(eval_every=1),
     "pacs": AT_SMOKE_SCALE,
     "officehome": AT_SMOKE_SCALE,
     "terrainc": AT_SMOKE_SCALE,
