@@ -221,15 +221,15 @@ class Data:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, i: Tensor, how: Augmentation | None = None) -> tuple[Tensor, Tensor]:
-        """Positions i [B] -> x float32 [B, C, H, W] in [0, 1] (or normalized), augmented, channels last, and
-        y [B]."""
+    def batch(self, i: Tensor | slice, how: Augmentation | None = None) -> tuple[Tensor, Tensor]:
+        """Positions i [B], or a range of them -> x float32 [B, C, H, W] in [0, 1] (or normalized), augmented,
+        channels last, and y [B]."""
         pixels, y = self.fetch(i)
         return self.prepared(pixels, how), y
 
-    def fetch(self, i: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions i [B] -> pixels uint8 [B, C, H, W] and y [B] on the device; of images that are in the
-        main memory, in copies for which the host does not wait."""
+    def fetch(self, i: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Positions i [B], or a range of them -> pixels uint8 [B, C, H, W] and y [B] on the device; of images
+        that are in the main memory, in copies for which the host does not wait."""
         pixels, y = self.images[self.index[i]], self.labels[i]
         if self.streams:
             pixels, y = pixels.pin_memory(), y.pin_memory()
@@ -512,13 +512,13 @@ def in_order(parts: list[Data], args: Args) -> Iterator[tuple[Tensor, Tensor]]:
     size = evaluation_batch(args)
     waiting, n = [], 0
     for data in parts:
-        for i in torch.arange(len(data), device=data.index.device).split(size):
-            if n + len(i) > size:
+        for begin in range(0, len(data), size):
+            end = min(begin + size, len(data))
+            if n + end - begin > size:
                 yield joined(waiting)
                 waiting, n = [], 0
-            if len(i):
-                waiting.append(data.batch(i))
-                n += len(i)
+            waiting.append(data.batch(slice(begin, end)))
+            n += end - begin
     if waiting:
         yield joined(waiting)
 

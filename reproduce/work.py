@@ -238,9 +238,10 @@ def without_values(meter: Meter):
 class Shapes(Data):
     """Images that have a shape alone, of the size in which the network sees them."""
 
-    def fetch(self, i: Tensor) -> tuple[Tensor, Tensor]:
-        x = torch.empty(len(i), *self.images.shape[1:], device="meta")
-        return x.contiguous(memory_format=torch.channels_last), self.labels[i]
+    def fetch(self, i: Tensor | slice) -> tuple[Tensor, Tensor]:
+        y = self.labels[i]
+        x = torch.empty(len(y), *self.images.shape[1:], device="meta")
+        return x.contiguous(memory_format=torch.channels_last), y
 
     def prepared(self, pixels: Tensor, how=None) -> Tensor:
         return pixels

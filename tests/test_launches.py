@@ -64,7 +64,7 @@ def test_what_counts_as_a_kernel():
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
-    made = launches.Launches(steps=95, around=5, parts={"loop": 5}, copies=1.0, reads=0.0)
+    made = launches.Launches(steps=90, own=5, around=5, parts={"loop": 5}, copies=1.0, reads=0.0)
     monkeypatch.setattr(launches, "launches_of", lambda name: made)
     launches.main(["--only", "fedavg", "--out", str(tmp_path / "l.json")])
     assert "5.0%" in capsys.readouterr().out
@@ -147,13 +147,20 @@ def test_batches_are_copied_one_ahead(monkeypatch):
     assert happened == ["copy", *here, 0, *here, 1, *here, 2]
 
 
-@pytest.mark.parametrize("method,alone", [("fedavg", 1), ("fdse", 6), ("baselines.fedbn", 6), ("fedcir", 6)])
-def test_clients_of_one_model_are_tested_together(monkeypatch, method, alone):
-    """With the rule of a GPU: the same counts of right images, from one network."""
-    args = parsed(method, "--scale", "smoke", "--precision", "fp32")
+@pytest.mark.parametrize("flags,alone", [
+    ("fedavg", 1), ("fdse", 6), ("baselines.fedbn", 6), ("fedcir", 6), ("baselines.scaffold", 1),
+    ("baselines.feddyn", 1), ("baselines.moon", 1), ("baselines.moon --evaluated trained", 6),
+    ("baselines.centralized", 1),
+])
+def test_clients_of_one_model_are_tested_together(monkeypatch, flags, alone):
+    """With the rule of a GPU: the same counts of right images, from one network, also of clients that keep
+    something and are tested without it."""
+    method, *flags = flags.split()
+    args = parsed(method, "--scale", "smoke", "--precision", "fp32", "--steps", "1", *flags)
     module = importlib.import_module(method)
     domains, classes = common.load_domains(args)
     fed = common.federation(module.Server, module.Client, args, launches.builder_of(module), domains, classes)
+    fed.server.update({k: client.train(fed.server.download(k), 0) for k, client in fed.clients.items()}, 0)
     each = common.evaluate_classifiers(fed, 1, -1.0)
     assert len(common.of_one_model(fed)) == 6
     monkeypatch.setattr(common, "on_gpu", lambda args: True)
