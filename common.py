@@ -110,6 +110,15 @@ def load_domains(args: Args) -> tuple[list[Domain], tuple[str, ...]]:
     return domains, classes
 
 
+def known_domains(dataset: str) -> list[str]:
+    """The names of a dataset's domains, as far as they are known before it is read: else none."""
+    if dataset == "digits":
+        return [f"d{angle}" for angle in ANGLES]
+    if dataset in ("rotatedmnist", "rotatedmnist-t10k"):
+        return [f"m{angle}" for angle in ANGLES]
+    return list(source_of(dataset).domains)
+
+
 def seed_name(args: Args, domain: str) -> str:
     """What stands for a domain in the seeds of its split. RotatedMNIST's domains are rotations of the same
     images: they are limited, dealt out and split alike, so that none of a source's validation and test images
@@ -991,6 +1000,9 @@ def run_targets(Server, Client, args: Args, build) -> list[dict]:
     shown = process()[0] == 0
     if shown:
         print(beginning(args), flush=True)
+    known = known_domains(args.dataset)
+    if known:
+        targets_of(args, known)  # a wrong name is refused before minutes of decoding
     with said_if_long(f"reading the images of {args.dataset}", shown):
         domains, classes = load_domains(args)
     targets = [args.target]
@@ -1160,7 +1172,12 @@ class Trained:
     channels: int  # 1: gray, 3: RGB
 
     def inputs(self, pixels: Tensor) -> Tensor:
-        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them."""
+        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them.
+        Stop if they are others."""
+        expected = (self.channels, self.args.image_size, self.args.image_size)
+        if pixels.dtype != torch.uint8 or pixels.shape[1:] != expected:
+            raise Stop(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as this "
+                       f"run's images are; found {pixels.dtype} of the shape {tuple(pixels.shape)}", 2)
         whole = torch.arange(len(pixels))
         data = Data(pixels, whole, torch.zeros_like(whole), self.args.device, self.args.normalize)
         x, _ = data.batch(whole)

@@ -115,6 +115,7 @@ RUNS = [
     ("fedavg --protocol lodo --target ''", 2, "--target  is not a domain of digits"),
     ("fedavg --protocol lodo --target d0,d15", 2, "--target d0,d15 is not a domain of digits"),
     ("fedavg --target d15", 2, "--target d15 goes with --protocol lodo; the protocol is indomain"),
+    ("fedavg --dataset pacs --protocol lodo --target photos", 2, "photos is not a domain of pacs; its dom"),
     ("fedgala --sources d0,d7", 2, "--sources d7 is not a domain of digits"),
     ("fedgala --sources d0,d0", 2, "--sources d0,d0 leaves no target.*each once"),
     ("fedgala --sources d0, ", 2, "--sources  is not a domain of digits"),

@@ -73,9 +73,18 @@ def test_what_is_known_of_it(runs):
 def test_inputs_are_normalized_as_in_the_run():
     args = common.Args(normalize="imagenet", device="cpu")
     run = common.Trained(args, "a", 1, ("x", "y"), 3)
-    pixels = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    pixels = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
     normalized = run.inputs(pixels)[0, :, 0, 0].tolist()
     assert normalized == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225])
+
+
+@pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28, dtype=torch.uint8),
+                                    torch.zeros(1, 3, 32, 28, dtype=torch.uint8),
+                                    torch.zeros(3, 28, 28, dtype=torch.uint8)])
+def test_other_pixels_are_refused(pixels):
+    run = common.Trained(common.Args(device="cpu"), "a", 1, ("x", "y"), 3)
+    with pytest.raises(Stop, match="uint8 of the shape .N, 3, 28, 28., as this run's images are"):
+        run.inputs(pixels)
 
 
 def test_without_labels_it_gives_representations(tmp_path_factory):
