@@ -190,31 +190,45 @@ def share_discarded(runs: list[dict], rounds: slice) -> str:
 
 
 def test_fedgalas_table_is_of_the_records():
-    """The linear classifier's accuracy on the digits' d0, the loss and the share of discarded gradients,
-    means over five seeds, and the same runs before their first step."""
+    """The linear classifier's accuracy on RotatedMNIST's m0, the loss and the share of discarded gradients,
+    means over five seeds, and the same runs before their first step; and the intervals of the differences."""
     rows = []
     for line in FINDINGS.split("## FedGaLA", 1)[1].split("**The sign")[0].splitlines():
         if line.startswith("| ") and "± " in line:
             rows.append(split_line(line))
     names = [row[0] for row in rows]
-    assert names == ["untrained network", "plain learner", "FedGaLA", "FedGaLA, descent sign"]
-    for name, flags, seeds, tenth, third, loss, *discarded in rows:
+    assert names == ["untrained network", "plain learner", "without LA", "without GA", "FedGaLA",
+                     "FedGaLA, descent sign"]
+    of_rows = {"0.1": {}, "0.3": {}}  # accuracies by seed
+    for name, flags, tenth, third, loss, *discarded in rows:
         words = {"-": "--local-alignment off --no-global-alignment", "none": ""}.get(flags, flags.strip("`"))
         runs = []
         for run in RECORDS:
-            of_row = " ".join(f"--target d0 {words}".split()) + " --seed"
-            if run["method"] == "fedgala" and of_row in run["command"]:
+            of_row = " ".join(f"--dataset rotatedmnist --target m0 {words}".split()) + " --seed"
+            trained = run["method"] == "fedgala" and run["args"]["linear_epochs"] == 1000
+            if trained and of_row in run["command"]:
                 runs.append(run)
-        assert len(runs) == int(seeds) == len({run["args"]["seed"] for run in runs}) == 5, name
+        runs.sort(key=lambda run: run["args"]["seed"])
+        assert [run["args"]["seed"] for run in runs] == [0, 1, 2, 3, 4], name
         when = "start" if flags == "-" else "last"
         for share, cell in (("0.1", tenth), ("0.3", third)):
-            assert cell == spread([100 * run[when]["linear"]["d0"][share] for run in runs]), (name, share)
+            values = [100 * run[when]["linear"]["m0"][share] for run in runs]
+            of_rows[share][name] = dict(enumerate(values))
+            assert cell == spread(values), (name, share)
         if flags == "-":
             assert {f"{run['start']['chance_loss']:.2f}" for run in runs} == {loss}
             continue
         assert loss == f"{statistics.mean(run['logs']['loss'][-1] for run in runs):.2f}", name
-        shown = [share_discarded(runs, part) for part in (slice(1, 5), slice(5, 15), slice(15, 30))]
-        assert discarded == shown, name
+        parts = (slice(1, 5), slice(5, 15), slice(15, 30), slice(29, 30))
+        assert discarded == [share_discarded(runs, part) for part in parts], name
+    words = " ".join(FINDINGS.split("## FedGaLA", 1)[1].split())
+    for one, other in (("plain learner", "untrained network"), ("FedGaLA", "plain learner"),
+                       ("FedGaLA, descent sign", "plain learner")):
+        for of_row in of_rows.values():
+            found = paired(of_row[one], of_row[other])
+            mean, half = found.difference, found.half_width
+            assert f"{mean - half:+.1f} to {mean + half:+.1f}" in words, (one, other)
+            assert f"{mean:+.1f}" in words, (one, other)
 
 
 def test_fedsrs_table_is_of_the_records():
@@ -244,21 +258,25 @@ def test_fedsrs_table_is_of_the_records():
 
 
 def test_fedcirs_table_is_of_the_records():
-    """FedCiR and its control on Office-Caltech10: accuracies of three seeds, the terms of two rounds."""
+    """FedCiR, its parts, its control and FedAvg on Office-Caltech10: accuracies of three seeds, the terms of
+    two rounds."""
     shown = 0
     for line in FINDINGS.split("## FedCiR", 1)[1].split("## FedADG")[0].splitlines():
-        if not line.startswith("| FedCiR |") and not line.startswith("| control |"):
+        if "± " not in line:
             continue
         name, *cells = split_line(line)
         runs = of("fedcir", dataset="officecaltech", variant=name.lower())
+        if name == "FedAvg":
+            runs = of("fedavg", dataset="officecaltech", variant="fedcir", image_size=32)
         assert len(runs) == 3
         outcomes = [("best", "ALL"), ("best", "AVG"), ("last", "ALL"), ("last", "AVG")]
         for cell, (outcome, measure) in zip(cells, outcomes):
             assert cell == spread(accuracies(runs, outcome, measure)), (name, outcome, measure)
-        if name == "FedCiR":
-            regs = [statistics.mean(run["logs"]["reg"][i] for run in runs) for i in (6, 23)]
-            aligns = [statistics.mean(run["logs"]["align"][i] for run in runs) for i in (6, 23)]
-            assert cells[4:6] == [f"{value:.3g}" for value in regs]
-            assert cells[6:] == [f"{value:.0f}" for value in aligns]
+        shown_terms = []
+        for term, form in (("reg", ".3g"), ("align", ".0f")):
+            for i in (6, 23):
+                values = [run["logs"][term][i] for run in runs if term in run["logs"]]
+                shown_terms.append(format(statistics.mean(values), form) if values else "-")
+        assert cells[4:] == shown_terms, name
         shown += 1
-    assert shown == 2
+    assert shown == 5
