@@ -198,13 +198,17 @@ def test_fedgalas_table_is_of_the_records():
             rows.append(split_line(line))
     names = [row[0] for row in rows]
     assert names == ["untrained network", "plain learner", "without LA", "without GA", "FedGaLA",
-                     "FedGaLA, descent sign"]
+                     "FedGaLA, descent sign", "digits: untrained network", "digits: plain learner",
+                     "digits: FedGaLA"]
     of_rows = {"0.1": {}, "0.3": {}}  # accuracies by seed
     for name, flags, tenth, third, loss, *discarded in rows:
         words = {"-": "--local-alignment off --no-global-alignment", "none": ""}.get(flags, flags.strip("`"))
+        dataset, target = "--dataset rotatedmnist --target m0", "m0"
+        if name.startswith("digits: "):
+            dataset, target = "--target d0", "d0"
         runs = []
         for run in RECORDS:
-            of_row = " ".join(f"--dataset rotatedmnist --target m0 {words}".split()) + " --seed"
+            of_row = " ".join(f"fedgala.py {dataset} {words}".split()) + " --seed"
             trained = run["method"] == "fedgala" and run["args"]["linear_epochs"] == 1000
             if trained and of_row in run["command"]:
                 runs.append(run)
@@ -212,7 +216,7 @@ def test_fedgalas_table_is_of_the_records():
         assert [run["args"]["seed"] for run in runs] == [0, 1, 2, 3, 4], name
         when = "start" if flags == "-" else "last"
         for share, cell in (("0.1", tenth), ("0.3", third)):
-            values = [100 * run[when]["linear"]["m0"][share] for run in runs]
+            values = [100 * run[when]["linear"][target][share] for run in runs]
             of_rows[share][name] = dict(enumerate(values))
             assert cell == spread(values), (name, share)
         if flags == "-":
@@ -223,7 +227,9 @@ def test_fedgalas_table_is_of_the_records():
         assert discarded == [share_discarded(runs, part) for part in parts], name
     words = " ".join(FINDINGS.split("## FedGaLA", 1)[1].split())
     for one, other in (("plain learner", "untrained network"), ("FedGaLA", "plain learner"),
-                       ("FedGaLA, descent sign", "plain learner")):
+                       ("FedGaLA, descent sign", "plain learner"),
+                       ("digits: plain learner", "digits: untrained network"),
+                       ("digits: FedGaLA", "digits: plain learner")):
         for of_row in of_rows.values():
             found = paired(of_row[one], of_row[other])
             mean, half = found.difference, found.half_width
