@@ -8,7 +8,8 @@ counted), and the evaluation of its validation parts. Batches have 4 images of 6
 which changes what an operator computes and not which ones are called; they are called on the CPU, in bf16.
 The second round is counted: all terms are there then. An operator that is no view counts as one kernel, with
 lists of tensors as one for each 48 of them: a lower bound, but that what a method computes on the host (the
-orders of its batches; FDSE's small matrices, some 20 operators in a layer) is counted too. `steps` are the
+orders of its batches; FDSE's small matrices, some 20 operators in a layer) is counted too. FedGaLA and FedEMA
+have three clients and a target, as on PACS. `steps` are the
 loops over batches in local training; `own` is what a few algorithms compute besides, a generator's steps at
 the server or a client's losses on its validation part (OWN names the functions); `around` is all else:
 states loaded and copied, logs, the server, the evaluation (which for `linear` methods, FedGaLA and FedEMA,
@@ -295,7 +296,11 @@ def transfers_of_a_batch(module: ModuleType, *flags: str) -> tuple[float, float]
 def launches_of(name: str, *flags: str) -> Launches:
     module = importlib.import_module(name)
     count = kernels_of_a_round(module, *flags)
-    clients = 1 if getattr(module.Client, "pooled", False) else len(SIZES)  # who train
+    clients = len(SIZES)  # who train
+    if getattr(module.Client, "pooled", False):
+        clients = 1
+    elif issubclass(module.Args, common.LinearArgs):
+        clients -= 1  # the target's is tested alone
     steps = count.pop("steps") * STEPS // (2 * clients)
     own = count.pop("own", 0)
     return Launches(steps, own, sum(count.values()), dict(count), *transfers_of_a_batch(module))

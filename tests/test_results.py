@@ -220,7 +220,7 @@ def test_fedgalas_table_is_of_the_records():
             of_rows[share][name] = dict(enumerate(values))
             assert cell == spread(values), (name, share)
         if flags == "-":
-            assert {f"{run['start']['chance_loss']:.2f}" for run in runs} == {loss}
+            assert loss == "-" and {f"{run['start']['chance_loss']:.2f}" for run in runs} == {"4.84"}
             continue
         assert loss == f"{statistics.mean(run['logs']['loss'][-1] for run in runs):.2f}", name
         parts = (slice(1, 5), slice(5, 15), slice(15, 30), slice(29, 30))
@@ -268,7 +268,7 @@ def test_fedcirs_table_is_of_the_records():
     two rounds."""
     shown = 0
     for line in FINDINGS.split("## FedCiR", 1)[1].split("## FedADG")[0].splitlines():
-        if "± " not in line:
+        if not line.startswith("| ") or "± " not in line:
             continue
         name, *cells = split_line(line)
         runs = of("fedcir", dataset="officecaltech", variant=name.lower())
