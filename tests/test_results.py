@@ -249,7 +249,7 @@ def test_fedsrs_table_is_of_the_records():
         found = {}
         for seed, cell in enumerate(lists):
             command = (f"python fedsr.py --dataset rotatedmnist --target {target.lower()} {flags.strip('`')} "
-                       f"--seed {seed} ")
+                       f"--seed {seed}")
             runs = [run for run in RECORDS if run["command"].startswith(command)]
             if cell == "-":
                 assert not runs, command
