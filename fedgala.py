@@ -140,8 +140,8 @@ LAPTOP = {
 }
 AT_SMOKE_SCALE = dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1)
 SMOKE = {
-    "digits": dict(eval_every=1),
-    "rotatedmnist": dict(eval_every=1),
+    "digits": dict(eval_every=1, linear_epochs=100),
+    "rotatedmnist": dict(eval_every=1, linear_epochs=100),
     "pacs": AT_SMOKE_SCALE,
     "officehome": AT_SMOKE_SCALE,
     "terrainc": AT_SMOKE_SCALE,
