@@ -40,7 +40,7 @@ def join_processes() -> None:
     try:
         leave_to_the_system()  # it waits in code that is not Python's
         dist.init_process_group("gloo")  # gives up after half an hour
-        atexit.register(dist.destroy_process_group)  # its threads would else abort a process that ends
+        atexit.register(dist.destroy_process_group)  # as PyTorch asks: its threads end first
     except (ValueError, RuntimeError) as e:
         why = str(e).splitlines()[0][:80]
         raise Stop(f"WORLD_SIZE is {count!r}, but the processes cannot meet ({why}): "
