@@ -337,7 +337,7 @@ class Server:
         bias = torch.stack([w["head.bias"] for w in uploaded])  # [K, C]
         G = load(self.net.G, self.w_g).train().requires_grad_(True)
         if args.generator_optimizer == "adam":
-            opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr, foreach=True)
+            opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr, foreach=True)  # few kernels
         else:
             opt = torch.optim.SGD(G.parameters(), lr=args.generator_lr)
         going_on(opt, G, self.adam)

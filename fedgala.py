@@ -42,7 +42,8 @@ What the paper leaves open is as in the code where that computes what the paper 
   10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
   DomainNet         learns on painting, real, sketch; on five         the paper's           --sources
 As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
-last smaller batch is left out (--drop-last). Ours: one classifier every 10 rounds (--eval-every).
+last smaller batch is left out (--drop-last), the classifier's batch of 512 (--linear-batch). Ours: one
+classifier every 10 rounds (--eval-every), of 1,000 epochs on digits and RotatedMNIST (--linear-epochs).
 """
 
 import copy
@@ -108,7 +109,7 @@ class Args(common.LinearArgs):
 # App. B.1 to B.3; the images are kept at 224x224 and cropped to 32x32.
 IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, batch_size=128, eval_every=10)
 # Ours: the loss falls. 10% of a target are 30 or 100 images, one batch, so that 100 epochs would be 100 steps
-# of the linear classifier, too few: it is then no better on a trained network than on an untrained one.
+# of the linear classifier, too few: it is then hardly better on a trained network than on an untrained one.
 DIGITS = dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2, hidden=256,
               dim=128, queue=512, eval_every=10, linear_epochs=1000)
 PAPER = {

@@ -270,7 +270,7 @@ class Server:
         alpha = c / c.sum(0).clamp_min(1)  # [K, C]: alpha_k^y, 0 where no client has drawn the label
         heads = [classifier_of(w) for w in uploaded]
         G = load(self.net.G, self.w_g).train().requires_grad_(True)
-        opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr, foreach=True)
+        opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr, foreach=True)  # few kernels
         going_on(opt, G, self.adam)
         for _ in range(args.generator_steps):
             y = torch.multinomial(self.p, args.batch_size, replacement=True)  # [B], from p^(y)

@@ -8,12 +8,12 @@ counted), and the evaluation of its validation parts. Batches have 4 images of 6
 which changes what an operator computes and not which ones are called; they are called on the CPU, in bf16.
 The second round is counted: all terms are there then. An operator that is no view counts as one kernel, with
 lists of tensors as one for each 48 of them: a lower bound, but that what a method computes on the host (the
-orders of its batches; FDSE's small matrices, some 20 operators in a layer) is counted too. FedGaLA and FedEMA
-have three clients and a target, as on PACS. `steps` are the
-loops over batches in local training; `own` is what a few algorithms compute besides, a generator's steps at
-the server or a client's losses on its validation part (OWN names the functions); `around` is all else:
-states loaded and copied, logs, the server, the evaluation (which for `linear` methods, FedGaLA and FedEMA,
-comes at the end alone).
+orders of its batches; FDSE's small matrices, some 20 operators in a layer) is counted too.
+
+`steps` are the loops over batches in local training; `own` is what a few algorithms compute besides, a
+generator's steps at the server or a client's losses on its validation part (OWN names the functions);
+`around` is all else: states loaded and copied, logs, the server, the evaluation. FedGaLA and FedEMA, the
+`linear` methods, have three clients and a target, as on PACS, and their evaluation comes at the end alone.
 
 Copies and reads: two steps of one local training in the second round on tensors that have a shape and no
 values (torch's "meta" device), with FedSR's augmentation or the method's own. A copy brings numbers from the
