@@ -14,6 +14,7 @@ from plumbing.signals import leave_to_the_system
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401  before a group begins, see join_processes
 from torch import Tensor
 
 SAID_AFTER = 3.0  # seconds of waiting for the other processes until that is said
@@ -27,7 +28,13 @@ def process() -> tuple[int, int]:
 
 
 def join_processes() -> None:
-    """With torchrun: join the other processes. Stop if they do not come."""
+    """With torchrun: join the other processes. Stop if they do not come.
+
+    The group ends before Python does, and its threads with it: one that still released a tensor while Python
+    ended aborted the process ("terminate called without an active exception"; pytorch#190489). They end only
+    if nothing holds the group. torch.distributed.nn, which torch.optim imports, would: a group that is there
+    at its import becomes a default argument of its functions. Hence its import above, where there is none.
+    """
     count = os.environ.get("WORLD_SIZE", "1")
     if not (count.isascii() and count.isdigit() and int(count)):
         raise Stop(f"WORLD_SIZE is {count!r}; expected the number of processes, as torchrun sets it: unset "
@@ -40,7 +47,7 @@ def join_processes() -> None:
     try:
         leave_to_the_system()  # it waits in code that is not Python's
         dist.init_process_group("gloo")  # gives up after half an hour
-        atexit.register(dist.destroy_process_group)  # as PyTorch asks: its threads end first
+        atexit.register(dist.destroy_process_group)
     except (ValueError, RuntimeError) as e:
         why = str(e).splitlines()[0][:80]
         raise Stop(f"WORLD_SIZE is {count!r}, but the processes cannot meet ({why}): "
