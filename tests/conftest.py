@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import os
@@ -54,6 +55,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Networks this small gain nothing from a second thread, and lose much where another process has the core.
 torch.set_num_threads(1)
 
+
+def pytest_collection_finish() -> None:
+    """A run starts with a collection of garbage, which need not go through all modules each time."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries report what is left as leaks
+
+
 MODULES = {
     "fedavg": fedavg,
     "fdse": fdse,
@@ -85,10 +96,10 @@ METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, m
 
 
 def one_run(method: str) -> list[str]:
-    """The flags that make a method's default command one run: without labels it would be one for each
-    target."""
+    """The flags that make a method's default command one run, and a short one: without labels it would be
+    one for each target, and half of it the linear classifier's."""
     if issubclass(MODULES[method].Args, common.LinearArgs):
-        return ["--target", "d0"]
+        return ["--target", "d0", "--linear-epochs", "20"]
     return []
 
 
@@ -110,9 +121,10 @@ def run_all(method: str, args: common.Args) -> list[dict]:
     return common.run(module.Server, module.Client, args, build)
 
 
-def run_here(method: str, out: Path, *flags) -> dict:
-    """Run a method at smoke scale in this process; returns its result."""
-    args = parsed(method, "--scale", "smoke", "--precision", "fp32", "--out", out, *flags)
+def run_here(method: str, out: Path, *flags, figures: bool = False) -> dict:
+    """Run a method at smoke scale in this process; returns its result. Figures take as long as the rest."""
+    drawn = [] if figures else ["--no-figures"]
+    args = parsed(method, "--scale", "smoke", "--precision", "fp32", "--out", out, *drawn, *flags)
     with contextlib.redirect_stdout(io.StringIO()):
         return run_all(method, args)[-1]
 

@@ -406,7 +406,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("runs")
-    run_here("fedavg", place / "run", "--no-figures")
+    run_here("fedavg", place / "run")
     lodo = ("--protocol", "lodo", "--target", "d0", "--no-figures", "--test-rounds", "best")
     run_here("fdse", place / "lodo", *lodo)
     return {name: place / name for name in ("run", "lodo")}

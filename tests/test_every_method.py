@@ -45,7 +45,7 @@ NO_FEDERATION = ("baselines.local", "baselines.centralized")
 @pytest.mark.parametrize("method", METHODS)
 def test_it_runs_and_writes_all_files(tmp_path, method):
     """Bytes, rounds and accuracies of the files against each other and against the networks loaded again."""
-    result = run_here(method, tmp_path, *one_run(method))
+    result = run_here(method, tmp_path, *one_run(method), figures=True)
     assert json.loads((tmp_path / "result.json").read_text()) == result
     rounds = metrics(tmp_path)
     assert [entry["round"] for entry in rounds] == [1, 2]
@@ -129,8 +129,8 @@ KEEPING = {
     "fedsr": ["--reference", "local", "--momentum", "0.9"],
     "fedcir": [],
     "fedadg": ["--keep-momentum", "--momentum", "0.9", "--protocol", "lodo", "--target", "d30"],
-    "fedgala": ["--target", "d0", "--ssl", "moco"],
-    "baselines.fedema": ["--target", "d0"],
+    "fedgala": [*one_run("fedgala"), "--ssl", "moco"],
+    "baselines.fedema": one_run("baselines.fedema"),
     "baselines.ditto": ["--lambda", "0.5", "--momentum", "0.9"],
     "baselines.partialfed": ["--strategy", "adaptive"],
     "baselines.fedheal": ["--participation", "0.5", "--protocol", "lodo", "--target", "d30"],
@@ -213,7 +213,8 @@ LEARNS = {
 def test_it_learns(tmp_path, method):
     """On the digits, in a few rounds, far more than chance."""
     flags, floor, left = LEARNS[method]
-    args = parsed(method, "--precision", "fp32", "--eval-every", 100, "--out", tmp_path, *flags)
+    quick = ["--precision", "fp32", "--eval-every", 100, "--no-figures"]
+    args = parsed(method, *quick, "--out", tmp_path, *flags)
     result, = run_all(method, args)
     losses = []
     for entry in metrics(tmp_path):

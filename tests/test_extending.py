@@ -52,7 +52,7 @@ SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in METHODS if me
 @pytest.mark.parametrize("method", ["fdse", *SLOW])
 def test_an_extended_run_has_the_bytes_of_one_from_the_start(tmp_path, method):
     """Its last round of before was evaluated; in the longer run it is not. The shorter run stays as it is."""
-    flags = [*KEEPING[method], *FREE.get(method, []), "--eval-every", 2, "--no-figures"]
+    flags = [*KEEPING[method], *FREE.get(method, []), "--eval-every", 2]
     run_here(method, tmp_path / "short", *flags, "--rounds", 3)
     before = content(tmp_path / "short")
     whole = run_here(method, tmp_path / "whole", *flags, "--rounds", 5)

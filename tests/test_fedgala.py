@@ -10,7 +10,7 @@ from baselines import fedema
 from reproduce.cells import cells_of
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table
-from tests.conftest import METHODS, fails, interrupted, metrics, parsed, run_here
+from tests.conftest import METHODS, fails, interrupted, metrics, one_run, parsed, run_here
 
 import numpy as np
 import pytest
@@ -684,7 +684,7 @@ def test_the_last_small_batch_is_left_out():
 
 @pytest.mark.parametrize("ssl", ["simclr", "byol", "simsiam"])  # moco: tests/test_every_method.py
 def test_a_run_goes_on_with_what_its_learner_keeps(tmp_path, ssl, monkeypatch):
-    flags = ("--ssl", ssl, "--target", "d0", "--rounds", "4", "--checkpoint-every", "0", "--queue", "24")
+    flags = (*one_run("fedgala"), "--ssl", ssl, "--rounds", "4", "--checkpoint-every", "0", "--queue", "24")
     whole = run_here("fedgala", tmp_path / "whole", *flags)
     interrupted("fedgala", monkeypatch, tmp_path / "cut", *flags, after=2)
     again = run_here("fedgala", tmp_path / "cut", *flags)
@@ -696,7 +696,7 @@ def test_a_run_goes_on_with_what_its_learner_keeps(tmp_path, ssl, monkeypatch):
 
 def test_a_linear_run_and_its_result(tmp_path):
     """Accuracies for each share of labels; no validation."""
-    result = run_here("fedgala", tmp_path, "--target", "d0", "--label-ratio", "0.2/0.5")
+    result = run_here("fedgala", tmp_path, "--target", "d0", "--label-ratio", "0.2/0.5", figures=True)
     last = result["last"]
     accuracies = last["linear"]["d0"]
     assert set(accuracies) == {"0.2", "0.5"}
@@ -876,7 +876,7 @@ def test_fedema_keeps_lambda_in_its_state():
 
 
 def test_fedema_without_mixing_is_fedbyol(tmp_path):
-    flags = ("--target", "d0", "--rounds", "3")
+    flags = (*one_run("fedgala"), "--rounds", "3")
     a = run_here("baselines.fedema", tmp_path / "a", "--autoscale", "0", *flags)
     b = run_here("fedgala", tmp_path / "b", "--ssl", "byol", *PLAIN, *flags)
     for mine, theirs in zip(metrics(tmp_path / "a"), metrics(tmp_path / "b")):

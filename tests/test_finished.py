@@ -77,7 +77,7 @@ def test_a_foreign_module_is_refused(tmp_path, name):
 
 def test_labels_of_equal_runs_tell_them_apart(runs, tmp_path):
     """By the arguments in which they differ, else by their folders."""
-    same = changed_copy(runs / "fdse-lodo", tmp_path / "copy", "curves.png", None)
+    same = changed_copy(runs / "fdse-lodo", tmp_path / "copy", "checkpoint.pt", None)
     assert labels([runs / "fdse-lodo", runs / "fedavg-lodo"]) == ["FDSE", "FedAvg"]
     assert labels([runs / "fdse-lodo", same]) == ["FDSE [fdse-lodo]", "FDSE [copy]"]
     of_protocols = labels([runs / "fdse-lodo", runs / "fdse-indomain"])

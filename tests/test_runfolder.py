@@ -51,7 +51,7 @@ RESULT = {"id", "method", "args", "command", "best", "last", "curve", "logs", "b
 
 
 def test_output_folder(tmp_path):
-    result = run_here("fedavg", tmp_path / "run")
+    result = run_here("fedavg", tmp_path / "run", figures=True)
     assert result_in(tmp_path / "run") == result
     assert result.keys() == RESULT
     assert result["args"]["seed"] == 0
@@ -422,7 +422,7 @@ def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):
 
 def test_a_resumed_run_says_so_and_writes_its_settings_anew(tmp_path, monkeypatch, capsys):
     """settings.json is that of the command which finished the run: it may have other folders and times."""
-    flags = ["--rounds", "3", "--out", tmp_path, "--scale", "smoke", "--precision", "fp32"]
+    flags = ["--rounds", "3", "--out", tmp_path, "--scale", "smoke", "--precision", "fp32", "--no-figures"]
     interrupted("fedavg", monkeypatch, tmp_path, "--rounds", "3", "--checkpoint-every", "0", after=1)
     before = json.loads((tmp_path / "settings.json").read_text())
     (tmp_path / "settings.json").unlink()
