@@ -6,7 +6,7 @@ is left out of each file: comments and docstrings, the words of errors, and the 
 values a record names one by one.
 
 Other sources may give the same numbers all the same, after a refactoring: results/equivalent_sources.toml has
-pairs of hashes of which that was seen, by a short run of the method (reproduce/short_runs.py).
+sets of hashes of which that was seen, by a short run of the method (reproduce/short_runs.py).
 """
 
 from __future__ import annotations
@@ -117,24 +117,22 @@ def hash_of(file: Path) -> str:
 
 def equivalent_to(sources: str) -> set[str]:
     """The hashes of all sources that give the numbers of these ones, they among them."""
-    pairs = read_pairs(ROOT / "results" / "equivalent_sources.toml")
-    found, count = {sources}, 0
-    while len(found) > count:  # until nothing is added
-        count = len(found)
-        for pair in pairs:
-            if found & pair:
-                found |= pair
-    return found
+    for _, same in read_equivalents(ROOT / "results" / "equivalent_sources.toml"):
+        if sources in same:
+            return set(same)
+    return {sources}
 
 
-def read_pairs(path: Path) -> list[set[str]]:
-    """The pairs of hashes of a file of equivalent sources; none if there is no file."""
+def read_equivalents(path: Path) -> list[tuple[str, list[str]]]:
+    """(method, hashes) of each set in a file of equivalent sources; none if there is no file."""
     if not path.exists():
         return []
     try:
-        return [set(same["sources"]) for same in tomllib.loads(path.read_text()).get("same", [])]
+        sets = tomllib.loads(path.read_text()).get("same", [])
+        return [(same["method"], list(same["sources"])) for same in sets]
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as e:
-        raise Stop(f"{path} has no pairs of hashes ({e}); expected [[same]] with sources = [one, other]", 2)
+        raise Stop(f"{path} has no sets of hashes ({e}); expected [[same]] with a method and its sources = "
+                   "[one, other]", 2)
 
 
 def method_file(args) -> Path:

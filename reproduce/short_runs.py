@@ -1,9 +1,10 @@
 """Sources that give the same numbers: a short run of each method, and the hash of what it writes.
 
 results/short_runs.jsonl has a line for each method and each of its sources that gave other bytes than those
-before. A refactoring changes the sources; if a short run still writes the bytes of an older line, the pair of
-hashes goes into results/equivalent_sources.toml, and records and output folders of the older sources count as
-those of now. What a short run does not reach it cannot vouch for: digits, two rounds, one thread, fp32.
+before. A refactoring changes the sources; if a short run still writes the bytes of an older line, their hash
+goes beside the older one into results/equivalent_sources.toml, and records and output folders of the older
+sources count as those of now. What a short run does not reach it cannot vouch for: digits, two rounds, one
+thread, fp32.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from importlib import metadata
 from pathlib import Path
 
 from plumbing.errors import Stop
+from plumbing.files import write_whole
 from plumbing.provenance import cpu_name, git
 from plumbing.settings import LinearArgs
-from plumbing.sources import equivalent_to, hash_of
+from plumbing.sources import equivalent_to, hash_of, read_equivalents
 from reproduce.methods import ROOT, file_of, method, modules, short_name
 from reproduce.records import Run, lines_of
 
 FLAGS = ("--dataset", "digits", "--scale", "smoke", "--precision", "fp32", "--threads", "1")
-SHORT_RUNS, PAIRS = "short_runs.jsonl", "equivalent_sources.toml"  # files of results/
+SHORT_RUNS, EQUIVALENT = "short_runs.jsonl", "equivalent_sources.toml"  # files of results/
 HEAD = """\
-# Pairs of hashes of sources (plumbing/sources.py) that give the same numbers: a short run of the method
-# wrote the same bytes with both. Written by `python reproduce_tables.py --same-numbers`; records, output
-# folders and checkpoints of one count as those of the other.
+# Sets of hashes of sources (plumbing/sources.py) that give the same numbers: a short run of the method
+# wrote the same bytes with all of a set. Written by `python reproduce_tables.py --same-numbers`; records,
+# output folders and checkpoints of one count as those of the others.
 """
 
 
@@ -96,7 +99,7 @@ def compare(module: str, results: Path) -> str:
     line = short_run(module)
     for older in reversed(before):
         if older["metrics"] == line["metrics"] and older["command"] == line["command"]:
-            note_pair(results / PAIRS, module, older["sources"], now)
+            note_same(results / EQUIVALENT, module, older["sources"], now)
             return f"sources {now} give the bytes of {older['sources']}: noted as equivalent"
     with open(results / SHORT_RUNS, "a") as file:
         file.write(json.dumps(line) + "\n")
@@ -105,9 +108,17 @@ def compare(module: str, results: Path) -> str:
     return f"the first short run on this machine, recorded for sources {now}"
 
 
-def note_pair(path: Path, module: str, one: str, other: str) -> None:
-    """Append a pair of hashes to the file of equivalent sources."""
-    if not path.exists():
-        path.write_text(HEAD)
-    with open(path, "a") as file:
-        file.write(f'\n[[same]]\nmethod = "{module}"\nsources = ["{one}", "{other}"]\n')
+def note_same(path: Path, module: str, older: str, now: str) -> None:
+    """Put the hash of now into the set of an older one of its method, in the file of equivalent sources."""
+    joined, others = [], []
+    for method_of_set, same in read_equivalents(path):
+        if method_of_set == module and {older, now} & set(same):
+            joined += same
+        else:
+            others.append((method_of_set, same))
+    joined = list(dict.fromkeys([*joined, older, now]))
+    text = HEAD
+    for method_of_set, same in sorted([*others, (module, joined)]):
+        hashes = textwrap.fill(" ".join(f'"{one}",' for one in same), 100)
+        text += f'\n[[same]]\nmethod = "{method_of_set}"\nsources = [\n{textwrap.indent(hashes, "    ")}\n]\n'
+    write_whole(path, lambda file: file.write(text.encode()))

@@ -120,7 +120,7 @@ def test_a_repaired_method_is_marked_and_measured_again(tmp_path):
     assert first["id"] == second["id"] and first["sources"] != second["sources"]
     assert first["logs"] != second["logs"] and " †" not in page().split("## Digits")[1]
 
-    pair = f'[[same]]\nsources = ["{first["sources"]}", "{second["sources"]}"]\n'
+    pair = f'[[same]]\nmethod = "fedavg"\nsources = ["{first["sources"]}", "{second["sources"]}"]\n'
     (tree / "results" / "equivalent_sources.toml").write_text(pair)
     (tree / "fedavg.py").write_text(source)
     said(*method)

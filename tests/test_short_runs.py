@@ -40,9 +40,19 @@ def test_the_same_bytes_make_two_sources_equivalent(results, monkeypatch):
     at(monkeypatch, "c", "x")
     assert "c give the bytes of a" in compare("fedavg", results)
     assert [line["sources"] for line in read_lines(results)] == ["a", "b"]
-    pairs = tomllib.loads((results / "equivalent_sources.toml").read_text())["same"]
-    assert pairs == [{"method": "fedavg", "sources": ["a", "c"]}]
     assert sources.equivalent_to("c") == {"a", "c"} and "are known" in compare("fedavg", results)
+    at(monkeypatch, "d", "x")
+    assert "d give the bytes of a" in compare("fedavg", results)
+    path = results / "equivalent_sources.toml"
+    assert tomllib.loads(path.read_text())["same"] == [{"method": "fedavg", "sources": ["a", "c", "d"]}]
+
+
+def test_sets_of_sources_are_joined_and_those_of_other_methods_stay(results):
+    """Two sets of a method that turn out to be one."""
+    path = results / "equivalent_sources.toml"
+    for method, pair in (("fdse", "ab"), ("fedavg", "ab"), ("fedavg", "cd"), ("fedavg", "db")):
+        short_runs.note_same(path, method, *pair)
+    assert sources.read_equivalents(path) == [("fdse", ["a", "b"]), ("fedavg", ["a", "b", "c", "d"])]
 
 
 def test_bytes_of_another_machine_or_command_say_nothing(results, monkeypatch):

@@ -98,17 +98,16 @@ def test_each_method_has_its_own_hash():
 
 
 def test_sources_may_be_known_to_give_the_same_numbers(tmp_path, monkeypatch):
-    """Through any number of pairs; a file that is none is named."""
+    """All of a set; a file that is none is named."""
     monkeypatch.setattr(sources, "ROOT", tmp_path)
     assert sources.equivalent_to("a") == {"a"}
     (tmp_path / "results").mkdir()
     path = tmp_path / "results" / "equivalent_sources.toml"
-    lines = [f'[[same]]\nsources = ["{one}", "{other}"]\n' for one, other in ("cd", "bc", "xy")]
-    path.write_text("".join(lines))
+    path.write_text("".join(f'[[same]]\nmethod = "fdse"\nsources = {list(same)}\n' for same in ("xy", "bcd")))
     assert sources.equivalent_to("d") == sources.equivalent_to("b") == {"b", "c", "d"}
     assert sources.equivalent_to("a") == {"a"}
     path.write_text("[[same]]\n")
-    with pytest.raises(Stop, match="equivalent_sources.toml has no pairs of hashes"):
+    with pytest.raises(Stop, match="equivalent_sources.toml has no sets of hashes"):
         sources.equivalent_to("d")
 
 
@@ -155,7 +154,7 @@ def test_a_folder_of_equivalent_code_is_gone_on_with(tmp_path, monkeypatch):
     interrupted("fedavg", monkeypatch, tmp_path, *flags, after=1)
     before = sources.hash_of(sources.method_file(parsed("fedavg")))
     edited(monkeypatch)
-    monkeypatch.setattr(sources, "read_pairs", lambda path: [{before, "0123456789ab"}])
+    monkeypatch.setattr(sources, "read_equivalents", lambda path: [("fedavg", [before, "0123456789ab"])])
     assert [part["from"] for part in run_here("fedavg", tmp_path, *flags)["code"]] == [1, 2]
 
 
