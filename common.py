@@ -3,7 +3,7 @@ order.
 
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
 upload; `run` is their only caller. What they must offer is said by the two `Protocol` classes above the round
-loop. From `python fdse.py` to its loss it is three calls: run, rounds, Client.train.
+loop. From `python fdse.py` to its loss it is four calls: run, run_targets, rounds, Client.train.
 
 Flags and their origins are in plumbing/settings.py, files and resume in plumbing/runfolder.py, archives and
 decoding in plumbing/archives.py and decoding.py, augmentation in plumbing/augment.py; method files import all

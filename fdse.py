@@ -507,7 +507,7 @@ class Client:
 
     def adapt(self, model: Net) -> None:
         """Alg. 3 on the client's own test images, without labels."""
-        args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0)
+        args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0, augment="none")
         model.train()
         follows = [b.bn_dse for b in self.blocks]
         for module in model.modules():  # line 1: BN_DFE, and any BN outside the blocks, keep their statistics

@@ -13,14 +13,16 @@ round's clients, E local epochs, B batch size. Left out: nothing.
 
 Where the papers that compare with FedAvg, and this file, differ (in full: docs/methods/fedavg.md)
   what              papers                                       here              flag
-  average           n_k/m_t (FDSE, FedGaLA), 1/K (FedSR,         n_k/m_t           --average uniform
-                    FedADG, FedCiR)
+  average           n_k/m_t (FDSE), 1/K (FedSR, FedADG,          n_k/m_t           --average uniform
+                    FedCiR), not said (FedGaLA)
   learning rate     FDSE: tuned, value not given; its code 0.1   0.1               --lr
   its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
   momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 0           --momentum, --weight-decay
   RotatedMNIST      FedSR: 500 epochs, E = 5 steps a round;      1,500 rounds,     --rounds, --momentum
                     no word on momentum                          0.9, new each
                                                                  round
+                    lr 0.001, no word on crops or clipping       0.01, crops,      --lr, --augment,
+                                                                 clipped at 5      --clip
 """
 
 from dataclasses import dataclass
@@ -45,9 +47,9 @@ class Args(common.Args):
 # 224x224; the learning rate was tuned, the value is that of its official code (config/*/fedavg.yml).
 FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998,
             clip=10.0, target_part="test")
-# FedSR, Sec. 4.2: lr 0.001, batch 64, 5 local iterations a round; 500 epochs are about 1,500 such rounds;
-# 90/10 splits of which the test half is ours. Its own FedAvg row keeps the momentum over the rounds:
-# fedsr.py --variant fedavg.
+# FedSR, Sec. 4.2: batch 64, 5 local iterations a round; 500 epochs are about 1,500 such rounds; 90/10 splits
+# of which the test half is ours, as are rate (its text: 0.001), crops and clipping, see fedsr.py. Its own
+# FedAvg row keeps the momentum over the rounds: fedsr.py --variant fedavg.
 MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, batch_size=64,
              augment="fedsr-crops", lr=0.01, momentum=0.9, clip=5.0, split="0.9/0.05/0.05", average="uniform",
              eval_every=50)

@@ -7,8 +7,8 @@
 A generator at the server learns, from the uploaded classifiers alone, representations that all clients
 classify alike. Clients train their classifiers on its samples (L_reg) and pull their Gaussian encoders to
 class-wise Gaussians fitted to them (L_align).
-Server keeps w (encoder w1, classifier w2), the generator w_g, {mu_g(y), sigma_g(y)}. Client k keeps nothing.
-Down: w; from round 2 on w_g and {mu_g(y), sigma_g(y)}, each if its term has a weight. Up: w_k.
+Server keeps w (encoder w1, classifier w2), the generator w_g, its Adam's moments, {mu_g(y), sigma_g(y)};
+client k nothing. Down: w; from round 2 on w_g, {mu_g(y), sigma_g(y)}, each if its term has a weight. Up: w_k.
 
 Paper                                                      This file
 Sec. 5.1, Eq. (8)   p(z|x); the prediction, a mean over z  GaussianNet
@@ -50,8 +50,8 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, arg, autocast, average, backbone, batches, going_on, load,
-                    optimizer_state, parse, run, sgd, state, uniform)
+from common import (BACKBONES, ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches,
+                    going_on, load, optimizer_state, parse, run, sgd, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,11 @@ class Args(common.Args):
                            low=2)
     sigma_min: float = arg(1e-3, "lower limit of sigma_g(y)", above=0)
     samples: int = arg(20, "samples of z behind a prediction, Eq. (8); 0: the mean of z", low=0)
+
+    def refuse(self) -> None:
+        if BACKBONES[self.backbone].head is not nn.Linear:
+            raise Stop(f"--backbone {self.backbone} has a classifier with a ReLU, and the loss of the "
+                       "generator, Eq. (15), takes linear ones: use smallcnn_bn", 2)
 
 
 # Sec. 6.1 and App. E, the values that it chose (the pairs of its search set are printed in swapped order).

@@ -24,13 +24,13 @@ python -m reproduce.measures tsne. Left out: regression, r(z|y) as a network or 
 
 Where paper, official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose dataset and network the paper
 takes) and this file differ; in full: docs/methods/fedsr.md. --variant official: the rows L2R, r(z|y), mu and
-sigma, momentum, and weight decay 5e-4; of RotatedMNIST's rows and the splits it changes nothing.
+sigma, momentum kept, and weight decay 5e-4; of RotatedMNIST's rows and the splits it changes nothing.
   what               paper                  official code           here                   flag
   L2R                ||z||^2, Eq. (10)      ||z||                   ||z||^2                --norm plain
   r(z|y)             not said if shared     local, never sent       averaged with w        --reference local
   mu, sigma in CMI   as they are            times a learned scalar  as they are            --kl-scale
   prediction         mean over z, Eq. (5)   of 20 samples           of 20 samples          --samples
-  momentum           not said               kept over the rounds    kept over the rounds   --no-keep-momentum
+  momentum kept      not said               over the rounds         over the rounds        --no-keep-momentum
   the 5 iterations   not said               each the first batch    the first 5 batches    -
                                             of a new shuffle        of one new shuffle
   rounds             5,000 iterations       1,000 of 5              1,000 of 5             --rounds

@@ -134,7 +134,7 @@ class Client:
         model = self.model(down).train()
         mixed = bool(self.own)
         if mixed:
-            self.mix(model, down["w"])
+            mu = self.mix(model, down["w"])
         else:
             model.begin()  # the client's first round
         self.start = online(model)
@@ -155,7 +155,7 @@ class Client:
             model.after_step()  # the target network: w' <- m w' + (1 - m) w
         self.log = {"loss": torch.stack(losses).mean()}
         if mixed:
-            self.log["mu"] = self.mu
+            self.log["mu"] = mu
         self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
         self.own = online(model)
         after = state(model)
@@ -163,19 +163,20 @@ class Client:
         w_k = {n: v for n, v in after.items() if travels(n)}
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 
-    def mix(self, model: Learner, w: dict[str, Tensor]) -> None:
-        """Eqs. (1)-(3): encoder, projector and predictor become (1 - mu_k) w + mu_k w_k."""
+    def mix(self, model: Learner, w: dict[str, Tensor]) -> Tensor:
+        """Eqs. (1)-(3): encoder, projector and predictor become (1 - mu_k) w + mu_k w_k; returns mu_k []."""
         if self.args.divergence == "conv-mean":
             d = divergence(self.start, self.own, "conv-mean")  # differs, see "d_k"
         else:
             d = divergence(w, self.own, "full")
         if self.scale is None:
             self.scale = self.args.autoscale / d.clamp(min=1e-12)  # lambda_k = tau / d_k, once
-        self.mu = (self.scale * d).clamp(max=1)  # Eq. (3)
+        mu = (self.scale * d).clamp(max=1)  # Eq. (3)
         with torch.no_grad():
             for n, p in model.named_parameters():
                 if travels(n):
-                    p.copy_(torch.lerp(w[n], self.own[n], self.mu))  # Eqs. (1)-(2)
+                    p.copy_(torch.lerp(w[n], self.own[n], mu))  # Eqs. (1)-(2)
+        return mu
 
     def model(self, down: Payload) -> nn.Module:
         """The global online network with the client's target network."""

@@ -197,7 +197,8 @@ class Client:
                 with autocast(args):
                     z_g = G(y_g, G.draw(len(y), y.device))  # [B, D]; the gradient is the classifier's alone
                     reg = cross_entropy(model.classify(z_g), y_g)  # Eq. (5), second term
-                    target = model.classify(G(y, G.draw(len(y), y.device))).detach()  # [B, C]
+                    z_y = G(y, G.draw(len(y), y.device))  # [B, D], for the labels of the images
+                    target = model.classify(z_y).detach()  # [B, C], no gradient
                 kd = distillation(logits.float(), target.float())
                 regs.append(reg.detach())
                 kds.append(kd.detach())

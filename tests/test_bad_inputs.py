@@ -103,6 +103,7 @@ FLAGS = [
     ("fdse --dataset domainnet10 --variant official --image-size 64 --no-pad", "images need 160 pixels, not"),
     ("fedadg --E0 9 --epochs 3", "--E0 is 9, more than the round's 3 --epochs, of which it is a part"),
     ("fedadg --E0 9 --steps 4", "--E0 is 9, more than the round's 4 --steps, of which it is a part"),
+    ("fedcir --backbone smallcnn", "--backbone smallcnn has a classifier with a ReLU, .* use smallcnn_bn"),
     ("baselines.centralized --participation 0.5", "all images in each round: --participation is 1"),
     ("baselines.scaffold --momentum 0.9", "--momentum 0.9 does not go with SCAFFOLD"),
 ]
