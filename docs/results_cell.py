@@ -116,7 +116,7 @@ def published_words(place: Place) -> str:
     if not printed:
         if place.row.ours:
             return "nothing: the paper does not have this row"
-        return "not printed" if place.table.figure else "unreadable in our text of the paper"
+        return "not printed" if place.table.figure else "lost when the paper was read as text"
     number_printed = f"<b>{escape(' ± '.join(printed))}</b>"
     if place.row.quoted:
         return f"{number_printed}, which the paper quotes from another one"

@@ -412,10 +412,11 @@ def number(value: float) -> str:
 
 
 def first_command(block: FilledBlock, scale: str) -> str:
-    """The command of the first row that has one in the first column; where it is recorded, the one that gives
-    the recorded bytes."""
+    """The command of the first row shown that has one in the first column; where it is recorded, the one that
+    gives the recorded bytes."""
     for line in block.rows:
-        if line.row.implemented:
+        shown = scale == "paper" or any(cell.values for cell in line.cells)
+        if line.row.implemented and shown:
             run = run_of(block.block, line.row, block.block.columns[0], scale, 0)
             record = line.cells[0].records.get(0)
             if record:

@@ -24,7 +24,7 @@ STATES = {
     "laptop": ("laptop scale only, not comparable", "#fee391", ""),
     "not run": ("not run", "#ffffff", ""),
     "no method": ("method not written yet", "#d0d0d0", ""),
-    "lost": ("unreadable in our text of the paper", "#ffffff", "x"),
+    "lost": ("lost in the text of the paper", "#ffffff", "x"),
 }
 MEASURED = ("agrees", "differs", "untested")
 PER_LINE = 60  # squares of a strip in a line
@@ -105,7 +105,7 @@ def sentence(strips: list[Strip]) -> str:
     if counts["no method"]:
         words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:
-        words += f" {counts['lost']} more are unreadable in our text of the papers."
+        words += f" {counts['lost']} more were lost when the papers were read as text."
     if every.stale:
         words += (f" {every.stale} of the {every.measured} were run with an earlier version of the method's "
                   "code.")
@@ -158,7 +158,7 @@ def headline(every: Strip) -> str:
     lost = every.counts["lost"]
     words = f"{len(every.squares) - lost} numbers"
     if lost:
-        words += f" and {lost} that are unreadable in our text of the papers"
+        words += f" and {lost} that were lost when the papers were read as text"
     return f"{words}; {every.measured} measured at the paper's scale, or computed from the network"
 
 

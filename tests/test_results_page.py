@@ -185,7 +185,7 @@ def small(tmp_path_factory) -> str:
     ("digits-fedavg-avg", ["88.5 , without a deviation", "94.00 ± 1.00", "the paper prints no deviation",
                            "seed 0: 94.00 , the run of FedAvg, ALL"]),
     ("digits-fdse-without-c-all", ["one seed here", "with changes that no commit has"]),
-    ("digits-fdse-without-c-avg", ["unreadable in our text", "90.00 (one seed: 0)"]),
+    ("digits-fdse-without-c-avg", ["lost when the paper was read as text", "90.00 (one seed: 0)"]),
     ("digits-quoted-avg", ["Quoted, AVG quoted by the paper", "51.0 , which the paper quotes",
                            "has not measured it itself"]),
     ("digits-fedx-all", ["the method is not written yet (baselines.fedx)"]),

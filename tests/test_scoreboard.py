@@ -46,7 +46,7 @@ def test_the_sentence_and_the_table_have_the_counts(tmp_path):
     strip = strip_of_small_table(tmp_path)
     words = sentence([strip, strip])
     for part in ("Of the 14 numbers", "8 are measured", "0 agree, 2 differ, 6 cannot be tested",
-                 "6 are of methods", "4 more are unreadable in our text",
+                 "6 are of methods", "4 more were lost when the papers were read as text",
                  "of the 8 were run with an earlier version"):
         assert part in words, words
     written = Strip(strip.table, [square for square in strip.squares if square.state != "no method"])
@@ -68,7 +68,8 @@ def test_the_picture_has_a_square_for_each_cell(tmp_path, monkeypatch):
     of_legend = 3  # agrees, lost, stale: those that there are
     assert len(squares) == of_legend + 62 and len(corners) == 1 + 61
     texts = [text.get_text() for text in panel.texts]
-    words = "61 numbers and 1 that are unreadable in our text of the papers; 61 measured at the paper's scale"
+    words = ("61 numbers and 1 that were lost when the papers were read as text; 61 measured at the paper's "
+             "scale")
     assert words in panel.get_title() and "by an older version of the code: 61" in texts
     assert "61 of 61 measured, 1 lost" in texts and "A small table" in texts and "agrees: 61" in texts
     assert len({path.vertices[0][1] for path in squares[of_legend:]}) == 2
