@@ -1,6 +1,7 @@
 """The numbers of results/findings.md are those of the recorded runs; test_rendering.py looks at what is
 rendered."""
 
+import re
 import statistics
 
 from reproduce.records import Records, sources_of
@@ -8,6 +9,8 @@ from reproduce.statistics import paired
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import recorded
+
+import pytest
 
 LINES = recorded(ROOT / "results" / "runs.jsonl")
 RECORDS = list(Records(ROOT / "results" / "runs.jsonl").by_key.values())  # the newest of each run
@@ -159,23 +162,58 @@ def test_fdses_thirteen_methods_are_of_the_records():
             assert shown[("paper: ALL", "8 AVG")[n]] == row.published[n][0]
 
 
-def test_fedadgs_switches_are_of_the_records():
-    """The last round's accuracy on each left-out domain of `digits`: means over the seeds, and the spread of
-    the seeds' means."""
-    for row, shown in cells("## FedADG").items():
-        flags = row.split("`")[1].split() if "`" in row else []
-        by_seed = {}
-        for run in of("fedadg", variant="paper", dataset="digits"):
-            words = run["command"].split(" --record")[0].split(" --seed")[0].split()
-            if words[8:] == flags:  # behind those that all of them have
-                of_seed = by_seed.setdefault(run["args"]["seed"], {})
-                of_seed[run["args"]["target"]] = 100 * run["last"]["target"]
+FEDADG = [  # dataset, flags of a row, those of the row from which it differs, by how much
+    ("digits", "", "--no-adversarial", "-8.4 (-13.6 to -3.3)"),
+    ("digits", "", "--lambda0 0.15 --lambda1 0.85", "-8.0 (-13.5 to -2.6)"),
+    ("digits", "", "--lambda0 0", "-5.4 (-7.6 to -3.2)"),
+    ("digits", "--lambda0 0", "--no-adversarial", "-3.0 (-6.6 to +0.6)"),
+    ("digits", "--lambda0 0.15 --lambda1 0.85", "--no-adversarial", "-0.4 (-2.0 to +1.2)"),
+    ("digits", "--lambda1 1", "--no-adversarial", "-3.7 (-6.6 to -0.9)"),
+    ("officecaltech", "", "--no-adversarial", "-3.1 (-10.9 to +4.8)"),
+    ("officecaltech", "", "--lambda0 0.15 --lambda1 0.85", "-3.8 (-7.3 to -0.3)"),
+    ("officecaltech", "", "--lambda0 0", "+2.7 (-1.0 to +6.4)"),
+    ("officecaltech", "--lambda0 0", "--no-adversarial", "-5.8 (-16.6 to +5.1)"),
+    ("officecaltech", "--lambda0 0.15 --lambda1 0.85", "--no-adversarial", "+0.8 (-8.0 to +9.5)"),
+]
+
+
+def left_out(dataset: str, flags: str) -> dict[int, dict[str, float]]:
+    """{seed: {target: accuracy of the last round}} of FedADG's runs with these flags beside those of all."""
+    by_seed = {}
+    for run in of("fedadg", variant="paper", dataset=dataset):
+        words = re.sub(r" --(seed|precision|threads|record) \S+", "", run["command"]).split()
+        if words[8:] == flags.split():  # behind those that all of them have
+            of_seed = by_seed.setdefault(run["args"]["seed"], {})
+            of_seed[run["args"]["target"]] = 100 * run["last"]["target"]
+    return by_seed
+
+
+@pytest.mark.parametrize("title, dataset", [
+    ("**Digits.**", "digits"),
+    ("**Office-Caltech10, left out.**", "officecaltech"),
+])
+def test_fedadgs_tables_are_of_the_records(title, dataset):
+    """Means over the seeds, and the spread of the seeds' means."""
+    for row, shown in cells(title).items():
+        by_seed = left_out(dataset, row.split("`")[1] if "`" in row else "")
         assert int(shown["seeds"]) == len(by_seed), row
-        for target in ("d0", "d15", "d30", "d45", "d60", "d75"):
+        for target in by_seed[0]:
             mean = statistics.mean(of_seed[target] for of_seed in by_seed.values())
             assert shown[target] == f"{mean:.1f}", (row, target)
         means = [statistics.mean(of_seed.values()) for of_seed in by_seed.values()]
         assert shown["mean"] == spread(means), row
+
+
+@pytest.mark.parametrize("dataset, flags, other, words", FEDADG)
+def test_what_fedadg_adds_is_of_the_records(dataset, flags, other, words):
+    """Differences of the means over the targets, by seed, and their intervals."""
+    means = []
+    for of_row in (left_out(dataset, flags), left_out(dataset, other)):
+        means.append({seed: statistics.mean(of_seed.values()) for seed, of_seed in of_row.items()})
+    found = paired(*means)
+    low, high = found.interval
+    assert words == f"{found.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+    assert words in " ".join(FINDINGS.split("## FedADG")[1].split("## FedGaLA")[0].split())
 
 
 def share_discarded(runs: list[dict], rounds: slice) -> str:
