@@ -340,9 +340,13 @@ def test_fedsrs_table_is_of_the_records():
         assert mean == spread(list(found.values())), (target, name)
         of_rows[target, name] = found
     words = " ".join(FINDINGS.split("## FedSR", 1)[1].split())
-    between = paired(of_rows["M75", "FedSR"], of_rows["M75", "FedAvg"])
-    low, high = between.interval
-    assert f"{between.difference:+.1f} (95% {low:+.1f} to {high:+.1f}, three lists)" in words
+    for row in (("M0", "FedSR"), ("M75", "FedSR"), ("M75", "FedL2R"), ("M75", "FedCMI")):
+        between = paired(of_rows[row], of_rows[row[0], "FedAvg"])
+        low, high = between.interval
+        interval = f"{low:+.1f} to {high:+.1f}"
+        if row[1] == "FedSR":
+            interval = f"95% {interval}, three lists"
+        assert f"{between.difference:+.1f} ({interval})" in words, row
 
 
 def test_fedcirs_table_is_of_the_records():
