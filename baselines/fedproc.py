@@ -1,8 +1,7 @@
 """FedProc: prototypical contrastive federated learning (Mu et al., FGCS 2023; arXiv 2109.12273).
 
     python -m baselines.fedproc --dataset officecaltech --scale laptop
-    python -m baselines.fedproc --dataset officecaltech --projection --fade 100 \
-        --prototypes pass --average samples                         # nearest to the authors' code
+    python -m baselines.fedproc --projection --fade 100      # on digits: nearest to the authors' code
 
 FedAvg in which a client pulls its features to the prototype of their class, the mean feature over all
 clients, and pushes them from those of the other classes; the further training is, the less.
