@@ -20,7 +20,7 @@ nothing.
 Where the paper, codes (the authors' med-air/FedBN; FDSE's algorithm/fedbn.py) and this file differ (in full:
 docs/methods/fedbn.md)
   what               paper; authors' code    FDSE's text   FDSE's code        here             flag
-  average            1/K                     its Eq. (1)   n_k/n             n_k/n            --average
+  average            1/K                     its Eq. (1)   n_k/n              n_k/n            --average
   model tested       after the average       not said      before it          after it         --evaluated
   BN found by        its name (bn)           -             its name           its class        -
   lr                 0.01                    tuned         0.1                0.1              --lr

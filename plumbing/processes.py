@@ -32,7 +32,7 @@ def join_processes() -> None:
 
     The group ends before Python does, and its threads with it: one that still released a tensor while Python
     ended aborted the process ("terminate called without an active exception"; pytorch#190489). They end only
-    if nothing holds the group. torch.distributed.nn, which torch.optim imports, would: a group that is there
+    if nothing holds the group. torch.distributed.nn, which an optimizer imports, would: a group that is there
     at its import becomes a default argument of its functions. Hence its import above, where there is none.
     """
     count = os.environ.get("WORLD_SIZE", "1")
