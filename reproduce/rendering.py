@@ -329,15 +329,22 @@ def grid(block: FilledBlock, scale: str, style: str) -> str:
     """The rows and columns of a block, in a style of tabulate; at a smaller scale without the published
     numbers and the rows of which nothing is measured."""
     lines = []
-    for line in block.rows:
+    for line in shown_rows(block, scale):
         if scale == "paper":
             lines.append([label(line.row), *map(cell_text, line.cells)])
-        elif any(cell.values for cell in line.cells):
+        else:
             lines.append([label(line.row), *(ours(cell) or "-" for cell in line.cells)])
     if scale != "paper":
         lines += [chances(block), orders(block)]
     head = ["", *(column.name for column in block.block.columns)]
     return tabulate(lines, head, style, disable_numparse=True)
+
+
+def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
+    """All rows at the paper's scale, at a smaller one those of which something is measured."""
+    if scale == "paper":
+        return block.rows
+    return [line for line in block.rows if any(cell.values for cell in line.cells)]
 
 
 def chances(block: FilledBlock) -> list[str]:
@@ -414,9 +421,8 @@ def number(value: float) -> str:
 def first_command(block: FilledBlock, scale: str) -> str:
     """The command of the first row shown that has one in the first column; where it is recorded, the one that
     gives the recorded bytes."""
-    for line in block.rows:
-        shown = scale == "paper" or any(cell.values for cell in line.cells)
-        if line.row.implemented and shown:
+    for line in shown_rows(block, scale):
+        if line.row.implemented:
             run = run_of(block.block, line.row, block.block.columns[0], scale, 0)
             record = line.cells[0].records.get(0)
             if record:
