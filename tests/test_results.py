@@ -99,6 +99,9 @@ OFFICE = dict(dataset="officecaltech", scale="laptop", image_size=160, precision
 OF_TABLE_3 = {
     "FedAvg": of("fedavg", **OFFICE),
     "FDSE's network, none of A, B, C": of("fdse", consensus=False, similarity=False, lambda_=0.0, **OFFICE),
+    "without A (`--no-consensus`)": of("fdse", consensus=False, lambda_=0.1, **OFFICE),
+    "without B (`--no-similarity`)": of("fdse", similarity=False, lambda_=0.1, **OFFICE),
+    "without C (`--lambda 0`)": of("fdse", consensus=True, lambda_=0.0, **OFFICE),
     "FDSE": of("fdse", consensus=True, similarity=True, lambda_=0.1, **OFFICE),
 }
 
@@ -113,24 +116,45 @@ def test_fdses_table_is_of_the_records():
             for measure in ("ALL", "AVG"):
                 values = accuracies(runs, outcome, measure)
                 assert shown.pop(0) == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}", name
+        for t in (10, 20, 30):
+            assert shown.pop(0) == spread([100 * run["curve"]["ALL"][t - 1] for run in runs]), (name, t)
+        assert not shown
+
+
+def by_seed(runs: list[dict], outcome: str, measure: str) -> dict[int, float]:
+    """{seed: accuracy in percent}; an outcome is best, last or a round."""
+    found = {}
+    for run in runs:
+        value = run["curve"][measure][outcome - 1] if isinstance(outcome, int) else run[outcome][measure]
+        found[run["args"]["seed"]] = 100 * value
+    return found
 
 
 def test_what_fdses_terms_add_is_of_the_records():
-    """Differences by seed, mean and interval."""
-    control = "FDSE's network, none of A, B, C"
-    between = {
-        ("FDSE", control): "+0.1 to ALL (-1.3 to +1.5) and +1.9 to AVG (+0.6 to +3.3)",
-        (control, "FedAvg"): "without the three terms +1.1 (-2.2 to +4.4) and +6.4 (+1.3 to +11.5)",
-        ("FDSE", "FedAvg"): "+1.2 above FedAvg by ALL (95% -2.2 to +4.6) and +8.3 by AVG (+3.7 to +13.0)",
-    }
-    for (name, other), words in between.items():
-        assert words in FINDINGS.replace("\n", " ")
-        for measure in ("ALL", "AVG"):
-            of_name, of_other = ({run["args"]["seed"]: 100 * run["best"][measure] for run in OF_TABLE_3[n]}
-                                 for n in (name, other))
-            found = paired(of_name, of_other)
+    """Differences by seed, mean and interval; an outcome is the best validation round or a round."""
+    control, without_a = "FDSE's network, none of A, B, C", "without A (`--no-consensus`)"
+    without_b, without_c = "without B (`--no-similarity`)", "without C (`--lambda 0`)"
+    between = [
+        ("FDSE", control, "best", "+0.1 to ALL (-1.3 to +1.5) and +1.9 to AVG (+0.6 to +3.3)"),
+        (control, "FedAvg", "best", "without the three terms +1.1 (-2.2 to +4.4) and +6.4 (+1.3 to +11.5)"),
+        ("FDSE", "FedAvg", "best",
+         "+1.2 above FedAvg by ALL (95% -2.2 to +4.6) and +8.3 by AVG (+3.7 to +13.0)"),
+        ("FDSE", without_a, "best",
+         "-1.2 (-3.9 to +1.5) by ALL and +0.9 (-1.9 to +3.7) by AVG from the run without A"),
+        ("FDSE", without_b, "best", "-1.3 (-5.1 to +2.4) and -0.5 (-3.2 to +2.3) from that without B"),
+        ("FDSE", without_c, "best", "-1.7 (-4.7 to +1.3) and -0.7 (-3.8 to +2.3) from that without C"),
+        (without_a, "FDSE", 10, "ALL after 10 rounds +17.6 without it, +5.6 to +29.7"),
+        (without_a, control, 10, "+2.2, -7.6 to +12.1 after 10"),
+        (without_b, "FDSE", 10, "after 10 rounds +0.4, -20.1 to +20.8,"),
+        (without_c, "FDSE", 10, "and +1.5, -29.7 to +32.6, from FDSE"),
+    ]
+    text = " ".join(FINDINGS.split())
+    for name, other, outcome, words in between:
+        assert words in text
+        for measure in ("ALL", "AVG") if outcome == "best" else ("ALL",):
+            found = paired(*(by_seed(OF_TABLE_3[n], outcome, measure) for n in (name, other)))
             low, high = found.interval
-            assert f"{found.difference:+.1f}" in words and f"{low:+.1f} to {high:+.1f}" in words
+            assert f"{found.difference:+.1f}" in words and f"{low:+.1f} to {high:+.1f}" in words, words
 
 
 def test_fdses_thirteen_methods_are_of_the_records():
@@ -353,7 +377,7 @@ def test_fedcirs_table_is_of_the_records():
     """FedCiR, its parts, its control and FedAvg on Office-Caltech10: accuracies of three seeds, the terms of
     two rounds."""
     shown = 0
-    for line in FINDINGS.split("## FedCiR", 1)[1].split("## FedADG")[0].splitlines():
+    for line in FINDINGS.split("## FedCiR", 1)[1].split("**PACS.**")[0].splitlines():
         if not line.startswith("| ") or "± " not in line:
             continue
         name, *cells = split_line(line)
@@ -372,3 +396,26 @@ def test_fedcirs_table_is_of_the_records():
         assert cells[4:] == shown_terms, name
         shown += 1
     assert shown == 5
+
+
+def test_fedcirs_table_of_pacs_is_of_the_records():
+    """FedCiR, its control and FedAvg, and the differences of the text, by seed."""
+    budget = dict(dataset="pacs", image_size=64, rounds=60, augment="jigen", lr_decay=1.0)
+    of_rows = {
+        "FedCiR": of("fedcir", variant="fedcir", **budget),
+        "control": of("fedcir", variant="control", **budget),
+        "FedAvg": of("fedavg", variant="fedcir", **budget),
+    }
+    words = " ".join(FINDINGS.split("## FedCiR", 1)[1].split())
+    shown = cells("chosen on FedAvg's seed 0, by AVG")
+    assert set(shown) == set(of_rows)
+    for name, runs in of_rows.items():
+        assert len(runs) == 3
+        row = list(shown[name].values())[1:5]
+        for outcome in ("best", "last"):
+            for measure in ("ALL", "AVG"):
+                assert row.pop(0) == spread(accuracies(runs, outcome, measure)), (name, outcome, measure)
+    for name, form in (("FedAvg", "from FedAvg (95% {})"), ("control", "from the control ({})")):
+        found = paired(by_seed(of_rows["FedCiR"], "best", "AVG"), by_seed(of_rows[name], "best", "AVG"))
+        low, high = found.interval
+        assert f"{found.difference:+.1f} {form.format(f'{low:+.1f} to {high:+.1f}')}" in words, name
