@@ -341,7 +341,10 @@ def measure(argv: list[str] | None) -> None:
     rows = [[name, f"{spent:.2f}", f"{spent / first:.2f}"] for name, spent in seconds.items()]
     print(tabulate(rows, ["row", "seconds a round", "of ours"], disable_numparse=True))
     if flags.out:
-        figures = {"device": flags.device, "seconds": seconds, "command": command()}
+        typed = command()
+        if flags.pfllib:
+            typed = typed.replace(flags.pfllib, "CLONE")  # a folder of this machine
+        figures = {"device": flags.device, "seconds": seconds, "command": typed}
         write_json(Path(flags.out), figures | provenance(args))
 
 
