@@ -343,7 +343,7 @@ def measure(argv: list[str] | None) -> None:
     if flags.out:
         typed = command()
         if flags.pfllib:
-            typed = typed.replace(flags.pfllib, "CLONE")  # a folder of this machine
+            typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")  # a folder of this machine
         figures = {"device": flags.device, "seconds": seconds, "command": typed}
         write_json(Path(flags.out), figures | provenance(args))
 

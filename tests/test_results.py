@@ -121,7 +121,7 @@ def test_fdses_table_is_of_the_records():
         assert not shown
 
 
-def by_seed(runs: list[dict], outcome: str, measure: str) -> dict[int, float]:
+def outcome_by_seed(runs: list[dict], outcome: str, measure: str) -> dict[int, float]:
     """{seed: accuracy in percent}; an outcome is best, last or a round."""
     found = {}
     for run in runs:
@@ -145,14 +145,26 @@ def test_what_fdses_terms_add_is_of_the_records():
         ("FDSE", without_c, "best", "-1.7 (-4.7 to +1.3) and -0.7 (-3.8 to +2.3) from that without C"),
         (without_a, "FDSE", 10, "ALL after 10 rounds +17.6 without it, +5.6 to +29.7"),
         (without_a, control, 10, "+2.2, -7.6 to +12.1 after 10"),
+        ("FedAvg", without_a, 5, "ALL without A is still 31.1 below FedAvg (19.0 to 43.1)"),
+        ("FedAvg", without_a, 10, "after 10 9.4 (-0.9 to 19.7)"),
+        ("FedAvg", "FDSE", 5, "where FDSE is 38.3 (28.4 to 48.3)"),
+        (without_a, without_b, 10, "after 10 rounds by 15.5, 2.6 to 28.5"),
+        (without_a, without_c, 10, "and 14.5, 0.6 to 28.3"),
     ]
     text = " ".join(FINDINGS.split())
+    for pair, number in ((without_c, "+3.4 (+0.6 to +6.2)"), (without_b, "+3.2 (+0.2 to +6.1)")):
+        found = paired(*(outcome_by_seed(OF_TABLE_3[n], "best", "AVG") for n in (pair, control)))
+        low, high = found.interval
+        assert number in text and number == f"{found.difference:+.1f} ({low:+.1f} to {high:+.1f})"
     for name, other, outcome, words in between:
         assert words in text
         for measure in ("ALL", "AVG") if outcome == "best" else ("ALL",):
-            found = paired(*(by_seed(OF_TABLE_3[n], outcome, measure) for n in (name, other)))
+            found = paired(*(outcome_by_seed(OF_TABLE_3[n], outcome, measure) for n in (name, other)))
             low, high = found.interval
-            assert f"{found.difference:+.1f}" in words and f"{low:+.1f} to {high:+.1f}" in words, words
+            numbers = [f"{found.difference:+.1f}", f"{low:+.1f} to {high:+.1f}"]
+            if "+" not in words:
+                numbers = [number.replace("+", "") for number in numbers]
+            assert all(number in words for number in numbers), (words, numbers)
 
 
 def test_fdses_thirteen_methods_are_of_the_records():
@@ -414,6 +426,6 @@ def test_fedcirs_table_of_pacs_is_of_the_records():
             for measure in ("ALL", "AVG"):
                 assert row.pop(0) == spread(accuracies(runs, outcome, measure)), (name, outcome, measure)
     for name, form in (("FedAvg", "from FedAvg (95% {})"), ("control", "from the control ({})")):
-        found = paired(by_seed(of_rows["FedCiR"], "best", "AVG"), by_seed(of_rows[name], "best", "AVG"))
+        found = paired(*(outcome_by_seed(of_rows[n], "best", "AVG") for n in ("FedCiR", name)))
         low, high = found.interval
         assert f"{found.difference:+.1f} {form.format(f'{low:+.1f} to {high:+.1f}')}" in words, name
