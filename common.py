@@ -33,8 +33,10 @@ from plumbing.extending import extend
 from plumbing.processes import from_server, merged, open_device, prepare, process, set_precision, to_device
 from plumbing.runfolder import RunFolder, beginning, folder_of, of_target, several_runs
 from plumbing.seeds import of_seed, refuse_summary, show_seeds
-from plumbing.settings import Args, LinearArgs, arg, method_name, parse, ratios, seed_numbers, shares
+from plumbing.settings import (Args, LinearArgs, arg, content_of, method_name, parse, ratios, seed_numbers,
+                               shares)
 from plumbing.signals import Interrupted, handled, interrupt
+from plumbing.sources import hash_of, method_file
 from plumbing.tensors import copied, entrywise, overwrite, parts_of
 from plumbing.trained import (
     arguments_from,
@@ -980,6 +982,7 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     cannot go on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last checkpoint is kept).
     """
     with one_line_on_failure(args):
+        hash_of(method_file(args))  # of the files as they are now: a record names the code that ran
         prepare(args)
         if args.extend and process()[0] == 0:
             extend(args)
@@ -1003,6 +1006,7 @@ def run_targets(Server, Client, args: Args, build) -> list[dict]:
     known = known_domains(args.dataset)
     if known:
         targets_of(args, known)  # a wrong name is refused before minutes of decoding
+    content = content_of(args.dataset)
     with said_if_long(f"reading the images of {args.dataset}", shown):
         domains, classes = load_domains(args)
     targets = [args.target]
@@ -1012,6 +1016,9 @@ def run_targets(Server, Client, args: Args, build) -> list[dict]:
     results = []
     for target in targets:
         of_one = of_target(args, target)
+        if content_of(args.dataset) != content:
+            raise Stop(f"the images in {args.dataset} have changed since they were read: give the same "
+                       "command again", 2)
         if shown and several_runs(args):
             print(f"target {target}; output in {folder_of(of_one)}", flush=True)
         results.append(rounds(Server, Client, of_one, build, domains, classes))

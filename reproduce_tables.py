@@ -27,13 +27,17 @@ from reproduce.measuring import measure_folders
 from reproduce.methods import ROOT
 from reproduce.origins import reruns, runs_text, stale_text
 from reproduce.records import Place, Records
-from reproduce.rendering import render
+from reproduce.rendering import refuse_other_readme, render
 from reproduce.runner import Local, Slurm
 from reproduce.short_runs import compare_all
 from reproduce.tables import Table, read_tables
 from reproduce.throughput import DEVICES
 
-TABLES, RECORDS, OUT = "tables", "results/runs.jsonl", "results"  # the repository's own
+FOLDERS = {  # of each flag the repository's own, and what it is
+    "tables": ("tables", "folder of the tables"),
+    "records": ("results/runs.jsonl", "JSONL file of the finished runs"),
+    "out": ("results", "folder of what is rendered"),
+}
 MOST_JOBS = 10_000
 
 
@@ -91,20 +95,38 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--memory-gb", 0.0, "slurm: memory of a job; 0: the cluster's own")
     add("--data", "data", "folder of the datasets and of the decoded cache")
     add("--archives", "", "folder with archives downloaded before; looked at before the network")
-    add("--tables", TABLES, "folder of the tables")
-    add("--records", RECORDS, "JSONL file of the finished runs")
-    add("--out", OUT, "folder of what is rendered")
+    for name, (own, text) in FOLDERS.items():
+        parser.add_argument(f"--{name}", metavar="PATH", help=f"{text} [{own} of this repository]")
     add_version(parser)
     flags = parser.parse_args(argv)
-    wrong = wrong_number(flags) or wrong_gpus(flags)
+    wrong = wrong_number(flags) or wrong_gpus(flags) or contradiction(flags)
     if wrong:
         parser.error(wrong)
-    others = flags.tables != TABLES or flags.records != RECORDS
-    if others and flags.out == OUT:
+    if (flags.tables or flags.records) and not flags.out:
         parser.error("with other --tables or --records give another --out too: results/ is of "
                      "results/runs.jsonl")
+    begins = flags.plan or flags.run or flags.rerun  # of them the file need not be there yet
+    if flags.records and not begins and not Path(flags.records).exists():
+        parser.error(f"--records {flags.records}: no such file of finished runs")
     flags.gpus = gpu_numbers(flags.gpus)
+    for name, (own, _) in FOLDERS.items():
+        given = getattr(flags, name)
+        setattr(flags, name, Path(given).resolve() if given else ROOT / own)
     return flags
+
+
+def contradiction(flags: argparse.Namespace) -> str:
+    """What is wrong with flags that each are right, or nothing."""
+    shown = [name for name in ("plan", "stale", "runs") if getattr(flags, name)]
+    made = [name for name in ("run", "rerun", "same_numbers") if getattr(flags, name)]
+    if len(shown) > 1 or (shown and made):
+        first, second = (f"--{name.replace('_', '-')}" for name in (shown + made)[:2])
+        return f"{first} only shows something; give it without {second}"
+    if flags.json and not flags.plan:
+        return "--json is of --plan; give both"
+    if flags.only and not patterns_of(flags.only):
+        return f"--only is {flags.only!r}; expected ids of tables, such as 'fdse-1,fedsr-*'"
+    return ""
 
 
 def wrong_number(flags: argparse.Namespace) -> str:
@@ -145,9 +167,9 @@ def wrong_gpus(flags: argparse.Namespace) -> str:
 
 def work(flags: argparse.Namespace) -> int:
     """What the command line asks for; returns the exit code."""
-    every = read_tables(ROOT / flags.tables)
+    every = read_tables(flags.tables)
     tables = chosen(every, flags.only)
-    path = (ROOT / flags.records).resolve()
+    path = flags.records
     if path.is_dir():
         raise Stop(f"--records {flags.records} is a folder; expected a JSONL file", 2)
     cards = cards_of(flags)
@@ -169,20 +191,26 @@ def work(flags: argparse.Namespace) -> int:
     if flags.runs:
         print("\n\n".join(runs_text(table, records, flags.scale) for table in tables))
         return 0
+    refuse_other_readme(flags.out)
     if flags.same_numbers:
-        print("\n".join(compare_all(ROOT / OUT)))
+        print("\n".join(compare_all(ROOT / "results")))
         records = Records(path)
     if flags.run or flags.rerun:
         code = run_missing(tables, records, flags, cards)
         records = Records(path)
         tables = every  # what was run may stand in others too, and the overviews are of all
-    print(render(tables, records, ROOT / flags.out, whole=tables is every))
+    print(render(tables, records, flags.out, whole=tables is every))
     return code
+
+
+def patterns_of(only: str) -> list[str]:
+    """'fdse-1, fedsr-*' -> ["fdse-1", "fedsr-*"]."""
+    return [pattern.strip() for pattern in only.split(",") if pattern.strip()]
 
 
 def chosen(every: list[Table], only: str) -> list[Table]:
     """The tables whose ids match one of the patterns of --only; all without one."""
-    patterns = [pattern.strip() for pattern in only.split(",") if pattern.strip()]
+    patterns = patterns_of(only)
     if not patterns:
         return every
     ids = [table.id for table in every]
@@ -226,7 +254,7 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
         return 130
     if seeds is None:
         seeds = list(range(max(table.trials for table in tables)))
-    for line in measure_folders(tables, Records(records.path), ROOT / flags.out, flags.scale, seeds, place):
+    for line in measure_folders(tables, Records(records.path), flags.out, flags.scale, seeds, place):
         print(f"reproduce_tables: not made: {line}", file=sys.stderr)
     return 1 if counts["failed"] else 0
 

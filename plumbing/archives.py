@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from plumbing.catalog import FOLDERS, Folders, own_folder
 from plumbing.errors import Stop
@@ -320,7 +321,14 @@ class ImageFiles:
             raise Stop(f"{self}: found no {ending}, which says what each image shows; get the archive again")
         name = min(names, key=shortest)
         folder = name.removesuffix(ending)
-        return folder, self.read(name).decode("utf-8-sig", "replace")
+        return folder, self.read_table(name).decode("utf-8-sig", "replace")
+
+    def read_table(self, name: str) -> bytes:
+        """The content of a text file. Stop if it is damaged."""
+        try:
+            return self.read(name)
+        except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, NotImplementedError) as e:
+            raise Stop(f"{self}: {name} cannot be read ({e}); get the archive again")
 
     def rows(self, name: str, *columns: str) -> tuple[str, Iterator[list[str]]]:
         """A csv table: the folder it is in, and of each row the values in `columns`."""
@@ -336,11 +344,14 @@ class ImageFiles:
 
     def values(self, name: str, reader, width: int, positions: list[int]) -> Iterator[list[str]]:
         """Of each row of a csv table, which must have `width` values, those at `positions`."""
-        for row in reader:
-            if len(row) != width:
-                line = reader.line_num
-                raise Stop(f"{self}: line {line} of {name} has {len(row)} values; expected {width}")
-            yield [row[i] for i in positions]
+        try:
+            for row in reader:
+                if len(row) != width:
+                    line = reader.line_num
+                    raise Stop(f"{self}: line {line} of {name} has {len(row)} values; expected {width}")
+                yield [row[i] for i in positions]
+        except csv.Error as e:
+            raise Stop(f"{self}: {name} is no csv table ({e}, after line {reader.line_num}); get it again")
 
 
 def shortest(name: str) -> tuple[int, str]:
@@ -459,7 +470,7 @@ def walk_tar(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
                     total += entry.size
                     refuse_large(path, name, entry.size, total)
                     if entry.isfile():
-                        yield name, tar.extractfile(entry).read
+                        yield name, partial(read_whole, path, tar.extractfile(entry))
             behind = 0
             for block in iter(partial(stream.read, MIB), b""):  # to the end, where gzip has its checksum
                 behind += len(block)
@@ -467,6 +478,14 @@ def walk_tar(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
                     raise Stop(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
                                "used: get it again")
     except (tarfile.TarError, EOFError, OSError, zlib.error, RecursionError) as e:
+        raise Stop(f"{path} is no whole tar archive ({e}); it may be truncated: get it again")
+
+
+def read_whole(path: Path, entry: IO[bytes]) -> bytes:
+    """The content of an entry of a tar archive. Stop if the archive ends or is damaged in it."""
+    try:
+        return entry.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as e:
         raise Stop(f"{path} is no whole tar archive ({e}); it may be truncated: get it again")
 
 

@@ -123,7 +123,7 @@ def progress(path: Path) -> tuple[int, str, str]:
     done, rounds, flags = 0, "?", ""
     with contextlib.suppress(OSError):
         done = len((path / "metrics.jsonl").read_bytes().splitlines())
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         about = json.loads((path / "settings.json").read_text())
         rounds = str(about["settings"]["rounds"]["value"])
         flags = " ".join([about["method"], *given_flags(about["settings"])])

@@ -200,7 +200,7 @@ def open_cache(
     Whatever error it raises, the cache is damaged.
     """
     index = json.loads((cache / "index.json").read_text())
-    left_out = index["left_out"]
+    left_out = list(index["left_out"])
     classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are found in its files
     if list(classes) != index["classes"]:
         raise ValueError(f"it has the classes {', '.join(index['classes'])}")

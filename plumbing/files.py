@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -106,8 +107,17 @@ def taken(file) -> bool:
 
 
 def load_file(path: Path, what: str):
-    """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run."""
+    """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run.
+
+    torch.save writes a zip archive, whose checksums torch.load does not look at: here they are compared, so
+    that no changed byte becomes another number.
+    """
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                changed = archive.testzip()
+            if changed:
+                raise zipfile.BadZipFile(changed)
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise Stop(f"{path}: no such file of {what}", 2)

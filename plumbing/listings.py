@@ -199,6 +199,9 @@ def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
         raise Stop(f"{files}: expected images in <domain>/<class>/ of at least two domains and two classes; "
                    f"found the domains {', '.join(of_domain) or 'none'} and the classes "
                    f"{', '.join(classes) or 'none'}", 2)
+    for name in (*of_domain, *classes):
+        if not name.isprintable():  # as in no UTF-8
+            raise Stop(f"{files}: the name of the folder {name!r} cannot be shown; rename it", 2)
     listing = Listing(tuple(classes), {}, left_out)
     for domain in sorted(of_domain):
         if domain == "all" or "," in domain:
@@ -271,7 +274,7 @@ class Annotations:
         for category in table["categories"]:
             self.categories[category["id"]] = category["name"]
         for image in table["images"]:
-            self.images[image["id"]] = (f"location_{image['location']}", image["file_name"])
+            self.images[image["id"]] = (f"location_{image['location']}", str(image["file_name"]))
         for animal in table["annotations"]:
             self.shown.add((animal["image_id"], animal["category_id"]))
 
@@ -310,8 +313,8 @@ def read_annotations(files: ImageFiles) -> Annotations:
         if not name.endswith("_annotations.json") or Path(name).name.startswith("."):
             continue
         try:
-            annotations.add(json.loads(files.read(name)))
-        except (ValueError, KeyError, TypeError) as e:
+            annotations.add(json.loads(files.read_table(name)))
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise Stop(f"{files}: {name} is no list of images, categories and annotations "
                        f"({type(e).__name__}: {e})")
     return annotations

@@ -225,6 +225,11 @@ def command(args: Args | None = None) -> str:
     return shlex.join(start + kept)
 
 
+def no_formula(text: str) -> str:
+    """A text for a figure, in which what stands between two $ is no formula: a folder may be named so."""
+    return text.replace("$", r"\$")
+
+
 def draw_curves(path: Path, history: list[dict], title: str) -> None:
     """Accuracy of validation, ALL, AVG and each client, or of the linear classifiers, and the mean training
     loss, over the rounds."""
@@ -243,7 +248,7 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
             for key in path:
                 entry = entry[key]
             accuracies.append(100 * entry)
-        left.plot(rounds, accuracies, label=label, **style)
+        left.plot(rounds, accuracies, label=no_formula(label), **style)
 
     if "linear" in evaluated[0]:
         for name, accuracies in evaluated[0]["linear"].items():
@@ -261,7 +266,7 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
         line("validation ALL", "val", "ALL", color="r", linestyle=":")
         if "target" in evaluated[-1]:
             line("left-out domain", "target", color="b", linewidth=2)
-    left.set(xlabel="round", ylabel="accuracy (%)", title=title)
+    left.set(xlabel="round", ylabel="accuracy (%)", title=no_formula(title))
     left.legend(fontsize=7, ncols=2)
 
     losses = {}  # of each client: rounds and mean training losses
@@ -270,7 +275,7 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
             if "loss" in log:
                 losses.setdefault(name, []).append((entry["round"], log["loss"]))
     for name in sorted(losses):
-        right.plot(*zip(*losses[name]), linewidth=0.8, label=name)
+        right.plot(*zip(*losses[name]), linewidth=0.8, label=no_formula(name))
     right.set(xlabel="round", ylabel="mean training loss", title="training")
     if losses:
         right.legend(fontsize=7)

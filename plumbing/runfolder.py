@@ -183,9 +183,11 @@ def check_progress(saved: dict) -> None:
 
 def code_of(parts) -> list[str]:
     """The sources of each part of a run; ValueError, TypeError or KeyError if they are none."""
+    if not isinstance(parts, list):
+        raise TypeError("code is no list")
     sources = [part["sources"] for part in parts]
-    if not isinstance(parts, list) or not all(isinstance(one, str) for one in sources):
-        raise TypeError
+    if not all(isinstance(one, str) for one in sources):
+        raise TypeError("sources are no text")
     return sources
 
 
@@ -215,6 +217,7 @@ def refuse_foreign(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise Stop(f"{path} is a file; expected a folder for the output: give another --out", 2)
     there = [name for name in FILES if (path / name).exists()]
+    there += [str(file.relative_to(path)) for file in events_in(path)]
     if not there or is_run(path):
         return
     raise Stop(f"{path} has files that are of no run ({', '.join(there)}): give another --out; nothing was "
@@ -335,8 +338,8 @@ class RunFolder:
         if self.rank == 0:
             self.clean()
             self.announce(federation)
-            settings = {"method": self.key["method"], "code": self.code, "settings": settings_of(self.args),
-                        "data": federation.data()}
+            settings = {"method": self.key["method"], "identity": self.key, "code": self.code,
+                        "settings": settings_of(self.args), "data": federation.data()}
             write_json(self.path / "settings.json", settings)
             lines = "".join(json.dumps(entry) + "\n" for entry in self.history)
             write_whole(self.path / "metrics.jsonl", lambda file: file.write(lines.encode()))
@@ -556,5 +559,9 @@ class RunFolder:
         """With `--tensorboard` the scalars of a run that was finished without it."""
         path = self.path / "metrics.jsonl"
         if self.args.tensorboard and path.exists() and not events_in(self.path):
-            entries = [json.loads(line) for line in path.read_text().splitlines()]
+            try:
+                entries = [json.loads(line) for line in path.read_text().splitlines()]
+            except (ValueError, RecursionError) as e:
+                raise Stop(f"{path} is damaged ({e}), so there are no scalars of this run: leave out "
+                           "--tensorboard, or make it anew with --no-resume")
             Scalars(self.path, entries).close()

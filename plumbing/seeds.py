@@ -42,7 +42,7 @@ def refuse_summary(args: Args) -> None:
     path = summary_file(args)
     if not path.exists():
         return
-    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         if {"seeds", "accuracies"} <= json.loads(path.read_text()).keys():
             return
     raise Stop(f"{path} has no means over seeds, and they would take its place: give another --out", 2)

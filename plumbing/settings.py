@@ -411,7 +411,8 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if hasattr(args, action.dest):
                 value, origin = getattr(args, action.dest), args.origins[action.dest]
-                action.help = with_default(action.help, value, "" if origin == "default" else origin)
+                shown = with_default("", value, "" if origin == "default" else origin)
+                action.help += shown.replace("%", "%%")  # argparse formats the help
         self.epilog = (f"In brackets: the value with --dataset {args.dataset} --scale {args.scale} and the "
                        "other flags given,\nand its origin where it is not the flag's default.")
         return self.format_help()
@@ -560,8 +561,10 @@ def identity(args: Args) -> dict:
 
 
 def content_of(dataset: str) -> str:
-    """12 hexadecimal digits that change with names, sizes and times of one's own images. Stop if there is no
-    such folder."""
+    """12 hexadecimal digits that change with names, sizes and times of one's own images; empty for datasets
+    of the catalogue. Stop if there is no such folder."""
+    if not own_folder(dataset):
+        return ""
     return ImageFiles([existing(own_folder(dataset))]).fingerprint()
 
 
@@ -569,7 +572,10 @@ def as_now(theirs: dict, args: Args) -> dict:
     """The identity of an older run, in which a derived value may stand as 0, as it would be written today."""
     numbers = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
     known = {name: theirs[name] for name in numbers if name in theirs}
-    settled = type(args)(**known)
+    try:
+        settled = type(args)(**known)
+    except (KeyError, TypeError, ValueError):  # a network that there is none of: it is of another run
+        return theirs
     return theirs | {name: getattr(settled, name) for name in known}
 
 

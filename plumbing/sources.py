@@ -130,7 +130,7 @@ def read_equivalents(path: Path) -> list[tuple[str, list[str]]]:
     try:
         sets = tomllib.loads(path.read_text()).get("same", [])
         return [(same["method"], list(same["sources"])) for same in sets]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as e:
         raise Stop(f"{path} has no sets of hashes ({e}); expected [[same]] with a method and its sources = "
                    "[one, other]", 2)
 

@@ -132,12 +132,12 @@ def read_kept(folder, which: str) -> Kept:
         code_of(kept.code)
         if not whole:
             raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise Stop(f"{file} is no whole checkpoint: give the output folder of a run", 2)
     if which == "best" and file.name != "best.pt" and protocol != "linear":
         raise Stop(f"{folder} has no best.pt, the state after the best validation round: the last round's is "
                    "there (which=\"last\")", 2)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         settings = json.loads((folder / "settings.json").read_text())
         code_of(settings["code"])
         kept.code = kept.code or settings["code"]

@@ -33,7 +33,12 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
 
 
 def is_weight(name, value) -> bool:
-    return isinstance(name, str) and isinstance(value, Tensor) and bool(torch.isfinite(value).all())
+    """Whether an entry is a name with a plain tensor of finite numbers."""
+    if not isinstance(name, str) or not isinstance(value, Tensor):
+        return False
+    if value.layout != torch.strided or value.is_quantized:
+        return False
+    return bool(torch.isfinite(value).all())
 
 
 def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: str) -> None:

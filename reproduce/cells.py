@@ -13,7 +13,7 @@ from plumbing.settings import identity
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments, short_name
-from reproduce.records import Records, Run, alone, committed, work_of
+from reproduce.records import UNKNOWN, Records, Run, alone, committed, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
@@ -84,6 +84,7 @@ class Cell:
     records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
     behind: list[dict] = field(default_factory=list)  # the records that the values are from; of a mean all
     uncommitted: bool = False  # whether one of these is of code that no commit has
+    precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
     elsewhere: bool = False  # a time or cost of another machine, or counted otherwise: no difference is shown
     corrected: float | None = None  # probability of Welch's test, corrected for all tests of the page
@@ -223,6 +224,8 @@ def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: l
     `asked` for are not among that, their runs are missing that are not recorded at this machine's precision.
     """
     cell.records = of_one_precision(runs, records)
+    for record in cell.records.values():
+        cell.precision = record["args"].get("precision", UNKNOWN)
     if not set(asked) <= cell.records.keys():
         cell.missing = [run for run in runs if run.seed in asked and records.get(run) is None]
     for run in runs:
@@ -269,15 +272,18 @@ def again(run: Run, record: dict) -> Run:
 
 
 def fill_means(block: Block, cells: list[Cell]) -> None:
-    """Columns that are the mean of the others have the seeds that all of these have, and what is said of
-    their code."""
+    """Columns that are the mean of the others have the seeds that all of these have, if they are of one
+    precision, and what is said of their code."""
     own = []
     for cell, column in zip(cells, block.columns):
         if column.kind != "mean":
             own.append(cell)
     for cell, column in zip(cells, block.columns):
         if column.kind == "mean":
+            if len({other.precision for other in own}) > 1:
+                continue
             cell.values = statistics.means_over_columns([other.values for other in own])
+            cell.precision = own[0].precision
             for other in own if cell.values else []:
                 cell.behind += other.behind
                 cell.stale += other.stale

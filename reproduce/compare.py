@@ -11,7 +11,6 @@ the curves differ.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import statistics
@@ -21,8 +20,9 @@ from pathlib import Path
 
 from plumbing.errors import Stop, ending
 from plumbing.files import write_json
+from plumbing.results import no_formula
 from plumbing.runfolder import is_run
-from plumbing.settings import Args, Parser, shown_value
+from plumbing.settings import Parser, shown_value
 from reproduce.drawing import figure_format, new_figure, write_figure
 from reproduce.measures.finished import name_of
 
@@ -93,12 +93,24 @@ def rounds_of(folder: Path) -> list[dict]:
     path = folder / "metrics.jsonl"
     try:
         entries = [json.loads(line) for line in path.read_text().splitlines()]
-        rounds = [entry["round"] for entry in entries if isinstance(entry["clients"], dict)]
+        rounds = [entry["round"] for entry in entries]
+        for entry in entries:
+            check_entry(entry)
         if entries and rounds == list(range(1, len(entries) + 1)):
             return entries
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise Stop(f"{path} is damaged, or no round is done: expected one line of metrics for each round", 2)
+
+
+def check_entry(entry: dict) -> None:
+    """KeyError, TypeError or AttributeError unless a line of metrics has what is read of it."""
+    for log in entry["clients"].values():
+        log.keys()
+    if "val" in entry:
+        float(entry["val"]["ALL"])
+    if "test" in entry:
+        entry["test"].get("clients", {}).keys()
 
 
 def arguments(folder: Path) -> dict:
@@ -107,16 +119,11 @@ def arguments(folder: Path) -> dict:
     try:
         result = folder / "result.json"
         if result.exists():
-            return dict(json.loads(result.read_text())["args"])
-        about = json.loads((folder / "settings.json").read_text())
-        key = {"method": about["method"]}
-        without = {f.name for f in dataclasses.fields(Args) if not f.metadata["numbers"]}
-        for name, setting in about["settings"].items():
-            if name not in without:
-                key[name] = setting["value"]
-        key["device"] = key["device"].split(":")[0]
-        return key
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            key = dict(json.loads(result.read_text())["args"])
+        else:
+            key = dict(json.loads((folder / "settings.json").read_text())["identity"])
+        return key | {"method": str(key["method"]), "rounds": int(key["rounds"])}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise Stop(f"{folder}: neither result.json nor settings.json names its arguments", 2)
 
 
@@ -282,7 +289,7 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
         means = [factor * statistics.mean(group.curve[t]) for t in rounds]
         marker = "o" if len(rounds) < 30 else None
         panel.plot(rounds, means, stroke, color=colour, linewidth=1.6, marker=marker, markersize=3,
-                   label=group.described())
+                   label=no_formula(group.described()))
         if len(group.runs) > 1:
             deviations = [factor * statistics.stdev(group.curve[t]) for t in rounds]
             least = [mean - deviation for mean, deviation in zip(means, deviations)]
@@ -293,8 +300,8 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     panel.set_axisbelow(True)
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
-    panel.set(xlabel="round", ylabel=axis_label(metric, factor))
-    panel.set_title(heading(groups), fontsize=10)
+    panel.set(xlabel="round", ylabel=no_formula(axis_label(metric, factor)))
+    panel.set_title(no_formula(heading(groups)), fontsize=10)
     if below:
         figure.legend(fontsize=8, loc="outside lower center", frameon=False, ncols=columns)
     else:

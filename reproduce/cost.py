@@ -4,6 +4,7 @@ time on a device: what work.py counts by what throughput.py knows of the device.
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import math
 import urllib.request
 from collections import Counter
@@ -53,7 +54,7 @@ def availability(dataset: str, sizes: set[int], place: Place) -> tuple[str, int]
         where = f"{pattern} is not in {place.archives or place.data}"
         try:
             kind, length = ask(url)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, http.client.HTTPException) as e:
             return f"{where} and cannot be downloaded here ({str(e)[:60]})", 0
         if kind == "text/html":
             return f"{where} and must be downloaded by hand from {url}", 0

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop
+from plumbing.runfolder import code_of
 from plumbing.settings import SCALES, Args
 from plumbing.sources import equivalent_to, hash_of
 from reproduce.methods import method, short_name
@@ -245,6 +246,10 @@ def check_record(record: dict) -> None:
         if not isinstance(record.get(name), kind):
             raise ValueError(f"{name} is missing or of another type")
     check_arguments(method(record["method"]).Args, record["args"])
+    code_of(record.get("code", []))
+    for name in ("sources", "commit"):
+        if not isinstance(record.get(name), str | None):
+            raise ValueError(f"{name} is {record[name]!r}")
     for part in NUMBERS:
         for path, value in leaves(record.get(part, {})):
             check_number(part, path, value)

@@ -27,6 +27,7 @@ from tabulate import tabulate
 PUBLISHED = ROOT / "tables" / "published" / "README.md"  # where the published numbers are from
 # Each paper's own method.
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
+HEAD = "# Results"  # the first line of results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
 CODE_MARKS = "† was run with an earlier version of the method's code, ‡ with code that no commit has."
@@ -93,8 +94,8 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
                 pages.append(page)
                 shown.append(as_text(table, blocks, scale))
             else:
-                for path in (out / "tables").glob(f"{name}.*"):  # of records that are no longer its own
-                    path.unlink()
+                for ending in ("md", "csv"):  # of records that are no longer its own
+                    (out / "tables" / f"{name}.{ending}").unlink(missing_ok=True)
     strips = []
     for table in tables:
         if not table.figure:
@@ -103,9 +104,17 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
         scoreboard.draw(strips, out / "scoreboard.png")
         write_text(out / "scoreboard.md", scoreboard.as_markdown(strips))
         write_text(out / "README.md", overview(pages, pictures, sentence(strips), records))
-        if out.name == "results" and (out.parent / "README.md").exists():
-            update_readme(out.parent / "README.md", sentence(strips), read_agreement(out / "agreement.toml"))
+        readme = out.parent / "README.md"
+        if out.name == "results" and readme.exists() and any(mark in readme.read_text() for mark in MARKS):
+            update_readme(readme, sentence(strips), read_agreement(out / "agreement.toml"))
     return "\n\n".join([*shown, sentence(strips)])
+
+
+def refuse_other_readme(out: Path) -> None:
+    """Stop if the folder has a README.md that is none of results: it would be lost."""
+    readme = out / "README.md"
+    if readme.exists() and not readme.read_bytes().startswith(HEAD.encode()):
+        raise Stop(f"{readme} is not of these tables, and would be replaced: give another --out", 2)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -116,7 +125,7 @@ def overview(pages: list[Page], pictures: list[Picture], state: str, records: Re
     """results/README.md: the scoreboard, then every table and figure that has something."""
     origin = (f"Made by `python reproduce_tables.py` from {records.count} recorded runs; in words: "
               f"[findings.md](findings.md); the counts of each table: [scoreboard.md](scoreboard.md).")
-    parts = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
+    parts = [HEAD, state, f"![{PICTURE}](scoreboard.png)", origin]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
         parts += [head, legend(scale)]
         of_scale = [page for page in pages if page.scale == scale]
@@ -154,7 +163,7 @@ def read_agreement(path: Path) -> dict[str, str]:
     """Of each paper the sentence that says whether what was measured agrees with it."""
     try:
         agreement = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as e:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise Stop(f"{path} cannot be read ({e}); expected a line paper = \"sentence\" for each paper", 2)
     missing = [paper for paper in PAPERS if not isinstance(agreement.get(paper), str)]
     if missing:
@@ -458,7 +467,7 @@ def count(n: int, what: str) -> str:
 
 
 def comparisons(table: Table, block: FilledBlock) -> list[str]:
-    """The paper's method against each other row, where both have runs of the same seeds."""
+    """The paper's method against each other row, where both have runs of the same seeds and precision."""
     own = own_row(table, block)
     lines = []
     for line in block.rows:
@@ -466,7 +475,7 @@ def comparisons(table: Table, block: FilledBlock) -> list[str]:
             continue
         for column, mine, theirs in zip(block.block.columns, own.cells, line.cells):
             pair = paired(mine.values, theirs.values)
-            if pair and not mine.computed:
+            if pair and not mine.computed and mine.precision == theirs.precision:
                 low, high = pair.interval
                 lines.append(f"{OWN[table.paper]} minus {line.row.method}, {column.name}: "
                              f"{pair.difference:+.2f}, 95% interval {low:.2f} to {high:.2f} ({pair.seeds} "

@@ -16,6 +16,7 @@ import json
 import shlex
 import sys
 import time
+from pathlib import Path
 
 import common
 from plumbing.errors import Stop, ending
@@ -120,7 +121,10 @@ def main(argv: list[str] | None = None) -> None:
     try:
         flags, changed = parsed(argv)
         refuse_record(flags.record)
-        threads = finished(flags.folder)["hardware"]["threads"]
+        threads = finished(flags.folder).get("hardware", {}).get("threads")
+        if not isinstance(threads, int):
+            raise Stop(f"{flags.folder}/result.json does not say how many threads its run had: make it anew",
+                       2)
         torch.set_num_threads(threads)  # the bytes of the adaptation depend on them
         result = retested(flags.folder, flags.data, flags.archives, **changed)
         args = arguments_of(flags.folder, flags.data, flags.archives)
@@ -144,10 +148,11 @@ def parsed(argv: list[str] | None) -> tuple[argparse.Namespace, dict]:
     parser.add_argument("--archives", default="", help="folder with archives downloaded before; looked at "
                                                        "before the network")
     words = sys.argv[1:] if argv is None else argv
-    known, _ = parser.parse_known_args(words)
+    known, _ = parser.parse_known_args(words)  # of an unknown flag's value it may think that it is the folder
+    runs = [word for word in words if (Path(word) / "result.json").is_file()]
     of_method = parser.add_argument_group("of the method")
     names = []
-    cls = method(finished(known.folder)["method"]).Args
+    cls = method(finished(runs[0] if runs else known.folder)["method"]).Args
     for f in flags_at_test(cls):
         add_flag(of_method, f, ())
         names.append(f.name)

@@ -31,6 +31,7 @@ from reproduce.records import Run, lines_of
 
 FLAGS = ("--dataset", "digits", "--scale", "smoke", "--precision", "fp32", "--threads", "1")
 SHORT_RUNS, EQUIVALENT = "short_runs.jsonl", "equivalent_sources.toml"  # files of results/
+NOTED = {"method", "command", "sources", "metrics", "cpu", "torch", "numpy"}  # in each line
 HEAD = """\
 # Sets of hashes of sources (plumbing/sources.py) that give the same numbers: a short run of the method
 # wrote the same bytes with all of a set. Written by `python reproduce_tables.py --same-numbers`; records,
@@ -74,9 +75,11 @@ def of_this_machine(line: dict) -> bool:
 def read_lines(results: Path) -> list[dict]:
     """The lines of short_runs.jsonl; damaged ones are left out."""
     lines = []
-    for _, line in lines_of(results / SHORT_RUNS):
-        with contextlib.suppress(ValueError, RecursionError):
-            lines.append(json.loads(line))
+    for _, text in lines_of(results / SHORT_RUNS):
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
+            line = json.loads(text)
+            if NOTED <= line.keys():
+                lines.append(line)
     return lines
 
 

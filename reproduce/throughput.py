@@ -99,12 +99,13 @@ def measured_here(records: list[dict], counted: Counted) -> tuple[Device, Error 
     if not kinds or max(kinds.values()) < FEWEST:
         return DEVICES["h200" if gpu else "two-cores"], None
     machine = kinds.most_common(1)[0][0]
-    return fitted([record for record in records if machine_of(record) == machine], machine, counted)
+    found = fitted([record for record in records if machine_of(record) == machine], machine, counted)
+    return found or (DEVICES["h200" if gpu else "two-cores"], None)
 
 
-def fitted(records: list[dict], machine: tuple, counted: Counted) -> tuple[Device, Error | None]:
+def fitted(records: list[dict], machine: tuple, counted: Counted) -> tuple[Device, Error | None] | None:
     """The device that explains the records' times best, by the squares of relative errors; no error is known
-    where all are of one method."""
+    where all are of one method. None if the work of too few is known: that of one's own images is not."""
     names, rows, seconds = [], [], []
     for record in records:
         module = method(record["method"]).__name__
@@ -114,6 +115,8 @@ def fitted(records: list[dict], machine: tuple, counted: Counted) -> tuple[Devic
         names.append(record["method"])
         rows.append([run.total.flops, run.total.bytes, run.total.operators])
         seconds.append(sum(record["seconds"].values()))
+    if len(names) < FEWEST:
+        return None
     names, rows, seconds = np.array(names), np.array(rows), np.array(seconds)
     factors = []
     for name in sorted(set(names)):

@@ -250,6 +250,14 @@ def test_a_damaged_zip_is_refused(tmp_path, monkeypatch):
     assert nothing_is_left(tmp_path)
 
 
+def test_a_table_of_a_zip_that_is_damaged(tmp_path):
+    archive = write_zip(tmp_path / "a.zip", {"list.txt": b"one two three"})
+    archive.write_bytes(archive.read_bytes().replace(b"two", b"six"))
+    files = ImageFiles([archive])
+    files.scan()
+    stops("list.txt cannot be read .Bad CRC-32.*get the archive again", files.table, "list.txt")
+
+
 def test_a_zip_that_leads_outside_is_refused(tmp_path, monkeypatch):
     write_office(tmp_path, monkeypatch, {"../evil.jpg": b"x"})
     message = "the entry ../evil.jpg leads outside the folder; the archive is not used"

@@ -136,6 +136,7 @@ RUNS = [
     ("fedavg --weights {weights=number}", 2, "is no file of weights: expected a dict of names and finite"),
     ("fedavg --weights {weights=list}", 2, "is no file of weights: expected a dict of names and finite"),
     ("fedavg --weights {weights=nan}", 2, "is no file of weights: expected a dict of names and finite"),
+    ("fedavg --weights {weights=sparse}", 2, "is no file of weights: expected a dict of names and finite"),
     ("fedavg --weights {weights=other}", 2, "does not fit the network: .* tensors are missing and 1 do not"),
     ("fedavg --weights {weights=none}", 2, "does not fit the network: .* tensors are missing"),
     ("fedavg --limit 5", 1, "d0 has 5 images, fewer than the 10 classes; raise --limit"),
@@ -210,7 +211,12 @@ OTHERS = [
     ("tables --scale huge", 2, "--scale: invalid choice: 'huge'"),
     ("tables --rnu", 2, "--rnu is not a flag of reproduce_tables; did you mean --run?"),
     ("tables --records other.jsonl", 2, "with other --tables or --records give another --out too"),
-    ("tables --records tests --out x", 2, "--records tests is a folder; expected a JSONL file"),
+    ("tables --records {folder} --out x", 2, "--records .*foreign is a folder; expected a JSONL file"),
+    ("tables --records mine.jsonl --out x", 2, "--records mine.jsonl: no such file of finished runs"),
+    ("tables --stale --run", 2, "--stale only shows something; give it without --run"),
+    ("tables --plan --same-numbers", 2, "--plan only shows something; give it without --same-numbers"),
+    ("tables --json", 2, "--json is of --plan; give both"),
+    ("tables --only ,", 2, "--only is ','; expected ids of tables"),
     ("tables --tables nowhere --out x", 2, "nowhere has no tables"),
     ("tables --tables {file} --out x", 2, "file.txt has no tables"),
     ("measures paint {run}", 2, "invalid choice: 'paint'"),
@@ -342,6 +348,7 @@ TENSORS = {
     "nan": {"body.x": torch.tensor([np.nan])},
     "other": {"body.x": torch.zeros(2)},
     "none": {},
+    "sparse": {"body.x": torch.zeros(2).to_sparse()},
 }
 
 

@@ -106,6 +106,24 @@ def test_a_cell_has_one_precision(tmp_path):
     assert cell_with(tmp_path, newer).values == {0: 50}
 
 
+def test_a_mean_is_of_one_precision(tmp_path):
+    """Columns of different ones have no mean, and rows of different ones are not compared."""
+    columns = [Column("d0", "last/target", "--protocol lodo --target d0"),
+               Column("d15", "last/target", "--protocol lodo --target d15"), Column("Average", "mean")]
+    rows = [Row("FedAvg", module="fedavg", published=[[], [], []])]
+    block = Block("", "digits", columns, rows)
+    for precision, mean in (("fp32", {0: 65, 1: 66}), ("bf16", {})):
+        made = []
+        for target, of_run, accuracies in (("d0", "fp32", (0.6, 0.61)), ("d15", precision, (0.7, 0.71))):
+            for seed, accuracy in enumerate(accuracies):
+                flags = ["--dataset", "digits", "--protocol", "lodo", "--target", target, "--seed", str(seed)]
+                made.append(record("fedavg", [*flags, "--precision", of_run], last={"target": accuracy}))
+        records = Records(write_records(tmp_path / "r.jsonl", made))
+        cells = cells_of(TABLE, block, rows[0], records, "paper", [])
+        assert cells[2].values == pytest.approx(mean)
+        assert [cell.precision for cell in cells[:2]] == ["fp32", precision]
+
+
 def test_a_cell_knows_the_code_of_its_values(tmp_path):
     now = {"sources": hash_of(Path(fedavg.__file__)), "commit": "abc", "uncommitted_changes": False}
     cell = cell_with(tmp_path, [of_seed(0, "fp32", 0.5, **now)])

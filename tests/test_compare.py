@@ -27,11 +27,11 @@ def a_run(folder: Path, vals: list, finished: bool = True, method: str = "fedavg
     (folder / "metrics.jsonl").write_text("".join(lines))
     key = SETTINGS | args
     settings = {name: {"value": value, "origin": "flag"} for name, value in key.items()}
-    content = {"method": method, "code": [], "settings": settings}
+    key = {name: value for name, value in key.items() if name != "out"}
+    key |= {"method": method, "device": "cuda"}
+    content = {"method": method, "identity": key, "code": [], "settings": settings}
     (folder / "settings.json").write_text(json.dumps(content))
     if finished:
-        key = {name: value for name, value in key.items() if name != "out"}
-        key |= {"method": method, "device": "cuda"}
         (folder / "result.json").write_text(json.dumps({"args": key}))
     return folder
 
@@ -71,6 +71,11 @@ def test_the_table(runs, capsys):
 def test_metrics(runs, capsys, metric, head, last):
     heads, row = said(capsys, runs / "other", "--metric", metric)
     assert heads[0] == head and row[-1] == last
+
+
+def test_an_unfinished_seed_is_of_the_same_curve(runs, capsys):
+    a_run(runs / "seeds" / "s2", [0.7], finished=False, lr=0.1, seed=2)
+    assert said(capsys, runs / "seeds")[1][:3] == ["FedAvg", "3", "1 of 3"]
 
 
 def test_a_curve_has_the_rounds_that_all_its_runs_have(runs, tmp_path, capsys):
@@ -149,5 +154,13 @@ def test_bad_usage(runs, tmp_path, capsys):
     (runs / "again" / "metrics.jsonl").write_text("")
     fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
     (runs / "again" / "metrics.jsonl").write_text('{"round": 1, "clients": {}}\n')
+    for entry in ({"val": {}}, {"clients": {"a": 5}}, {"val": 3}, {"test": 3}):
+        line = json.dumps({"round": 1, "clients": {}} | entry)
+        (runs / "again" / "metrics.jsonl").write_text(line)
+        fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
+    (runs / "again" / "metrics.jsonl").write_text('{"round": 1, "clients": {}}\n')
+    for content in ('{"args": {"method": "fedavg"}}', "[" * 5000):
+        (runs / "again" / "result.json").write_text(content)
+        fails(capsys, 2, "neither result.json nor settings.json", compare.main, [again])
     (runs / "again" / "result.json").write_text("[")
     fails(capsys, 2, "neither result.json nor settings.json", compare.main, [again])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import email.message
+import http.client
 import json
 
 from reproduce import cost, work
@@ -52,6 +53,8 @@ def test_what_can_be_had(monkeypatch, tmp_path):
     assert "by hand from https://drive" in cost.availability("vlcs", {64}, place)[0]
     answer(monkeypatch, error=OSError("no route"))
     assert "cannot be downloaded here (no route)" in cost.availability("pacs", {64}, place)[0]
+    answer(monkeypatch, error=http.client.BadStatusLine("what a proxy says"))
+    assert "cannot be downloaded here (what a proxy says)" in cost.availability("pacs", {64}, place)[0]
     (tmp_path / "Homework3-PACS-master.zip").touch()
     assert cost.availability("pacs", {64}, place) == ("", 0)
     (tmp_path / "VLCS").mkdir()  # empty: of an archive, say

@@ -1,6 +1,7 @@
 """The layouts of the datasets: each is read end to end from small archives in its official form."""
 
 import collections
+import gzip
 import json
 import tarfile
 import zipfile
@@ -374,10 +375,13 @@ def test_terrainc_without_an_image(tmp_path, monkeypatch):
     assert nothing_is_left(tmp_path)
 
 
-def test_terrainc_with_a_table_that_is_none(tmp_path, monkeypatch):
-    write_terra(tmp_path, monkeypatch, terra_tables() | {"train_annotations.json": {"images": []}})
-    message = "train_annotations.json is no list of images, categories and annotations "
-    message += ".KeyError: 'categories'"
+@pytest.mark.parametrize("content, error", [(b'{"images": []}', "KeyError: 'categories'"),
+                                            (b"[" * 100000, "RecursionError: ")])
+def test_terrainc_with_a_table_that_is_none(tmp_path, monkeypatch, content, error):
+    write_terra(tmp_path, monkeypatch, terra_tables())
+    archive = tmp_path / "archives" / "eccv_18_annotations.tar.gz"
+    write_tar(archive, {"train_annotations.json": content})
+    message = f"train_annotations.json is no list of images, categories and annotations .{error}"
     stops(message, load, tmp_path, "terrainc")
     assert nothing_is_left(tmp_path)
 
@@ -457,6 +461,20 @@ def test_camelyon17_unpacked(tmp_path, monkeypatch):
 def test_a_table_that_is_wrong(tmp_path, monkeypatch, columns, message):
     write_camelyon(tmp_path, monkeypatch, columns)
     stops(message, load, tmp_path, "camelyon17")
+    assert nothing_is_left(tmp_path)
+
+
+def test_an_archive_that_ends_in_its_table(tmp_path, monkeypatch):
+    archive = write_camelyon(tmp_path, monkeypatch)
+    content = gzip.decompress(archive.read_bytes())
+    archive.write_bytes(gzip.compress(content[:content.index(b",patient,") + 20]))
+    stops("camelyon17_v1.0.tar.gz is no whole tar archive", load, tmp_path, "camelyon17")
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_table_with_a_quote_that_is_not_closed(tmp_path, monkeypatch):
+    write_camelyon(tmp_path, monkeypatch, COLUMNS + '\n"' + "x" * 200000)
+    stops("metadata.csv is no csv table .*get it again", load, tmp_path, "camelyon17")
     assert nothing_is_left(tmp_path)
 
 

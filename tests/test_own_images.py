@@ -12,7 +12,7 @@ import common
 from plumbing.catalog import short_name
 from plumbing.decoding import to_rgb
 from plumbing.errors import Stop
-from plumbing.runfolder import folder_of
+from plumbing.runfolder import RunFolder, folder_of
 from plumbing.settings import differences
 from reproduce import predict
 from tests.conftest import METHODS, MODULES, ROOT, fails, metrics, one_run, parsed, run_all, run_here
@@ -167,6 +167,10 @@ def a_name_of_all(folder: Path) -> None:
     (folder / "south").rename(folder / "all")
 
 
+def no_letters(folder: Path) -> None:
+    (folder / "south").rename(folder / os.fsdecode(b"s\xfcd"))
+
+
 def not_readable(folder: Path) -> None:
     (folder / "south" / "ill" / "3.png").write_bytes(b"no image")
 
@@ -179,6 +183,7 @@ def not_readable(folder: Path) -> None:
     (one_class, 2, "found the domains north, south and the classes healthy"),
     (outside_a_class, 2, "the image north/0.png is in no folder of a class; expected <domain>/<class>/"),
     (a_name_of_all, 2, "the domain 'all' cannot be named in --target"),
+    (no_letters, 2, r"the name of the folder 's\\udcfcd' cannot be shown; rename it"),
     (not_readable, 1, "the image south/ill/3.png cannot be decoded .*; replace or remove it"),
 ])
 def test_bad_folders(folder, change, code, words):
@@ -248,6 +253,31 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
           parsed("fedavg", *flags, "--out", there))
     run_all("fedavg", parsed("fedavg", *flags))
     assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_images_that_change_between_two_targets_are_noticed(flags, folder, monkeypatch, capsys):
+    """The images are read once: the second run would name those of now and have trained on those of before.
+    """
+    write_images(folder, ("east",))
+    finish = RunFolder.finish
+
+    def and_add(self):
+        (folder / "north" / "ill" / "new.png").write_bytes((folder / "south" / "ill" / "0.png").read_bytes())
+        return finish(self)
+    monkeypatch.setattr(RunFolder, "finish", and_add)
+    args = parsed("fedavg", *flags, "--protocol", "lodo", "--rounds", "1", "--no-figures", "--out", "x")
+    words = "images have changed since they were read: give the same command again"
+    fails(capsys, 2, words, run_all, "fedavg", args)
+    assert [path.name for path in Path("x").iterdir()] == ["east"]
+
+
+@pytest.mark.parametrize("name", ["$5_$10", "a%b", "a{b}"])
+def test_a_domain_of_any_name_is_trained_and_drawn(flags, folder, name):
+    (folder / "south").rename(folder / name)
+    flags = [*flags, "--rounds", "1", "--out", "x", "--figures"]
+    result, = run_all("fedavg", parsed("fedavg", *flags))
+    assert list(result["best"]["clients"]) == sorted([name, "north"])
+    assert Path("x/curves.png").exists()
 
 
 def test_leave_one_out_and_without_labels(flags, folder, capsys):

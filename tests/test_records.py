@@ -120,6 +120,16 @@ def test_damaged_records_are_named_and_skipped(tmp_path):
     assert not Records(tmp_path / "none.jsonl").count
 
 
+@pytest.mark.parametrize("field", [{"code": [{}]}, {"code": None}, {"code": 3}, {"sources": ["a"]},
+                                   {"commit": 5}])
+def test_a_record_with_odd_code_is_skipped(tmp_path, field):
+    path = small_folder(tmp_path) / "runs.jsonl"
+    first = json.loads(path.read_text().splitlines()[0])
+    path.write_text(json.dumps(first | field))
+    records = Records(path)
+    assert records.count == 0 and len(records.damaged) == 1
+
+
 @pytest.mark.parametrize("change", [
     {"best": {"ALL": float("nan")}},
     {"best": {"ALL": True}},

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import reproduce_tables
 from plumbing.errors import Stop
 from plumbing.settings import identity
 from reproduce.cells import Cell
@@ -13,7 +14,7 @@ from reproduce.records import Records
 from reproduce.rendering import (MARKS, budget, cell_text, ours, published_place, read_agreement, render,
                                  update_readme)
 from reproduce.tables import PAPERS, read_tables
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fails
 from tests.small_table import small_folder, write_records
 
 import pytest
@@ -36,6 +37,30 @@ def test_a_part_of_the_tables_leaves_the_whole_alone(tmp_path):
     render(read_tables(tmp_path / "tables"), records, tmp_path, whole=False)
     assert (tmp_path / "tables").exists()
     assert not (tmp_path / "README.md").exists() and not (tmp_path / "scoreboard.md").exists()
+
+
+def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
+    """Found before anything is run or written."""
+    small_folder(tmp_path)
+    (tmp_path / "README.md").write_text("my own notes")
+    flags = ["--tables", tmp_path / "tables", "--records", tmp_path / "runs.jsonl", "--out", tmp_path]
+    fails(capsys, 2, "README.md is not of these tables, and would be replaced: give another --out",
+          reproduce_tables.main, [str(flag) for flag in flags])
+    assert (tmp_path / "README.md").read_text() == "my own notes"
+    assert not (tmp_path / "scoreboard.md").exists()
+
+
+def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
+    """As typed, from another folder than the repository's; above a folder `results` a README.md of one's own
+    stays."""
+    small_folder(tmp_path)
+    (tmp_path / "README.md").write_text("my own notes")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        reproduce_tables.main(["--tables", "tables", "--records", "runs.jsonl", "--out", "results"])
+    assert not end.value.code and "A small table" in capsys.readouterr().out
+    assert "5 recorded runs" in (tmp_path / "results" / "README.md").read_text()
+    assert (tmp_path / "README.md").read_text() == "my own notes"
 
 
 def test_a_page_says_where_its_published_numbers_are_from():

@@ -56,7 +56,7 @@ def test_the_command(trained, tmp_path, capsys):
     assert "with --adapt-lr 0.0: target " in said and f"{100 * record['best']['target']:.2f}%" in said
     assert record == retested(folder, adapt_lr=0.0) | {name: record[name] for name in
                                                        ("seconds", "finished", "code")}
-    main([str(folder), "--adapt-lr", "0", "--json"])
+    main(["--adapt-lr", "0", str(folder), "--json"])
     assert json.loads(capsys.readouterr().out)["id"] == record["id"]
     assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was
 

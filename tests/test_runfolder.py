@@ -194,6 +194,23 @@ def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
     fails(capsys, 1, f"checkpoint.pt {words}.*--no-resume to replace it", run_here, "fedavg", finished)
 
 
+def test_a_changed_byte_is_noticed(tmp_path, monkeypatch, capsys):
+    """torch reads a checkpoint with another number in it and says nothing; its checksum does."""
+    flags = ["--rounds", "4", "--checkpoint-every", "0"]
+    interrupted("fedavg", monkeypatch, tmp_path, *flags, after=3)
+    path = tmp_path / "checkpoint.pt"
+    weights = next(iter(torch.load(path, weights_only=True)["server"]["w"].values()))
+    numbers = weights.numpy().tobytes()
+    content = path.read_bytes()
+    assert content.count(numbers) == 1
+    path.write_bytes(content.replace(numbers, (weights + 1).numpy().tobytes()))
+    assert torch.load(path, weights_only=True)
+    capsys.readouterr()
+    run_here("fedavg", tmp_path, *flags)
+    assert "it is damaged or holds more than tensors (BadZipFile)" in capsys.readouterr().err
+    assert result_in(tmp_path)["code"][1]["from"] == 3  # before.pt is of round 2
+
+
 class Attack:
     """Loaded without care, it makes a folder."""
 
@@ -287,6 +304,15 @@ def test_a_folder_with_other_content_stays_as_it_is(tmp_path, capsys, name, flag
     fails(capsys, 2, words, run_here, "fedavg", folder, *flags)
     assert [path.name for path in folder.iterdir()] == [name]
     assert (folder / name).read_text() == '{"of": "mine"}'
+
+
+def test_scalars_of_another_program_stay(tmp_path, capsys):
+    (tmp_path / "tensorboard").mkdir()
+    file = tmp_path / "tensorboard" / "events.out.tfevents.mine"
+    file.write_text("mine")
+    fails(capsys, 2, "files that are of no run .tensorboard/events.out.tfevents.mine.", run_here, "fedavg",
+          tmp_path)
+    assert file.read_text() == "mine"
 
 
 def test_other_files_beside_a_run_stay(tmp_path):

@@ -134,11 +134,12 @@ def test_seeds_that_cannot_be_meant(capsys, tmp_path):
     fails(capsys, 2, "--seed and --seeds do not go together", parsed, "fedavg", "--seeds", "1", "--seed", "0")
 
 
-def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys):
-    (tmp_path / "seeds.json").write_text('{"seeds": "of flowers"}')
+@pytest.mark.parametrize("content", ['{"seeds": "of flowers"}', "[0, 1, 2]", "null", "["])
+def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys, content):
+    (tmp_path / "seeds.json").write_text(content)
     flags = ["--out", tmp_path, "--seeds", "0,1"]
     fails(capsys, 2, "seeds.json has no means over seeds", run_guessing, [3], *flags)
-    assert (tmp_path / "seeds.json").read_text() == '{"seeds": "of flowers"}'
+    assert (tmp_path / "seeds.json").read_text() == content
     assert not (tmp_path / "s0").exists()
 
 

@@ -181,9 +181,15 @@ def test_a_run_shows_and_writes_its_settings(tmp_path):
     assert "  flag: lr 0.2, scale smoke" in said
     written = json.loads((tmp_path / "run" / "settings.json").read_text())
     assert written["method"] == "fedavg"
+    assert written["identity"] == json.loads((tmp_path / "run" / "result.json").read_text())["args"]
     assert list(written["settings"]) == names(MODULES["fedavg"].Args)
     assert written["settings"]["lr"] == {"value": 0.2, "origin": "flag"}
     assert written["settings"]["rounds"] == {"value": 2, "origin": "smoke"}
+
+
+def test_help_shows_a_value_with_a_percent_sign(capsys):
+    text = shown(capsys, "fedavg", "--out", "runs/100%done", "--dataset", "folder:/50%_off", "--help")
+    assert "[runs/100%done; flag]" in " ".join(text.split()) and "[folder:/50%_off; flag]" in text
 
 
 def test_version(capsys):

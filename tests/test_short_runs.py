@@ -55,6 +55,13 @@ def test_sets_of_sources_are_joined_and_those_of_other_methods_stay(results):
     assert sources.read_equivalents(path) == [("fdse", ["a", "b"]), ("fedavg", ["a", "b", "c", "d"])]
 
 
+def test_damaged_lines_count_for_nothing(results, monkeypatch):
+    (results / "short_runs.jsonl").write_text('{}\n3\n[\n{"method": "fedavg"}\n')
+    assert read_lines(results) == []
+    at(monkeypatch, "a", "x")
+    assert "first short run" in compare("fedavg", results)
+
+
 def test_bytes_of_another_machine_or_command_say_nothing(results, monkeypatch):
     at(monkeypatch, "a", "x", torch="0.1")
     compare("fedavg", results)

@@ -145,6 +145,18 @@ def test_throughput_is_fitted_to_the_times():
     assert device.seconds(Work(1e12)) == pytest.approx(throughput.STARTUP + 30, rel=1e-3)
 
 
+def test_times_of_ones_own_images_say_nothing_of_other_runs():
+    """Their number is not known to the plan."""
+    hardware = {"gpu": None, "cpu": throughput.cpu_name()}
+    made = []
+    for seed in range(6):
+        one = record("fedavg", ["--dataset", "pacs", "--seed", str(seed)], hardware=hardware)
+        one["args"]["dataset"] = "folder:/images 0123456789ab"
+        made.append(one)
+    device, error = throughput.measured_here(made, Counted())
+    assert error is None and "a guess" in device.described
+
+
 def test_without_records_of_a_machine_its_times_are_a_guess():
     device, error = throughput.measured_here([], Counted())
     assert error is None and "a guess" in device.described
