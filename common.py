@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import math
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors
 
 
 def seed_all(*key) -> torch.Generator:
-    """Seed torch from a key such as (seed, "train", t, k) and return a CPU generator of the same seed.
+    """Seed torch, numpy and random from a key such as (seed, "train", t, k); returns a CPU generator of torch
+    of the same seed.
 
     Randomness is counter-based: no generator state is carried from one client or round to the next, so a
     result depends neither on the order in which clients are trained nor on an interruption.
@@ -68,6 +70,8 @@ def seed_all(*key) -> torch.Generator:
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1
     torch.manual_seed(number)
+    np.random.seed(number % 2 ** 32)
+    random.seed(number)
     return torch.Generator().manual_seed(number)
 
 
@@ -950,7 +954,8 @@ class ServerProtocol(Protocol):
 
 class ClientProtocol(Protocol):
     """Client k of a method. `net` is one scratch network that server and clients share: nothing may be kept
-    in it between calls. What outlives a call is in state_dict()."""
+    in it between calls. What outlives a call is in state_dict(). The tensors of `down` are the server's own:
+    they are read and never changed in place."""
 
     data: ClientData
     log: dict[str, Tensor]  # may be left out: scalars of the last local training, which do not travel
@@ -982,6 +987,7 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     cannot go on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last checkpoint is kept).
     """
     with one_line_on_failure(args):
+        refuse_other_args(Server, Client, args)
         hash_of(method_file(args))  # of the files as they are now: a record names the code that ran
         prepare(args)
         if args.extend and process()[0] == 0:
@@ -996,6 +1002,15 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
         if process()[0] == 0:
             show_seeds(args, of_seeds)
         return every
+
+
+def refuse_other_args(Server, Client, args: Args) -> None:
+    """Stop if a method's file has its Args from another's, whose name and code would stand in the record."""
+    own = type(args).__module__
+    theirs = sys.modules[Client.__module__]
+    if own not in (Server.__module__, Client.__module__) and getattr(theirs, "Args", None) is type(args):
+        raise Stop(f"{Path(theirs.__file__).name} has the Args of {own}.py, by which its runs would be "
+                   "known: give it a class Args(common.Args) of its own", 2)
 
 
 def run_targets(Server, Client, args: Args, build) -> list[dict]:
@@ -1093,6 +1108,7 @@ class Federation:
     sizes: list[int]  # training images of the K clients
     classes: tuple[str, ...]
     channels: int
+    tested: int  # images of the targets that are tested
 
     @property
     def has_target(self) -> bool:
@@ -1118,7 +1134,7 @@ class Federation:
         clients, targets = self.names[:self.K], self.names[self.K:]
         words = f"{self.K} clients ({short(clients)}), {sum(self.sizes):,} training images"
         if targets:
-            words += f", tested on {short(targets)}, which no client has"
+            words += f", tested on {short(targets)} ({self.tested:,} images), which no client has"
         return words
 
 
@@ -1165,7 +1181,8 @@ def assembled(Server, Client, args: Args, build, sources: list[ClientData], targ
             clients[k] = Client(args, net, k, data)
     names = [data.name for data in sources + targets]
     sizes = [len(data.train) for data in sources]
-    return Federation(args, server, clients, len(sources), names, sizes, classes, shape[0])
+    tested = sum(len(data.test) for data in targets)
+    return Federation(args, server, clients, len(sources), names, sizes, classes, shape[0], tested)
 
 
 @dataclass

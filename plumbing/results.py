@@ -267,7 +267,7 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
         if "target" in evaluated[-1]:
             line("left-out domain", "target", color="b", linewidth=2)
     left.set(xlabel="round", ylabel="accuracy (%)", title=no_formula(title))
-    left.legend(fontsize=7, ncols=2)
+    left.legend(fontsize=7, ncols=2, loc="lower right")
 
     losses = {}  # of each client: rounds and mean training losses
     for entry in history:
@@ -278,5 +278,5 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
         right.plot(*zip(*losses[name]), linewidth=0.8, label=no_formula(name))
     right.set(xlabel="round", ylabel="mean training loss", title="training")
     if losses:
-        right.legend(fontsize=7)
+        right.legend(fontsize=7, loc="upper right")
     write_whole(path, lambda file: figure.savefig(file, dpi=130, format="png"))

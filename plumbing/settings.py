@@ -300,6 +300,8 @@ def layers_of(cls: type[Args], paper: dict, variants: dict, tables: dict, given:
     scale = given.get("scale", cls.scale)
     variant = given.get("variant", getattr(cls, "variant", None))
     layers = [Layer("flag", given)]
+    if own_folder(given.get("dataset", cls.dataset)):
+        layers.append(Layer("own images", {"target_part": "all"}))  # on PACS it is as its paper has it
     if scale != "paper":
         layers.append(Layer(scale, tables[scale].get(dataset, {})))
         layers.append(Layer(scale, SCALES[scale].get(dataset, {})))

@@ -39,20 +39,61 @@ def module_file(name: str) -> Path | None:
     return None
 
 
-def imported(tree: ast.Module) -> set[str]:
-    """The names of the modules that a file may import."""
+def imported(tree: ast.Module) -> set[tuple[int, str]]:
+    """(level, name) of the modules that a file may import; the level is the number of dots in front."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {(0, alias.name) for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            start = f"{node.module}." if node.module else ""
+            names.add((node.level, node.module or ""))
+            names |= {(node.level, start + alias.name) for alias in node.names}
     return names
+
+
+def absolute(file: Path, level: int, name: str) -> str:
+    """The whole name of a module that `file` imports by its name with so many dots in front."""
+    if not level or not file.is_relative_to(ROOT):
+        return name
+    package = file.relative_to(ROOT).parts[:-level]
+    return ".".join([*package, name])
+
+
+def settings_in(tree: ast.Module) -> set[str]:
+    """The names of a file's tables of settings and of the dict(...) that these have as parts."""
+    values = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            values |= {target.id: node.value for target in node.targets if isinstance(target, ast.Name)}
+    found, waiting = set(), [name for name in values if name in TABLES]
+    while waiting:
+        name = waiting.pop()
+        value = values.get(name)
+        of_dict = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict"
+        if name not in found and (name in TABLES or of_dict):
+            found.add(name)
+            waiting += [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
+    return found
+
+
+def is_setting(node: ast.stmt) -> bool:
+    """Whether a line of Args is a field, whose value a record names; a ClassVar is none."""
+    return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.dump(node.annotation)
 
 
 class WithoutWords(ast.NodeTransformer):
     """A file's syntax without what cannot change a number."""
+
+    def visit_Module(self, node):
+        settings = settings_in(node)
+        kept = []
+        for line in node.body:
+            names = [target.id for target in getattr(line, "targets", []) if isinstance(target, ast.Name)]
+            if not settings & set(names):
+                kept.append(line)
+        node.body = kept
+        return self.generic_visit(node)
 
     def visit_Expr(self, node):
         if isinstance(node.value, ast.Constant):  # a docstring
@@ -62,20 +103,14 @@ class WithoutWords(ast.NodeTransformer):
     def visit_Raise(self, node):
         return ast.Raise()
 
-    def visit_Assign(self, node):
-        names = {target.id for target in node.targets if isinstance(target, ast.Name)}
-        call = node.value.func if isinstance(node.value, ast.Call) else None
-        of_settings = isinstance(call, ast.Name) and call.id == "dict" and all(map(str.isupper, names))
-        if names & TABLES or (names and of_settings):
-            return None
-        return self.generic_visit(node)
-
     def visit_ClassDef(self, node):
-        return None if node.name == "Args" else self.generic_visit(node)
+        if node.name == "Args":
+            node.body = [line for line in node.body if not is_setting(line)]
+        return self.generic_visit(node)
 
 
 @functools.cache
-def parts_of(text: str) -> tuple[frozenset[str], str]:
+def parts_of(text: str) -> tuple[frozenset[tuple[int, str]], str]:
     """Of a file's text the modules that it may import, and its syntax without what cannot change a number."""
     tree = ast.parse(text)
     names = frozenset(imported(tree))
@@ -91,9 +126,10 @@ def files_of(file: Path) -> list[Path]:
             continue
         found.add(path)
         names, _ = parts_of(path.read_text())
-        for name in names:
-            other = module_file(name)
-            if other and name not in AROUND:
+        for level, name in names:
+            whole = absolute(path, level, name)
+            other = module_file(whole) if whole else None
+            if other and whole not in AROUND:
                 waiting.append(other)
     return sorted(found)
 

@@ -49,9 +49,10 @@ def method(name) -> ModuleType:
 
 
 def is_method(module: ModuleType) -> bool:
-    """Whether a module defines what a method file does."""
+    """Whether a module has what a method file does. Its Args are its own: they say which method a run is of;
+    Server and Client may be another's."""
     classes = [getattr(module, part, None) for part in PARTS]
-    return all(isinstance(c, type) and c.__module__ == module.__name__ for c in classes)
+    return all(isinstance(c, type) for c in classes) and module.Args.__module__ == module.__name__
 
 
 # Its arguments
@@ -119,6 +120,9 @@ def read_kept(folder, which: str) -> Kept:
     folder = Path(folder)
     there = [folder / name for name in FILES[which] + FILES["last"] if (folder / name).is_file()]
     if not there:
+        runs = sorted(path.parent for path in folder.glob("*/checkpoint.pt"))
+        if runs:
+            raise Stop(f"{folder} has several runs in it: give the folder of one, such as {runs[0]}", 2)
         raise Stop(f"{folder} has no state of a run: expected an output folder with best.pt or "
                    "checkpoint.pt; if they were deleted, the run has to be made again", 2)
     file = there[0]

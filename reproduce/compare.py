@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from plumbing.errors import Stop, ending
@@ -185,14 +185,17 @@ def usual_metric(runs: list[OneRun]) -> str:
 
 
 def grouped(runs: list[OneRun], metric: str) -> list[Group]:
-    """A group for each set of arguments, whatever the seed, in the order of the runs."""
+    """A group for each set of arguments, whatever the seed, in the order of the runs; of each run the rounds
+    that all of its group have done."""
     by_arguments = {}
     for run in runs:
         text = json.dumps(run.key | {"seed": None}, sort_keys=True)
         by_arguments.setdefault(text, []).append(run)
-    members = list(by_arguments.values())
-    for of_group in members:
+    members = []
+    for of_group in by_arguments.values():
         refuse_twice(of_group)
+        done = min(run.rounds for run in of_group)
+        members.append([replace(run, entries=run.entries[:done]) for run in of_group])
     names = labels_of([of_group[0].key for of_group in members])
     groups = []
     for name, of_group in zip(names, members):
@@ -305,7 +308,8 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     if below:
         figure.legend(fontsize=8, loc="outside lower center", frameon=False, ncols=columns)
     else:
-        panel.legend(fontsize=8, frameon=False)
+        place = "lower right" if factor == 100 else "upper right"  # where rising and falling curves are not
+        panel.legend(fontsize=8, frameon=False, loc=place)
     write_figure(path, figure)
 
 

@@ -28,6 +28,7 @@ from plumbing.settings import Parser
 
 import numpy as np
 import torch
+from PIL import UnidentifiedImageError
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -53,7 +54,10 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
             some = files[start:start + size]
             for file, image in zip(some, pool.map(partial(read_image, run=run), some)):
                 if isinstance(image, Exception):
-                    problems.append(f"{file} cannot be read as an image ({image or type(image).__name__})")
+                    why = image or type(image).__name__
+                    if isinstance(image, UnidentifiedImageError):
+                        why = "it is none"
+                    problems.append(f"{file} cannot be read as an image ({why})")
                 else:
                     names.append(file)
                     images.append(image)

@@ -4,9 +4,13 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import random
+import sys
+import types
 
 import common
-from tests.conftest import metrics, parsed
+import fedavg
+from tests.conftest import fails, metrics, parsed
 
 import numpy as np
 import pytest
@@ -418,6 +422,30 @@ class Clock:
 
     def load_state_dict(self, saved):
         self.t = saved["t"]
+
+
+def test_numpys_and_pythons_random_numbers_are_seeded_too():
+    """A method of one's own may use them."""
+    drawn = []
+    for key in (("train", 3), ("train", 3), ("train", 4)):
+        common.seed_all(*key)
+        drawn.append((np.random.beta(1, 1), random.random(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
+    assert not set(drawn[1]) & set(drawn[2])
+
+
+def test_args_of_another_method_are_refused(tmp_path, monkeypatch, capsys):
+    """Runs would be recorded by its name and code."""
+    module = types.ModuleType("mysam")
+    module.__file__ = "/somewhere/mysam.py"
+    module.Args = fedavg.Args
+    monkeypatch.setitem(sys.modules, "mysam", module)
+    Client = guessing([3])
+    Client.__module__ = "mysam"
+    args = parsed("fedavg", "--scale", "smoke", "--out", tmp_path)
+    words = r"mysam.py has the Args of fedavg.py, .*: give it a class Args\(common.Args\) of its own"
+    fails(capsys, 2, words, common.run, Clock, Client, args)
+    assert not list(tmp_path.iterdir())
 
 
 def guessing(guesses: list[int], log: list | None = None) -> type:

@@ -84,7 +84,7 @@ def test_a_curve_has_the_rounds_that_all_its_runs_have(runs, tmp_path, capsys):
     said(capsys, runs / "seeds", runs / "more", runs / "seeds" / "s0", "--metric", "val", "--json", out)
     (curve,) = json.loads(out.read_text())["curves"]  # s0, named twice, is one run
     assert curve["seeds"] == [0, 1, 7] and curve["round"] == [1] and curve["values"] == [[0.5, 0.5, 0.1]]
-    assert curve["best"] == [0.8, 0.6, 0.1] and curve["label"] == "FedAvg"
+    assert curve["best"] == curve["last"] == [0.5, 0.5, 0.1] and curve["label"] == "FedAvg"
 
 
 def test_the_left_out_domain_is_what_is_shown_if_all_have_one(runs, capsys):

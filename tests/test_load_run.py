@@ -3,11 +3,14 @@ refused. That it has the recorded accuracies: test_every_method.py."""
 
 import json
 import shutil
+import types
 from pathlib import Path
 
 import common
+import fedavg
 from plumbing.errors import Stop
 from plumbing.files import load_file
+from plumbing.trained import is_method
 from tests.conftest import interrupted, run_here
 from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
 
@@ -18,6 +21,19 @@ import torch
 @pytest.fixture
 def runs(tmp_path_factory) -> Path:
     return labelled_runs(tmp_path_factory)
+
+
+def test_a_method_has_args_of_its_own():
+    """Its Server or Client may be another method's."""
+    module = types.ModuleType("mysam")
+    module.Server = fedavg.Server
+    module.Client = type("Client", (), {"__module__": "mysam"})
+    module.Args = fedavg.Args
+    assert not is_method(module)
+    module.Args = type("Args", (), {"__module__": "mysam"})
+    assert is_method(module)
+    del module.Server
+    assert not is_method(module)
 
 
 @pytest.fixture

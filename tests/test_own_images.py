@@ -13,7 +13,6 @@ from plumbing.catalog import short_name
 from plumbing.decoding import to_rgb
 from plumbing.errors import Stop
 from plumbing.runfolder import RunFolder, folder_of
-from plumbing.settings import differences
 from reproduce import predict
 from tests.conftest import METHODS, MODULES, ROOT, fails, metrics, one_run, parsed, run_all, run_here
 from tests.own_images import FLAGS, write_images
@@ -208,9 +207,11 @@ def test_a_bad_flag(capsys):
 def test_a_folder_has_the_settings_of_pacs(method, scale):
     own = parsed(method, "--dataset", "folder:/somewhere/images", "--scale", scale)
     pacs = parsed(method, "--dataset", "pacs", "--scale", scale)
-    assert dataclasses.replace(own, dataset="pacs") == pacs
-    assert own.origins == pacs.origins
-    assert differences(own) == differences(pacs)
+    assert dataclasses.replace(own, dataset="pacs", target_part=pacs.target_part) == pacs
+    assert own.origins | {"target_part": pacs.origins["target_part"]} == pacs.origins
+    assert (own.target_part, own.origins["target_part"]) == ("all", "own images")
+    part = parsed(method, "--dataset", "folder:/somewhere/images", "--target-part", "test").target_part
+    assert part == "test"
 
 
 def test_a_path_is_the_same_from_everywhere(tmp_path, monkeypatch):
@@ -284,6 +285,7 @@ def test_leave_one_out_and_without_labels(flags, folder, capsys):
     write_images(folder, ("east",))
     lodo = run_all("fedavg", parsed("fedavg", *flags, "--protocol", "lodo", "--rounds", "1"))
     assert len(lodo) == 3 and all("target" in result["best"] for result in lodo)
+    assert "tested on east (20 images), which no client has" in capsys.readouterr().out  # all of them
     few = ["--crop", "16", "--hidden", "8", "--dim", "8", "--rounds", "1", "--target", "east", "--out", "ssl"]
     linear, = run_all("fedgala", parsed("fedgala", *flags, *few, "--limit", "20"))
     assert list(linear["last"]["linear"]) == ["east"]

@@ -16,17 +16,25 @@ METHOD = '''
 import common
 from common import average
 
-PAPER = {"digits": dict(lr=0.1)}
+MNIST = dict(rounds=9)
+PAPER = {"digits": dict(lr=0.1), "mnist": MNIST}
+SAM = dict(eps=0.5)
 
 
 class Args(common.Args):
     mu: float = 0.1
+    views: ClassVar[int] = 1
+
+    def weight(self, t):
+        """Of round t."""
+        return self.mu * 0.9 ** t
 
 
 def term(x, mu):
     """The term."""
     if mu < 0:
         raise ValueError(f"mu is {mu}")
+    OWN = dict(steps=3)
     return mu * x  # Eq. (1)
 '''
 
@@ -55,6 +63,7 @@ def method(tmp_path, monkeypatch):
     ("# Eq. (1)", "# the first equation"),
     ("mu is {mu}", "--mu is {mu}, below 0"),
     ("lr=0.1", "lr=0.2"),
+    ("rounds=9", "rounds=8"),
     ("mu: float = 0.1", "mu: float = 0.3"),
     ("    return mu * x  # Eq. (1)", "\n    return (mu * x)"),
 ])
@@ -67,6 +76,10 @@ def test_what_cannot_change_a_number_is_not_in_the_hash(method, old, new):
     ("mu * x", "x * mu"),
     ("mu < 0", "mu < 1"),
     ("import average", "import state"),
+    ("0.9 ** t", "0.8 ** t"),
+    ("ClassVar[int] = 1", "ClassVar[int] = 2"),
+    ("eps=0.5", "eps=0.6"),
+    ("steps=3", "steps=4"),
 ])
 def test_every_other_change_is(method, old, new):
     assert hash_of(method, METHOD.replace(old, new)) != hash_of(method, METHOD)
@@ -81,6 +94,19 @@ def test_the_hash_follows_the_imports(method):
     assert changed != before
     (method.parent / "common.py").write_text("def average(x): return x.median()")
     assert hash_of(method, METHOD) not in (before, changed)
+
+
+@pytest.mark.parametrize("line", ["from .helper import scale", "from . import helper",
+                                  "from baselines.helper import scale", "from ..baselines import helper",
+                                  "import baselines.helper"])
+def test_an_import_may_have_dots(method, line):
+    folder = method.parent / "baselines"
+    folder.mkdir()
+    found = []
+    for scale in (1, 1, 2):
+        (folder / "helper.py").write_text(f"scale = {scale}")
+        found.append(hash_of(folder / "method.py", line))
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_table_of_numbers_is_in_the_hash(method):
