@@ -171,9 +171,11 @@ def test_fdses_thirteen_methods_are_of_the_records():
     """Office-Caltech10, 64x64, 40 rounds, each method at its tuned values: accuracies, and their differences
     from FedAvg's."""
     by_name = {row.method: row.module.rpartition(".")[2] for row in FDSE_1.blocks[1].rows}
+    tuned = {row.method: row.laptop.replace("--", "").split() for row in FDSE_1.blocks[1].rows}
     accuracy = {}
     for name, method in by_name.items():
-        runs = of(method, dataset="officecaltech", scale="laptop", image_size=64, rounds=40)
+        values = dict(zip(tuned[name][::2], map(float, tuned[name][1::2])))
+        runs = of(method, dataset="officecaltech", scale="laptop", image_size=64, rounds=40, **values)
         for measure in ("ALL", "AVG"):
             accuracy[name, measure] = {run["args"]["seed"]: 100 * run["best"][measure] for run in runs}
     rows = cells("**Thirteen methods.**")
@@ -374,13 +376,39 @@ def test_fedsrs_table_is_of_the_records():
         assert mean == spread(list(found.values())), (target, name)
         of_rows[target, name] = found
     words = " ".join(FINDINGS.split("## FedSR", 1)[1].split())
-    for row in (("M0", "FedSR"), ("M75", "FedSR"), ("M75", "FedL2R"), ("M75", "FedCMI")):
+    for row in [(target, name) for target in ("M0", "M75") for name in ("FedSR", "FedL2R", "FedCMI")]:
         between = paired(of_rows[row], of_rows[row[0], "FedAvg"])
         low, high = between.interval
         interval = f"{low:+.1f} to {high:+.1f}"
         if row[1] == "FedSR":
             interval = f"95% {interval}, three lists"
         assert f"{between.difference:+.1f} ({interval})" in words, row
+
+
+def test_fedsrs_gain_over_several_targets():
+    """By list the mean over all targets of RotatedMNIST, the outer and the inner ones, after the last round and
+    over the last eleven evaluations."""
+    outer, inner = ("m0", "m75"), ("m15", "m30", "m45", "m60")
+    words = " ".join(FINDINGS.split("## FedSR", 1)[1].split("## FedCiR")[0].split())
+    for eleven in (False, True):
+        for targets in ((*outer, *inner), outer, inner):
+            means = {}
+            for variant in ("fedavg", "fedsr"):
+                by_list = {}
+                for target in targets:
+                    for run in of("fedsr", dataset="rotatedmnist", target=target, variant=variant, lr=0.01):
+                        last = run["curve"]["target"][-11:] if eleven else [run["last"]["target"]]
+                        by_list.setdefault(run["args"]["seed"], []).append(100 * statistics.mean(last))
+                assert {len(values) for values in by_list.values()} == {len(targets)}
+                means[variant] = {seed: statistics.mean(values) for seed, values in by_list.items()}
+            between = paired(means["fedsr"], means["fedavg"])
+            low, high = between.interval
+            interval = f"{low:+.1f} to {high:+.1f}"
+            if len(targets) == 6 and not eleven:
+                interval = f"95% {interval}, three lists"
+                for variant in means:
+                    assert spread(list(means[variant].values())) in words, variant
+            assert f"{between.difference:+.1f} ({interval})" in words, (targets, eleven)
 
 
 def test_fedcirs_table_is_of_the_records():
