@@ -176,10 +176,12 @@ VERDICTS = {
     "agrees": "No difference was found. A number that is computed from the network alone (parameters, "
               "megabytes, FLOPs) agrees if it differs from the printed one by less than one and a half of "
               "its last digit. An accuracy agrees if Welch's t-test between our seeds and the paper's trials "
-              f"(its printed mean, deviation and number of trials) gives p of at least {LEVEL}, after "
-              "Holm's correction for all tests of the table. Few seeds find only large differences: this is "
-              "no proof of equality.",
-    "differs": f"The same tests: p below {LEVEL}, or a computed number that is further away.",
+              f"(its printed mean, deviation and number of trials) gives p of at least {LEVEL}. Few seeds "
+              "find only large differences: this is no proof of equality.",
+    "unclear": f"Welch's test alone gives p below {LEVEL}, but not after Holm's correction for all tests of "
+               "the table, of which one in twenty would do so by chance.",
+    "differs": f"The same test with Holm's correction: p below {LEVEL}; or a computed number that is further "
+               "away.",
     "untested": "Measured at the paper's scale, but Welch's test needs two seeds here, and a printed "
                 "deviation with its number of trials. Times and costs of other machines are not tested.",
     "laptop": "Runs with smaller images and fewer rounds. They say something of our rows among each other, "

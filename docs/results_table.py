@@ -15,10 +15,11 @@ from reproduce.methods import ROOT
 from reproduce.records import Records
 from reproduce.rendering import (CODE_MARKS, VERDICT_MARKS, budgets, cell_text, comparisons, label, ours,
                                  published_place)
-from reproduce.scoreboard import MEASURED, STATES, Strip, strip_of
+from reproduce.scoreboard import MEASURED, STATES, Strip, outcome, strip_of
 from reproduce.tables import Table
 
-MARKS = {"agrees": "no difference is found", "differs": "it differs", "untested": "cannot be tested"}
+MARKS = {"agrees": "no difference is found", "unclear": "it differs by its own test alone",
+         "differs": "it differs", "untested": "cannot be tested"}
 HOME = Path("results.html")
 RUNS = Path("docs/runs.md")
 FOLDER = Path("cells")
@@ -74,8 +75,7 @@ def in_short(strip: Strip) -> str:
     printed = len(strip.squares) - counts["lost"]
     words = f"{strip.measured} of {printed} measured at the paper's scale"
     if strip.measured:
-        words += (f": {counts['agrees']} agree, {counts['differs']} differ, {counts['untested']} cannot be "
-                  "tested")
+        words += f": {outcome(counts)}"
     for state in STATES:
         if counts[state] and state not in MEASURED:
             words += f"; {counts[state]} {WORDS[state]}"

@@ -88,7 +88,7 @@ class Cell:
     computed: bool = False  # from the network alone, without a run
     elsewhere: bool = False  # a time or cost of another machine, or counted otherwise: no difference is shown
     corrected: float | None = None  # probability of Welch's test, corrected for all tests of the page
-    verdict: str = ""  # of a published and measured cell: agrees, differs or untested
+    verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
 
     @property
     def published(self) -> list[float]:
@@ -148,8 +148,9 @@ def filled(table: Table, records: Records, scale: str) -> list[FilledBlock]:
 def judge(blocks: list[FilledBlock]) -> None:
     """Say of each published and measured cell of a page whether it agrees, differs or cannot be tested.
 
-    Welch's tests, corrected by Holm for all of the page. A number that is computed without a run agrees if it
-    is the printed one but for its last digit.
+    Welch's tests, corrected by Holm for all of the page. A cell that differs by its own test alone is
+    unclear: the correction grows with each cell that is measured, and must not turn a difference into
+    agreement. A number that is computed without a run agrees if it is the printed one but for its last digit.
     """
     tested = []
     for block in blocks:
@@ -166,7 +167,10 @@ def judge(blocks: list[FilledBlock]) -> None:
     corrected = statistics.holm([cell.probability for cell in tested])
     for cell, probability in zip(tested, corrected):
         cell.corrected = probability
-        cell.verdict = "differs" if probability < statistics.LEVEL else "agrees"
+        if probability < statistics.LEVEL:
+            cell.verdict = "differs"
+        else:
+            cell.verdict = "unclear" if cell.probability < statistics.LEVEL else "agrees"
 
 
 def decimals(printed: str) -> int:

@@ -18,7 +18,7 @@ from reproduce import figures, scoreboard
 from reproduce.cells import Cell, FilledBlock, FilledRow, chance, filled, run_of
 from reproduce.methods import ROOT
 from reproduce.records import UNKNOWN, Records, command_of, sources_of
-from reproduce.scoreboard import sentence, strip_of
+from reproduce.scoreboard import outcome, sentence, strip_of
 from reproduce.statistics import paired, published_order
 from reproduce.tables import PAPERS, Row, Table
 
@@ -33,18 +33,20 @@ SMALLER = "smaller images, fewer rounds; not comparable with the published numbe
 CODE_MARKS = "† was run with an earlier version of the method's code, ‡ with code that no commit has."
 LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), difference and marks; - is not "
           "printed or not measured. = no difference is found, * it differs (Welch's test, corrected by Holm "
-          "to 5% for all tests of a page together), ? cannot be tested (one seed here, or no deviation or "
-          f"number of trials in the paper). {CODE_MARKS}")
+          "to 5% for all tests of a page together), ~ it differs by its own test alone, ? cannot be tested "
+          f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARKS}")
 SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARKS} The last "
                   "rows: guessing one of the classes, and whether the rows are in the published order: "
                   "Kendall's tau with the paper (1: the same order, -1: its reverse), 95% of it over "
                   "resampled seeds (from three seeds on), the probability p that a random order does as "
                   "well.")
-VERDICT_MARKS = {"agrees": " =", "differs": " *", "untested": " ?", "": ""}  # behind a difference
+# Behind a difference.
+VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
             "deviation", "seeds", "values", "difference", "verdict", "corrected_probability", "precision",
             "other_code", "uncommitted", "runs", "sources", "commits", "module"]
-PICTURE = "A square for each published cell: agrees, differs, not testable, laptop only, not run"
+PICTURE = ("A square for each published cell: no difference found, unclear, differs, not testable, laptop "
+           "only, not run")
 
 
 @dataclass
@@ -249,8 +251,7 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
     if scale == "paper":
         verdicts = Counter(cell.verdict for cell in measured)
         tests = sum(cell.corrected is not None for cell in measured)
-        words += (f": {verdicts['agrees']} agree, {verdicts['differs']} differ, {verdicts['untested']} "
-                  f"cannot be tested ({count(tests, 'test')})")
+        words += f": {outcome(verdicts)} ({count(tests, 'test')})"
         if verdicts[""]:
             words += f", {verdicts['']} without a published number"
     stale = [cell for cell in measured if cell.stale]

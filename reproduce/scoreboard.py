@@ -18,7 +18,8 @@ from tabulate import tabulate
 
 # Of each state: what it says, the colour of its square and the sign in it.
 STATES = {
-    "agrees": ("agrees", "#1b7837", "="),
+    "agrees": ("no difference found", "#1b7837", "="),
+    "unclear": ("differs by its own test alone", "#c98500", "~"),
     "differs": ("differs", "#d6604d", "*"),
     "untested": ("measured, too few runs to test", "#4393c3", "?"),
     "laptop": ("laptop scale only, not comparable", "#fee391", ""),
@@ -26,7 +27,7 @@ STATES = {
     "no method": ("method not written yet", "#d0d0d0", ""),
     "lost": ("lost in the text of the paper", "#ffffff", "x"),
 }
-MEASURED = ("agrees", "differs", "untested")
+MEASURED = ("agrees", "unclear", "differs", "untested")
 PER_LINE = 60  # squares of a strip in a line
 HEAD = ["table", "cells", *(words for words, _, _ in STATES.values()), "of other code (†)"]
 
@@ -99,9 +100,8 @@ def sentence(strips: list[Strip]) -> str:
     counts = every.counts
     printed = len(every.squares) - counts["lost"]
     words = (f"Of the {printed} numbers that the papers print of their own experiments, {every.measured} are "
-             f"measured here at the paper's scale, or computed from the network: {counts['agrees']} agree, "
-             f"{counts['differs']} differ, {counts['untested']} cannot be tested; {counts['laptop']} have "
-             f"runs at laptop scale only, {counts['not run']} are not run.")
+             f"measured here at the paper's scale, or computed from the network: {outcome(counts)}; "
+             f"{counts['laptop']} have runs at laptop scale only, {counts['not run']} are not run.")
     if counts["no method"]:
         words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:
@@ -110,6 +110,13 @@ def sentence(strips: list[Strip]) -> str:
         words += (f" {every.stale} of the {every.measured} were run with an earlier version of the method's "
                   "code.")
     return words
+
+
+def outcome(counts: Counter) -> str:
+    """What the tests of the measured cells say, in words."""
+    return (f"of {counts['agrees']} no difference is found, {counts['differs']} differ, {counts['unclear']} "
+            "differ by their own test alone and not when it is corrected for all tests of their table, "
+            f"{counts['untested']} cannot be tested")
 
 
 def as_markdown(strips: list[Strip]) -> str:

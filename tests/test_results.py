@@ -196,6 +196,11 @@ def test_fdses_thirteen_methods_are_of_the_records():
             column = FDSE_1.blocks[1].columns[n]
             assert column.name == measure
             assert shown[("paper: ALL", "8 AVG")[n]] == row.published[n][0]
+    page = (ROOT / "results" / "tables" / "fdse-1-laptop.md").read_text()
+    words = " ".join(FINDINGS.split())
+    for measure, order in zip(("ALL", "AVG"), re.findall(r"(\S+), (\S+) to (\S+) \(p", page)):
+        tau, low, high = map(float, order)
+        assert f"{tau:.2f} ({low:+.2f} to {high:+.2f}) by {measure}" in words
 
 
 ADAPTED = {  # columns of the findings, and Algorithm 3's epochs and rate there
@@ -386,8 +391,8 @@ def test_fedsrs_table_is_of_the_records():
 
 
 def test_fedsrs_gain_over_several_targets():
-    """By list the mean over all targets of RotatedMNIST, the outer and the inner ones, after the last round and
-    over the last eleven evaluations."""
+    """By list the mean over all targets of RotatedMNIST, the outer and the inner ones, after the last round
+    and over the last eleven evaluations."""
     outer, inner = ("m0", "m75"), ("m15", "m30", "m45", "m60")
     words = " ".join(FINDINGS.split("## FedSR", 1)[1].split("## FedCiR")[0].split())
     for eleven in (False, True):

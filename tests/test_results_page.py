@@ -213,7 +213,7 @@ def test_a_page_explains_its_marks_and_its_scales(small, site):
 
 @pytest.mark.parametrize("cell, words", [
     (Cell(["1.30"], {0: 1.314}, computed=True, verdict="agrees"),
-     "agrees: the difference is +0.01400, less than 0.015"),
+     "no difference found: the difference is +0.01400, less than 0.015"),
     (Cell(["4.4"], {0: 4.6}, computed=True, verdict="differs"),
      "differs: the difference is +0.20000, not less than 0.15"),
     (Cell(["90", "1"], {0: 91.0, 1: 92.0}, trials=0, verdict="untested"), "does not say of how many trials"),
