@@ -37,7 +37,7 @@ from plumbing.seeds import of_seed, refuse_summary, show_seeds
 from plumbing.settings import (Args, LinearArgs, arg, content_of, method_name, parse, ratios, seed_numbers,
                                shares)
 from plumbing.signals import Interrupted, handled, interrupt
-from plumbing.sources import hash_of, method_file
+from plumbing.sources import files_of, hash_of, method_file
 from plumbing.tensors import copied, entrywise, overwrite, parts_of
 from plumbing.trained import (
     arguments_from,
@@ -987,7 +987,7 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
     cannot go on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last checkpoint is kept).
     """
     with one_line_on_failure(args):
-        refuse_other_args(Server, Client, args)
+        refuse_unknown_code(Server, Client, args)
         hash_of(method_file(args))  # of the files as they are now: a record names the code that ran
         prepare(args)
         if args.extend and process()[0] == 0:
@@ -1004,13 +1004,15 @@ def run(Server, Client, args: Args, build=backbone) -> list[dict]:
         return every
 
 
-def refuse_other_args(Server, Client, args: Args) -> None:
-    """Stop if a method's file has its Args from another's, whose name and code would stand in the record."""
-    own = type(args).__module__
-    theirs = sys.modules[Client.__module__]
-    if own not in (Server.__module__, Client.__module__) and getattr(theirs, "Args", None) is type(args):
-        raise Stop(f"{Path(theirs.__file__).name} has the Args of {own}.py, by which its runs would be "
-                   "known: give it a class Args(common.Args) of its own", 2)
+def refuse_unknown_code(Server, Client, args: Args) -> None:
+    """Stop unless the file of Args, by whose name and sources runs are known, has or imports the code of both
+    classes: else a folder or a record of this run would count as one of another method."""
+    file = method_file(args)
+    for part in (Server, Client):
+        own = getattr(sys.modules[part.__module__], "__file__", None)
+        if not own or Path(own).resolve() not in files_of(file):
+            raise Stop(f"{part.__name__} is of {own or part.__module__}, and Args of {file.name}, by which "
+                       "runs are known: give the method's file a class Args(common.Args) of its own", 2)
 
 
 def run_targets(Server, Client, args: Args, build) -> list[dict]:

@@ -102,7 +102,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     wrong = wrong_number(flags) or wrong_gpus(flags) or contradiction(flags)
     if wrong:
         parser.error(wrong)
-    if (flags.tables or flags.records) and not flags.out:
+    shown = flags.plan or flags.stale or flags.runs
+    if (other(flags, "tables") or other(flags, "records")) and not other(flags, "out") and not shown:
         parser.error("with other --tables or --records give another --out too: results/ is of "
                      "results/runs.jsonl")
     begins = flags.plan or flags.run or flags.rerun  # of them the file need not be there yet
@@ -113,6 +114,12 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         given = getattr(flags, name)
         setattr(flags, name, Path(given).resolve() if given else ROOT / own)
     return flags
+
+
+def other(flags: argparse.Namespace, name: str) -> bool:
+    """Whether a folder or file is given that is not the repository's own."""
+    given = getattr(flags, name)
+    return bool(given) and Path(given).resolve() != ROOT / FOLDERS[name][0]
 
 
 def contradiction(flags: argparse.Namespace) -> str:
@@ -191,7 +198,8 @@ def work(flags: argparse.Namespace) -> int:
     if flags.runs:
         print("\n\n".join(runs_text(table, records, flags.scale) for table in tables))
         return 0
-    refuse_other_readme(flags.out)
+    if tables is every or flags.run or flags.rerun:  # the overview is written
+        refuse_other_readme(flags.out)
     if flags.same_numbers:
         print("\n".join(compare_all(ROOT / "results")))
         records = Records(path)

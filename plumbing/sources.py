@@ -28,6 +28,7 @@ AROUND = {"plumbing.archives", "plumbing.disk", "plumbing.errors", "plumbing.ext
           "plumbing.scalars", "plumbing.seeds", "plumbing.settings", "plumbing.signals",
           "plumbing.sources", "plumbing.trained"}
 TABLES = {"PAPER", "VARIANTS", "LAPTOP"}  # of settings, and their parts: MNIST = dict(...)
+PLAIN = {"int", "float", "str", "bool"}  # types of a field of Args
 
 
 def module_file(name: str) -> Path | None:
@@ -60,39 +61,62 @@ def absolute(file: Path, level: int, name: str) -> str:
     return ".".join([*package, name])
 
 
-def settings_in(tree: ast.Module) -> set[str]:
-    """The names of a file's tables of settings and of the dict(...) that these have as parts."""
-    values = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            values |= {target.id: node.value for target in node.targets if isinstance(target, ast.Name)}
-    found, waiting = set(), [name for name in values if name in TABLES]
+def names_of(line: ast.stmt) -> set[str]:
+    """The names that a line NAME = value gives values."""
+    if not isinstance(line, ast.Assign):
+        return set()
+    return {target.id for target in line.targets if isinstance(target, ast.Name)}
+
+
+def read_in(nodes: list[ast.AST]) -> set[str]:
+    """The names whose values these lines read, but for what is handed to `parse`."""
+    found = set()
+    waiting = list(nodes)
     while waiting:
-        name = waiting.pop()
-        value = values.get(name)
-        of_dict = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict"
-        if name not in found and (name in TABLES or of_dict):
-            found.add(name)
-            waiting += [node.id for node in ast.walk(value) if isinstance(node, ast.Name)]
+        node = waiting.pop()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "parse":
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        waiting += ast.iter_child_nodes(node)
     return found
 
 
+def without_settings(body: list[ast.stmt]) -> list[ast.stmt]:
+    """A file's lines without its tables of settings and the dict(...) that are parts of them alone."""
+    settings = [line for line in body if names_of(line) and names_of(line) <= TABLES]
+    parts = read_in(settings)
+    for line in body:
+        value = getattr(line, "value", None)
+        of_dict = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict"
+        if of_dict and names_of(line) and names_of(line) <= parts:
+            settings.append(line)
+    while True:
+        kept = [line for line in body if line not in settings]
+        read = read_in(kept)
+        left = [line for line in settings if not names_of(line) & read]
+        if left == settings:
+            return kept
+        settings = left
+
+
 def is_setting(node: ast.stmt) -> bool:
-    """Whether a line of Args is a field, whose value a record names; a ClassVar is none."""
-    return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.dump(node.annotation)
+    """Whether a line of Args is a field, whose value a record names."""
+    if not isinstance(node, ast.AnnAssign) or getattr(node.annotation, "id", "") not in PLAIN:
+        return False
+    if isinstance(node.value, ast.Call):
+        return getattr(node.value.func, "id", "") == "arg"
+    return node.value is None or isinstance(node.value, ast.Constant)
 
 
 class WithoutWords(ast.NodeTransformer):
     """A file's syntax without what cannot change a number."""
 
     def visit_Module(self, node):
-        settings = settings_in(node)
-        kept = []
+        node.body = without_settings(node.body)
         for line in node.body:
-            names = [target.id for target in getattr(line, "targets", []) if isinstance(target, ast.Name)]
-            if not settings & set(names):
-                kept.append(line)
-        node.body = kept
+            if isinstance(line, ast.ClassDef) and line.name == "Args":
+                line.body = [inner for inner in line.body if not is_setting(inner)]
         return self.generic_visit(node)
 
     def visit_Expr(self, node):
@@ -102,11 +126,6 @@ class WithoutWords(ast.NodeTransformer):
 
     def visit_Raise(self, node):
         return ast.Raise()
-
-    def visit_ClassDef(self, node):
-        if node.name == "Args":
-            node.body = [line for line in node.body if not is_setting(line)]
-        return self.generic_visit(node)
 
 
 @functools.cache

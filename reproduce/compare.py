@@ -105,12 +105,14 @@ def rounds_of(folder: Path) -> list[dict]:
 
 def check_entry(entry: dict) -> None:
     """KeyError, TypeError or AttributeError unless a line of metrics has what is read of it."""
+    numbers = [entry["val"]["ALL"]] if "val" in entry else []
     for log in entry["clients"].values():
-        log.keys()
-    if "val" in entry:
-        float(entry["val"]["ALL"])
-    if "test" in entry:
-        entry["test"].get("clients", {}).keys()
+        numbers += log.values()
+    test = entry.get("test", {})
+    numbers += test.get("clients", {}).values()
+    numbers += [test[name] for name in ("ALL", "AVG") if name in test]
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError
 
 
 def arguments(folder: Path) -> dict:
@@ -194,7 +196,9 @@ def grouped(runs: list[OneRun], metric: str) -> list[Group]:
     members = []
     for of_group in by_arguments.values():
         refuse_twice(of_group)
-        done = min(run.rounds for run in of_group)
+        shortest = min(of_group, key=lambda run: run.rounds)
+        curve_of(shortest, metric)  # it has to have what is compared
+        done = shortest.rounds
         members.append([replace(run, entries=run.entries[:done]) for run in of_group])
     names = labels_of([of_group[0].key for of_group in members])
     groups = []

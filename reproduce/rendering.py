@@ -27,7 +27,7 @@ from tabulate import tabulate
 PUBLISHED = ROOT / "tables" / "published" / "README.md"  # where the published numbers are from
 # Each paper's own method.
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
-HEAD = "# Results"  # the first line of results/README.md
+MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
 CODE_MARKS = "† was run with an earlier version of the method's code, ‡ with code that no commit has."
@@ -107,7 +107,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
         write_text(out / "scoreboard.md", scoreboard.as_markdown(strips))
         write_text(out / "README.md", overview(pages, pictures, sentence(strips), records))
         readme = out.parent / "README.md"
-        if out.name == "results" and readme.exists() and any(mark in readme.read_text() for mark in MARKS):
+        if out.name == "results" and readme.exists() and has_mark(readme):
             update_readme(readme, sentence(strips), read_agreement(out / "agreement.toml"))
     return "\n\n".join([*shown, sentence(strips)])
 
@@ -115,8 +115,14 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
 def refuse_other_readme(out: Path) -> None:
     """Stop if the folder has a README.md that is none of results: it would be lost."""
     readme = out / "README.md"
-    if readme.exists() and not readme.read_bytes().startswith(HEAD.encode()):
+    if readme.exists() and MADE_BY.encode() not in readme.read_bytes():
         raise Stop(f"{readme} is not of these tables, and would be replaced: give another --out", 2)
+
+
+def has_mark(readme: Path) -> bool:
+    """Whether a README is the repository's, with a place for the state of the results."""
+    content = readme.read_bytes()
+    return any(mark.encode() in content for mark in MARKS)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -125,9 +131,9 @@ def write_text(path: Path, text: str) -> None:
 
 def overview(pages: list[Page], pictures: list[Picture], state: str, records: Records) -> str:
     """results/README.md: the scoreboard, then every table and figure that has something."""
-    origin = (f"Made by `python reproduce_tables.py` from {records.count} recorded runs; in words: "
+    origin = (f"{MADE_BY} from {records.count} recorded runs; in words: "
               f"[findings.md](findings.md); the counts of each table: [scoreboard.md](scoreboard.md).")
-    parts = [HEAD, state, f"![{PICTURE}](scoreboard.png)", origin]
+    parts = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
         parts += [head, legend(scale)]
         of_scale = [page for page in pages if page.scale == scale]

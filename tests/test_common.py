@@ -5,12 +5,11 @@ import gzip
 import hashlib
 import json
 import random
-import sys
-import types
 
 import common
 import fedavg
-from tests.conftest import fails, metrics, parsed
+import fedgala
+from tests.conftest import fails, metrics, parsed, refuse_unknown_code
 
 import numpy as np
 import pytest
@@ -434,18 +433,19 @@ def test_numpys_and_pythons_random_numbers_are_seeded_too():
     assert not set(drawn[1]) & set(drawn[2])
 
 
-def test_args_of_another_method_are_refused(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("theirs", ["Server", "Client", "both"])
+def test_args_of_another_method_are_refused(tmp_path, monkeypatch, capsys, theirs):
     """Runs would be recorded by its name and code."""
-    module = types.ModuleType("mysam")
-    module.__file__ = "/somewhere/mysam.py"
-    module.Args = fedavg.Args
-    monkeypatch.setitem(sys.modules, "mysam", module)
-    Client = guessing([3])
-    Client.__module__ = "mysam"
+    monkeypatch.setattr(common, "refuse_unknown_code", refuse_unknown_code)
+    Server = fedavg.Server if theirs == "Client" else Clock
+    Client = fedavg.Client if theirs == "Server" else guessing([3])
     args = parsed("fedavg", "--scale", "smoke", "--out", tmp_path)
-    words = r"mysam.py has the Args of fedavg.py, .*: give it a class Args\(common.Args\) of its own"
-    fails(capsys, 2, words, common.run, Clock, Client, args)
+    words = r"test_common.py, and Args of fedavg.py, .*: give the method's file a class Args\(common.Args\)"
+    fails(capsys, 2, words, common.run, Server, Client, args)
     assert not list(tmp_path.iterdir())
+    common.refuse_unknown_code(fedavg.Server, fedavg.Client, args)
+    fedema = parsed("baselines.fedema", "--dataset", "pacs")
+    common.refuse_unknown_code(fedgala.Server, fedgala.Client, fedema)  # which its file imports
 
 
 def guessing(guesses: list[int], log: list | None = None) -> type:

@@ -154,7 +154,8 @@ def test_bad_usage(runs, tmp_path, capsys):
     (runs / "again" / "metrics.jsonl").write_text("")
     fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
     (runs / "again" / "metrics.jsonl").write_text('{"round": 1, "clients": {}}\n')
-    for entry in ({"val": {}}, {"clients": {"a": 5}}, {"val": 3}, {"test": 3}):
+    for entry in ({"val": {}}, {"clients": {"a": 5}}, {"clients": {"a": {"loss": "x"}}}, {"val": 3},
+                  {"test": 3}):
         line = json.dumps({"round": 1, "clients": {}} | entry)
         (runs / "again" / "metrics.jsonl").write_text(line)
         fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])

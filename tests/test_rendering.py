@@ -42,11 +42,11 @@ def test_a_part_of_the_tables_leaves_the_whole_alone(tmp_path):
 def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
     """Found before anything is run or written."""
     small_folder(tmp_path)
-    (tmp_path / "README.md").write_text("my own notes")
+    (tmp_path / "README.md").write_text("# Results of my own")
     flags = ["--tables", tmp_path / "tables", "--records", tmp_path / "runs.jsonl", "--out", tmp_path]
     fails(capsys, 2, "README.md is not of these tables, and would be replaced: give another --out",
           reproduce_tables.main, [str(flag) for flag in flags])
-    assert (tmp_path / "README.md").read_text() == "my own notes"
+    assert (tmp_path / "README.md").read_text() == "# Results of my own"
     assert not (tmp_path / "scoreboard.md").exists()
 
 
@@ -54,13 +54,13 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
     """As typed, from another folder than the repository's; above a folder `results` a README.md of one's own
     stays."""
     small_folder(tmp_path)
-    (tmp_path / "README.md").write_text("my own notes")
+    (tmp_path / "README.md").write_bytes(b"my own notes \xff")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
         reproduce_tables.main(["--tables", "tables", "--records", "runs.jsonl", "--out", "results"])
     assert not end.value.code and "A small table" in capsys.readouterr().out
     assert "5 recorded runs" in (tmp_path / "results" / "README.md").read_text()
-    assert (tmp_path / "README.md").read_text() == "my own notes"
+    assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
 
 
 def test_a_page_says_where_its_published_numbers_are_from():

@@ -96,6 +96,18 @@ def test_the_hash_follows_the_imports(method):
     assert hash_of(method, METHOD) not in (before, changed)
 
 
+@pytest.mark.parametrize("text", [
+    "T = dict(k=3)\nPAPER = {'d': T}\ndef f(): return T['k']",
+    "K = PAPER = {'k': 3}\ndef f(): return K",
+    "PAPER = {'d': dict(k=3)}\ndef f(): return PAPER['d']",
+    "class Args:\n    k: int = field(init=False, default=3)",
+    "class Args:\n    k: CV[int] = 3",
+    "class Net:\n    class Args:\n        k: int = 3",
+])
+def test_a_setting_that_the_code_reads_is_in_the_hash(method, text):
+    assert hash_of(method, text) != hash_of(method, text.replace("3", "4"))
+
+
 @pytest.mark.parametrize("line", ["from .helper import scale", "from . import helper",
                                   "from baselines.helper import scale", "from ..baselines import helper",
                                   "import baselines.helper"])
