@@ -941,22 +941,21 @@ def linear_accuracy(z: Tensor, y: Tensor, classes: int, ratio: float, seed: int,
 class ServerProtocol(Protocol):
     """The server of a method. It sees nothing of the clients but their uploads."""
 
+    keeps: tuple[str, ...]  # the attributes that outlive a round: tensors, numbers, strings, in nested dicts
+
     def __init__(self, args: Args, net: nn.Module, clients: int): ...  # their number; `net`: see below
 
     def download(self, k: int) -> Payload: ...  # what client k receives, also one that never trained
 
     def update(self, uploads: dict[int, Payload], t: int) -> None: ...  # with round t's uploads
 
-    def state_dict(self) -> dict: ...  # what outlives a round: tensors, numbers and strings, in nested dicts
-
-    def load_state_dict(self, saved: dict) -> None: ...
-
 
 class ClientProtocol(Protocol):
     """Client k of a method. `net` is one scratch network that server and clients share: nothing may be kept
-    in it between calls. What outlives a call is in state_dict(). The tensors of `down` are the server's own:
+    in it between calls. What outlives a call is named in `keeps`. The tensors of `down` are the server's own:
     they are read and never changed in place."""
 
+    keeps: tuple[str, ...]  # the attributes that outlive a round
     data: ClientData
     log: dict[str, Tensor]  # may be left out: scalars of the last local training, which do not travel
     draws: bool  # may be left out: the network that it is tested with draws random numbers
@@ -971,9 +970,20 @@ class ClientProtocol(Protocol):
 
     def chance_loss(self) -> float: ...  # `linear` alone: the loss of features that say nothing
 
-    def state_dict(self) -> dict: ...
 
-    def load_state_dict(self, saved: dict) -> None: ...
+def kept(one) -> dict:
+    """What outlives a round of a server or a client: the attributes that it names in `keeps`."""
+    return {name: getattr(one, name) for name in one.keeps}
+
+
+def restore(one, saved: dict, device: str) -> None:
+    """The attributes of a server or a client as `kept` gave them. A tensor goes where it is at the start of a
+    run, which may be the main memory; tensors in dicts go to `device`."""
+    if saved.keys() != set(one.keeps):
+        raise KeyError(f"expected {', '.join(one.keeps)}; found {', '.join(saved)}")
+    for name, value in saved.items():
+        now = getattr(one, name)
+        setattr(one, name, to_device(value, now.device if isinstance(now, Tensor) else device))
 
 
 # The round loop
@@ -1116,12 +1126,16 @@ class Federation:
     def has_target(self) -> bool:
         return len(self.names) > self.K
 
+    def state(self) -> dict:
+        """{"server": what it keeps, "clients": {k: what that client keeps}}."""
+        return {"server": kept(self.server), "clients": {k: kept(one) for k, one in self.clients.items()}}
+
     def load_state_dict(self, saved: dict) -> None:
         """Restore {"server": its state, "clients": {k: state}}. An error if the tensors do not fit the
         network."""
-        self.server.load_state_dict(saved["server"])
+        restore(self.server, saved["server"], self.args.device)
         for k, client in self.clients.items():
-            client.load_state_dict(saved["clients"][k])
+            restore(client, saved["clients"][k], self.args.device)
         for k, client in self.clients.items():
             client.model(self.server.download(k))
             break  # one is enough to see whether the tensors fit
@@ -1225,28 +1239,28 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
     digits that `--compile` changes. torch's random numbers start as in the run's evaluation; a network that
     draws z (FedSR's and FedCiR's) drew there first for a client's validation part and then for its test part.
     """
-    kept = read_kept(folder, which)
-    args = arguments_from(kept.key, kept.file, device, data, archives)
+    run = read_kept(folder, which)
+    args = arguments_from(run.key, run.file, device, data, archives)
     if not any_code:
-        refuse_other_code(kept, args)
+        refuse_other_code(run, args)
     args.weights = "none"  # the state has all of them
     args.compile = "none"
-    module = method(kept.key["method"])
+    module = method(run.key["method"])
     build = getattr(module, "build", backbone)
     open_device(args)
     set_precision(args)
     fed, k = None, 0
-    with fitting(kept.file, kept.key["method"]):
-        if kept.data:
-            fed = without_images(module, args, build, **kept.data)
+    with fitting(run.file, run.key["method"]):
+        if run.data:
+            fed = without_images(module, args, build, **run.data)
             k = number_of(client, fed)
         if fed is None or (k >= fed.K and adapts(args)):
-            refuse_other_images(args, kept.key)
+            refuse_other_images(args, run.key)
             fed = federation(module.Server, module.Client, args, build, *load_domains(args))
             k = number_of(client, fed)
-        fed.load_state_dict(to_device(kept.state, args.device))
-    net = tested_model(fed, k, kept.round).eval()
-    net.run = Trained(args, fed.names[k], kept.round, fed.classes, fed.channels)
+        fed.load_state_dict(run.state)
+    net = tested_model(fed, k, run.round).eval()
+    net.run = Trained(args, fed.names[k], run.round, fed.classes, fed.channels)
     return net
 
 
@@ -1332,7 +1346,7 @@ def update_server(server: ServerProtocol, uploads: dict[int, Payload], t: int, d
         return
     if rank == 0:
         server.update(to_device(uploads, device), t)
-    server.load_state_dict(to_device(from_server(server.state_dict()), device))
+    restore(server, from_server(kept(server)), device)
 
 
 def is_evaluated(args: Args, t: int) -> bool:
@@ -1399,7 +1413,7 @@ def of_one_model(fed: Federation) -> list[list[int]]:
         downs[k] = fed.server.download(k)  # all are kept until the end: a freed tensor's id may come again
         key = (k,)
         draws = getattr(client, "draws", False)
-        own = client.state_dict() and not getattr(client, "as_received", False)
+        own = client.keeps and not getattr(client, "as_received", False)
         if on_gpu(fed.args) and not client.data.unseen and not own and not draws:
             key = tuple(id(v) for v in tensors_of(downs[k]))
         groups.setdefault(key, []).append(k)

@@ -433,6 +433,8 @@ def entries(row: Tensor, names: list[str], like: dict[str, Tensor]) -> dict[str,
 
 
 class Client:
+    keeps = ("bn_dse", "trained")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.parts = Parts(net, args.unit, args.own_bias)
@@ -528,14 +530,10 @@ class Client:
         if not torch.isfinite(flatten(theta_v)).all():
             raise Stop(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or --adapt-epochs")
 
-    def state_dict(self) -> dict:
-        return {"bn_dse": self.bn_dse, "trained": self.trained}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.bn_dse, self.trained = saved["bn_dse"], saved["trained"]
-
 
 class Server:
+    keeps = ("u", "v", "bn_dfe", "bn_dse")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.parts = Parts(net, args.unit, args.own_bias)
@@ -574,13 +572,6 @@ class Server:
                 for k, theta_v in zip(uploads, V_next):
                     self.v[k] = self.v[k] | entries(theta_v, names, self.v[k])
         self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], uniform(len(uploads)))
-
-    def state_dict(self) -> dict:
-        return {"u": self.u, "v": self.v, "bn_dfe": self.bn_dfe, "bn_dse": self.bn_dse}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.u, self.v = saved["u"], saved["v"]
-        self.bn_dfe, self.bn_dse = saved["bn_dfe"], saved["bn_dse"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -324,6 +324,8 @@ def trainable(module: nn.Module) -> list[Tensor]:
 
 
 class Client:
+    keeps = ("w_d", "momentum")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.w_d = {}
@@ -460,14 +462,10 @@ class Client:
         own = {f"D.{name}": v for name, v in self.w_d.items()}
         return load(self.net, down["w"] | own)
 
-    def state_dict(self) -> dict:
-        return {"w_d": self.w_d, "momentum": self.momentum}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w_d, self.momentum = saved["w_d"], saved["momentum"]
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.w = shared(net)  # step s1
 
@@ -477,12 +475,6 @@ class Server:
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         p = uniform(len(uploads))  # 1/K
         self.w = average([up["w"] for up in uploads.values()], p)  # step s3, BN's statistics too
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

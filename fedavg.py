@@ -90,6 +90,8 @@ VARIANTS = {
 
 
 class Client:
+    keeps = ()  # nothing outlives a round
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
@@ -115,14 +117,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, saved: dict) -> None:
-        pass
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -137,12 +135,6 @@ class Server:
         else:
             p = torch.full_like(n, 1 / len(n))
         self.w = average([up["w"] for up in uploads.values()], p)  # w_{t+1} = sum_k p_k w_k; BN's too
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

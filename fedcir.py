@@ -249,6 +249,7 @@ def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
 
 
 class Client:
+    keeps = ()  # nothing outlives a round
     draws = True  # samples of z, also when it is tested
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
@@ -296,14 +297,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net.model, down["w"])
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, saved: dict) -> None:
-        pass
-
 
 class Server:
+    keeps = ("t", "w", "w_g", "adam", "mu_g", "sigma_g")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.net = net
@@ -357,24 +354,6 @@ class Server:
         self.adam = optimizer_state(G, opt)
         self.w_g = state(G)
         return G
-
-    def state_dict(self) -> dict:
-        return {
-            "t": self.t,
-            "w": self.w,
-            "w_g": self.w_g,
-            "adam": self.adam,
-            "mu_g": self.mu_g,
-            "sigma_g": self.sigma_g,
-        }
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.t = saved["t"]
-        self.w = saved["w"]
-        self.w_g = saved["w_g"]
-        self.adam = saved["adam"]
-        self.mu_g = saved["mu_g"]
-        self.sigma_g = saved["sigma_g"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

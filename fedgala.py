@@ -427,6 +427,8 @@ def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], di
 
 
 class Client:
+    keeps = ("own", "before", "opt")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         _, self.own = split(state(net), args)  # predictor, target network, queue
@@ -506,14 +508,10 @@ class Client:
     def chance_loss(self) -> float:
         return chance_loss(self.args, len(self.data.train))
 
-    def state_dict(self) -> dict:
-        return {"own": self.own, "before": self.before, "opt": self.opt}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.own, self.before, self.opt = saved["own"], saved["before"], saved["opt"]
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w, _ = split(state(net), args)
@@ -560,12 +558,6 @@ class Server:
             g = [p_i * g_i.double() for p_i, g_i in zip(p.tolist(), g)]
             p = torch.full_like(p, 1 / len(p))
         return aligned_weights(g, p, self.args.ga_iterations)
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

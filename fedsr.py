@@ -283,6 +283,7 @@ def divided(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], 
 
 
 class Client:
+    keeps = ("r", "momentum")
     draws = True  # samples of z, also when it is tested
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
@@ -335,14 +336,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"] | self.r)  # with its own r(z|y), if that is local
 
-    def state_dict(self) -> dict:
-        return {"r": self.r, "momentum": self.momentum}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.r, self.momentum = saved["r"], saved["momentum"]
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.w, _ = divided(state(net), args)
 
@@ -352,12 +349,6 @@ class Server:
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         p = uniform(len(uploads))  # [K]
         self.w = average([up["w"] for up in uploads.values()], p)  # Eq. (1): 1/K each, BN's statistics too
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -59,6 +59,7 @@ LAPTOP = {  # as fedcir.py
 
 
 class Client:
+    keeps = ("opt",)
     pooled = True  # client 0 has the training images of all, the others have none
     as_received = True
 
@@ -91,14 +92,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {"opt": self.opt}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.opt = saved["opt"]
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -108,12 +105,6 @@ class Server:
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         self.w = uploads[0]["w"]  # of the client that has the images
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

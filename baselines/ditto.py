@@ -66,6 +66,8 @@ def proximal(v_k: list[Tensor], w: list[Tensor]) -> Tensor:
 
 
 class Client:
+    keeps = ("v",)
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.v = {}  # v_k, in the main memory; empty before the first training
@@ -106,14 +108,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, self.v or down["w"])
 
-    def state_dict(self) -> dict:
-        return {"v": self.v}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.v = to_device(saved["v"], "cpu")
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -128,12 +126,6 @@ class Server:
         else:
             p = torch.full_like(n, 1 / len(n))
         self.w = average([up["w"] for up in uploads.values()], p)  # w_{t+1} = sum_k p_k w_k; BN's too
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

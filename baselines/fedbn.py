@@ -87,6 +87,8 @@ def bn_entries(net: nn.Module) -> list[str]:
 
 
 class Client:
+    keeps = ("bn", "trained")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.names = bn_entries(net)
@@ -156,14 +158,10 @@ class Client:
         for layer, momentum in zip(layers, momenta):
             layer.momentum = momentum
 
-    def state_dict(self) -> dict:
-        return {"bn": self.bn, "trained": self.trained}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.bn, self.trained = to_device(saved["bn"], "cpu"), to_device(saved["trained"], "cpu")
-
 
 class Server:
+    keeps = ("w", "bn")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args, self.clients = args, clients
         w, names = state(net), bn_entries(net)
@@ -186,12 +184,6 @@ class Server:
         self.w = average([up["w"] for up in uploads.values()], p)  # w_{t+1} = sum_k p_k w_k, without BN
         if self.args.protocol == "lodo":
             self.bn = average([up["bn"] for up in uploads.values()], uniform(len(uploads)))
-
-    def state_dict(self) -> dict:
-        return {"w": self.w, "bn": self.bn}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.bn = saved["w"], saved["bn"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

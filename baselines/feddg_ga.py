@@ -126,6 +126,8 @@ def shares(a: Tensor) -> Tensor:
 
 
 class Client:
+    keeps = ()  # nothing outlives a round
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
@@ -153,14 +155,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, saved: dict) -> None:
-        pass
-
 
 class Server:
+    keeps = ("w", "a", "trained")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args, self.clients = args, clients
         self.w = state(net)
@@ -181,12 +179,6 @@ class Server:
         self.trained = {k: up["trained"] for k, up in uploads.items()}
         p = shares(self.a[list(uploads)])
         self.w = average([up["w"] for up in uploads.values()], p)  # BN's statistics too
-
-    def state_dict(self) -> dict:
-        return {"w": self.w, "a": self.a, "trained": self.trained}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.a, self.trained = saved["w"], saved["a"].cpu(), saved["trained"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

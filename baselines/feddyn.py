@@ -76,6 +76,7 @@ def next_gradient(g_k: Tensor, theta_k: Tensor, theta_t: Tensor, alpha: float) -
 
 
 class Client:
+    keeps = ("g_k",)
     as_received = True
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
@@ -109,14 +110,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {"g_k": self.g_k}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.g_k = to_device(saved["g_k"], "cpu")
-
 
 class Server:
+    keeps = ("w", "h")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args, self.clients = args, clients
         self.w = state(net)
@@ -136,12 +133,6 @@ class Server:
             # theta^(t+1) = mean_k theta_k - h / alpha
             w |= entrywise(lambda h, mean: mean - h / alpha, self.h, w)
         self.w = w
-
-    def state_dict(self) -> dict:
-        return {"w": self.w, "h": self.h}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.h = saved["w"], saved["h"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

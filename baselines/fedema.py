@@ -120,6 +120,8 @@ def divergence(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> Tensor:
 
 
 class Client:
+    keeps = ("target", "own", "start", "scale", "opt")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.target = {n: v for n, v in state(net).items() if not travels(n)}
@@ -185,19 +187,10 @@ class Client:
     def chance_loss(self) -> float:
         return chance_loss(self.args, len(self.data.train))
 
-    def state_dict(self) -> dict:
-        scale = {}
-        if self.scale is not None:
-            scale["scale"] = self.scale
-        return {"target": self.target, "own": self.own, "start": self.start, "lambda": scale, "opt": self.opt}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.target, self.own, self.start = saved["target"], saved["own"], saved["start"]
-        self.opt = saved["opt"]
-        self.scale = saved["lambda"].get("scale")
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = {n: v for n, v in state(net).items() if travels(n)}
@@ -210,12 +203,6 @@ class Server:
         n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
         p = n / n.sum()
         self.w = average([up["w"] for up in uploads.values()], p)
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -160,6 +160,8 @@ def build(args: Args, channels: int, classes: int) -> Net:
 
 
 class Client:
+    keeps = ()  # nothing outlives a round
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
@@ -185,14 +187,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, saved: dict) -> None:
-        pass
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -214,12 +212,6 @@ class Server:
                 means = [up["w"][name.replace(".spread_", ".mean_")] for up in uploads.values()]
                 w[name] = variance_of_clients(means, self.args.variance)
         self.w = w
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

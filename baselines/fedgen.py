@@ -171,6 +171,8 @@ def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
 
 
 class Client:
+    keeps = ()  # nothing outlives a round
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
@@ -220,14 +222,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net.model, down["w"])
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, saved: dict) -> None:
-        pass
-
 
 class Server:
+    keeps = ("t", "w", "w_g", "adam", "p")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.net = net
@@ -288,16 +286,6 @@ class Server:
             opt.step()
         self.adam = optimizer_state(G, opt)
         self.w_g = state(G)
-
-    def state_dict(self) -> dict:
-        return {"t": self.t, "w": self.w, "w_g": self.w_g, "adam": self.adam, "p": self.p}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.t = saved["t"]
-        self.w = saved["w"]
-        self.w_g = saved["w_g"]
-        self.adam = saved["adam"]
-        self.p = saved["p"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

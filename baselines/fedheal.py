@@ -117,6 +117,8 @@ def aggregate(w: dict[str, Tensor], states: list[dict[str, Tensor]], masks: list
 
 
 class Client:
+    keeps = ()  # nothing outlives a round
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
@@ -142,14 +144,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, saved: dict) -> None:
-        pass
-
 
 class Server:
+    keeps = ("w", "increased", "count", "p", "change")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -198,14 +196,6 @@ class Server:
             self.p[k], self.change[k] = reweighted(p, change, d[k] / total, self.args.beta)
         p = torch.tensor([self.p[k] for k in d], dtype=torch.float64)
         return p / p.sum()
-
-    def state_dict(self) -> dict:
-        return {"w": self.w, "increased": self.increased, "count": self.count, "p": self.p,
-                "change": self.change}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.increased = saved["w"], to_device(saved["increased"], "cpu")
-        self.count, self.p, self.change = saved["count"], saved["p"], saved["change"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

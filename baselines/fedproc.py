@@ -128,6 +128,8 @@ def class_sums(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 class Client:
+    keeps = ()  # nothing outlives a round
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
 
@@ -172,14 +174,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, saved: dict) -> None:
-        pass
-
 
 class Server:
+    keeps = ("w", "prototypes")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -198,12 +196,6 @@ class Server:
         sums = torch.stack([up["sums"] for up in uploads.values()]).sum(0)  # [C, D]
         counts = torch.stack([up["counts"] for up in uploads.values()]).sum(0)[:, None]  # [C, 1]
         self.prototypes = torch.where(counts > 0, sums / counts, self.prototypes)
-
-    def state_dict(self) -> dict:
-        return {"w": self.w, "prototypes": self.prototypes}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.prototypes = saved["w"], saved["prototypes"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -91,6 +91,8 @@ def shared_entries(w: dict[str, Tensor], args: Args) -> list[str]:
 
 
 class Client:
+    keeps = ("own", "trained")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         w = state(net)
@@ -137,14 +139,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, self.mixture(down) | self.trained)
 
-    def state_dict(self) -> dict:
-        return {"own": self.own, "trained": self.trained}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.own, self.trained = to_device(saved["own"], "cpu"), to_device(saved["trained"], "cpu")
-
 
 class Server:
+    keeps = ("w", "local")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args, self.clients = args, clients
         w = state(net)
@@ -166,12 +164,6 @@ class Server:
         self.w = average([up["w"] for up in uploads.values()], p)  # Alg. 1
         if self.args.protocol == "lodo":
             self.local = average([up["local"] for up in uploads.values()], p)
-
-    def state_dict(self) -> dict:
-        return {"w": self.w, "local": self.local}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.local = saved["w"], saved["local"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -72,6 +72,8 @@ class Ensemble(nn.Module):
 
 
 class Client:
+    keeps = ("w", "best", "best_right")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.w = to_device(state(net), "cpu")  # w_k, in the main memory; the same at the start for all
@@ -114,15 +116,10 @@ class Client:
             return Ensemble(self.net, list(down.values()))
         return load(self.net, self.tested())
 
-    def state_dict(self) -> dict:
-        return {"w": self.w, "best": self.best, "right": self.best_right}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.best = to_device(saved["w"], "cpu"), to_device(saved["best"], "cpu")
-        self.best_right = saved["right"]
-
 
 class Server:
+    keeps = ("models",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args, self.clients = args, clients
         self.models = {}  # of each client that has trained, for the unseen one
@@ -137,12 +134,6 @@ class Server:
         for k, up in uploads.items():
             if up:
                 self.models[k] = to_device(up["w"], "cpu")
-
-    def state_dict(self) -> dict:
-        return {"models": self.models}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.models = to_device(saved["models"], "cpu")
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -88,6 +88,8 @@ def frozen(net: nn.Module, w: dict[str, Tensor]) -> nn.Module:
 
 
 class Client:
+    keeps = ("previous",)
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.as_received = args.evaluated != "trained"
@@ -130,14 +132,10 @@ class Client:
             return load(self.net, self.previous)
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {"previous": self.previous}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.previous = to_device(saved["previous"], "cpu")
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -149,12 +147,6 @@ class Server:
         n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
         p = n / n.sum()
         self.w = average([up["w"] for up in uploads.values()], p)  # Alg. 1; BN's too
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

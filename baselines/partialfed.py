@@ -94,6 +94,8 @@ def mixture(u: Tensor, layers: list[list[str]], w: dict[str, Tensor],
 
 
 class Client:
+    keeps = ("own", "scores")
+
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         w = state(net)
@@ -168,14 +170,10 @@ class Client:
             return load(self.net, self.own)
         return load(self.net, self.start(down))
 
-    def state_dict(self) -> dict:
-        return {"own": self.own, "scores": self.scores}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.own, self.scores = to_device(saved["own"], "cpu"), to_device(saved["scores"], "cpu")
-
 
 class Server:
+    keeps = ("w",)
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
         self.w = state(net)
@@ -187,12 +185,6 @@ class Server:
         n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
         p = n / n.sum()
         self.w = average([up["w"] for up in uploads.values()], p)  # all layers, also those that nobody loads
-
-    def state_dict(self) -> dict:
-        return {"w": self.w}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w = saved["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -71,6 +71,7 @@ def control_variate(c_k: Tensor, c: Tensor, x: Tensor, y: Tensor, steps: int, et
 
 
 class Client:
+    keeps = ("c_k",)
     as_received = True
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
@@ -110,14 +111,10 @@ class Client:
     def model(self, down: Payload) -> nn.Module:
         return load(self.net, down["w"])
 
-    def state_dict(self) -> dict:
-        return {"c_k": self.c_k}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.c_k = to_device(saved["c_k"], "cpu")
-
 
 class Server:
+    keeps = ("w", "c")
+
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args, self.clients = args, clients
         self.w = state(net)
@@ -136,12 +133,6 @@ class Server:
         mean |= entrywise(step, pick(self.w, list(self.c)), mean)  # x + eta_g mean_k (y_k - x)
         self.c = entrywise(lambda c, mean_change: c + share * mean_change, self.c, change)
         self.w = mean
-
-    def state_dict(self) -> dict:
-        return {"w": self.w, "c": self.c}
-
-    def load_state_dict(self, saved: dict) -> None:
-        self.w, self.c = saved["w"], saved["c"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -256,7 +256,7 @@ def transfers_of_a_batch(module: ModuleType, *flags: str) -> tuple[float, float]
     common.seed_all(0)
     fed.server.update({0: fed.clients[0].train(fed.server.download(0), 0)}, 0)
     down = to_device(fed.server.download(0), "meta")
-    kept = to_device(fed.clients[0].state_dict(), "meta")
+    kept = to_device(common.kept(fed.clients[0]), "meta")
 
     args = dataclasses.replace(args, device="meta")
     with torch.device("meta"):

@@ -32,7 +32,7 @@ from plumbing.catalog import short_name
 from plumbing.disk import STATES, bytes_of, described, in_place_of, refuse_small_disk
 from plumbing.errors import Stop
 from plumbing.files import load_file, locked, save, write_json, write_whole
-from plumbing.processes import from_server, merged, process, to_device
+from plumbing.processes import from_server, merged, process
 from plumbing.provenance import forget_peak_memory, peak_memory, provenance, start
 from plumbing.results import draw_curves, record, refuse_record, result_of, summary
 from plumbing.scalars import Scalars, events_in
@@ -357,9 +357,10 @@ class RunFolder:
     def look_at_disk(self, federation) -> None:
         """Say how much disk the states need if that is much, and more than was said. Stop if there is less.
         """
-        states = [client.state_dict() for client in federation.clients.values()]
+        state = federation.state()
+        states = [*state["clients"].values()]
         if self.rank == 0:
-            states.append(federation.server.state_dict())
+            states.append(state["server"])
         size = sum(merged({self.rank: bytes_of(states)}).values())
         if self.rank or size <= self.state_bytes:
             return
@@ -391,7 +392,7 @@ class RunFolder:
             self.code = json.loads(saved.get("code", "[]"))
             self.best = {name: saved["best"][name] for name in ("round", "val")}
             states = {"server": saved["server"], "clients": saved["clients"]}
-            federation.load_state_dict(to_device(states, self.args.device))
+            federation.load_state_dict(states)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
             why = " ".join(f"{type(e).__name__}: {e}".split())[:100]  # torch names tensors on many lines
             raise Stop(f"{self.path / 'checkpoint.pt'} does not fit this method ({why}): give another --out, "
@@ -479,8 +480,8 @@ class RunFolder:
         due = last or number or time.monotonic() - self.saved_at >= self.args.checkpoint_every
         better, due = from_server((better, due))
         if better or due:
-            state = {"server": federation.server.state_dict(),
-                     "clients": merged({k: client.state_dict() for k, client in federation.clients.items()})}
+            state = federation.state()
+            state["clients"] = merged(state["clients"])
             if better and self.rank == 0:
                 self.best = {"round": self.t, "val": entry["val"]["ALL"]}
                 self.best_state = {"identity": json.dumps(self.key), **self.best, **copied(state)}

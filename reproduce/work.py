@@ -345,7 +345,7 @@ def parts_of(module: str, args: Args) -> tuple[Parts, set[str]]:
         server, of_two = method.Server(args, net, 1), method.Server(args, net, 2)
         client = method.Client(args, net, 0, client_data(images))
         down = server.download(0)
-    idle = size_of_state(client.state_dict())
+    idle = size_of_state(common.kept(client))
     step = Meter(size)
     with without_values(step):
         client.train(down, 0)
@@ -363,11 +363,11 @@ def parts_of(module: str, args: Args) -> tuple[Parts, set[str]]:
     evaluated = max(args.batch_size, 100)
     with without_values(forward), torch.no_grad():
         model.eval()(torch.empty(evaluated, channels, side, side, device="meta"))
-    state = size_of_state(server.state_dict())
-    more = size_of_state(of_two.state_dict()) - state
+    state = size_of_state(common.kept(server))
+    more = size_of_state(common.kept(of_two)) - state
     parts = Parts(step.work, first.work, forward.work.times(1 / evaluated),
                   adaptation.work.times(1 / len(images)), max(step.most, forward.most), state, more,
-                  size_of_state(client.state_dict()), idle)
+                  size_of_state(common.kept(client)), idle)
     return parts, read
 
 

@@ -62,7 +62,7 @@ def test_the_state_has_the_momentum():
     _, server, clients, _ = made()
     _, _, others, _ = made()
     clients[0].train(server.download(0), 0)
-    others[0].load_state_dict(copied(clients[0].state_dict()))
+    common.restore(others[0], copied(common.kept(clients[0])), "cpu")
     ups = [client.train(server.download(0), 1)["w"] for client in (clients[0], others[0])]
     assert same(*ups)
 

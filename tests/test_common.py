@@ -407,6 +407,8 @@ class Guess(torch.nn.Module):
 class Clock:
     """A server that knows only which round was the last one; the downloads say it, -1 at the start."""
 
+    keeps = ("t",)
+
     def __init__(self, args, net, clients):
         self.t = -1
 
@@ -416,11 +418,6 @@ class Clock:
     def update(self, uploads, t):
         self.t = t
 
-    def state_dict(self):
-        return {"t": self.t}
-
-    def load_state_dict(self, saved):
-        self.t = saved["t"]
 
 
 def test_numpys_and_pythons_random_numbers_are_seeded_too():
@@ -454,6 +451,8 @@ def guessing(guesses: list[int], log: list | None = None) -> type:
     `log` gets the round and the client's name of each local training.
     """
     class Client:
+        keeps = ()
+
         def __init__(self, args, net, k, data):
             self.data = data
 
@@ -464,12 +463,6 @@ def guessing(guesses: list[int], log: list | None = None) -> type:
 
         def model(self, down):
             return Guess(guesses[int(down["t"])])
-
-        def state_dict(self):
-            return {}
-
-        def load_state_dict(self, saved):
-            pass
 
     return Client
 

@@ -125,7 +125,7 @@ def test_its_state_is_what_it_keeps():
     server, clients, data = federation(ditto, args)
     clients[0].train(server.download(0), 0)
     other = ditto.Client(args, clients[0].net, 0, data[0])
-    other.load_state_dict(copied(clients[0].state_dict()))
+    common.restore(other, copied(common.kept(clients[0])), "cpu")
     for client in (clients[0], other):
         client.train(server.download(0), 1)
     assert same(clients[0].v, other.v)

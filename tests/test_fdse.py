@@ -502,7 +502,7 @@ def test_what_moves():
     """After a round: each tensor against its start, plain means, and Eq. (8) of one layer."""
     args = lodo_args()
     server, clients, *_ = federation(args)
-    before = copied(server.state_dict())
+    before = copied(common.kept(server))
     down = server.download(0)
     uploads = one_round(server, clients)
     for part in ("u", "v"):  # every trainable tensor, but for a bias before BN, which only rounding moves
@@ -535,7 +535,7 @@ def assert_plain_means(now, states):
 def test_the_unit_of_aggregation(unit):
     """A module has one consensus and one similarity; with --unit tensor each tensor has its own."""
     server, clients, *_ = federation(small_args("--unit", unit, "--tau", "0.01"))
-    before = copied(server.state_dict())
+    before = copied(common.kept(server))
     uploads = one_round(server, clients)
     for part in ("u", "v"):
         module = [f"body.2.{name}" for name in OF_A_BLOCK[part]]
@@ -734,9 +734,9 @@ def test_the_states_make_the_same_server_and_clients(evaluated):
     server, clients, *_ = federation(args)
     one_round(server, clients)
     other, others, *_ = federation(args, seed=1)
-    other.load_state_dict(copied(server.state_dict()))
+    common.restore(other, copied(common.kept(server)), "cpu")
     for k, client in enumerate(clients):
-        others[k].load_state_dict(copied(client.state_dict()))
+        common.restore(others[k], copied(common.kept(client)), "cpu")
         held = common.state(client.model(server.download(k)))
         again = others[k].model(other.download(k)).state_dict()
         assert all(torch.equal(again[name], held[name]) for name in held)

@@ -163,7 +163,7 @@ def test_its_state_is_what_it_keeps():
     server, clients, data = federation(fedbn, args)
     clients[0].train(server.download(0), 0)
     other = fedbn.Client(args, clients[0].net, 0, data[0])
-    other.load_state_dict(copied(clients[0].state_dict()))
+    common.restore(other, copied(common.kept(clients[0])), "cpu")
     tested = [common.state(client.model(server.download(0))) for client in (clients[0], other)]
     assert same(*tested)
 

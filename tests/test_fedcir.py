@@ -362,7 +362,7 @@ def test_order_of_the_servers_steps(monkeypatch):
     seen = []
 
     def numbers():
-        saved = server.state_dict()
+        saved = common.kept(server)
         return {name: flat(saved[name]) for name in ("w", "w_g", "mu_g", "sigma_g")}
 
     old, w_g = numbers(), server.w_g
@@ -413,9 +413,9 @@ def trained_generator(*steps, optimizer="adam", between=None):
 
 def from_a_checkpoint(server):
     """A new server with the state of another one; the random numbers go on as they would have."""
-    saved, drawn = copied(server.state_dict()), torch.get_rng_state()
+    saved, drawn = copied(common.kept(server)), torch.get_rng_state()
     other, _, _ = federation(server.args, 0)
-    other.load_state_dict(saved)
+    common.restore(other, saved, "cpu")
     torch.set_rng_state(drawn)
     return other
 
@@ -510,7 +510,7 @@ def test_what_is_sent_is_what_the_server_has_learnt():
     same(down, {"w": server.w, "w_g": server.w_g, "mu_g": server.mu_g, "sigma_g": server.sigma_g})
     # as in the other processes, which get the server's state after each round
     other, _, _ = federation(small_args(), 2)
-    other.load_state_dict(copied(server.state_dict()))
+    common.restore(other, copied(common.kept(server)), "cpu")
     same(other.download(0), down)
 
 
@@ -518,7 +518,7 @@ def test_every_client_is_tested_with_the_mean_model():
     server, clients, _ = federation(small_args("--variant", "fedalign"))
     play(server, clients, 0)
     for k, client in enumerate(clients):
-        assert client.state_dict() == {}
+        assert common.kept(client) == {}
         same(common.state(client.model(server.download(k))), server.w)
 
 

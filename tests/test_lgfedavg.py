@@ -140,7 +140,7 @@ def test_what_a_client_keeps_stays_on_the_host():
     args = parsed(NAME, *FLAGS, "--evaluated", "trained")
     server, clients, _ = federation(lgfedavg, args)
     clients[0].train(server.download(0), 0)
-    kept = copied(clients[0].state_dict())
+    kept = copied(common.kept(clients[0]))
     clients[1].train(server.download(1), 0)
     assert same(kept["own"], clients[0].own) and same(kept["trained"], clients[0].trained)
 

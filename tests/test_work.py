@@ -107,7 +107,7 @@ def test_states_are_those_that_a_checkpoint_has():
     args = of("fdse", "--dataset", "digits")
     server = fdse.Server(args, fdse.build(args, 1, 10), 6)
     parts = Counted().of("fdse", args)
-    assert size_of_state(server.state_dict()) == parts.server + 5 * parts.more
+    assert size_of_state(common.kept(server)) == parts.server + 5 * parts.more
 
 
 def test_runs_that_agree_in_what_is_read_are_counted_once():
