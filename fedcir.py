@@ -250,7 +250,6 @@ def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
 
 class Client:
     keeps = ()  # nothing outlives a round
-    draws = True  # samples of z, also when it is tested
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data

@@ -61,7 +61,6 @@ LAPTOP = {  # as fedcir.py
 class Client:
     keeps = ("opt",)
     pooled = True  # client 0 has the training images of all, the others have none
-    as_received = True
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data

@@ -77,7 +77,6 @@ def next_gradient(g_k: Tensor, theta_k: Tensor, theta_t: Tensor, alpha: float) -
 
 class Client:
     keeps = ("g_k",)
-    as_received = True
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data

@@ -92,7 +92,6 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.as_received = args.evaluated != "trained"
         self.previous = {}  # w_k of the last round in which it trained, on the host
 
     def train(self, down: Payload, t: int) -> Payload:

@@ -72,7 +72,6 @@ def control_variate(c_k: Tensor, c: Tensor, x: Tensor, y: Tensor, steps: int, et
 
 class Client:
     keeps = ("c_k",)
-    as_received = True
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data

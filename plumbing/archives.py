@@ -47,9 +47,10 @@ NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUT
 # Found or downloaded
 
 
-def find_archive(args, pattern: str) -> Path | None:
+def find_archive(pattern: str, data: str, archives: str) -> Path | None:
     """The first file that matches `pattern` anywhere below --archives or in the downloads."""
-    return find_archives(args, [pattern]).get(pattern)
+    from types import SimpleNamespace
+    return find_archives(SimpleNamespace(data=data, archives=archives), [pattern]).get(pattern)
 
 
 def find_archives(args, patterns: Iterable[str]) -> dict[str, Path]:

@@ -371,3 +371,12 @@ def in_eight_bits(content: bytes) -> Image.Image:
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no defined range")
     return image
+
+
+def open_images(dataset, size, data, archives):
+    from types import SimpleNamespace
+    from plumbing.catalog import source_of
+    args = SimpleNamespace(dataset=dataset, image_size=size, data=data, archives=archives)
+    domains, classes = load_folders(args, source_of(dataset))
+    fingerprint = ImageFiles(locate(args, source_of(dataset))).fingerprint() if own_folder(dataset) else ""
+    return SimpleNamespace(domains=domains, classes=classes, fingerprint=fingerprint)

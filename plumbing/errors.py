@@ -1,12 +1,16 @@
-"""How a program of this repository ends on an error: with one line and an exit code."""
+"""How a program of this repository ends: on an error with one line and an exit code, on a signal (Ctrl-C,
+SIGTERM of Slurm, systemd or kill, SIGHUP of a terminal that closes) after the round that it is in."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 SAID_AFTER = 1.0  # seconds of waiting until that is said
@@ -23,9 +27,6 @@ REMEDIES = {
     errno.EEXIST: "a file is where a folder is expected: give another folder",
     errno.EISDIR: "a folder is where a file is expected: give a file",
 }
-
-
-RUNS_ON_GPU = "CLEANFDG_RUNS_ON_GPU"  # in the environment of a run: how many share its GPU, at most
 
 
 class Stop(Exception):
@@ -50,18 +51,12 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         what = type(e).__name__
         if str(e):
             what = str(e)[:100].splitlines()[0]
-        remedy = "give smaller batches or images"
-        if os.environ.get(RUNS_ON_GPU, "1") != "1":
-            remedy = f"fewer runs at a time on the GPU (--jobs), or {remedy}"
-        return f"out of memory ({what}): {remedy}", 1
+        return f"out of memory ({what}): give smaller batches or images, or fewer --jobs", 1
     if isinstance(e, OSError):
         what = str(e.strerror or e)
         if e.filename:
             what += f": {e.filename}"
         return f"{what}; {REMEDIES.get(e.errno, 'give another file or folder')}; {kept}", 1
-    if type(e).__module__.startswith(("torch._inductor", "torch._dynamo")):
-        why = str(e)[:120].splitlines()[0]
-        return f"torch.compile cannot compile the network ({why}): run it without --compile; {kept}", 1
     raise e
 
 
@@ -99,6 +94,79 @@ def say(words: str, stream) -> None:
         print(words, file=stream, flush=True)
 
 
+# Signals
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TOGETHER = 1.0  # seconds within which several signals are one: a terminal and a cluster may send two
+
+
+class Interrupted(KeyboardInterrupt):
+    """A program ends because of a signal; a shell knows it by its exit code, 128 + number."""
+
+    def __init__(self, number: int, kept: str = ""):
+        super().__init__()
+        self.number = number
+        self.kept = kept  # what is not lost; empty: the program's own words
+
+    @property
+    def code(self) -> int:
+        return 128 + self.number if self.number else 0  # 0: --stop-after
+
+
+def interrupt(number: int, _frame=None) -> None:
+    """The handler that ends a program where it is."""
+    raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def handled(handler: Callable):
+    """Let `handler(number, frame)` answer the signals that end a program; one that is ignored stays so, as
+    nohup wants it. Without effect outside the main thread, where Python has no handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+    for number in ENDING:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+def leave_to_the_system() -> None:
+    """From now on a signal ends the program at once, wherever it is, without a line."""
+    for number in ENDING:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            signal.signal(number, signal.SIG_DFL)
+
+
+class AfterTheRound:
+    """Answers the first signal with a line and a note, which the round loop reads when it has a state to
+    keep; the second one ends the program where it is. One of several processes may wait for the others in
+    code that is not Python's: there the second one is left to the system."""
+
+    def __init__(self, says: str, several: bool):
+        self.says = says  # the line; empty: none
+        self.several = several  # whether there are other processes
+        self.number = 0  # of the first signal; 0: none has come
+        self.came = 0.0  # when
+
+    def __call__(self, number: int, _frame=None) -> None:
+        if self.number and time.monotonic() - self.came < TOGETHER:
+            return
+        if self.number:
+            raise Interrupted(number)
+        self.number, self.came = number, time.monotonic()
+        if self.several:
+            leave_to_the_system()
+        if self.says:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in the midst of a write
+                print(f"\n{self.says}", file=sys.stderr, flush=True)
+
+
 # Set when a program begins, before its libraries load
 
 
@@ -126,20 +194,5 @@ def take_any_words() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def tell_of_loading() -> threading.Timer:
-    """The libraries of a method load for seconds, on a busy machine for many: at a terminal that is said
-    after the first, until `Parser` cancels it. Elsewhere it is not: there a line of bad usage stands
-    alone."""
-    program = Path(sys.argv[0])
-    words = f"{program.stem}: loading torch and the other libraries"
-    loading = threading.Timer(SAID_AFTER, say, [words, sys.stderr])
-    loading.daemon = True
-    ours = Path(__file__).resolve().parent.parent
-    if program.resolve().parent in (ours, ours / "baselines") and sys.stderr.isatty() and speaks():
-        loading.start()
-    return loading
-
-
 sys.excepthook = show_uncaught
 take_any_words()
-LOADING = tell_of_loading()

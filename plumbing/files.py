@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from plumbing.errors import Stop
@@ -21,9 +21,8 @@ import torch
 WAIT = 3.0, 3600.0  # seconds of waiting for a lock until that is said, and until it is given up
 
 
-def write_whole(path: Path, write: Callable, keep: Path | None = None) -> None:
-    """Call `write(file)` on a temporary file beside `path` and rename it at the end: whole or not at all.
-    What was there before is then called `keep`, if that is given; for a moment it alone is there."""
+def write_whole(path: Path, write: Callable) -> None:
+    """Call `write(file)` on a temporary file beside `path` and rename it at the end: whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -31,8 +30,6 @@ def write_whole(path: Path, write: Callable, keep: Path | None = None) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        if keep and path.exists():
-            os.replace(path, keep)
         os.replace(temporary, path)
     except BaseException as e:
         temporary.unlink(missing_ok=True)
@@ -60,15 +57,6 @@ def in_units(count: float) -> str:
     if count >= 1 << 30:
         return f"{count / (1 << 30):.1f} GiB"
     return f"{count / (1 << 20):.1f} MiB"
-
-
-def size_of(files: Iterable[Path]) -> int:
-    """Bytes that files take on the disk; two names of one file count once."""
-    sizes = {}
-    for file in files:
-        about = file.stat()
-        sizes[about.st_dev, about.st_ino] = about.st_size
-    return sum(sizes.values())
 
 
 def write_json(path: Path, value) -> None:

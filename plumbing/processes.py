@@ -9,8 +9,7 @@ import os
 import sys
 import threading
 
-from plumbing.errors import Stop
-from plumbing.signals import leave_to_the_system
+from plumbing.errors import Interrupted, Stop, ending, handled, interrupt, leave_to_the_system, say, speaks
 
 import torch
 import torch.distributed as dist
@@ -31,9 +30,9 @@ def join_processes() -> None:
     """With torchrun: join the other processes. Stop if they do not come.
 
     The group ends before Python does, and its threads with it: one that still released a tensor while Python
-    ended aborted the process ("terminate called without an active exception"; pytorch#190489). They end only
-    if nothing holds the group. torch.distributed.nn, which an optimizer imports, would: a group that is there
-    at its import becomes a default argument of its functions. Hence its import above, where there is none.
+    ended aborted the process (pytorch#190489). They end only if nothing holds the group.
+    torch.distributed.nn, which an optimizer imports, would: a group that is there at its import becomes a
+    default argument of its functions. Hence its import above.
     """
     count = os.environ.get("WORLD_SIZE", "1")
     if not (count.isascii() and count.isdigit() and int(count)):
@@ -41,8 +40,7 @@ def join_processes() -> None:
                    "it, or start with torchrun", 2)
     if int(count) == 1 or dist.is_initialized():
         return
-    waiting = threading.Timer(SAID_AFTER, print, [f"waiting for all {count} processes to start"],
-                              {"file": sys.stderr, "flush": True})
+    waiting = threading.Timer(SAID_AFTER, say, [f"waiting for all {count} processes to start", sys.stderr])
     waiting.start()
     try:
         leave_to_the_system()  # it waits in code that is not Python's
@@ -56,18 +54,16 @@ def join_processes() -> None:
         waiting.cancel()
 
 
-def merged(mine: dict) -> dict:
+def gathered(mine: dict) -> dict:
     """The dicts of all processes merged, sorted by key, in process 0; elsewhere an empty one."""
     rank, size = process()
     if size == 1:
         return mine
     parts = [None] * size if rank == 0 else None
     with others_alive():
-        dist.gather_object(to_cpu(mine), parts)
-    if rank:
-        return {}
+        dist.gather_object(to_device(mine, "cpu"), parts)
     together = {}
-    for part in parts:
+    for part in parts or []:
         together |= part
     return dict(sorted(together.items()))
 
@@ -77,7 +73,7 @@ def from_server(value):
     rank, size = process()
     if size == 1:
         return value
-    box = [to_cpu(value) if rank == 0 else None]
+    box = [to_device(value, "cpu") if rank == 0 else None]
     with others_alive():
         dist.broadcast_object_list(box)
     return box[0]
@@ -93,40 +89,28 @@ def others_alive():
         raise Stop(f"process {process()[0]} ends because another one has gone, see its line ({why})")
 
 
-def to_cpu(value):
-    """Tensors anywhere in nested dicts, lists and tuples moved to the CPU."""
-    if isinstance(value, dict):
-        return {k: to_cpu(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_cpu(v) for v in value)
-    return value.cpu() if isinstance(value, Tensor) else value
-
-
-def to_device(value, device: str):
-    """Tensors anywhere in nested dicts moved to the device."""
+def to_device(value, device):
+    """Tensors anywhere in nested dicts, lists and tuples moved to the device."""
     if isinstance(value, dict):
         return {k: to_device(v, device) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(v, device) for v in value)
     return value.to(device) if isinstance(value, Tensor) else value
 
 
 def prepare(args) -> None:
-    """What a process sets once, before it computes: its peers, its threads, its GPU, its precision,
-    its memory."""
+    """What a process sets once, before it computes: peers, threads, GPU, precision, memory.
+
+    cuDNN times its algorithms for each shape of batch when that comes first; which one wins may differ
+    between two runs, so not with --deterministic. TF32 is used with `--precision tf32` and only then: cuDNN's
+    is on by default, and then fp32 would not be fp32.
+    """
     keep_freed_memory()
     join_processes()
     if args.threads:
         torch.set_num_threads(args.threads)
-    open_device(args)
-    set_precision(args)
-
-
-def open_device(args) -> None:
-    """Open the GPU, if it is one, and choose how cuDNN and cuBLAS compute on it. Stop if it cannot be used.
-
-    cuDNN times its algorithms for each shape of batch when that comes first, which pays because shapes recur;
-    which one wins may differ between two runs, so not with --deterministic. Where PyTorch has no
-    deterministic algorithm for an operator it warns, and the operator is computed all the same.
-    """
+    torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
     if not args.device.startswith("cuda"):
         return
     if args.deterministic:
@@ -141,23 +125,39 @@ def open_device(args) -> None:
         raise Stop(f"--device {args.device} cannot be used here: {str(e).splitlines()[0]}", 2)
 
 
-def set_precision(args) -> None:
-    """TF32 with `--precision tf32` and only then: cuDNN's is on by default, and then fp32 would not be
-    fp32."""
-    torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
-
-
 def keep_freed_memory() -> None:
     """Ask glibc to keep large freed blocks instead of giving them back to the kernel.
 
     Each training step frees and takes the same activations; without this every step pays their page faults
     again (measured: 5 to 20% of a step on two cores). One arena, because what the backward pass's thread
-    frees is then there for the forward pass (another 5 to 20% of a small network's step). No effect where the
-    C library has no mallopt.
+    frees is then there for the forward pass. No effect where the C library has no mallopt.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(-8, 1)  # M_ARENA_MAX
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+@contextlib.contextmanager
+def one_line_on_failure(program: str):
+    """Errors that are no fault of the program end it with one line on stderr and an exit code."""
+    try:
+        with handled(interrupt):
+            yield
+        return
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
+        together = isinstance(e, Interrupted) and bool(e.kept)  # all processes end after the same round
+        message, code = ending(e, "nothing that was written is lost: the same command without --no-resume "
+                                  "goes on from the last checkpoint, if there is one")
+    rank, size = process()
+    shown = rank == 0 if together else code != 2 or speaks()
+    if shown:
+        say(f"{program}: {message}", sys.stderr)
+    if size > 1:
+        sys.stdout.flush()
+        if together:
+            with contextlib.suppress(Stop):
+                from_server(None)  # torchrun ends all once one has ended: not before the line is there
+        os._exit(code)  # the other processes wait in a collective: torchrun ends them
+    sys.exit(code)

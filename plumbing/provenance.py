@@ -5,58 +5,79 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import os
 import platform
 import resource
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
-
-from plumbing.errors import RUNS_ON_GPU
-from plumbing.processes import process
-from plumbing.sources import ROOT, data_files, files_of, hash_of, method_file
+from types import ModuleType
 
 import numpy as np
 import torch
 
-
-def code(args) -> dict:
-    """The code of this process: the hash of the sources that decide the method's numbers, the commit, and
-    whether one of these sources differs from it (None if that cannot be known)."""
-    file = method_file(args)
-    changes = git("status", "--porcelain", "--", *map(str, files_of(file) + data_files()))
-    uncommitted = None if changes is None else bool(changes)
-    return {"sources": hash_of(file), "commit": git("rev-parse", "HEAD"), "uncommitted_changes": uncommitted}
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def start(args) -> dict:
-    """What a run notes each time that it is started: its code, what else its bytes depend on, and how busy
-    the machine is."""
-    return {**code(args), "threads": torch.get_num_threads(), "precision": args.precision, "load": load(),
-            **on_gpu(args)}
+def code(method_file: Path) -> dict:
+    """The code of this process: commit, whether one of the files that make the numbers differs from it (None
+    without git), one sha256 over the bytes of these files, and a short one of each."""
+    files = files_of(method_file)
+    digest, of_files = hashlib.sha256(), {}
+    for file in files:
+        content = file.read_bytes()
+        digest.update(content)
+        of_files[os.path.relpath(file, ROOT)] = hashlib.sha256(content).hexdigest()[:12]
+    changes = git("status", "--porcelain", "--", *map(str, files))
+    dirty = None if changes is None else bool(changes)
+    return {"commit": git("rev-parse", "HEAD"), "dirty": dirty, "sha256": digest.hexdigest(),
+            "files": of_files}
 
 
-def on_gpu(args) -> dict:
-    """What the numbers and times of a run on a GPU depend on beside the GPU; nothing on a CPU."""
-    if not args.device.startswith("cuda"):
-        return {}
-    shared = os.environ.get(RUNS_ON_GPU, "")
-    runs = int(shared) if shared.isascii() and shared.isdigit() else 1
-    return {"runs_on_gpu": runs, "deterministic": args.deterministic}
+def files_of(method_file: Path) -> list[Path]:
+    """The files that make a run's numbers: common.py, plumbing/, the method's file, and the other modules of
+    this repository from which that one, as it is loaded, has a name."""
+    folders = {ROOT, ROOT / "baselines", ROOT / "official", method_file.parent}
+    modules = {}
+    for module in list(sys.modules.values()):
+        file = Path(getattr(module, "__file__", None) or "")
+        if file.parent in folders:
+            modules[file] = module
+    found = {ROOT / "common.py", *(ROOT / "plumbing").glob("*.py"), *(ROOT / "plumbing").glob("*.csv")}
+    waiting = [method_file]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        for module in named_in(modules[file]):
+            other = Path(getattr(module, "__file__", None) or "")
+            if other in modules:
+                waiting.append(other)
+    return sorted(found)
 
 
-def provenance(args) -> dict:
-    """Code, versions and hardware of this process, as result.json has them."""
+def named_in(module: ModuleType) -> list[ModuleType]:
+    """The modules of which a module has names: imported ones, and those of its classes and functions."""
+    names = [getattr(value, "__module__", None) for value in vars(module).values()]
+    there = [sys.modules[name] for name in set(names) if isinstance(name, str) and name in sys.modules]
+    return there + [value for value in vars(module).values() if isinstance(value, ModuleType)]
+
+
+def hardware(args, processes: int) -> dict:
+    """Versions and hardware of this process, as result.json has them."""
     gpu = args.device.startswith("cuda")
-    hardware = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "processes": process()[1],
-                "load": load(), "gpu": None, "gpu_peak_memory_mib": None}
+    machine = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "processes": processes,
+               "load": load(), "gpu": None, "gpu_peak_memory_mib": None}
     if gpu:
-        hardware["gpu"] = torch.cuda.get_device_name(args.device)
-        hardware["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20
-        hardware |= on_gpu(args)
+        machine["gpu"] = torch.cuda.get_device_name(args.device)
+        machine["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20
+        machine["deterministic"] = args.deterministic
     versions = {"python": platform.python_version(), "torch": torch.__version__,
                 "torchvision": metadata.version("torchvision"), "numpy": np.__version__}
-    return {**code(args), "versions": versions, "hardware": hardware}
+    return {"versions": versions, "hardware": machine}
 
 
 def git(*words: str) -> str | None:

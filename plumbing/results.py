@@ -21,15 +21,24 @@ import torch
 LONGEST = 1 << 26  # bytes of a line of records
 
 
-def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> dict:
-    """What result.json says of the rounds in `history`: accuracies, curves, bytes. `key`: the run's identity;
-    `best_round`: the round of the best validation accuracy."""
+def best_of(history: list[dict]) -> dict:
+    """Round and validation accuracy of the best round, the first of equals; round 0 if none was validated."""
+    best = {"round": 0, "val": -1.0}
+    for entry in history:
+        if "val" in entry and entry["val"]["ALL"] > best["val"]:
+            best = {"round": entry["round"], "val": entry["val"]["ALL"]}
+    return best
+
+
+def result_of(args: Args, key: dict, history: list[dict]) -> dict:
+    """Accuracies, curves and bytes of the rounds in `history`, for result.json. `key`: the run's identity."""
     evaluated = [entry for entry in history if "val" in entry or "linear" in entry]
     last = evaluated[-1]
     if args.protocol == "linear":  # no labels to choose a round by
         best = last
         curve = curves_of_linear(evaluated)
     else:
+        best_round = best_of(history)["round"]
         best = next(entry for entry in evaluated if entry["round"] == best_round)
         curve = curves_of_parts(evaluated)
     result = {
@@ -38,8 +47,7 @@ def result_of(args: Args, key: dict, history: list[dict], best_round: int) -> di
     }
     if args.protocol == "linear":
         result["logs"] = mean_logs(history)
-        if "start" in history[0]:  # a checkpoint from before it was measured has none
-            result["start"] = history[0]["start"]
+        result["start"] = history[0]["start"]
     else:
         result["logs"] = mean_logs(evaluated)  # at the rounds of the curve alone
     up, down = bytes_in_rounds(history, "bytes_up"), bytes_in_rounds(history, "bytes_down")
@@ -165,20 +173,9 @@ def refuse_record(name: str) -> None:
         raise Stop(f"--record {path} cannot be written ({e.strerror}): give another file", 2)
 
 
-def says_as_much(there: dict, result: dict) -> bool:
-    """Whether a record has as many points of curves as a result of the same run, and a training of its own if
-    that one has."""
-    if "trained_by" in there and "trained_by" not in result:
-        return False
-    points = []
-    for curve in (there["curve"], result["curve"]):
-        points.append(sum(value is not None for values in curve.values() for value in values))
-    return points[0] >= points[1]
-
-
 def record(args: Args, result: dict) -> None:
-    """Append the result to `--record` unless it is there, by the same code; one line, one write, under a
-    lock."""
+    """Append the result to `--record` unless the same run by the same code is there; one line, one write,
+    under a lock."""
     if not args.record:
         return
     path = Path(args.record)
@@ -186,11 +183,10 @@ def record(args: Args, result: dict) -> None:
         file.seek(0)
         content = file.read()
         for line in content.splitlines():
-            # A damaged line is nobody's record.
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                there = json.loads(line)
-                same = there["id"] == result["id"] and there.get("sources") == result.get("sources")
-                if same and says_as_much(there, result):
+            with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+                there = json.loads(line)  # a damaged line is nobody's record
+                same = all(there.get(name) == result.get(name) for name in ("id", "sha256", "curve"))
+                if same and "trained_by" not in there:
                     return
         start = b"\n" if content and not content.endswith(b"\n") else b""
         file.write(start + json.dumps(result).encode() + b"\n")
@@ -205,10 +201,7 @@ def command(args: Args | None = None) -> str:
         start = ["python", "-m", spec.name]
     else:
         start = ["python", Path(sys.argv[0]).name]
-    left_out = {}
-    for f in dataclasses.fields(Args):
-        if not f.metadata["numbers"]:
-            left_out[flag_of(f.name)] = f.default
+    left_out = {flag_of(f.name): f.default for f in dataclasses.fields(Args) if not f.metadata["numbers"]}
     kept, words = [], iter(sys.argv[1:])
     for word in words:
         flag, has_value, _ = word.replace("--no-", "--").partition("=")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import statistics
 from pathlib import Path
@@ -11,35 +10,26 @@ from pathlib import Path
 from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import write_json
-from plumbing.runfolder import digest_of, folder_of, of_target, several_runs
-from plumbing.settings import Args, identity, method_name, seed_numbers
+from plumbing.runfolder import digest_of
+from plumbing.settings import Args, identity, seed_numbers
 
 from tabulate import tabulate
 
 HEADS = {"best": "best validation round", "last": "last round"}
 
 
-def of_seed(args: Args, seed: int) -> Args:
-    """The arguments of one of the runs of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
-    out = str(Path(args.out) / f"s{seed}") if args.out else ""
-    of_one = dataclasses.replace(args, seed=seed, seeds="", out=out)
-    of_one.origins = args.origins | {"seed": "flag", "seeds": "default"}
-    return of_one
-
-
-def summary_file(args: Args) -> Path:
+def summary_file(args: Args, method: str) -> Path:
     """The file of the means over `--seeds`: seeds.json in `--out`, else one beside the runs' folders."""
     if args.out:
         return Path(args.out) / "seeds.json"
-    key = identity(args) | {"seed": seed_numbers(args.seeds)}
+    key = identity(args, method) | {"seed": seed_numbers(args.seeds)}
     dataset = short_name(args.dataset)
     name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{digest_of(key)}.json"
     return Path("runs") / name
 
 
-def refuse_summary(args: Args) -> None:
+def refuse_summary(path: Path) -> None:
     """Stop if there is another file in the place of the means, before anything is trained."""
-    path = summary_file(args)
     if not path.exists():
         return
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -101,23 +91,11 @@ def percent(numbers: dict) -> str:
     return shown
 
 
-def folders_of(args: Args, of_seeds: dict[int, list[dict]]) -> list[str]:
-    """The folders of all runs, in the order in which they were made."""
-    folders = []
-    for seed, results in of_seeds.items():
-        of_one = of_seed(args, seed)
-        for result in results:
-            target = result["args"]["target"] if several_runs(args) else args.target
-            folders.append(str(folder_of(of_target(of_one, target))))
-    return folders
-
-
-def show_seeds(args: Args, of_seeds: dict[int, list[dict]]) -> None:
+def show_seeds(args: Args, method: str, of_seeds: dict[int, list[dict]], folders: list[str]) -> None:
     """Print the accuracies over the seeds, {seed: the results of its runs}, and write them to a file."""
-    accuracies, path = over_seeds(of_seeds), summary_file(args)
-    summary = {"method": method_name(args), "dataset": args.dataset, "protocol": args.protocol,
-               "scale": args.scale, "seeds": list(of_seeds), "folders": folders_of(args, of_seeds),
-               "accuracies": accuracies}
+    accuracies, path = over_seeds(of_seeds), summary_file(args, method)
+    summary = {"method": method, "dataset": args.dataset, "protocol": args.protocol, "scale": args.scale,
+               "seeds": list(of_seeds), "folders": folders, "accuracies": accuracies}
     write_json(path, summary)
     first, *_ = accuracies.values()
     rows = []
@@ -126,5 +104,5 @@ def show_seeds(args: Args, of_seeds: dict[int, list[dict]]) -> None:
     heads = ["", *(HEADS[which] for which in first)]
     seeds = ", ".join(map(str, of_seeds))
     what = "mean +- sample deviation over the seeds" if len(of_seeds) > 1 else "of one seed"
-    print(f"{method_name(args)} on {args.dataset}, seeds {seeds}: accuracy (%), {what}; in {path}")
+    print(f"{method} on {args.dataset}, seeds {seeds}: accuracy (%), {what}; in {path}")
     print(tabulate(rows, heads, tablefmt="plain", disable_numparse=True))

@@ -5,14 +5,12 @@ A value comes from the first of these layers that has one:
     flag             what stands on the command line
     laptop, smoke    with --scale: the method's own table for the dataset, then SCALES below
     variant NAME     with --variant: the method's VARIANTS table for the dataset
-    <dataset>        the method's PAPER table for the dataset; for images of one's own (folder:PATH) that of
-                     pacs, here and in the tables above
+    <dataset>        the method's PAPER table for the dataset; folder:PATH has that of pacs, here and above
     derived          what follows from other values, such as the optimizer that goes with a learner
     default          the default of the flag
 
-`Args` has what every run has; a method file extends it. `parse` makes an `Args` of a command line and
-remembers in `args.origins` from which layer each value is. A run writes them to settings.json;
---show-settings prints them.
+`Args` has what every run has; a method file extends it. `parse` makes one of a command line. It is fixed from
+then on: `changed` makes another one. `origins` has the layer of each value.
 """
 
 from __future__ import annotations
@@ -21,31 +19,32 @@ import argparse
 import dataclasses
 import difflib
 import hashlib
+import importlib.util
 import math
 import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from plumbing.archives import ImageFiles, existing
 from plumbing.augment import AUGMENTATIONS
 from plumbing.catalog import OWN, own_folder
-from plumbing.errors import LOADING, Stop, speaks
-from plumbing.scalars import refuse_without_tensorboard
+from plumbing.errors import Stop, speaks
+from plumbing.provenance import ROOT, version_line
+
+LARGEST = (1 << 63) - 1  # a whole number that torch takes
+LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
+SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
 
 
 def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False):
     """A field of `Args`: its default, its help text and its limits.
 
-    `low`/`high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change any
-    number of a run (folders, checkpoint interval): such fields may differ between a run and the run that
-    resumes it; with `numbers="if set"` only a value other than the default decides, so that runs from before
-    the flag was there are the same runs. `at_test=True` marks what acts on the tested network of a left-out
-    domain alone, so that a trained run serves all its values (reproduce/retest.py).
+    `low` and `high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change a
+    number of a run (folders, checkpoint interval): it may differ when a run is resumed. `at_test=True` marks
+    what acts on the tested network of a left-out domain alone: one training serves all its values.
     """
     meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers, at_test=at_test)
     return field(default=default, metadata=meta)
@@ -109,9 +108,6 @@ class RunArgs:
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor has it, "
                                  "else fp32", choices=("auto", "fp32", "tf32", "bf16"))
-    compile: str = arg("none", "torch.compile for the backbone: none, default, or reduce-overhead (with CUDA "
-                               "graphs); numbers differ in the last digits",
-                       choices=("none", "default", "reduce-overhead"), numbers="if set")
     threads: int = arg(0, "CPU threads, on which the last digits depend; 0: as many as torch takes, which "
                           "OMP_NUM_THREADS limits", low=0, high=1024, numbers=False)
     deterministic: bool = arg(False, "on a GPU: PyTorch's deterministic algorithms where it has some; "
@@ -131,10 +127,10 @@ class RunArgs:
                    numbers=False)
     resume: bool = arg(True, "go on with the run in the output folder; --no-resume starts it afresh",
                        numbers=False)
-    extend: str = arg("", "folder of a run that differs in fewer --rounds alone, whose rounds are the first "
-                          "of this one; refused where they would not be", numbers=False)
     any_code: bool = arg(False, "go on with a run that other code began, or show its result",
                          numbers=False)
+    stop_after: int = arg(0, "end after this round, which is kept; the same command without it goes on; 0: "
+                             "never", low=0, numbers=False)
     checkpoint_every: float = arg(30.0, "seconds between checkpoints, at least; 0: after each round",
                                   low=0, numbers=False)
     record: str = arg("", "JSONL file to which the finished run is added as one line", numbers=False)
@@ -151,6 +147,11 @@ class Args(RunArgs, TrainingArgs, DataArgs):
     crop: ClassVar[int] = 0
     drop_last: ClassVar[bool] = False
     sources: ClassVar[str] = ""
+
+    def __setattr__(self, name: str, value) -> None:
+        if "origins" in self.__dict__:
+            raise dataclasses.FrozenInstanceError(f"settings are fixed once parsed, and so is {name}")
+        super().__setattr__(name, value)
 
     def refuse(self) -> None:
         """Stop if values do not go together, before any data is read; a method's own rule."""
@@ -187,14 +188,6 @@ class LinearArgs(Args):
     linear_batch: int = arg(512, "images in a batch of the classifier", low=1)
 
     views: ClassVar[int] = 2  # of each image, stacked in a batch
-
-
-def group_of(cls: type[Args], name: str) -> str:
-    """The group of a flag in --help: that of the class which declares it first."""
-    for base in reversed(cls.__mro__[:-1]):  # without object; the most basic class comes first
-        if name in [f.name for f in dataclasses.fields(base)]:
-            break
-    return vars(base).get("group", Args.group)
 
 
 # Settings by dataset for the smaller scales; a method's own go over them, see the layers above.
@@ -235,131 +228,100 @@ SCALES = {
 
 # From a command line to settings
 
-LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
-
-
-def has_settings_of(dataset: str) -> str:
-    """The dataset by whose name the tables of settings have what a dataset takes."""
-    return LIKE_OWN if own_folder(dataset) else dataset
-
-
-@dataclass
-class Layer:
-    """Values of settings by name, and where they come from."""
-
-    origin: str
-    values: dict
-
 
 def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None, *,
           variants: dict[str, dict[str, dict]] | None = None, laptop: dict[str, dict] | None = None,
           smoke: dict[str, dict] | None = None, follows: Callable[[dict], dict] | None = None) -> Args:
-    """The arguments of a run from the command line, by the layers above.
+    """The settings of a run from the command line, by the layers above.
 
     `paper`, `laptop` and `smoke` are tables dataset -> values, `variants` one more level; `follows(values)`
     gives the derived values. Bad usage ends the program with one line on stderr and exit code 2; --help and
-    --show-settings end it with 0 after they have printed the values that the other flags lead to.
+    --show-settings end it with 0.
     """
-    parser = Parser.of(cls, datasets=tuple(paper))
+    parser = parser_of(cls, tuple(paper))
     given = vars(parser.parse_args(argv))
-    show_help = given.pop("help", False)
-    show_settings = given.pop("show_settings", False)
-    tables = {"laptop": laptop or {}, "smoke": smoke or {}}
-    layers = layers_of(cls, paper, variants or {}, tables, given, parser)
-    values, origins = merge(layers)
-    if follows:
-        known = values | {"dataset": has_settings_of(values["dataset"])}
-        layers.insert(-1, Layer("derived", follows(known)))  # above the defaults alone
-        values, origins = merge(layers)
-    args = cls(**values)
-    for name, value in values.items():
-        if getattr(args, name) != value:
-            origins[name] = "derived"  # by the class itself
-    args.origins = origins
-    if show_help:
-        print_and_exit(parser.help_with(args))
-    check(args, parser)
-    if show_settings:
-        print_and_exit(settings_table(args))
-    return args
-
-
-def print_and_exit(text: str) -> None:
-    """Print and end with 0, also if the reader has gone, as `head` has after ten lines."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is written at the end
-    sys.exit(0)
-
-
-def layers_of(cls: type[Args], paper: dict, variants: dict, tables: dict, given: dict,
-              parser: Parser) -> list[Layer]:
-    """The layers of a command line, the strongest first, without derived values."""
-    dataset = has_settings_of(given.get("dataset", cls.dataset))
+    show = given.pop("show_settings", False)
+    dataset = LIKE_OWN if own_folder(given.get("dataset", cls.dataset)) else given.get("dataset", cls.dataset)
     scale = given.get("scale", cls.scale)
-    variant = given.get("variant", getattr(cls, "variant", None))
-    layers = [Layer("flag", given)]
-    if own_folder(given.get("dataset", cls.dataset)):
-        layers.append(Layer("own images", {"target_part": "all"}))  # on PACS it is as its paper has it
-    if scale != "paper":
-        layers.append(Layer(scale, tables[scale].get(dataset, {})))
-        layers.append(Layer(scale, SCALES[scale].get(dataset, {})))
-    if variant in variants:
+    variant = given.get("variant", getattr(cls, "variant", ""))
+
+    layers = [("default", {f.name: f.default for f in dataclasses.fields(cls)})]  # the weakest first
+    layers.append((dataset, paper[dataset]))
+    if variant in (variants or {}):
         if dataset not in variants[variant]:
             there = ", ".join(variants[variant])
             parser.error(f"--variant {variant} has no settings for {dataset}; it has for {there}")
-        layers.append(Layer(f"variant {variant}", variants[variant][dataset]))
-    layers.append(Layer(dataset, paper[dataset]))
-    layers.append(Layer("default", {f.name: f.default for f in dataclasses.fields(cls)}))
-    return layers
+        layers.append((f"variant {variant}", variants[variant][dataset]))
+    if scale != "paper":
+        own = laptop if scale == "laptop" else smoke
+        layers.append((scale, SCALES[scale].get(dataset, {})))
+        layers.append((scale, (own or {}).get(dataset, {})))
+    if own_folder(given.get("dataset", cls.dataset)):
+        layers.append(("own images", {"target_part": "all"}))  # on PACS it is as its paper has it
+    layers.append(("flag", given))
+    if follows:
+        values, _ = merge(layers)
+        layers.insert(1, ("derived", follows(values | {"dataset": dataset})))
+    values, origins = merge(layers)
+
+    try:
+        values["device"] = choose_device(values["device"])
+        values["precision"] = choose_precision(values["precision"], values["device"])
+        args = cls(**values)
+        for name, value in values.items():
+            if getattr(args, name) != value:
+                origins[name] = "derived"  # by the class itself
+        refuse_wrong(args, origins)
+    except Stop as stop:
+        parser.error(str(stop))
+    args.origins = origins
+    if show:
+        print_and_exit(settings_table(args, parser.prog))
+    return args
 
 
-def merge(layers: list[Layer]) -> tuple[dict, dict[str, str]]:
-    """Of each setting the value, and its origin, of the first layer that has it."""
+def merge(layers: list[tuple[str, dict]]) -> tuple[dict, dict[str, str]]:
+    """Of each setting the value and the origin in the last layer that has it."""
     values, origins = {}, {}
-    for layer in reversed(layers):
-        values |= layer.values
-        origins |= dict.fromkeys(layer.values, layer.origin)
+    for origin, of_layer in layers:
+        values |= of_layer
+        origins |= dict.fromkeys(of_layer, origin)
     return values, origins
 
 
-def check(args: Args, parser: Parser) -> None:
-    """End with one line if a value is outside its limits. Device and precision become what they are here."""
+def changed(args: Args, **values) -> Args:
+    """The same settings with some other values, whose origins stay."""
+    other = dataclasses.replace(args, **values)
+    other.origins = args.origins
+    return other
+
+
+def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
+    """Stop if a value is outside its limits, or if values do not go together."""
     for f in dataclasses.fields(args):
-        wrong = violation(getattr(args, f.name), f.metadata)
-        if wrong:
-            parser.error(f"{flag_of(f.name)} is {getattr(args, f.name)}; it must be a finite number {wrong}")
-    if args.seeds and args.origins["seed"] == "flag":
-        parser.error("--seed and --seeds do not go together: give one of them")
-    if args.extend and not args.resume:
-        parser.error("--extend and --no-resume do not go together: give one of them")
-    try:
-        shares(args.split)
-        seed_numbers(args.seeds)
-        if args.tensorboard:
-            refuse_without_tensorboard()
-        if args.protocol == "linear":
-            ratios(args.label_ratio)
-        args.refuse()
-        args.device = choose_device(args.device)
-        args.precision = choose_precision(args.precision, args.device)
-    except Stop as stop:
-        parser.error(str(stop))
-
-
-LARGEST = (1 << 63) - 1  # a whole number that torch takes
+        value = getattr(args, f.name)
+        limits = violation(value, f.metadata)
+        if limits:
+            raise Stop(f"{flag_of(f.name)} is {value}; it must be a finite number {limits}", 2)
+    if args.seeds and origins["seed"] == "flag":
+        raise Stop("--seed and --seeds do not go together: give one of them", 2)
+    shares(args.split)
+    seed_numbers(args.seeds)
+    if args.protocol == "linear":
+        ratios(args.label_ratio)
+    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise Stop("--tensorboard needs a package that is not installed: pip install tensorboard", 2)
+    args.refuse()
 
 
 def violation(value, limits) -> str:
-    """What a number must be, if it is not; else nothing. `limits`: low, high (included) and above (excluded),
-    or None."""
+    """What a number must be, if it is not; else nothing. `limits`: low, high (included), above (excluded)."""
     low, high, above = limits["low"], limits["high"], limits["above"]
-    if high is None and isinstance(value, int) and value > LARGEST:
+    if high is None and isinstance(value, int):
         high = LARGEST
     wrong = isinstance(value, float) and not math.isfinite(value)
     wrong = wrong or (low is not None and value < low)
-    wrong = wrong or (high is not None and value > high)
+    wrong = wrong or (high is not None and not isinstance(value, str) and value > high)
     wrong = wrong or (above is not None and value <= above)
     if not wrong:
         return ""
@@ -373,51 +335,8 @@ def violation(value, limits) -> str:
     return " and ".join(words)
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help in columns that have room for the flags' names."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=32, width=110)
-
-
 class Parser(argparse.ArgumentParser):
     """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
-
-    def __init__(self, *words, **how):
-        LOADING.cancel()
-        super().__init__(*words, **how)
-
-    @classmethod
-    def of(cls, args: type[Args], datasets: tuple[str, ...]) -> Parser:
-        """The command line of a method: its own flags first, then those of data, training and the run."""
-        module = sys.modules[args.__module__]
-        parser = cls(prog=Path(module.__file__).stem, allow_abbrev=False, add_help=False,
-                     usage="%(prog)s [flags]", formatter_class=Formatter,
-                     description=(module.__doc__ or "").split("\nPaper  ")[0])
-        groups = {}
-        for cls_of_group in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
-            if issubclass(args, cls_of_group):
-                groups[cls_of_group.group] = parser.add_argument_group(cls_of_group.group)
-        for f in dataclasses.fields(args):
-            add_flag(groups[group_of(args, f.name)], f, datasets)
-        of_run = groups[RunArgs.group]
-        of_run.add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
-                            help="print every setting with its origin, and stop")
-        add_version(of_run)
-        of_run.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS,
-                            help="print this help, with the values that the other flags lead to, and stop")
-        return parser
-
-    def help_with(self, args: Args) -> str:
-        """The help text with the values that `args` has, and where each is from."""
-        for action in self._actions:
-            if hasattr(args, action.dest):
-                value, origin = getattr(args, action.dest), args.origins[action.dest]
-                shown = with_default("", value, "" if origin == "default" else origin)
-                action.help += shown.replace("%", "%%")  # argparse formats the help
-        self.epilog = (f"In brackets: the value with --dataset {args.dataset} --scale {args.scale} and the "
-                       "other flags given,\nand its origin where it is not the flag's default.")
-        return self.format_help()
 
     def error(self, message):
         if message.startswith("unrecognized arguments: "):
@@ -428,6 +347,37 @@ class Parser(argparse.ArgumentParser):
             if near:
                 message += f"; did you mean {near[0]}?"
         self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if speaks() else None)
+
+    def print_help(self, file=None):
+        print_and_exit(self.format_help())
+
+
+def help_format(prog: str) -> argparse.HelpFormatter:
+    """Help in columns that have room for the flags' names."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=110)
+
+
+def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
+    """The command line of a method: its own flags first, then those of data, training and the run."""
+    module = sys.modules[cls.__module__]
+    parser = Parser(prog=Path(module.__file__).stem, allow_abbrev=False, usage="%(prog)s [flags]",
+                    description=(module.__doc__ or "").split("\nPaper  ")[0], formatter_class=help_format,
+                    epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
+                           "own: --show-settings lists what these flags lead to, with origins.")
+    groups, owner = {}, {}
+    for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
+        if issubclass(cls, base):
+            groups[base] = parser.add_argument_group(base.group)
+    for base in (DataArgs, TrainingArgs, RunArgs, LinearArgs):
+        for f in dataclasses.fields(base):
+            owner.setdefault(f.name, base)
+    for f in dataclasses.fields(cls):
+        add_flag(groups[owner.get(f.name, Args)], f, datasets)
+    of_run = groups[RunArgs]
+    of_run.add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
+                        help="print every setting with its origin, and stop")
+    add_version(of_run)
+    return parser
 
 
 def add_version(group) -> None:
@@ -440,27 +390,40 @@ class ShowVersion(argparse.Action):
     """Answers --version as soon as it is read: what else stands on the command line does not matter."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        from plumbing.provenance import version_line
         print_and_exit(f"{parser.prog}: {version_line()}")
 
 
 def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
     """A flag for one field of `Args`; it is not in the result unless it stands on the command line."""
-    how = dict(dest=f.name, help=f.metadata["text"].replace("%", "%%"), default=argparse.SUPPRESS)
+    text = with_default(f.metadata["text"], f.default).replace("%", "%%")
+    how = dict(dest=f.name, help=text, default=argparse.SUPPRESS)
     if isinstance(f.default, bool):
         group.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, **how)
         return
     how["type"] = type(f.default)
-    choices = f.metadata["choices"]
+    if f.metadata["choices"]:
+        how["choices"] = f.metadata["choices"]
+    else:
+        how["metavar"] = type(f.default).__name__
     if f.name == "dataset":
-        how["type"] = partial(canonical, datasets=datasets)
+        how["type"] = lambda name: canonical(name, datasets)
         how["metavar"] = "name"  # all of them in braces are wider than a terminal
         how["help"] += f": {', '.join(datasets)}, or {OWN}PATH (images in PATH/domain/class/)"
-    if choices:
-        how["choices"] = choices
-    elif "metavar" not in how:
-        how["metavar"] = type(f.default).__name__
     group.add_argument(flag_of(f.name), **how)
+
+
+def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
+    """The name of a dataset; officecaltech10 is another name of officecaltech. A folder is the same one from
+    wherever a command is given."""
+    path = dataset.removeprefix(OWN)
+    if dataset.startswith(OWN) and path:
+        return OWN + os.path.abspath(os.path.expanduser(path))
+    if dataset == "officecaltech10":
+        return "officecaltech"
+    if dataset not in datasets:
+        raise argparse.ArgumentTypeError(f"there are no settings for {dataset!r} here; choose from "
+                                         f"{', '.join(datasets)}, or {OWN}PATH")
+    return dataset
 
 
 def flag_of(name: str) -> str:
@@ -468,12 +431,9 @@ def flag_of(name: str) -> str:
     return "--" + name.strip("_").replace("_", "-")
 
 
-def with_default(text: str, value, origin: str = "") -> str:
-    """A help text that ends with the flag's value, and with where it comes from."""
-    shown = shown_value(value)
-    if origin:
-        return f"{text} [{shown}; {origin}]"
-    return f"{text} [{shown}]"
+def with_default(text: str, value) -> str:
+    """A help text that ends with the flag's default."""
+    return f"{text} [{shown_value(value)}]"
 
 
 def shown_value(value) -> str:
@@ -483,21 +443,13 @@ def shown_value(value) -> str:
     return "empty" if value == "" else str(value)
 
 
-def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
-    """The name of a dataset; officecaltech10 is another name of officecaltech. A folder is the same one from
-    wherever a command is given."""
-    if dataset.startswith(OWN):
-        path = dataset.removeprefix(OWN)
-        if not path:
-            raise argparse.ArgumentTypeError(f"{OWN} has no path; expected {OWN}PATH, with images in "
-                                             "PATH/domain/class/")
-        return OWN + os.path.abspath(os.path.expanduser(path))
-    if dataset == "officecaltech10":
-        dataset = "officecaltech"
-    if dataset not in datasets:
-        raise argparse.ArgumentTypeError(f"there are no settings for {dataset!r} here; choose from "
-                                         f"{', '.join(datasets)}, or {OWN}PATH")
-    return dataset
+def print_and_exit(text: str) -> None:
+    """Print and end with 0, also if the reader has gone, as `head` has after ten lines."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is written at the end
+    sys.exit(0)
 
 
 # Settings shown
@@ -511,74 +463,65 @@ def settings_of(args: Args) -> dict[str, dict]:
     return found
 
 
-def settings_table(args: Args) -> str:
+def settings_table(args: Args, method: str) -> str:
     """Every setting, a line each: name, value, origin."""
-    lines = [f"{method_name(args)}: every setting, its value, and where that comes from"]
+    lines = [f"{method}: every setting, its value, and where that comes from"]
     for name, setting in settings_of(args).items():
         lines.append(f"  {flag_of(name):24}{shown_value(setting['value']):24}{setting['origin']}")
     return "\n".join(lines)
 
 
-SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
-
-
 def differences(args: Args) -> list[str]:
-    """A line for each origin with the settings that differ from the flags' defaults, the weakest layer
-    first."""
+    """A line for each origin with the settings that differ from the flags' defaults, the weakest first."""
     of_origin = {}
     for f in dataclasses.fields(args):
         value = getattr(args, f.name)
         if value != f.default and f.name not in SHOWN_ANYWAY:
             origin = args.origins.get(f.name, "set directly")
             of_origin.setdefault(origin, []).append(f"{f.name.strip('_')} {shown_value(value)}")
-    strength = {"derived": 1, has_settings_of(args.dataset): 2, args.scale: 4, "flag": 5}  # a variant: 3
     lines = []
-    for origin in sorted(of_origin, key=lambda origin: strength.get(origin, 3)):
+    for origin in sorted(of_origin, key=strength):
         lines.append(f"  {origin}: {', '.join(of_origin[origin])}")
     return lines
+
+
+def strength(origin: str) -> int:
+    """The place of a layer among the others, the weakest first."""
+    if origin.startswith("variant "):
+        return 2
+    return {"derived": 0, "laptop": 3, "smoke": 3, "own images": 3, "flag": 4}.get(origin, 1)  # 1: a dataset
 
 
 # What a run is known by
 
 
-def method_name(args: Args) -> str:
-    """The method file's name, without .py."""
-    return Path(sys.modules[type(args).__module__].__file__).stem
+def method_name(file: str | Path) -> str:
+    """The name by which runs of a method's file are known: fdse, official.fdse, fedprox of baselines/.
+    Stop if a file elsewhere has the name of a method of this repository: their runs would be mixed."""
+    path = Path(file).resolve()
+    if path.parent == ROOT / "official":
+        return f"official.{path.stem}"
+    if path.parent in (ROOT, ROOT / "baselines"):
+        return path.stem
+    for folder in (ROOT, ROOT / "baselines"):
+        if (folder / path.name).exists():
+            raise Stop(f"{path} has the name of a method of this repository: give the file another name", 2)
+    return path.stem
 
 
-def identity(args: Args) -> dict:
-    """The arguments that decide the numbers of a run; two runs are the same when these are."""
-    key = {"method": method_name(args)}
+def identity(args: Args, method: str = "", fingerprint: str = "") -> dict:
+    """The values that decide the numbers of a run; two runs are the same when these are. Without `method` it
+    is that of the file of `args`; `fingerprint` is of one's own images."""
+    key = {"method": method or method_name(sys.modules[type(args).__module__].__file__)}
     for f in dataclasses.fields(args):
-        value = getattr(args, f.name)
-        always = f.metadata["numbers"] is True
-        if always or f.metadata["numbers"] and value != f.default:
-            key[f.name] = value
-    if own_folder(args.dataset):
-        key["dataset"] += " " + content_of(args.dataset)
+        if f.metadata["numbers"]:
+            key[f.name] = getattr(args, f.name)
+    if fingerprint:
+        key["dataset"] += " " + fingerprint
     if Path(args.weights).is_file():
         key["weights"] += " " + hashlib.blake2b(Path(args.weights).read_bytes(), digest_size=8).hexdigest()
     key["device"] = args.device.split(":")[0]
     return key
-
-
-def content_of(dataset: str) -> str:
-    """12 hexadecimal digits that change with names, sizes and times of one's own images; empty for datasets
-    of the catalogue. Stop if there is no such folder."""
-    if not own_folder(dataset):
-        return ""
-    return ImageFiles([existing(own_folder(dataset))]).fingerprint()
-
-
-def as_now(theirs: dict, args: Args) -> dict:
-    """The identity of an older run, in which a derived value may stand as 0, as it would be written today."""
-    numbers = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
-    known = {name: theirs[name] for name in numbers if name in theirs}
-    try:
-        settled = type(args)(**known)
-    except (KeyError, TypeError, ValueError):  # a network that there is none of: it is of another run
-        return theirs
-    return theirs | {name: getattr(settled, name) for name in known}
 
 
 # Values written as text

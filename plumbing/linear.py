@@ -1,0 +1,56 @@
+"""The linear evaluation of a representation (FedGaLA, Sec. 4 and App. B.3): a linear classifier is fitted to a
+share of the target's labels, on the frozen network's z, and tested on the rest."""
+
+from __future__ import annotations
+
+from plumbing.errors import Stop
+from plumbing.settings import LinearArgs, ratios
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+def accuracies(z: Tensor, y: Tensor, classes: int, args: LinearArgs, seed: int) -> dict[str, float]:
+    """For each share of labels, as text, the accuracy on the rest; z [N, D], y [N]."""
+    found = {}
+    for ratio in ratios(args.label_ratio):
+        rows, rest = stratified(y, ratio, seed=seed)
+        layer = fit_linear(z[rows], y[rows], classes, seed, lr=args.linear_lr, epochs=args.linear_epochs,
+                           batch=args.linear_batch)
+        with torch.no_grad():
+            found[str(ratio)] = float((layer(z[rest]).argmax(1) == y[rest]).double().mean())
+    return found
+
+
+def stratified(labels: Tensor, ratio: float, name: str = "the target",
+               seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows to fit and rows to test: of each class a share `ratio`, rounded, at least one image, for the fit;
+    labels [N]. A smaller share is part of a larger one."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for c in labels.unique():
+        rows = order[labels[order] == c]
+        chosen[rows[:max(1, round(ratio * len(rows)))]] = True
+    if chosen.all():
+        raise Stop(f"{name} has {len(labels)} images, none of which is left to test with {ratio:g} of the "
+                   "labels: lower --label-ratio, or raise --limit", 2)
+    return chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]
+
+
+def fit_linear(z: Tensor, y: Tensor, classes: int, seed: int, *, lr: float, epochs: int,
+               batch: int) -> nn.Linear:
+    """`epochs` epochs of Adam and cross-entropy on features z [n, D] and labels y [n], in batches of a new
+    order each."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(z.shape[1], classes)
+    with torch.no_grad():  # nn.Linear's own distribution, from this generator
+        for p in layer.parameters():
+            p.uniform_(-z.shape[1] ** -0.5, z.shape[1] ** -0.5, generator=generator)
+    opt = torch.optim.Adam(layer.parameters(), lr=lr, fused=True)
+    for _ in range(epochs):
+        for i in torch.randperm(len(z), generator=generator).split(batch):
+            opt.zero_grad()
+            cross_entropy(layer(z[i]), y[i]).backward()
+            opt.step()
+    return layer

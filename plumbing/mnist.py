@@ -1,0 +1,65 @@
+"""MNIST from its gzip files, and the 1,000 of its images that make RotatedMNIST."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+from plumbing.archives import download, find_archive
+from plumbing.errors import Stop
+from plumbing.seeding import seed_all
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PUBLISHED_ROWS = Path(__file__).parent / "rotated_mnist_indices.csv"
+
+
+def read_rotated_mnist(name: str, seed: int, data: str, archives: str) -> tuple[Tensor, Tensor]:
+    """The 1,000 images uint8 [1000, 1, 28, 28] and labels int64 [1000] of `rotatedmnist` (of the training
+    set) or `rotatedmnist-t10k` (of the test set); see `rows_of`."""
+    kind, count = ("train", 60000) if name == "rotatedmnist" else ("t10k", 10000)
+    images = read_idx(f"{kind}-images-idx3-ubyte.gz", data, archives, magic=2051, header=16, count=count)
+    labels = read_idx(f"{kind}-labels-idx1-ubyte.gz", data, archives, magic=2049, header=8, count=count)
+    labels = labels.long()
+    rows = rows_of(name, seed, labels)
+    return images.view(count, 1, 28, 28)[rows], labels[rows]
+
+
+def rows_of(name: str, seed: int, labels: Tensor) -> Tensor:
+    """Which 1,000 images, 100 of each class, make RotatedMNIST: rows [1000] of MNIST's images.
+
+    FedSR takes "the same version of the dataset" as DIRT and DIVA: ten lists of rows of the training set,
+    which both repositories hold (atuannguyen/DIRT @ 2635178, data/roatedmnist_sup_inds). The seed picks the
+    list, as in DIRT: seed 0 the first. Of the test set ours are drawn with a fixed seed.
+    """
+    if name == "rotatedmnist":
+        lists = np.loadtxt(PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=np.int64)  # [1000, 10]
+        return torch.from_numpy(lists[:, seed % 10].copy())
+    order = torch.randperm(len(labels), generator=seed_all("rotatedmnist"))
+    of_classes = [order[labels[order] == c][:100] for c in range(10)]
+    rows = torch.cat(of_classes)
+    if len(rows) < 1000:
+        counts = labels.bincount().tolist()
+        raise Stop(f"MNIST: expected at least 100 images of each of 10 classes, found {counts}")
+    return rows
+
+
+def read_idx(name: str, data: str, archives: str, *, magic: int, header: int, count: int) -> Tensor:
+    """The bytes behind the header of one of MNIST's files (in `archives`, else downloaded), uint8. Stop if
+    the file is damaged or another one."""
+    from torchvision.datasets import MNIST
+    path = find_archive(name, data, archives)
+    if path is None:
+        path = download(MNIST.mirrors[-1] + name, Path(data) / "downloads" / name)
+    expected = dict(MNIST.resources)[name]
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
+    if md5 != expected:
+        raise Stop(f"{path}: expected md5 {expected}, found {md5}; the file is damaged, get it again")
+    with gzip.open(path) as file:
+        raw = file.read()
+    if int.from_bytes(raw[:4], "big") != magic or int.from_bytes(raw[4:8], "big") != count:
+        raise Stop(f"{path}: not the MNIST file of {count} {name.split('-')[1]}")
+    return torch.frombuffer(bytearray(raw[header:]), dtype=torch.uint8)
