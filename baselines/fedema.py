@@ -35,8 +35,8 @@ Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fe
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, copied, load,
-                    optimizer_state, parse, run, sgd, state)
+from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, load,
+                    optimizer_state, parameters, parse, run, sgd, state)
 from fedgala import Learner, chance_loss
 
 import torch
@@ -106,7 +106,7 @@ def travels(name: str) -> bool:
 
 def online(model: Learner) -> dict[str, Tensor]:
     """A copy of the parameters of the online network."""
-    return copied({n: p for n, p in model.named_parameters() if travels(n)})
+    return {n: v for n, v in parameters(model).items() if travels(n)}
 
 
 def divergence(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> Tensor:

@@ -40,11 +40,7 @@ def files_of(method_file: Path) -> list[Path]:
     """The files that make a run's numbers: common.py, plumbing/, the method's file, and the other modules of
     this repository from which that one, as it is loaded, has a name."""
     folders = {ROOT, ROOT / "baselines", ROOT / "official", method_file.parent}
-    modules = {}
-    for module in list(sys.modules.values()):
-        file = Path(getattr(module, "__file__", None) or "")
-        if file.parent in folders:
-            modules[file] = module
+    modules = {path_of(module): module for module in list(sys.modules.values())}
     found = {ROOT / "common.py", *(ROOT / "plumbing").glob("*.py"), *(ROOT / "plumbing").glob("*.csv")}
     waiting = [method_file]
     while waiting:
@@ -52,11 +48,13 @@ def files_of(method_file: Path) -> list[Path]:
         if file in found:
             continue
         found.add(file)
-        for module in named_in(modules[file]):
-            other = Path(getattr(module, "__file__", None) or "")
-            if other in modules:
-                waiting.append(other)
+        waiting += [other for other in map(path_of, named_in(modules[file])) if other.parent in folders]
     return sorted(found)
+
+
+def path_of(module: ModuleType) -> Path:
+    """A module's file, behind all links; of one that has none a path that no file has."""
+    return Path(os.path.realpath(getattr(module, "__file__", None) or "/"))
 
 
 def named_in(module: ModuleType) -> list[ModuleType]:

@@ -41,7 +41,7 @@ from baselines import (
     scaffold,
 )
 from plumbing.catalog import FOLDERS
-from plumbing.runfolder import RunFolder
+from plumbing.runfolder import Run
 
 import numpy as np
 import pytest
@@ -49,11 +49,6 @@ import torch
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-
-# Tests hand classes of their own to common.run, with the Args of a method.
-refuse_unknown_code = common.refuse_unknown_code
-common.refuse_unknown_code = lambda Server, Client, args: None
-
 
 # A shell's background jobs ignore it, and so would what the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -136,15 +131,15 @@ def run_here(method: str, out: Path, *flags, figures: bool = False) -> dict:
 
 def interrupted(method: str, monkeypatch, out: Path, *flags, after: int) -> None:
     """A run that is interrupted once the checkpoint of round `after` is written."""
-    checkpoint = RunFolder.checkpoint
+    save = Run.save
 
-    def stopping(folder, entry, federation):
-        checkpoint(folder, entry, federation)
-        if folder.t == after:
+    def stopping(progress, federation):
+        save(progress, federation)
+        if progress.t == after:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr(RunFolder, "checkpoint", stopping)
+        patch.setattr(Run, "save", stopping)
         run_here(method, out, *flags)
     assert stopped.value.code == 130
 

@@ -5,7 +5,7 @@ import dataclasses
 import common
 import fedavg
 from baselines import centralized
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import fails, metrics, parsed, run_here
 from tests.plain_torch import (
     ClippedSGD,

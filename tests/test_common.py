@@ -9,7 +9,8 @@ import random
 import common
 import fedavg
 import fedgala
-from tests.conftest import fails, metrics, parsed, refuse_unknown_code
+from plumbing import dirichlet, mnist
+from tests.conftest import fails, metrics, parsed
 
 import numpy as np
 import pytest
@@ -79,8 +80,9 @@ def test_rotatedmnist_is_the_published_one(monkeypatch):
     PIL's rotation by the nearest pixel gives, as in DIRT and DIVA."""
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (60000, 1, 28, 28), dtype=np.uint8))
     labels = torch.arange(60000) % 10
-    monkeypatch.setattr(common, "read_mnist", lambda args, train: (images, labels) if train else None)
-    lists = common.PUBLISHED_ROWS.read_text().split()[1:]
+    of_files = {"images": images, "labels": labels.byte()}
+    monkeypatch.setattr(mnist, "read_idx", lambda name, *where, **how: of_files[name.split("-")[1]])
+    lists = mnist.PUBLISHED_ROWS.read_text().split()[1:]
     for seed, column in ((0, 0), (3, 3), (13, 3)):
         args = parsed("fedsr", "--dataset", "rotatedmnist", "--seed", seed)
         domains, _ = common.load_domains(args)
@@ -93,7 +95,7 @@ def test_rotatedmnist_is_the_published_one(monkeypatch):
 
 
 def test_the_published_lists_are_of_different_images():
-    lists = np.loadtxt(common.PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=int)
+    lists = np.loadtxt(mnist.PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=int)
     assert lists.shape == (1000, 10) and 0 <= lists.min() and lists.max() < 60000
     for one in lists.T:
         assert len(np.unique(one)) == 1000
@@ -115,9 +117,9 @@ LODO = ["--protocol", "lodo", "--target", "d30"]
 
 def federated(args):
     """The domains of `args`, its clients and its targets."""
-    domains, classes = common.load_domains(args)
-    clients, targets = common.make_clients(args, domains, len(classes))
-    return domains, clients, targets
+    dataset = common.open_dataset(args)
+    clients, targets = common.split(dataset, args)
+    return dataset.domains, clients, targets
 
 
 @pytest.mark.parametrize("flags", [
@@ -165,7 +167,7 @@ def test_dirichlet_shares_are_drawn_until_each_client_has_enough():
         assert torch.equal(a.train.index, b.train.index)
     first = np.random.default_rng(common.seed_all(1, "dirichlet", "d0").initial_seed())
     domains, _ = common.load_domains(parsed("fedavg"))
-    piles = common.dirichlet_piles(parsed("fedavg", *flags), domains[0], torch.arange(300), 10, first)
+    piles = dirichlet.draw(torch.arange(300), domains[0].labels, 10, 8, 0.1, first)
     assert min(len(pile) for pile in piles) < 10  # so that domain was drawn again
 
 
@@ -428,21 +430,6 @@ def test_numpys_and_pythons_random_numbers_are_seeded_too():
         drawn.append((np.random.beta(1, 1), random.random(), torch.rand(1).item()))
     assert drawn[0] == drawn[1]
     assert not set(drawn[1]) & set(drawn[2])
-
-
-@pytest.mark.parametrize("theirs", ["Server", "Client", "both"])
-def test_args_of_another_method_are_refused(tmp_path, monkeypatch, capsys, theirs):
-    """Runs would be recorded by its name and code."""
-    monkeypatch.setattr(common, "refuse_unknown_code", refuse_unknown_code)
-    Server = fedavg.Server if theirs == "Client" else Clock
-    Client = fedavg.Client if theirs == "Server" else guessing([3])
-    args = parsed("fedavg", "--scale", "smoke", "--out", tmp_path)
-    words = r"test_common.py, and Args of fedavg.py, .*: give the method's file a class Args\(common.Args\)"
-    fails(capsys, 2, words, common.run, Server, Client, args)
-    assert not list(tmp_path.iterdir())
-    common.refuse_unknown_code(fedavg.Server, fedavg.Client, args)
-    fedema = parsed("baselines.fedema", "--dataset", "pacs")
-    common.refuse_unknown_code(fedgala.Server, fedgala.Client, fedema)  # which its file imports
 
 
 def guessing(guesses: list[int], log: list | None = None) -> type:

@@ -2,7 +2,7 @@
 
 import common
 from baselines import ditto, local
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import in_double
 from tests.three_clients import (

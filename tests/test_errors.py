@@ -9,7 +9,7 @@ import time
 import common
 from plumbing import errors, settings
 from plumbing.errors import Stop, ending, out_of_memory
-from plumbing.signals import Interrupted
+from plumbing.errors import Interrupted
 
 import pytest
 import torch

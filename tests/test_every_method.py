@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import common
+from plumbing import linear
 from tests.conftest import (
     METHODS,
     MODULES,
@@ -83,8 +84,7 @@ def recorded_accuracies(outcome: dict) -> dict:
 def loaded_accuracies(out: Path, which: str) -> dict:
     """The same by the networks of `common.load_run`."""
     args = common.load_run(out, which=which).run.args
-    domains, classes = common.load_domains(args)
-    sources, targets = common.make_clients(args, domains, len(classes))
+    sources, targets = common.split(common.open_dataset(args), args)
     accuracies = {}
     for data in sources + targets:
         if args.protocol == "linear" and not data.unseen:
@@ -95,22 +95,17 @@ def loaded_accuracies(out: Path, which: str) -> dict:
             accuracies[data.name] = linear_accuracies(net, data)
         else:
             if not data.unseen:
-                common.correct(net, [data.val], args)  # what draws z has drawn for these before
-            (right,) = common.correct(net, [data.test], args)
-            accuracies[data.name] = right / len(data.test)
+                common.correct(net, data.val, args)  # what draws z has drawn for these before
+            accuracies[data.name] = common.correct(net, data.test, args) / len(data.test)
     return accuracies
 
 
 def linear_accuracies(net: torch.nn.Module, data: common.ClientData) -> dict:
     """Of each share of labels the accuracy of a linear classifier on a domain's representations."""
-    args, accuracies = net.run.args, {}
+    args = net.run.args
     z, y = common.representations(net, data.test, args)
     seed = common.seed_all(args.seed, "linear", data.name).initial_seed()
-    how = dict(lr=args.linear_lr, epochs=args.linear_epochs, batch=args.linear_batch)
-    for ratio in common.ratios(args.label_ratio):
-        found = common.linear_accuracy(z, y, len(net.run.classes), ratio, seed, **how)
-        accuracies[str(ratio)] = found
-    return accuracies
+    return linear.accuracies(z, y, len(net.run.classes), args, seed)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import common
 import fedavg
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import (
     ClippedSGD,

@@ -5,7 +5,7 @@ import dataclasses
 import common
 import fedavg
 from baselines import fedbn
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import in_double
 from tests.three_clients import (

@@ -10,7 +10,7 @@ import common
 import fedavg
 import fedcir
 from plumbing.files import load_file
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import interrupted, metrics, parsed, run_here
 
 import numpy as np
@@ -34,7 +34,7 @@ def small_args(*flags):
 def federation(args, K=3):
     """A server and K clients of the smallest network on digits, and the networks."""
     domains, classes = common.load_domains(args)
-    data, _ = common.make_clients(args, domains, len(classes))
+    data, _ = common.split(common.Dataset(domains, classes), args)
     common.seed_all(0)
     net = fedcir.build(args, 1, len(classes))
     server = fedcir.Server(args, net, K)
@@ -565,7 +565,7 @@ def fedavg_on_the_gaussian_network():
     inherited = {field.name: getattr(args, field.name) for field in dataclasses.fields(common.Args)}
     args = fedavg.Args(**inherited, average="uniform")
     domains, classes = common.load_domains(args)
-    data, _ = common.make_clients(args, domains, len(classes))
+    data, _ = common.split(common.Dataset(domains, classes), args)
     common.seed_all(0)
     net = Sampled(common.backbone(args, 1, C), True, 20)
     clients = [fedavg.Client(args, net, k, data[k]) for k in range(3)]

@@ -4,7 +4,7 @@ file's."""
 
 import common
 import fedcir
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import (
     ClippedSGD,
@@ -151,7 +151,7 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
         flags += ["--lambda-align", 0.003]
     args = parsed("fedcir", *flags)
     domains, classes = common.load_domains(args)
-    data, _ = common.make_clients(args, domains, len(classes))
+    data, _ = common.split(common.Dataset(domains, classes), args)
     common.seed_all(0)
     net = fedcir.build(args, 1, len(classes))
     server = fedcir.Server(args, net, 3)

@@ -3,7 +3,7 @@
 import common
 import fedavg
 from baselines import feddg_ga
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, three_clients, train_by_hand

@@ -4,7 +4,7 @@ FedAvg."""
 import common
 import fedavg
 from baselines import fedfa
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import ClippedSGD, batch_norm, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of

@@ -4,7 +4,7 @@ is FedAvg."""
 import common
 import fedavg
 from baselines import fedheal
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import in_double
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand

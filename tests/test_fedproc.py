@@ -5,7 +5,7 @@ import dataclasses
 import common
 import fedavg
 from baselines import fedproc
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, leaves_of, linear
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, three_clients, train_by_hand

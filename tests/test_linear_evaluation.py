@@ -1,8 +1,8 @@
 """The linear evaluation: which labels are fitted, the classifier, and what it is tested on."""
 
-import common
+from plumbing import linear
 from plumbing.errors import Stop
-from plumbing.settings import ratios
+from plumbing.settings import LinearArgs, ratios
 
 import numpy as np
 import pytest
@@ -17,18 +17,18 @@ def test_stratified():
     counts = [100, 37, 4, 2, 55]
     labels = torch.arange(5).repeat_interleave(torch.tensor(counts))[torch.randperm(198)]
     for ratio in (0.1, 0.3, 0.6):
-        rows, rest = common.stratified(labels, ratio, seed=3)
+        rows, rest = linear.stratified(labels, ratio, seed=3)
         assert sorted([*rows.tolist(), *rest.tolist()]) == list(range(198))
         expected = [max(1, round(ratio * n)) for n in counts]
         assert labels[rows].bincount(minlength=5).tolist() == expected
 
     def fitted(ratio, seed) -> set[int]:
-        return set(common.stratified(labels, ratio, seed=seed)[0].tolist())
+        return set(linear.stratified(labels, ratio, seed=seed)[0].tolist())
 
     assert fitted(0.1, seed=3) < fitted(0.3, seed=3)
     assert fitted(0.1, seed=3) != fitted(0.1, seed=4)
     with pytest.raises(Stop, match="none of which is left"):
-        common.stratified(torch.arange(3), 0.5)
+        linear.stratified(torch.arange(3), 0.5)
 
 
 def test_fit_reaches_the_optimum_of_logistic_regression():
@@ -40,9 +40,9 @@ def test_fit_reaches_the_optimum_of_logistic_regression():
     exact = -np.log(best.predict_proba(z)[np.arange(200), y]).mean()
     z, y = torch.tensor(z).float(), torch.tensor(y)
     how = dict(lr=0.03, epochs=600, batch=200)
-    layer = common.fit_linear(z, y, 3, 0, **how)
+    layer = linear.fit_linear(z, y, 3, 0, **how)
     assert exact - 1e-6 < cross_entropy(layer(z), y).item() < exact + 1e-3
-    assert torch.equal(layer.weight, common.fit_linear(z, y, 3, 0, **how).weight)
+    assert torch.equal(layer.weight, linear.fit_linear(z, y, 3, 0, **how).weight)
 
 
 def test_accuracy_is_of_the_rest():
@@ -50,9 +50,9 @@ def test_accuracy_is_of_the_rest():
     learned by heart."""
     y = torch.arange(400) % 4
     z = one_hot(y, 4).float() + 0.1 * torch.randn(400, 4)
-    how = dict(lr=0.1, epochs=100, batch=64)
-    assert common.linear_accuracy(z, y, 4, 0.1, 0, **how) == 1
-    assert common.linear_accuracy(torch.randn(400, 300), y, 4, 0.3, 0, **how) < 0.4
+    args = LinearArgs(linear_lr=0.1, linear_epochs=100, linear_batch=64)
+    assert linear.accuracies(z, y, 4, args, 0)["0.1"] == 1
+    assert linear.accuracies(torch.randn(400, 300), y, 4, args, 0)["0.3"] < 0.4
 
 
 def test_ratios():

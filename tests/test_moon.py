@@ -3,7 +3,7 @@
 import common
 import fedavg
 from baselines import moon
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, linear
 from tests.three_clients import (

@@ -15,7 +15,7 @@ from plumbing import files, processes, runfolder, signals
 from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.results import command, record
-from plumbing.runfolder import PARTS, RunFolder
+from plumbing.runfolder import PARTS, Run
 from plumbing.settings import identity
 from tests.conftest import fails, interrupted, metrics, parsed, run_all, run_here, start
 
@@ -338,14 +338,14 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written_is_shown(finished, mo
 
 def signalled(monkeypatch, *numbers: int, after: int) -> None:
     """Let signals come once round `after` is logged."""
-    log = RunFolder.log
+    log = Run.log
 
     def logging(folder, entry):
         log(folder, entry)
         if folder.t == after:
             for number in numbers:
                 signal.raise_signal(number)
-    monkeypatch.setattr(RunFolder, "log", logging)
+    monkeypatch.setattr(Run, "log", logging)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

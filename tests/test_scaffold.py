@@ -3,7 +3,7 @@
 import common
 import fedavg
 from baselines import scaffold
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import fails, metrics, parsed, run_here
 from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, three_clients

@@ -26,7 +26,7 @@ def three_clients(args) -> list[common.ClientData]:
     """Clients of 24, 13 and 24 training images. With three steps of ten the second one is in its second
     epoch."""
     domains, classes = common.load_domains(args)
-    data, _ = common.make_clients(args, domains, len(classes))
+    data, _ = common.split(common.Dataset(domains, classes), args)
     train = data[1].train
     data[1].train = dataclasses.replace(train, index=train.index[:13], labels=train.labels[:13])
     return data[:3]
