@@ -211,8 +211,8 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
         return []
     rest = [name for name in names if name not in sources] if sources else names
     if not rest or len(set(sources)) < len(sources) or settings.target in sources:
-        raise Stop(f"--sources {settings.sources} leaves no target: expected some of {', '.join(names)}, each "
-                   "once, and a --target that is none of them", 2)
+        raise Stop(f"--sources {settings.sources} leaves no target: expected some of {', '.join(names)}, "
+                   "each once, and a --target that is none of them", 2)
     return rest if settings.target == "all" else [settings.target]
 
 
@@ -265,7 +265,8 @@ def target_client(settings: Args, d: Domain, order: Tensor) -> ClientData:
     return client_data(settings, d, d.name, (train, val, test), unseen=True)
 
 
-def source_clients(settings: Args, d: Domain, order: Tensor, classes: int, seed_name: str) -> list[ClientData]:
+def source_clients(settings: Args, d: Domain, order: Tensor, classes: int,
+                   seed_name: str) -> list[ClientData]:
     """The clients of a source domain. With `linear` all images are for training: there are no labels to
     validate with."""
     M = settings.clients_per_domain
@@ -832,7 +833,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     line on stderr when it cannot go on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last
     checkpoint is there). Runs are known by the name of the file of Client.
     """
-    with one_line_on_failure(Path(sys.argv[0]).stem):
+    with one_line_on_failure(Path(getattr(sys.modules[Client.__module__], "__file__", "run")).stem):
         method, file = name_and_file(Server, Client)
         prepare(settings)
         if settings.seeds:
@@ -1085,8 +1086,8 @@ def is_evaluated(settings: Args, t: int) -> bool:
     """Whether there is an evaluation after t rounds."""
     if t == settings.rounds:
         return True
-    if settings.protocol == "linear" and settings.test_rounds == "best":  # the last round's alone is reported
-        return False
+    if settings.protocol == "linear" and settings.test_rounds == "best":
+        return False  # the last round's alone is reported
     return t % settings.eval_every == 0
 
 

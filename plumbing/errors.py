@@ -51,7 +51,7 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         what = type(e).__name__
         if str(e):
             what = str(e)[:100].splitlines()[0]
-        return f"out of memory ({what}): give smaller batches or images, or fewer --jobs", 1
+        return f"out of memory ({what}): give smaller batches or images", 1
     if isinstance(e, OSError):
         what = str(e.strerror or e)
         if e.filename:

@@ -1,5 +1,5 @@
-"""The linear evaluation of a representation (FedGaLA, Sec. 4 and App. B.3): a linear classifier is fitted to a
-share of the target's labels, on the frozen network's z, and tested on the rest."""
+"""The linear evaluation of a representation (FedGaLA, Sec. 4 and App. B.3): a linear classifier is fitted to
+a share of the target's labels, on the frozen network's z, and tested on the rest."""
 
 from __future__ import annotations
 

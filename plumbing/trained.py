@@ -56,8 +56,8 @@ def read_run(folder, which: str) -> dict:
     saved = read_state(file, advice)
     if which == "best" and saved["identity"].get("protocol") != "linear":
         if not (folder / "best.pt").exists():
-            raise Stop(f"{folder} has no best.pt, the state after the best validation round: the last round's "
-                       "is there (which=\"last\")", 2)
+            raise Stop(f"{folder} has no best.pt, the state after the best validation round; the last "
+                       "round's is there (which=\"last\")", 2)
         saved = read_state(folder / "best.pt", advice)
     try:
         settings = json.loads((folder / "settings.json").read_text())
@@ -66,7 +66,8 @@ def read_run(folder, which: str) -> dict:
         raise Stop(f"{folder / 'settings.json'} cannot be read ({type(e).__name__}): {advice}", 2)
 
 
-def settings_from(run: dict, device: str, data: str, archives: str, any_code: bool) -> tuple[ModuleType, Args]:
+def settings_from(run: dict, device: str, data: str, archives: str,
+                  any_code: bool) -> tuple[ModuleType, Args]:
     """The method of a run and its settings. Missing fields get defaults; unknown fields are ignored. What is
     no number of the run (folders), and the device, come from the caller. Stop if the run is by other code,
     unless `any_code`."""

@@ -144,10 +144,11 @@ def interrupted(method: str, monkeypatch, out: Path, *flags, after: int) -> None
     assert stopped.value.code == 130
 
 
-def start(*words, **how) -> subprocess.Popen:
-    """Start `python <words>` in the repository's folder, one thread each, output captured."""
+def start(*words, path: Path | str = "", **how) -> subprocess.Popen:
+    """Start `python <words>` in the repository's folder, one thread each, output captured; modules are also
+    looked for in `path`."""
     command = [sys.executable, *map(str, words)]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(path)}
     captured = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return subprocess.Popen(command, cwd=ROOT, env=env, **captured, **how)
 

@@ -7,10 +7,8 @@ import json
 import random
 
 import common
-import fedavg
-import fedgala
 from plumbing import dirichlet, mnist
-from tests.conftest import fails, metrics, parsed
+from tests.conftest import metrics, parsed
 
 import numpy as np
 import pytest

@@ -3,21 +3,13 @@ others stand for it."""
 
 import dataclasses
 import os
-from types import SimpleNamespace
 
-import common
-import fedavg
-from plumbing import errors, processes, provenance
+from plumbing import processes
 from plumbing.errors import Stop
+from plumbing.provenance import hardware
 from plumbing.settings import choose_device
-from reproduce import throughput
-from reproduce.records import alone
-from reproduce.throughput import machine_of, measured_here
-from reproduce.work import Counted, Work
 from tests.conftest import parsed
-from tests.small_table import record
 
-import numpy as np
 import pytest
 import torch
 
@@ -86,7 +78,7 @@ def test_how_a_gpu_is_opened(two_gpus, backends, monkeypatch, deterministic):
     on_cpu = parsed("fedavg", "--device", "cpu")
     monkeypatch.setattr(processes.torch, "empty", lambda count, device: two_gpus.append(f"opened {device}"))
     args = dataclasses.replace(on_cpu, device="cuda:1", deterministic=deterministic)
-    processes.open_device(args)
+    processes.prepare(args)
     assert two_gpus == ["cuda:1", "opened cuda:1"]
     assert torch.backends.cudnn.benchmark is not deterministic
     assert torch.are_deterministic_algorithms_enabled() is deterministic
@@ -95,7 +87,7 @@ def test_how_a_gpu_is_opened(two_gpus, backends, monkeypatch, deterministic):
 
 
 def test_the_flag_does_nothing_on_a_cpu(two_gpus, backends):
-    processes.open_device(parsed("fedavg", "--device", "cpu", "--deterministic"))
+    processes.prepare(parsed("fedavg", "--device", "cpu", "--deterministic"))
     assert not torch.are_deterministic_algorithms_enabled() and two_gpus == []
 
 
@@ -106,68 +98,11 @@ def test_a_gpu_that_cannot_be_opened_is_one_line(two_gpus, backends, monkeypatch
     monkeypatch.setattr(processes.torch, "empty", busy)
     words = "^--device cuda:0 cannot be used here: CUDA error: all .* are busy$"
     with pytest.raises(Stop, match=words) as stop:
-        processes.open_device(args)
+        processes.prepare(args)
     assert stop.value.code == 2
 
 
-def test_a_run_opens_its_device(monkeypatch):
-    opened = []
-    monkeypatch.setattr(processes, "open_device", opened.append)
-    args = parsed("fedavg", "--device", "cpu")
-    processes.prepare(args)
-    assert opened == [args] and common.prepare is processes.prepare
-
-
-def test_what_a_record_says_of_a_gpu(monkeypatch):
-    """How many runs shared it, as the runner has said; nothing of a CPU."""
-    on_cpu = fedavg.arguments(["--device", "cpu"])
-    on_gpu = dataclasses.replace(on_cpu, device="cuda:0", deterministic=True)
-    monkeypatch.delenv(errors.RUNS_ON_GPU, raising=False)
-    assert provenance.on_gpu(on_cpu) == {}
-    assert provenance.on_gpu(on_gpu) == {"runs_on_gpu": 1, "deterministic": True}
-    for said, runs in (("4", 4), ("", 1), ("many", 1)):
-        monkeypatch.setenv(errors.RUNS_ON_GPU, said)
-        assert provenance.start(on_gpu)["runs_on_gpu"] == runs
-    assert "runs_on_gpu" not in provenance.start(on_cpu)
-
-
-@pytest.mark.parametrize("shared, remedy", [
-    ("", "give smaller batches or images"),
-    ("1", "give smaller batches or images"),
-    ("4", "fewer runs at a time on the GPU (--jobs), or give smaller batches or images"),
-])
-def test_a_shared_gpu_without_memory(monkeypatch, shared, remedy):
-    monkeypatch.delenv(errors.RUNS_ON_GPU, raising=False)
-    if shared:
-        monkeypatch.setenv(errors.RUNS_ON_GPU, shared)
-    message, code = errors.ending(torch.OutOfMemoryError("CUDA out of memory"), "all is kept")
-    assert message == f"out of memory (CUDA out of memory): {remedy}" and code == 1
-
-
-def test_times_of_a_shared_gpu_are_not_compared():
-    part = {"load": 1.0, "runs_on_gpu": 1}
-    hardware = {"threads": 2, "load": 1.0, "runs_on_gpu": 1}
-    assert alone({"hardware": hardware, "code": [part]})
-    assert not alone({"hardware": hardware | {"runs_on_gpu": 2}, "code": [part]})
-    assert not alone({"hardware": hardware, "code": [part, part | {"runs_on_gpu": 3}]})
-
-
-def test_a_plan_tells_shared_gpus_from_others(two_gpus, monkeypatch):
-    """Records of runs that shared one are fitted by themselves, and the device says how many did. Those of
-    one method alone say nothing of the error."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA X")
-    counted = SimpleNamespace(total=Work(1e12, 0, 0))
-    monkeypatch.setattr(throughput, "work_of", lambda *_: counted)
-    monkeypatch.setattr(throughput, "rates", lambda rows, seconds: np.array([1e-12, 0.0, 0.0]))
-    records = []
-    for together, count in ((1, 5), (4, 6)):
-        for seed in range(count):
-            hardware = {"gpu": "NVIDIA X", "cpu": "x", "threads": 2, "runs_on_gpu": together}
-            records.append(record("fedavg", ["--device", "cpu", "--precision", "fp32", "--seed", str(seed)],
-                                  seconds={"train": 100.0 * together}, hardware=hardware))
-    assert machine_of(records[0])[-1] == 1 and machine_of(records[-1])[-1] == 4
-    device, error = measured_here(records, Counted())
-    how = "6 recorded runs (2 threads, fp32, 4 at a time on a GPU)"
-    assert error is None and device.together == 4 and how in device.described
-    device, _ = measured_here(records[:5], Counted())
-    assert device.together == 1 and "at a time" not in device.described
+def test_what_a_record_says_of_the_machine():
+    on_cpu = hardware(parsed("fedavg", "--device", "cpu"), processes=3)
+    assert on_cpu["hardware"]["gpu"] is None and on_cpu["hardware"]["processes"] == 3
+    assert on_cpu["versions"]["torch"] == torch.__version__ and "deterministic" not in on_cpu["hardware"]

@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 import common
-from plumbing import files, processes, runfolder, signals
+from plumbing import errors, files, processes, runfolder
 from plumbing.errors import Stop
 from plumbing.files import locked
+from plumbing.provenance import code
 from plumbing.results import command, record
-from plumbing.runfolder import PARTS, Run
+from plumbing.runfolder import Run
 from plumbing.settings import identity
-from tests.conftest import fails, interrupted, metrics, parsed, run_all, run_here, start
+from tests.conftest import ROOT, fails, interrupted, metrics, parsed, run_all, run_here, start
 
 import numpy as np
 import pytest
@@ -46,8 +47,8 @@ def result_in(path) -> dict:
 # What is written
 
 RESULT = {"id", "method", "args", "command", "best", "last", "curve", "logs", "bytes", "finished",
-          "seconds", "images_per_second", "peak_memory_mib", "code", "sources", "commit",
-          "uncommitted_changes", "versions", "hardware"}
+          "seconds", "images_per_second", "peak_memory_mib", "code", "sha256", "commit", "dirty",
+          "versions", "hardware"}
 
 
 def test_output_folder(tmp_path):
@@ -167,31 +168,27 @@ def test_a_damaged_result_is_made_again(finished):
 
 
 @pytest.mark.parametrize("damage,words", [
-    ({"history": 3}, "is no whole checkpoint"),
-    ({"round": 99}, "is no whole checkpoint"),
-    ({"round": "2"}, "is no whole checkpoint"),
-    ({"identity": "["}, "is no whole checkpoint"),
-    ({"history": "[" * 5000}, "is no whole checkpoint"),
-    ({"history": '[{"round": 1}]'}, "is no whole checkpoint"),
-    ({"history": '[{"round": 2, "clients": {}}]'}, "is no whole checkpoint"),
-    ({"seconds": {"train": 1.0}}, "is no whole checkpoint"),
-    ({"code": "["}, "is no whole checkpoint"),
-    ({"code": "[3]"}, "is no whole checkpoint"),
-    ({"code": '[{"sources": 3}]'}, "is no whole checkpoint"),
-    ({"code": "{}"}, "is no whole checkpoint"),
-    ({"seconds": dict.fromkeys(PARTS, float("nan"))}, "is no whole checkpoint"),
-    ({"server": {"w": {"x": torch.tensor([1.0, math.nan])}}}, "has numbers that are not finite"),
-    ({"best": {"round": 1}}, "does not fit this method"),
-    ({"server": {}}, "does not fit this method"),
-    ({"server": {"w": {"x": torch.zeros(1)}}}, "does not fit this method"),
+    ({"round": 99}, "metrics.jsonl is damaged: it has not the 99 rounds"),
+    ({"round": "2"}, "checkpoint.pt is no whole checkpoint"),
+    ({"identity": "["}, "checkpoint.pt is no whole checkpoint"),
+    ({"seconds": 3}, "checkpoint.pt is no whole checkpoint"),
+    ({"code": [{"sha256": 3}]}, "checkpoint.pt is no whole checkpoint"),
+    ({"server": {"w": {"x": torch.tensor([1.0, math.nan])}}}, "checkpoint.pt is no whole checkpoint"),
+    ({"server": {}}, "checkpoint.pt does not fit this method"),
+    ({"server": {"w": {"x": torch.zeros(1)}}}, "checkpoint.pt does not fit this method"),
 ])
 def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
     path = finished / "checkpoint.pt"
     saved = torch.load(path, weights_only=True)
-    first = {"round": 1, "history": json.dumps(json.loads(saved["history"])[:1])}
-    torch.save(saved | first | damage, path)
+    torch.save(saved | {"round": 1} | damage, path)
     (finished / "result.json").unlink()
-    fails(capsys, 1, f"checkpoint.pt {words}.*--no-resume to replace it", run_here, "fedavg", finished)
+    fails(capsys, 1, f"{words}.*--no-resume to replace it", run_here, "fedavg", finished)
+
+
+@pytest.mark.parametrize("lines", ["", "[", '{"round": 1}', '{"round": 2, "clients": {}}', "[" * 5000])
+def test_damaged_metrics_are_named(finished, capsys, lines):
+    (finished / "metrics.jsonl").write_text(lines)
+    fails(capsys, 1, "metrics.jsonl is damaged: it has not the 2 rounds", run_here, "fedavg", finished)
 
 
 def test_a_changed_byte_is_noticed(tmp_path, monkeypatch, capsys):
@@ -206,9 +203,8 @@ def test_a_changed_byte_is_noticed(tmp_path, monkeypatch, capsys):
     path.write_bytes(content.replace(numbers, (weights + 1).numpy().tobytes()))
     assert torch.load(path, weights_only=True)
     capsys.readouterr()
-    run_here("fedavg", tmp_path, *flags)
-    assert "it is damaged or holds more than tensors (BadZipFile)" in capsys.readouterr().err
-    assert result_in(tmp_path)["code"][1]["from"] == 3  # before.pt is of round 2
+    words = "it is damaged or holds more than tensors .BadZipFile."
+    fails(capsys, 1, words, run_here, "fedavg", tmp_path, *flags)
 
 
 class Attack:
@@ -241,54 +237,101 @@ def test_an_odd_result_is_made_again(finished, content):
     assert run_here("fedavg", finished)["best"] == before["best"] == result_in(finished)["best"]
 
 
-@pytest.mark.parametrize("code", [[3], [{"sources": 3}], [{}]])
+@pytest.mark.parametrize("code", [3, None])
 def test_a_result_without_its_code_is_made_again(finished, code):
     before = result_in(finished)
     (finished / "result.json").write_text(json.dumps(before | {"code": code}))
     assert run_here("fedavg", finished)["code"][:1] == before["code"] == result_in(finished)["code"][:1]
 
 
-def test_a_run_goes_on_from_the_checkpoint_before(tmp_path, monkeypatch, capsys):
-    """If the newest one is damaged, or was being replaced; to the same numbers."""
-    flags = ["--rounds", "4", "--checkpoint-every", "0"]
-    run_here("fedavg", tmp_path / "whole", *flags)
-    assert not (tmp_path / "whole" / "before.pt").exists()
-    for damage in ("nan", "gone"):
-        folder = tmp_path / damage
-        interrupted("fedavg", monkeypatch, folder, *flags, after=3)
-        path = folder / "checkpoint.pt"
-        if damage == "gone":
-            path.unlink()
-        else:
-            saved = torch.load(path, weights_only=True)
-            next(iter(saved["server"]["w"].values())).fill_(math.nan)
-            torch.save(saved, path)
-        capsys.readouterr()
-        run_here("fedavg", folder, *flags)
-        said = capsys.readouterr().err
-        assert ("not finite; going on from the one before" in said) == (damage == "nan")
-        assert metrics(folder) == metrics(tmp_path / "whole")
-        starts = [part["from"] for part in result_in(folder)["code"]]
-        assert starts == [1, 3]  # before.pt is of round 2
+# Other code
 
 
-@pytest.mark.parametrize("damage", ["damaged", "gone", "older"])
-def test_a_lost_best_state_is_said(tmp_path, monkeypatch, capsys, damage):
-    """The numbers do not need it."""
-    flags = ["--rounds", "3", "--checkpoint-every", "0", "--lr", "0.2"]
-    run_here("fedavg", tmp_path / "whole", *flags)
-    interrupted("fedavg", monkeypatch, tmp_path / "run", *flags, after=2)
-    path = tmp_path / "run" / "best.pt"
-    if damage == "damaged":
-        path.write_bytes(b"no")
-    elif damage == "older":
-        torch.save(torch.load(path, weights_only=True) | {"round": 0}, path)
-    else:
-        path.unlink()
-    capsys.readouterr()
-    run_here("fedavg", tmp_path / "run", *flags)
-    assert "best.pt is damaged, missing or of another run: the network of round" in capsys.readouterr().err
+def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
+    """Two ways on: anew, or all the same; then the result knows of both."""
+    path = finished / "checkpoint.pt"
+    saved = torch.load(path, weights_only=True)
+    part = saved["code"][0]
+    older = part | {"sha256": "1", "files": part["files"] | {"fedavg.py": "older"}}
+    torch.save(saved | {"code": [older]}, path)
+    words = r"holds a run by other code \(fedavg.py\): --no-resume runs it anew, --any-code goes on with it"
+    fails(capsys, 2, words, run_here, "fedavg", finished)
+    (finished / "result.json").unlink()
+    result = run_here("fedavg", finished, "--any-code")
+    assert [part["sha256"] == "1" for part in result["code"]] == [True, False]
+    assert run_here("fedavg", finished, "--no-resume")["sha256"] == part["sha256"]
+
+
+def test_the_hash_is_of_the_files_that_make_the_numbers():
+    files = code(ROOT / "fedavg.py")["files"]
+    assert {"common.py", "fedavg.py", "plumbing/augment.py", "plumbing/runfolder.py"} < files.keys()
+    assert not {"fdse.py", "reproduce_tables.py"} & files.keys()
+    assert {"baselines/fedema.py", "fedgala.py"} < code(ROOT / "baselines" / "fedema.py")["files"].keys()
+
+
+MINE = """
+import fedavg
+from common import run
+
+class Client(fedavg.Client):
+    def train(self, down, t):
+        up = super().train(down, t)
+        up["n"] = up["n"] * 0 + 1
+        return up
+
+if __name__ == "__main__":
+    run(fedavg.Server, Client, fedavg.arguments())
+"""
+
+
+def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path):
+    """A subclass never counts as its parent: name, folder and record are those of the script."""
+    (tmp_path / "mine.py").write_text(MINE)
+    words = (tmp_path / "mine.py", "--scale", "smoke", "--no-figures", "--record", tmp_path / "runs.jsonl",
+             "--out", tmp_path / "run")
+    process = start(*words, path=ROOT)
+    out, error = process.communicate()
+    assert process.returncode == 0, error
+    result = json.loads((tmp_path / "runs.jsonl").read_text())
+    assert result["method"] == result["args"]["method"] == "mine" and out.startswith("mine on digits")
+    assert any(name.endswith("mine.py") for name in result["code"][0]["files"])
+
+
+# More rounds, and fewer
+
+
+def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
+    run_here("fedavg", tmp_path / "whole", "--rounds", "4")
+    run_here("fedavg", tmp_path / "run", "--rounds", "2")
+    result = run_here("fedavg", tmp_path / "run", "--rounds", "4")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert result["last"]["round"] == 4 and [part["from"] for part in result["code"]] == [1, 3]
+
+
+@pytest.mark.parametrize("method,flags,why", [
+    ("baselines.fedproc", [], "it cannot go on to more rounds, because"),
+    ("fedavg", ["--eval-every", "3"], "its last round was evaluated, and that of a longer run would not be"),
+    ("fedavg", ["--test-rounds", "best"], "its last round was evaluated"),
+])
+def test_where_more_rounds_would_not_be_exact_they_are_refused(tmp_path, capsys, method, flags, why):
+    run_here(method, tmp_path, *flags, "--rounds", "2")
+    fails(capsys, 2, why, run_here, method, tmp_path, *flags, "--rounds", "4")
+
+
+def test_a_run_stops_after_a_round(tmp_path, capsys):
+    run_here("fedavg", tmp_path / "whole", "--rounds", "4")
+    fails(capsys, 0, "round 2 of 4 is kept", run_here, "fedavg", tmp_path / "run", "--rounds", "4",
+          "--stop-after", "2")
+    run_here("fedavg", tmp_path / "run", "--rounds", "4")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_too_little_room_is_said_before_the_first_checkpoint(tmp_path, monkeypatch, capsys):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(runfolder.shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    fails(capsys, 1, "needs up to .* MiB of disk for its checkpoints, and 1.0 MiB are free", run_here,
+          "fedavg", tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
 
 
 # What is not this program's
@@ -310,8 +353,7 @@ def test_scalars_of_another_program_stay(tmp_path, capsys):
     (tmp_path / "tensorboard").mkdir()
     file = tmp_path / "tensorboard" / "events.out.tfevents.mine"
     file.write_text("mine")
-    fails(capsys, 2, "files that are of no run .tensorboard/events.out.tfevents.mine.", run_here, "fedavg",
-          tmp_path)
+    fails(capsys, 2, "files that are of no run .tensorboard.", run_here, "fedavg", tmp_path)
     assert file.read_text() == "mine"
 
 
@@ -359,19 +401,19 @@ def test_a_signal_ends_a_run_after_its_round(tmp_path, monkeypatch, capsys, numb
     assert stopped.value.code == 128 + number
     said = capsys.readouterr().err
     assert "stopping after this round, to keep it; once more: at once" in said
-    assert f"fedavg: interrupted; round 2 of 4 is kept in {tmp_path / 'run'}" in said
+    assert f"interrupted; round 2 of 4 is kept in {tmp_path / 'run'}" in said
     run_here("fedavg", tmp_path / "run", *flags)
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     assert [part["from"] for part in result_in(tmp_path / "run")["code"]] == [1, 3]
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(signals, "TOGETHER", 0.0)
+    monkeypatch.setattr(errors, "TOGETHER", 0.0)
     with pytest.raises(SystemExit) as stopped:
         signalled(monkeypatch, signal.SIGTERM, signal.SIGTERM, after=2)
         run_here("fedavg", tmp_path, "--rounds", "4", "--checkpoint-every", "10000")
     assert stopped.value.code == 143
-    assert "fedavg: interrupted; nothing that was written is lost" in capsys.readouterr().err
+    assert "interrupted; nothing that was written is lost" in capsys.readouterr().err
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
@@ -381,7 +423,7 @@ def test_two_signals_at_once_are_one(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         run_here("fedavg", tmp_path, "--rounds", "4")
     assert stopped.value.code == 143
-    assert "fedavg: interrupted; round 2 of 4 is kept" in capsys.readouterr().err
+    assert "interrupted; round 2 of 4 is kept" in capsys.readouterr().err
 
 
 def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
@@ -390,7 +432,7 @@ def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         run_here("fedavg", tmp_path, "--rounds", "2", "--protocol", "lodo")
     assert stopped.value.code == 143
-    assert f"fedavg: interrupted; the run in {tmp_path / 'd0'} is finished" in capsys.readouterr().err
+    assert f"interrupted; the run in {tmp_path / 'd0'} is finished" in capsys.readouterr().err
     assert result_in(tmp_path / "d0")["last"]["round"] == 2 and not (tmp_path / "d15").exists()
 
 
@@ -406,7 +448,7 @@ def test_nohup_is_respected(tmp_path, monkeypatch):
 
 
 def test_one_of_several_processes_leaves_the_second_signal_to_the_system():
-    with signals.handled(signals.AfterTheRound("", several=True)) as _:
+    with errors.handled(errors.AfterTheRound("", several=True)) as _:
         signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -415,31 +457,17 @@ def test_one_of_several_processes_leaves_the_second_signal_to_the_system():
 def test_a_write_that_a_signal_ends_is_no_full_disk(tmp_path, monkeypatch):
     def interrupted_write(content, file):
         try:
-            raise signals.Interrupted(signal.SIGTERM)
+            raise errors.Interrupted(signal.SIGTERM)
         except KeyboardInterrupt:
             raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 1 vs 2")
     monkeypatch.setattr(files.torch, "save", interrupted_write)
-    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(signals.Interrupted):
+    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(errors.Interrupted):
         files.save({}, file)
 
 
-def test_the_only_good_checkpoint_is_kept_until_there_is_another(tmp_path, monkeypatch, capsys):
-    """The newest one is damaged, the one before is taken, and then the disk is full."""
-    flags = ["--rounds", "4", "--checkpoint-every", "0"]
-    interrupted("fedavg", monkeypatch, tmp_path, *flags, after=3)
-    (tmp_path / "checkpoint.pt").write_bytes(b"no")
-    with monkeypatch.context() as patch:
-        patch.setattr(runfolder, "save", lambda content, file: exec("raise OSError(28, 'No space left')"))
-        with pytest.raises(SystemExit) as stopped:
-            run_here("fedavg", tmp_path, *flags)
-    assert stopped.value.code == 1 and "fedavg: No space left" in capsys.readouterr().err
-    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["round"] == 2
-    assert run_here("fedavg", tmp_path, *flags)["last"]["round"] == 4
-
-
 def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(common, "load_domains", lambda args: signal.raise_signal(signal.SIGTERM))
-    fails(capsys, 143, "fedavg: interrupted; nothing that was written is lost", run_here, "fedavg", tmp_path)
+    monkeypatch.setattr(common, "open_dataset", lambda args: signal.raise_signal(signal.SIGTERM))
+    fails(capsys, 143, "interrupted; nothing that was written is lost", run_here, "fedavg", tmp_path)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

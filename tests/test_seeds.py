@@ -58,7 +58,7 @@ def test_mean_and_deviation_at_the_end(tmp_path, capsys):
     results = run_guessing([3, 8], "--rounds", "2", "--out", tmp_path, "--seeds", "0,1,2")
     *_, heading, heads, of_all, of_mean = capsys.readouterr().out.splitlines()
     file = tmp_path / "seeds.json"
-    assert heading == ("fedavg on digits, seeds 0, 1, 2: accuracy (%), mean +- sample deviation over the "
+    assert heading == ("test_common on digits, seeds 0, 1, 2: accuracy (%), mean +- sample deviation over the "
                        f"seeds; in {file}")
     assert heads.split() == ["best", "validation", "round", "last", "round"]
     shown = []
@@ -122,7 +122,7 @@ def test_the_file_beside_the_runs_is_of_these_seeds_and_settings(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     names = set()
     for flags in (["--seeds", "0,1"], ["--seeds", "0,2"], ["--seeds", "0,1", "--lr", "0.3"]):
-        name = str(seeds.summary_file(parsed("fedavg", *flags)))
+        name = str(seeds.summary_file(parsed("fedavg", *flags), "fedavg"))
         assert name.startswith("runs/fedavg-digits-indomain-paper-seeds-")
         names.add(name)
     assert len(names) == 3
