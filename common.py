@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,16 +28,13 @@ from plumbing.mnist import read_rotated_mnist
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
 from plumbing.runfolder import Run, folder_of
 from plumbing.seeding import seed_all
-from plumbing.seeds import refuse_summary, show_seeds, summary_file
-from plumbing.settings import (Args, LinearArgs, arg, changed, identity, method_name, parse, ratios,
-                               seed_numbers, shares)
-from plumbing.trained import read_run, settings_from
+from plumbing.several import (expand_seeds, expand_targets, refuse_summary, show_seeds, show_targets,
+                              summary_file, targets_of)
+from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, ratios, shares
 from plumbing.weights import load_pretrained, read_weights
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
 
 __all__ = ["LinearArgs", "arg", "parse", "to_device"]  # for method files, beside what is defined here
 
@@ -193,27 +191,6 @@ class ClientData:
     val: Data
     test: Data
     unseen: bool = False  # the client of a domain that is left out: it never trains
-
-
-def targets_of(settings: Args, names: list[str]) -> list[str]:
-    """The domains that a run evaluates without training on them. Stop if the flags name a domain that there
-    is not."""
-    sources = settings.sources.split(",") if settings.sources else []
-    wrong = [("--target", settings.target)] if settings.target not in ("all", *names) else []
-    wrong += [("--sources", name) for name in sources if name not in names]
-    for flag, name in wrong:
-        raise Stop(f"{flag} {name} is not a domain of {settings.dataset}; its domains are "
-                   f"{', '.join(names)}", 2)
-    if settings.protocol == "indomain":
-        if settings.target != "all":
-            raise Stop(f"--target {settings.target} goes with --protocol lodo; the protocol is "
-                       f"{settings.protocol}", 2)
-        return []
-    rest = [name for name in names if name not in sources] if sources else names
-    if not rest or len(set(sources)) < len(sources) or settings.target in sources:
-        raise Stop(f"--sources {settings.sources} leaves no target: expected some of {', '.join(names)}, "
-                   "each once, and a --target that is none of them", 2)
-    return rest if settings.target == "all" else [settings.target]
 
 
 def split(dataset: Dataset, settings: Args) -> tuple[list[ClientData], list[ClientData]]:
@@ -720,59 +697,6 @@ def accuracies(fed: Federation, t: int, parts: tuple[str, ...]) -> dict:
     return entry
 
 
-def evaluate_linear(fed: Federation, t: int, best: float = 0, statistics: dict | None = None) -> dict:
-    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
-    `target` is the mean over the targets with the first share. `statistics` are put in the place of the
-    network's own."""
-    settings, found = fed.settings, {}
-    for k, client in fed.clients.items():
-        if not client.data.unseen:
-            continue
-        model = client.model(fed.server.download(k))
-        model.load_state_dict(statistics or {}, strict=False)
-        z, y = representations(model, client.data.test, settings)
-        generator = seed_all(settings.seed, "linear", fed.dataset.seed_name(client.data.name))
-        found[k] = linear.accuracies(z, y, len(fed.dataset.classes), settings, generator.initial_seed())
-    found = gathered(found)
-    if process()[0]:
-        return {}
-    first = str(ratios(settings.label_ratio)[0])
-    mean = sum(by_ratio[first] for by_ratio in found.values()) / len(found)
-    return {"target": mean, "linear": {fed.names[k]: by_ratio for k, by_ratio in found.items()}}
-
-
-def evaluate_start(fed: Federation) -> dict:
-    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
-    and the loss of features that say nothing.
-
-    A network that has not been trained has no statistics of batch normalization. Here it has those that a
-    round's first epoch would leave if no weight moved, averaged over the clients by images.
-    """
-    statistics, chance = {}, {}
-    for k, client in fed.clients.items():
-        if not client.data.unseen:
-            model = client.model(fed.server.download(k))
-            statistics[k] = batch_statistics(model, client.data.train, fed.settings, k)
-            chance[k] = client.chance_loss()
-    statistics, chance = gathered(statistics), gathered(chance)
-    mean = {}
-    if statistics:
-        n = torch.tensor(fed.sizes, dtype=torch.float64)
-        mean = average(list(statistics.values()), n / n.sum())
-    found = evaluate_linear(fed, 0, statistics=from_server(mean))
-    return found | {"chance_loss": float(np.mean(list(chance.values())))} if found else {}
-
-
-@torch.no_grad()
-def batch_statistics(model: nn.Module, data: Data, settings: Args, k: int) -> dict[str, Tensor]:
-    """The statistics of batch normalization, plain means over the batches, of an epoch (or of `--steps`
-    batches) of client k's training images in a network that stands still."""
-    seed_all(settings.seed, "start", k)
-    with autocast(settings):
-        update_bn(batches(data, dataclasses.replace(settings, epochs=1), 0, k), model)
-    return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}
-
-
 # The contract of a method file
 
 
@@ -850,12 +774,13 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             with said_if_long(f"reading the images of {of_seed.dataset}", process()[0] == 0):
                 dataset = open_dataset(of_seed)
             results = of_seeds[of_seed.seed] = []
-            for one in expand_targets(of_seed, dataset):
+            for one in expand_targets(of_seed, dataset.names):
                 key = identity(one, method, dataset.fingerprint)
                 folders.append(str(folder_of(one, key)))
                 with Run.open(one, key, file) as progress:
                     results.append(rounds(Server, Client, one, build or backbone, dataset, progress))
-            show_targets(method, of_seed, results)
+            if process()[0] == 0:
+                show_targets(method, of_seed, results)
         if settings.seeds and process()[0] == 0:
             show_seeds(settings, method, of_seeds, folders)
     every = []
@@ -864,60 +789,20 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     return every
 
 
-def name_and_file(Server, Client) -> tuple[str, Path]:
-    """The name by which runs of a method are known, and its file: that of Client, or of Server if Client is
-    another method's."""
-    file, other = (Path(sys.modules[part.__module__].__file__).resolve() for part in (Client, Server))
-    if file != other and sys.modules[Server.__module__].__name__ == "__main__":
-        file = other
-    return method_name(file), file
-
-
-def expand_seeds(settings: Args) -> Iterator[Args]:
-    """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
-    if not settings.seeds:
-        yield settings
-    for seed in seed_numbers(settings.seeds):
-        out = str(Path(settings.out) / f"s{seed}") if settings.out else ""
-        of_seed = dataclasses.replace(settings, seed=seed, seeds="", out=out)
-        of_seed.origins = settings.origins | {"seed": "flag", "seeds": "default"}
-        yield of_seed
-
-
-def expand_targets(settings: Args, dataset: Dataset) -> Iterator[Args]:
-    """The settings of each run of `--target all`; its output is a folder in `--out`. With --sources one run
-    evaluates all targets."""
-    targets = targets_of(settings, dataset.names)
-    if settings.protocol == "indomain" or settings.target != "all" or settings.sources:
-        yield settings
-        return
-    for target in targets:
-        out = str(Path(settings.out) / target) if settings.out else ""
-        yield changed(settings, target=target, out=out)
-
-
-def show_targets(method: str, settings: Args, results: list[dict]) -> None:
-    """A line with the accuracy on each left-out domain, if there are several."""
-    if len(results) < 2 or process()[0]:
-        return
-    accuracies = {result["args"]["target"]: 100 * result["best"]["target"] for result in results}
-    each = "  ".join(f"{name} {accuracy:.2f}" for name, accuracy in accuracies.items())
-    print(f"{method} on {settings.dataset}, accuracy on each left-out domain (%): {each}  "
-          f"mean {np.mean(list(accuracies.values())):.2f}")
-
-
 def rounds(Server, Client, settings: Args, build, dataset: Dataset, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
     if progress.result:
         return progress.show()
-    evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
+    evaluate = evaluate_classifiers
+    if settings.protocol == "linear":
+        evaluate = partial(linear.evaluate, represent=representations)
     fed = federation(Server, Client, settings, build, dataset)
     server, clients = fed.server, fed.clients
     progress.begin(fed)  # prints and writes the settings; restores a checkpoint
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":
-            entry["start"] = evaluate_start(fed)
+            entry["start"] = linear.evaluate_start(fed, representations, batches)
             progress.lap("evaluate")
 
         # S_t: the clients of this round
@@ -1000,19 +885,6 @@ class Federation:
         return {"clients": self.names[:self.K], "targets": self.names[self.K:],
                 "classes": list(self.dataset.classes), "channels": self.channels}
 
-    def described(self) -> str:
-        """4 clients (amazon, caltech, dslr, webcam), 2,025 images to train on, tested on ..."""
-        clients, targets = self.names[:self.K], self.names[self.K:]
-        words = f"{self.K} clients ({first_names(clients)}), {sum(self.sizes):,} training images"
-        if targets:
-            words += f", tested on {first_names(targets)} ({self.tested:,} images), which no client has"
-        return words
-
-
-def first_names(names: list[str]) -> str:
-    """Up to eight names."""
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-
 
 def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Federation:
     """The server and the clients at the start of a run, always in the same random order."""
@@ -1037,8 +909,8 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
               targets: list[ClientData], shape: tuple[int, ...]) -> Federation:
     """The server and the clients of these data, whose images have `shape` (C, H, W)."""
     if settings.normalize == "imagenet" and shape[0] != 3:
-        raise Stop(f"--normalize imagenet is for colour images; those of {settings.dataset} have one channel: "
-                   "use unit", 2)
+        raise Stop(f"--normalize imagenet is for colour images; those of {settings.dataset} have one "
+                   "channel: use unit", 2)
     seed_all(settings.seed, "init")
     try:
         net = build(settings, shape[0], len(dataset.classes))
@@ -1089,100 +961,3 @@ def is_evaluated(settings: Args, t: int) -> bool:
     if settings.protocol == "linear" and settings.test_rounds == "best":
         return False  # the last round's alone is reported
     return t % settings.eval_every == 0
-
-
-# A finished run's network
-
-
-@dataclass
-class Trained:
-    """What is known of a network that `load_run` returns, as `net.run`."""
-
-    args: Args  # of the run; `args.image_size` and `args.normalize` say how images are prepared
-    client: str
-    round: int
-    classes: tuple[str, ...]  # in the order of the outputs
-    channels: int  # 1: gray, 3: RGB
-
-    def inputs(self, pixels: Tensor) -> Tensor:
-        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them.
-        Stop if they are others."""
-        expected = (self.channels, self.args.image_size, self.args.image_size)
-        if pixels.dtype != torch.uint8 or pixels.shape[1:] != expected:
-            raise Stop(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as this "
-                       f"run's images are; found {pixels.dtype} of the shape {tuple(pixels.shape)}", 2)
-        whole = torch.arange(len(pixels))
-        data = Data(pixels, whole, torch.zeros_like(whole), self.args.device, self.args.normalize)
-        x, _ = data.batch(whole)
-        return x
-
-
-def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",
-             data: str = "data", archives: str = "", any_code: bool = False) -> nn.Module:
-    """The network that a client is tested with, in eval mode, from the output folder of a run of any method,
-    finished or not; what is known of it is in `net.run`, see `Trained`.
-
-    `client` is its name or number; None is the left-out domain, or the first client where none is left out.
-    `which` is best (validation round) or last; without labels the last one is taken, and the outputs are
-    representations in the place of logits. The images are needed only for a network that adapts to those of
-    the left-out domain; `data` and `archives` say where they are, as the flags of a run. Stop if the folder
-    holds no run, or one by other code without `any_code`.
-    """
-    fed, saved = rebuilt(folder, which, client, device, data, archives, any_code)
-    k = number_of(client, fed.names, fed.K)
-    net = tested_model(fed, k, saved["round"]).eval()
-    net.run = Trained(fed.settings, fed.names[k], saved["round"], fed.dataset.classes, fed.channels)
-    return net
-
-
-def rebuilt(folder, which: str, client: str | int | None, device: str, data: str, archives: str,
-            any_code: bool) -> tuple[Federation, dict]:
-    """Server and clients of a finished run, for what `load_run` says, and the state they have. They have no
-    images where the network of `client` needs none."""
-    saved = read_run(folder, which)
-    module, settings = settings_from(saved, device, data, archives, any_code)
-    settings.weights = "none"  # the state has all of them
-    prepare(settings)
-    build = getattr(module, "build", backbone)
-    told = saved["data"]
-    try:
-        names = told["clients"] + told["targets"]
-        k = number_of(client, names, len(told["clients"]))
-        adapts = any(f.metadata["at_test"] for f in dataclasses.fields(settings))
-        if k >= len(told["clients"]) and adapts:
-            dataset = open_dataset(settings)
-            if dataset.fingerprint and not saved["identity"]["dataset"].endswith(dataset.fingerprint):
-                raise Stop(f"the images in {settings.dataset} are not those of the run in {folder} (by their "
-                           "names, sizes and times): put those back, or run it anew", 2)
-            fed = federation(module.Server, module.Client, settings, build, dataset)
-        else:
-            fed = without_images(module, settings, build, **told)
-        fed.restore(saved)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
-        why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
-        raise Stop(f"the state in {folder} does not fit {module.__name__} as it is now ({why})", 2)
-    return fed, saved
-
-
-def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],
-                   channels: int) -> Federation:
-    """Server and clients without any image, for what needs none."""
-    shape = (channels, settings.image_size, settings.image_size)
-    images, none = torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.long)
-    part = Data(images, none, none, settings.device, settings.normalize)
-    sources = [ClientData(name, part, part, part) for name in clients]
-    unseen = [ClientData(name, part, part, part, unseen=True) for name in targets]
-    dataset = Dataset([], tuple(classes))
-    return assembled(module.Server, module.Client, settings, build, dataset, sources, unseen, shape)
-
-
-def number_of(client: str | int | None, names: list[str], K: int) -> int:
-    """The number of a client by its name or number; None: the left-out domain's, or else the first one's."""
-    if client is None:
-        return K if len(names) > K else 0
-    if client in names:
-        return names.index(client)
-    if str(client).isdecimal() and int(client) < len(names):
-        return int(client)
-    raise Stop(f"{client!r} is no client of this run; it has {', '.join(names)} (or their numbers, 0 to "
-               f"{len(names) - 1})", 2)

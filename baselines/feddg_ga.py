@@ -78,7 +78,7 @@ def error(model: nn.Module, data: Data, args: Args) -> Tensor:
     """l_k: the mean loss of the images of `data`, or the share that is wrong, in eval mode; a scalar."""
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=args.device)
-    for x, y in in_order([data], args):
+    for x, y in in_order(data, args):
         with autocast(args):
             logits = model(x)  # [B, C]
         if args.gap == "loss":

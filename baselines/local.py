@@ -98,7 +98,7 @@ class Client:
         self.log = {"loss": torch.stack(losses).mean()}
         self.w = to_device(state(model), "cpu")
         if args.select == "own":
-            (right,) = correct(model, [self.data.val], args)
+            right = correct(model, self.data.val, args)
             if right > self.best_right:  # the first of equals
                 self.best, self.best_right = self.w, right
         if args.protocol == "lodo":

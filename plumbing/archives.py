@@ -1,13 +1,13 @@
-"""Where a dataset's files come from: found or downloaded, and read where they lie.
+"""Where a dataset's files come from: found or downloaded, and unpacked as far as they are needed.
 
-Nothing is unpacked to disk, so a path that leads outside its folder is refused on sight and never written.
-What is unpacked into memory is bounded by the sizes that an archive declares, which are looked at first.
+What leads outside its folder, is a link or declares too many bytes is refused before an image is unpacked.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import csv
+import errno
 import fnmatch
 import gzip
 import hashlib
@@ -15,6 +15,7 @@ import http.client
 import io
 import os
 import re
+import shutil
 import tarfile
 import urllib.error
 import urllib.request
@@ -23,9 +24,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO
 
-from plumbing.catalog import FOLDERS, Folders, own_folder
+from plumbing.catalog import FOLDERS, own_folder
 from plumbing.errors import Stop
 from plumbing.files import in_units, locked
 
@@ -34,12 +34,12 @@ from tqdm import tqdm
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 TABLE_ENDINGS = (".csv", ".json", ".txt")
 MIB = 1 << 20
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, zlib.error, RuntimeError, ValueError)
 
 # Bytes at most, unpacked. The largest official archives have some 12 GB of images of a few MB each.
 ENTRY = 256 * MIB  # of an image or a table
-TABLES = 1024 * MIB  # of the tables of a tar archive together, which are kept in memory
+TABLES = 1024 * MIB  # of the tables of an archive together
 TOTAL = 65536 * MIB  # of an archive
-STEP = 4096  # bytes that zipfile unpacks at a time at least, by however much they grow
 NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
          tarfile.GNUTYPE_LONGLINK)  # the headers of a tar archive that tarfile reads whole
 
@@ -47,28 +47,24 @@ NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUT
 # Found or downloaded
 
 
-def find_archive(pattern: str, data: str, archives: str) -> Path | None:
-    """The first file that matches `pattern` anywhere below --archives or in the downloads."""
-    from types import SimpleNamespace
-    return find_archives(SimpleNamespace(data=data, archives=archives), [pattern]).get(pattern)
+def find_archive(name: str, data: str, archives: str) -> Path | None:
+    """The first file of this name (or pattern) anywhere below `archives` or in the downloads."""
+    return find_archives([name], data, archives).get(name)
 
 
-def find_archives(args, patterns: Iterable[str]) -> dict[str, Path]:
-    """{pattern: the first file that matches it below --archives or in the downloads}, where there is one."""
-    folders = [Path(args.data) / "downloads"]
-    if args.archives:
-        folders.insert(0, Path(args.archives))
-    archives = {}
+def find_archives(names: Iterable[str], data: str, archives: str) -> dict[str, Path]:
+    """{name or pattern: the first file that matches it below `archives` or in the downloads}, if any."""
+    folders = [Path(data) / "downloads"]
+    if archives:
+        folders.insert(0, Path(archives))
+    found = {}
     for folder in folders:
-        if not folder.is_dir():
-            continue
         for path in sorted(folder.rglob("*")):
-            for pattern in patterns:
-                if pattern in archives:
-                    continue
-                if fnmatch.fnmatch(path.name.lower(), pattern.lower()) and path.is_file():
-                    archives[pattern] = path
-    return archives
+            for name in names:
+                matches = fnmatch.fnmatch(path.name.lower(), name.lower())
+                if name not in found and matches and path.is_file():
+                    found[name] = path
+    return found
 
 
 def download(url: str, path: Path, md5: str | None = None) -> Path:
@@ -133,25 +129,22 @@ def check_md5(part: Path, md5: str) -> None:
         raise OSError(f"expected md5 {md5}, found {actual}; what was downloaded is deleted")
 
 
-def unpacked(args, dataset: str) -> Path | None:
-    """The folder with a dataset's unpacked images, if there is one.
+def unpacked(dataset: str, data: str, archives: str) -> Path | None:
+    """The folder with the unpacked images of a dataset of the catalogue, if there is one.
 
-    It is `dataset` in --data, or its archive's folder in --archives or --data.
+    It is `dataset` in `data`, or its archive's folder in `archives` or `data`.
     """
-    own = Path(args.data) / dataset  # where it has no files that is said, see `locate`
+    own = Path(data) / dataset
     if own.is_dir():
         return own
     name = FOLDERS[dataset].unpacked
-    for base in (args.archives, args.data):
-        if base and name:
-            folder = Path(base) / name
-            if has_folders(folder):  # else it holds only archives
-                return folder
+    for base in (archives, data):
+        if not base or not name:
+            continue
+        folder = Path(base) / name
+        if folder.is_dir() and any(path.is_dir() for path in folder.iterdir()):  # else it holds only archives
+            return folder
     return None
-
-
-def has_folders(folder: Path) -> bool:
-    return folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
 
 
 def existing(folder: Path) -> Path:
@@ -162,84 +155,65 @@ def existing(folder: Path) -> Path:
     raise Stop(f"--dataset folder:{folder}: {what}; expected a folder with images in <domain>/<class>/", 2)
 
 
-def has_files(folder: Path) -> bool:
-    return any(True for _ in below(folder))
-
-
-def lacking(args, source: Folders) -> str:
-    """What a dataset would be read from and is not here; nothing if all of it is."""
-    if own_folder(args.dataset):
-        return ""
-    folder = unpacked(args, args.dataset)
-    if folder:
-        return "" if has_files(folder) else f"{folder} has no files"
-    archives = find_archives(args, source.files)
-    missing = [pattern for pattern in source.files if pattern not in archives]
-    if not missing:
-        return ""
-    more = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
-    places = [str(Path(args.data) / "downloads")]
-    if args.archives:
-        places.insert(0, str(args.archives))
-    return f"{missing[0]}{more} not in {' or '.join(places)}"
-
-
-def locate(args, source: Folders) -> list[Path]:
-    """What a dataset is read from: a folder with its unpacked images, its archives, or downloads. Stop if the
-    folder has no files."""
-    own = own_folder(args.dataset)
+def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
+    """What a dataset is read from, its folder or its archives; or none, and what is missing, in words."""
+    own = own_folder(dataset)
     if own:
-        return [existing(own)]
-    folder = unpacked(args, args.dataset)
-    if folder and not has_files(folder):
-        raise Stop(f"{folder} has no files; expected in it {expected_content(source)}: fill it, or remove it "
-                   f"so that {source.archive} is looked for")
+        return [existing(own)], ""
+    folder = unpacked(dataset, data, archives)
     if folder:
-        return [folder]
-    archives = find_archives(args, source.files)
-    downloads = Path(args.data) / "downloads"
-    paths = []
-    for pattern, (url, md5) in source.files.items():
-        if pattern in archives:
-            paths.append(archives[pattern])
-        else:
-            paths.append(fetched(args, source, url, downloads / pattern.replace("*", ""), md5))
-    return paths
+        if next(below(folder), None):
+            return [folder], ""
+        return [], f"{folder} has no files"
+    files = FOLDERS[dataset].files
+    found = find_archives(files, data, archives)
+    missing = [name for name in files if name not in found]
+    if not missing:
+        return [found[name] for name in files], ""
+    more = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
+    places = f"{archives} or {data}/downloads" if archives else f"{data}/downloads"
+    return [], f"{missing[0]}{more} not in {places}"
 
 
-def fetched(args, source: Folders, url: str, path: Path, md5: str | None) -> Path:
-    """A download. Stop if it fails, with what was looked for and where."""
-    try:
-        return download(url, path, md5)
-    except Stop as stop:
-        raise Stop(f"{lacking(args, source)}; {stop}")
+def download_missing(dataset: str, data: str, archives: str, missing: str) -> list[Path]:
+    """The archives of a dataset of the catalogue, downloaded where they are missing, which is said in words.
+
+    Stop if that fails, or if there is a folder for them without files.
+    """
+    source = FOLDERS[dataset]
+    if unpacked(dataset, data, archives):
+        raise Stop(f"{missing}: unpack {source.archive} into it, or remove it so that that is looked for")
+    paths = find_archives(source.files, data, archives)
+    for name, (url, md5) in source.files.items():
+        if name in paths:
+            continue
+        try:
+            paths[name] = download(url, Path(data) / "downloads" / name.replace("*", ""), md5)
+        except Stop as stop:
+            raise Stop(f"{missing}; {stop}")
+    return [paths[name] for name in source.files]
 
 
-def expected_content(source: Folders) -> str:
-    """What the folder of a dataset's unpacked images has in it, in words."""
-    if source.layout != "in_folders":
-        return f"what {', '.join(list(source.files)[:3])} has in it"
-    folders = ", ".join(folder for folder, _ in source.domains.values())
-    classes = ", ".join(source.classes[:10]) + (", ..." if len(source.classes) > 10 else "")
-    return f"the folders {folders}, each with the class folders {classes}"
-
-
-# Read where they lie
+# Read
 
 
 class ImageFiles:
-    """The files of a dataset where they lie: below a folder, in zip and tar archives, or single (lists).
+    """The files of a dataset: those below a folder, or single tables and what archives have in them.
 
-    A zip archive is read at random. A tar archive is compressed as a whole: it is read from its beginning to
-    its end, once to learn what is in it and once to decode that.
+    Of an archive `scan` unpacks the tables, and `unpack` the images that are asked for.
     """
 
     def __init__(self, paths: list[Path]):
         self.paths = paths
-        self.tars: list[Path] = []
-        self.inside: dict[str, Path | zipfile.ZipFile] = {}  # file: what it is read from; filled by `scan`
-        self.tables: dict[str, bytes] = {}  # the small tables in tar archives
+        self.inside: dict[str, Path] = {}  # file: where it lies, or will lie when it is unpacked
         self.unread: list[str] = []  # below folders: links that lead nowhere, folders that cannot be opened
+        self.declared: dict[Path, dict[str, int]] = {}  # archive: the bytes of each file in it
+        self.keys = []
+        for path in paths:
+            if path.is_dir():
+                self.walk(path)
+            else:
+                self.keys.append(content_of_archive(path))
 
     def __str__(self) -> str:
         first = self.paths[0]
@@ -247,73 +221,60 @@ class ImageFiles:
             return str(first)
         return f"{first.parent} ({first.name}, ...)"
 
-    def fingerprint(self) -> str:
-        """12 hexadecimal digits that change with the content of a folder and of an archive, see below."""
-        keys = []
-        for path in self.paths:
-            if path.is_dir():
-                keys += content_of_folder(path)
-            else:
-                keys.append(content_of_archive(path))
-        return hashlib.blake2b(repr(sorted(keys)).encode(), digest_size=6).hexdigest()
-
-    def scan(self) -> None:
-        """Learn the names of all files. Stop if an archive is damaged or has a name that leads outside it."""
-        for path in self.paths:
-            if path.is_dir():
-                self.inside.update(below(path, self.unread))
-            elif path.name.lower().endswith(TABLE_ENDINGS):
-                self.inside[path.name] = path
-            elif path.suffix.lower() == ".zip":
-                self.scan_zip(path)
-            else:
-                self.scan_tar(path)
-
-    def scan_zip(self, path: Path) -> None:
-        try:
-            archive = zipfile.ZipFile(path)  # NotImplementedError: a zip version that Python lacks
-        except (zipfile.BadZipFile, NotImplementedError, OSError) as e:
-            raise Stop(f"{path} is no whole zip archive ({e}); it may be truncated: get it again")
-        total = 0
-        for entry in archive.infolist():
-            if not entry.is_dir():
-                self.inside[inner(path, entry.filename)] = archive
-                total += entry.file_size
-                refuse_large(path, entry.filename, entry.file_size, total)
-
-    def scan_tar(self, path: Path) -> None:
-        self.tars.append(path)
-        for name, read in walk_tar(path):
+    def walk(self, folder: Path) -> None:
+        """Learn the names below a folder, and of each file its bytes and the time of its last change."""
+        for name, path in below(folder, self.unread):
+            status = path.stat()
             self.inside[name] = path
-            if name.endswith(TABLE_ENDINGS):
-                self.tables[name] = read()
-                if sum(map(len, self.tables.values())) > TABLES:
-                    raise Stop(f"{path}: its tables have more than {in_units(TABLES)}; the archive is not "
-                               "used: get it again")
+            self.keys.append((name, status.st_size, status.st_mtime_ns))
 
-    def read(self, name: str) -> bytes:
-        """The content of one file, which is not an image in a tar archive."""
-        if name in self.tables:
-            return self.tables[name]
-        origin = self.inside[name]
-        if isinstance(origin, zipfile.ZipFile):
-            return read_entry(origin, name)
-        return origin.read_bytes()
+    def fingerprint(self) -> str:
+        """12 hexadecimal digits that change with the content of a folder and of an archive."""
+        return hashlib.blake2b(repr(sorted(self.keys)).encode(), digest_size=6).hexdigest()
 
-    def read_all(self, names: list[str]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-        """(name, what reads it) of each file, in the order in which a tar archive has them, else as given.
+    def scan(self, folder: Path) -> None:
+        """Learn the names in all archives, and unpack their tables into `folder`. Stop if an archive is
+        damaged, or has anything that leads outside it, is a link or is too large."""
+        for path in self.paths:
+            if path.name.lower().endswith(TABLE_ENDINGS):
+                self.inside[path.name] = path
+            elif path.is_file():
+                with refusing_damage(path):
+                    self.scan_archive(path, folder)
 
-        The content of a file in a tar archive is there already, as it can only be read in passing.
-        """
+    def scan_archive(self, path: Path, folder: Path) -> None:
+        sizes = self.declared[path] = {}
+        total = of_tables = 0
+        for name, size, extract in entries(path):
+            total += size
+            is_table = name.endswith(TABLE_ENDINGS)
+            if is_table:
+                of_tables += size
+            refuse_large(path, name, size, total, of_tables)
+            sizes[name] = size
+            self.inside[name] = folder / name
+            if is_table:
+                extract(folder)
+
+    def unpack(self, names: Iterable[str], folder: Path) -> None:
+        """Unpack these files of the archives into `folder`. Stop if they do not fit on its disk."""
         wanted = set(names)
-        for path in self.tars:
-            for name, read in walk_tar(path):
-                if name in wanted:
-                    wanted.discard(name)
-                    yield name, partial(bytes, read())
-        for name in names:
-            if name in wanted:
-                yield name, partial(self.read, name)
+        needed = 0
+        for sizes in self.declared.values():
+            needed += sum(size for name, size in sizes.items() if name in wanted)
+        free = shutil.disk_usage(folder.parent).free
+        if needed > free:
+            raise Stop(f"{self}: its images take {in_units(needed)} for a while below {folder.parent}, where "
+                       f"{in_units(free)} are free: name another folder with --data, or make room")
+        with tqdm(total=needed, unit="B", unit_scale=True, desc="unpacking", disable=None) as bar:
+            for path, sizes in self.declared.items():
+                if wanted.isdisjoint(sizes):
+                    continue
+                with refusing_damage(path):
+                    for name, size, extract in entries(path):
+                        if name in wanted:
+                            extract(folder)
+                            bar.update(size)
 
     def table(self, ending: str) -> tuple[str, str]:
         """The text file whose path ends so: the folder it is in ("" or "x/y/") and its content."""
@@ -322,51 +283,31 @@ class ImageFiles:
             raise Stop(f"{self}: found no {ending}, which says what each image shows; get the archive again")
         name = min(names, key=shortest)
         folder = name.removesuffix(ending)
-        return folder, self.read_table(name).decode("utf-8-sig", "replace")
+        return folder, self.inside[name].read_text("utf-8-sig", "replace")
 
-    def read_table(self, name: str) -> bytes:
-        """The content of a text file. Stop if it is damaged."""
-        try:
-            return self.read(name)
-        except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, NotImplementedError) as e:
-            raise Stop(f"{self}: {name} cannot be read ({e}); get the archive again")
-
-    def rows(self, name: str, *columns: str) -> tuple[str, Iterator[list[str]]]:
+    def rows(self, name: str, *columns: str) -> tuple[str, list[list[str]]]:
         """A csv table: the folder it is in, and of each row the values in `columns`."""
         folder, text = self.table(name)
-        reader = csv.reader(io.StringIO(text))
-        header = next(reader, [])
-        missing = [column for column in columns if column not in header]
-        if missing:
-            raise Stop(f"{self}: {name} has no column {missing[0]}; expected {', '.join(columns)}, "
-                       f"found {', '.join(header)}")
-        positions = [header.index(column) for column in columns]
-        return folder, self.values(name, reader, len(header), positions)
-
-    def values(self, name: str, reader, width: int, positions: list[int]) -> Iterator[list[str]]:
-        """Of each row of a csv table, which must have `width` values, those at `positions`."""
+        reader = csv.DictReader(io.StringIO(text))
+        values = []
         try:
+            header = reader.fieldnames or []
+            missing = [column for column in columns if column not in header]
+            if missing:
+                raise Stop(f"{self}: {name} has no column {missing[0]}; expected {', '.join(columns)}, "
+                           f"found {', '.join(header)}")
             for row in reader:
-                if len(row) != width:
-                    line = reader.line_num
-                    raise Stop(f"{self}: line {line} of {name} has {len(row)} values; expected {width}")
-                yield [row[i] for i in positions]
+                if None in row or None in row.values():
+                    raise Stop(f"{self}: line {reader.line_num} of {name} has not {len(header)} values")
+                values.append([row[column] for column in columns])
         except csv.Error as e:
             raise Stop(f"{self}: {name} is no csv table ({e}, after line {reader.line_num}); get it again")
+        return folder, values
 
 
 def shortest(name: str) -> tuple[int, str]:
     """A key to sort by: of names of one length that which comes first in the alphabet."""
     return len(name), name
-
-
-def content_of_folder(folder: Path) -> list[tuple[str, int, int]]:
-    """(name, bytes, time of the last change in ns) of each file below a folder."""
-    keys = []
-    for name, path in below(folder):
-        status = path.stat()
-        keys.append((name, status.st_size, status.st_mtime_ns))
-    return keys
 
 
 def content_of_archive(path: Path) -> tuple[int, str]:
@@ -408,42 +349,59 @@ def below(folder: Path, unread: list[str] | None = None) -> Iterator[tuple[str, 
                 unread.append(prefix + name)
 
 
-def inner(archive: Path, name: str) -> str:
-    """The name of an entry. Stop if it leads outside.
-
-    Nothing is unpacked, but such an archive is not what it says.
-    """
-    absolute = re.match(r"[/\\]|[A-Za-z]:", name)
-    if absolute or ".." in re.split(r"[/\\]", name):
-        raise Stop(f"{archive}: the entry {name} leads outside the folder; the archive is not used")
-    return name
+# Archives
 
 
-def refuse_large(archive: Path, name: str, size: int, total: int) -> None:
-    """Stop if an entry that is read, or all entries up to it together, declare too many bytes."""
-    what = ""
-    if size > ENTRY and name.lower().endswith(IMAGE_ENDINGS + TABLE_ENDINGS):
-        what = f"the entry {name} declares {in_units(size)}; expected at most {in_units(ENTRY)}"
-    elif total > TOTAL:
-        what = f"its entries declare more than {in_units(TOTAL)}"
-    if what:
-        raise Stop(f"{archive}: {what}; the archive is not used: get it again")
+@contextlib.contextmanager
+def refusing_damage(path: Path):
+    """Stop if what is read of an archive is damaged. A disk that is full is not its fault."""
+    try:
+        yield
+    except DAMAGE as e:
+        if isinstance(e, OSError) and e.errno == errno.ENOSPC:
+            raise
+        raise Stop(f"{path} is no whole archive ({e}); it may be truncated: get it again")
 
 
-def read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    """The content of an entry of a zip archive, of which never more than it declares is unpacked. Stop if
-    there is more."""
-    entry = copy.copy(archive.getinfo(name))
-    declared = entry.file_size
-    entry.file_size += ENTRY  # zipfile would cut what it unpacks there, and see a wrong checksum alone
-    content = bytearray()
-    with archive.open(entry) as stream:
-        for block in iter(partial(stream.read, STEP), b""):
-            content += block
-            if len(content) > declared:
-                raise Stop(f"{archive.filename}: the entry {name} has more than the {declared} bytes that it "
-                           "declares; the archive is not used: get it again")
-    return bytes(content)
+def entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
+    """(name, declared bytes, what unpacks it into a folder until the next is asked for) of each file."""
+    if path.suffix.lower() == ".zip":
+        return zip_entries(path)
+    return tar_entries(path)
+
+
+def zip_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
+    with zipfile.ZipFile(path) as archive:  # never unpacks more than is declared, and compares checksums
+        for entry in archive.infolist():
+            if not entry.is_dir():
+                yield inner(path, entry.filename), entry.file_size, partial(archive.extract, entry)
+
+
+def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
+    with open_tar(path) as stream:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=BoundedEntry) as tar:
+            for entry in iter(tar.next, None):
+                tar.members.clear()  # it would keep them all: 1 KiB for each image
+                if entry.issym() or entry.islnk():
+                    raise Stop(f"{path}: the entry {entry.name} is a link; the archive is not used")
+                name = inner(path, entry.name).removeprefix("./")
+                if not entry.isdir():
+                    yield name, entry.size, partial(tar.extract, entry, set_attrs=False, filter="data")
+        behind = 0
+        for block in iter(partial(stream.read, MIB), b""):  # to the end, where gzip has its checksum
+            behind += len(block)
+            if behind > ENTRY:
+                raise Stop(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
+                           "used: get it again")
+
+
+def open_tar(path: Path):
+    """The bytes of a tar archive, without the compression by gzip, which shows in the first two."""
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if start == b"\x1f\x8b":
+        return gzip.open(path, "rb")
+    return open(path, "rb")
 
 
 class BoundedEntry(tarfile.TarInfo):
@@ -457,43 +415,22 @@ class BoundedEntry(tarfile.TarInfo):
         return entry
 
 
-def walk_tar(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """(name, what reads it until the next one is asked for) of each file of a tar archive, gzipped or not."""
-    try:
-        with open_tar(path) as stream:
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=BoundedEntry) as tar:
-                total = 0
-                for entry in iter(tar.next, None):
-                    tar.members.clear()  # it would keep them all: 1 KiB for each image
-                    if entry.issym() or entry.islnk():
-                        raise Stop(f"{path}: the entry {entry.name} is a link; the archive is not used")
-                    name = inner(path, entry.name).removeprefix("./")
-                    total += entry.size
-                    refuse_large(path, name, entry.size, total)
-                    if entry.isfile():
-                        yield name, partial(read_whole, path, tar.extractfile(entry))
-            behind = 0
-            for block in iter(partial(stream.read, MIB), b""):  # to the end, where gzip has its checksum
-                behind += len(block)
-                if behind > ENTRY:
-                    raise Stop(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
-                               "used: get it again")
-    except (tarfile.TarError, EOFError, OSError, zlib.error, RecursionError) as e:
-        raise Stop(f"{path} is no whole tar archive ({e}); it may be truncated: get it again")
+def inner(archive: Path, name: str) -> str:
+    """The name of an entry. Stop if it leads outside: such an archive is not what it says."""
+    absolute = re.match(r"[/\\]|[A-Za-z]:", name)
+    if absolute or ".." in re.split(r"[/\\]", name):
+        raise Stop(f"{archive}: the entry {name} leads outside the folder; the archive is not used")
+    return name
 
 
-def read_whole(path: Path, entry: IO[bytes]) -> bytes:
-    """The content of an entry of a tar archive. Stop if the archive ends or is damaged in it."""
-    try:
-        return entry.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as e:
-        raise Stop(f"{path} is no whole tar archive ({e}); it may be truncated: get it again")
-
-
-def open_tar(path: Path):
-    """The bytes of a tar archive, without the compression by gzip, which shows in the first two."""
-    with open(path, "rb") as file:
-        start = file.read(2)
-    if start == b"\x1f\x8b":
-        return gzip.open(path, "rb")
-    return open(path, "rb")
+def refuse_large(archive: Path, name: str, size: int, total: int, of_tables: int) -> None:
+    """Stop if an image or a table, all entries up to it, or all tables among them declare too many bytes."""
+    what = ""
+    if size > ENTRY and name.lower().endswith(IMAGE_ENDINGS + TABLE_ENDINGS):
+        what = f"the entry {name} declares {in_units(size)}; expected at most {in_units(ENTRY)}"
+    elif total > TOTAL:
+        what = f"its entries declare more than {in_units(TOTAL)}"
+    elif of_tables > TABLES:
+        what = f"its tables declare more than {in_units(TABLES)}"
+    if what:
+        raise Stop(f"{archive}: {what}; the archive is not used: get it again")

@@ -1,15 +1,13 @@
 """Images decoded once into a memory-mapped cache of uint8 pixels, and opened from there.
 
-Neither the memory nor the time to start a run grows with the pixels: reading is never more than a few images
-ahead of decoding, and a run opens the cache without touching them.
+    download -> unpack -> decode -> open: `open_images` is the only entry.
+
+Neither the memory nor the time to start a run grows with the pixels: few images are decoded at a time, and a
+run opens the cache without touching them.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import errno
-import filecmp
 import hashlib
 import io
 import json
@@ -19,13 +17,13 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from plumbing.archives import ImageFiles, lacking, locate
-from plumbing.catalog import Folders, own_folder, short_name
+from plumbing.archives import ImageFiles, download_missing, existing, locate
+from plumbing.catalog import Folders, own_folder, short_name, source_of
 from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.listings import Listing, list_images
@@ -36,137 +34,72 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
-FLUSHED = 256 << 20  # bytes of decoded pixels after which they are written to disk
-AHEAD = 4  # images that are read ahead for each thread
+AHEAD = 32 << 20  # bytes of decoded pixels that wait to be written, at most
 
 
-def load_folders(args, source: Folders) -> tuple[list[tuple[str, Tensor, Tensor]], tuple[str, ...]]:
-    """A dataset of image files: decoded once into a memory-mapped uint8 cache, then opened from there, also
-    when its archive is gone.
+@dataclass
+class Images:
+    """A decoded dataset."""
 
-    Returns its domains, each (name, images uint8 [N, 3, size, size], labels int64 [N]), and the class names.
-    """
-    cache = None
-    missing = lacking(args, source)
+    domains: list[tuple[str, Tensor, Tensor]]  # each: name, images uint8 [N, 3, S, S], labels int64 [N]
+    classes: tuple[str, ...]
+    fingerprint: str  # 12 hexadecimal digits that change with one's own images; "" for the catalogue's
+
+
+def open_images(dataset: str, size: int, data: str, archives: str = "") -> Images:
+    """A dataset of image files at `size` x `size`: decoded once into a cache below `data`, then opened from
+    there, also when its archive is gone."""
+    source = source_of(dataset)
+    paths, missing = locate(dataset, data, archives)
+    cache, fingerprint = None, ""
     if missing:
-        cache = cache_without_archive(args, source, missing)
+        cache = cache_without_archive(dataset, size, data, missing)
     if cache is None:
-        cache = cache_of_archive(args, source)
-    domains, classes, left_out = opened(cache, source, args.image_size)
+        files = ImageFiles(paths or download_missing(dataset, data, archives, missing))
+        cache = Path(data) / "cache" / cache_name(dataset, size, files)
+        if own_folder(dataset):
+            fingerprint = files.fingerprint()
+        decode_once(files, source, size, cache)
+    domains, classes, left_out = open_cache(cache, source, size)
     limit_reading_ahead([pixels for _, pixels, _ in domains])
     if left_out:
-        tell_left_out(args.dataset, left_out)
-    if own_folder(args.dataset):
-        tell_missing(args.dataset, domains, classes)
-    return [(name, as_tensor(pixels), labels) for name, pixels, labels in domains], classes
+        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        print(f"{dataset}: {len(left_out)} files are no images and were left out: {names}", file=sys.stderr)
+    if own_folder(dataset):
+        tell_missing(dataset, domains, classes)
+    tensors = [(name, as_tensor(pixels), labels) for name, pixels, labels in domains]
+    return Images(tensors, classes, fingerprint)
 
 
-def tell_left_out(dataset: str, files: list[str]) -> None:
-    names = ", ".join(files[:3])
-    if len(files) > 3:
-        names += ", ..."
-    print(f"{dataset}: {len(files)} files are no images and were left out: {names}", file=sys.stderr)
+def fingerprint_of(folder: Path) -> str:
+    """12 hexadecimal digits that change with names, sizes and times of one's own images. Stop if there is no
+    such folder."""
+    return ImageFiles([existing(folder)]).fingerprint()
 
 
 def tell_missing(dataset: str, domains: list[tuple[str, np.memmap, Tensor]],
                  classes: tuple[str, ...]) -> None:
     """Say which classes some domains of one's own images lack: it may be meant, or two spellings of one."""
-    found = []
+    lacking = []
     for name, _, labels in domains:
         present = set(labels.tolist())
         missing = [c for label, c in enumerate(classes) if label not in present]
         if missing:
-            found.append(f"{name} has none of {', '.join(missing)}")
-    if found:
-        print(f"{dataset}: not every class is in every domain: {'; '.join(found)}", file=sys.stderr)
+            lacking.append(f"{name} has none of {', '.join(missing)}")
+    if lacking:
+        print(f"{dataset}: not every class is in every domain: {'; '.join(lacking)}", file=sys.stderr)
 
 
 # The cache: <domain>.npy, files.json and, written last, index.json; its folder is named by the dataset, the
 # size of the images, and a hash of what they were decoded from.
 
 
-def cache_of_archive(args, source: Folders) -> Path:
-    """The cache of what is in a dataset's folder or archives; decoded if it is not there."""
-    files = ImageFiles(locate(args, source))
-    cache = Path(args.data) / "cache" / cache_name(args, files)
-    if not is_whole(cache):
-        with locked(cache.parent / ".lock"):
-            remove_leftovers(cache.parent)
-            if not is_whole(cache):  # another process may have decoded it in the meantime
-                shutil.rmtree(cache, ignore_errors=True)
-                decode(files, list_images(files, source), args.image_size, cache)
-    return cache
-
-
-def caches_of(data: str, dataset: str, size: int) -> list[Path]:
-    """All caches of a dataset and size, from whatever they were decoded, by name."""
-    folder = Path(data) / "cache"
-    name = re.compile(rf"{re.escape(dataset)}-{size}-[0-9a-f]{{12}}")
-    found = []
-    if folder.is_dir():
-        found = [path for path in sorted(folder.iterdir()) if name.fullmatch(path.name) and is_whole(path)]
-    return found
-
-
-def cache_without_archive(args, source: Folders, missing: str) -> Path | None:
-    """The cache of a dataset whose folder or archives are not here; None if there is none. Stop if it is
-    damaged, or if there are several whose images differ."""
-    whole, damage = [], None
-    for cache in caches_of(args.data, args.dataset, args.image_size):
-        try:
-            refuse_other_counts(cache, opened(cache, source, args.image_size), source)
-            whole.append(cache)
-        except Stop as stop:
-            damage = stop
-    if not whole and damage:
-        raise Stop(f"{missing}, and {damage}")
-    if not whole:
-        return None
-    for other in whole[1:]:
-        if not same_images(whole[0], other):
-            raise Stop(f"{missing}, and the images in the caches {whole[0]} and {other} differ: name the "
-                       "folder of the archive with --archives, or move one of them away")
-    if damage:
-        print(f"{args.dataset}: not used: {damage}", file=sys.stderr)
-    print(f"{args.dataset}: {missing}; using the images that were decoded before, {whole[0]}",
-          file=sys.stderr)
-    return whole[0]
-
-
-def opened(cache: Path, source: Folders, size: int):
-    """What `open_cache` returns. Stop if the cache is damaged."""
-    try:
-        return open_cache(cache, source, size)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as e:
-        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
-                   "delete that folder and start again")
-
-
-def refuse_other_counts(cache: Path, content: tuple, source: Folders) -> None:
-    """Stop if a cache has not as many images as the catalogue says."""
-    for name, pixels, _ in content[0]:
-        _, count = source.domains.get(name, ("", None))
-        if count not in (None, len(pixels)):
-            raise Stop(f"the cache {cache} has {len(pixels)} images of domain {name}, expected {count}; "
-                       "delete that folder and start again")
-
-
-def same_images(cache: Path, other: Path) -> bool:
-    """Whether two caches have the same images and labels, as those of an archive and of its unpacked folder
-    have; the names of the files may differ."""
-    labels = [json.loads((folder / "index.json").read_text())["domains"] for folder in (cache, other)]
-    if labels[0] != labels[1]:
-        return False
-    names = [f"{domain}.npy" for domain in labels[0]]
-    return all(filecmp.cmp(cache / name, other / name, shallow=False) for name in names)
-
-
-def cache_name(args, files: ImageFiles) -> str:
+def cache_name(dataset: str, size: int, files: ImageFiles) -> str:
     """What a cache is known by: dataset, size and content; of one's own images the folder's path too, as
     times and sizes may be equal in two folders."""
-    name = f"{short_name(args.dataset)}-{args.image_size}-{files.fingerprint()}"
-    if own_folder(args.dataset):
-        path = os.fsencode(args.dataset)
+    name = f"{short_name(dataset)}-{size}-{files.fingerprint()}"
+    if own_folder(dataset):
+        path = os.fsencode(dataset)
         name += hashlib.blake2b(path, digest_size=4).hexdigest()
     return name
 
@@ -175,44 +108,46 @@ def is_whole(cache: Path) -> bool:
     return (cache / "index.json").exists()
 
 
-def remove_leftovers(caches: Path) -> None:
-    """What interrupted decodings left behind."""
-    for leftover in caches.glob("*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
+def caches_of(data: str, dataset: str, size: int) -> list[Path]:
+    """All caches of a dataset and size, from whatever they were decoded, by name."""
+    name = re.compile(rf"{re.escape(dataset)}-{size}-[0-9a-f]{{12}}")
+    caches = sorted(Path(data, "cache").glob("*"))
+    return [path for path in caches if name.fullmatch(path.name) and is_whole(path)]
 
 
-def write_index(cache: Path, listing: Listing) -> None:
-    """Which image each row of pixels is, for people, and the labels."""
-    names, labels = {}, {}
-    for domain, images in listing.images.items():
-        names[domain] = [name for name, _ in images]
-        labels[domain] = {"labels": [label for _, label in images]}
-    index = {"left_out": listing.left_out, "classes": listing.classes, "domains": labels}
-    (cache / "files.json").write_text(json.dumps(names))
-    (cache / "index.json").write_text(json.dumps(index))
+def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> Path | None:
+    """The cache of a dataset whose folder or archives are not here; None if there is none."""
+    caches = caches_of(data, dataset, size)
+    if not caches:
+        return None
+    if len(caches) > 1:
+        raise Stop(f"{missing}, and there are several caches of it ({', '.join(map(str, caches))}): name the "
+                   "folder of the archive with --archives, or delete all but one")
+    print(f"{dataset}: {missing}; using the images that were decoded before, {caches[0]}", file=sys.stderr)
+    return caches[0]
 
 
 def open_cache(
     cache: Path, source: Folders, size: int
 ) -> tuple[list[tuple[str, np.memmap, Tensor]], tuple[str, ...], list[str]]:
     """The domains, each (name, pixels [N, size, size, 3], labels [N]), the classes, and the files left out.
-
-    Whatever error it raises, the cache is damaged.
-    """
-    index = json.loads((cache / "index.json").read_text())
-    left_out = list(index["left_out"])
-    classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are found in its files
-    if list(classes) != index["classes"]:
-        raise ValueError(f"it has the classes {', '.join(index['classes'])}")
+    Stop if the cache is damaged."""
     domains = []
-    for name in source.domains or index["domains"]:
-        labels = torch.tensor(index["domains"][name]["labels"])
-        pixels = np.load(cache / f"{name}.npy", mmap_mode="r")
-        right_form = pixels.shape == (len(labels), size, size, 3) and pixels.dtype == np.uint8
-        if not right_form or labels.min() < 0 or labels.max() >= len(classes):
-            raise ValueError(f"{name}.npy holds {pixels.dtype} {pixels.shape} for {len(labels)} labels")
-        domains.append((name, pixels, labels))
-    return domains, classes, left_out
+    try:
+        index = json.loads((cache / "index.json").read_text())
+        classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are in its files
+        if list(classes) != index["classes"]:
+            raise ValueError(f"it has the classes {', '.join(index['classes'])}")
+        for name in source.domains or index["domains"]:
+            labels = torch.tensor(index["domains"][name]["labels"])
+            pixels = np.load(cache / f"{name}.npy", mmap_mode="r")
+            if pixels.shape != (len(labels), size, size, 3) or pixels.dtype != np.uint8:
+                raise ValueError(f"{name}.npy holds {pixels.dtype} {pixels.shape} for {len(labels)} labels")
+            domains.append((name, pixels, labels))
+        return domains, classes, index["left_out"]
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as e:
+        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
+                   "delete that folder and start again")
 
 
 def limit_reading_ahead(maps: list[np.memmap]) -> None:
@@ -240,113 +175,80 @@ def as_tensor(pixels: np.memmap) -> Tensor:
 # Decoding
 
 
-def decode(files: ImageFiles, listing: Listing, size: int, cache: Path) -> None:
-    """Decode all images to uint8 [N, size, size, 3] files, one for each domain; renamed at the end."""
+def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path) -> None:
+    """Decode a dataset into its cache, if it is not there."""
+    if is_whole(cache):
+        return
+    with locked(cache.parent / ".lock"):
+        for leftover in cache.parent.glob("*.tmp"):  # of a decoding that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        if not is_whole(cache):  # another process may have decoded it in the meantime
+            shutil.rmtree(cache, ignore_errors=True)
+            decode(files, source, size, cache)
+
+
+def decode(files: ImageFiles, source: Folders, size: int, cache: Path) -> None:
+    """Unpack what the dataset has in its archives, and decode that; the cache is renamed at the end."""
     temporary = cache.with_name(f"{cache.name}.{os.getpid()}.tmp")
+    unpacked = temporary.with_suffix(".unpacked.tmp")
     try:
+        unpacked.mkdir()
         temporary.mkdir()
+        files.scan(unpacked)
+        listing = list_images(files, source)
+        files.unpack(listing.names(), unpacked)
         write_pixels(files, listing, size, temporary)
         write_index(temporary, listing)
         os.replace(temporary, cache)
-    except BaseException:
+    finally:
+        shutil.rmtree(unpacked, ignore_errors=True)
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -> None:
-    """Decode in parallel.
+    """<domain>.npy for each domain, uint8 [N, size, size, 3], decoded in parallel and written in order.
 
-    A few images for each thread are read ahead; what is decoded is written at its place in the file and
-    reaches the disk as it goes, so that the memory needed does not grow with the dataset.
+    Few images are decoded ahead, so that the memory needed does not grow with the dataset.
     """
-    threads = os.cpu_count()
-    count = sum(map(len, listing.images.values()))
-    with contextlib.ExitStack() as stack:
-        canvas = Canvas(folder, size)
-        stack.callback(canvas.close)
+    threads = os.cpu_count() or 1
+    ahead = max(2 * threads, AHEAD // (3 * size * size))
+    count = len(listing.names())
+    bar = tqdm(total=count, unit="image", desc=f"decoding to {size}x{size}", mininterval=0.5)
+    with bar, ThreadPoolExecutor(threads) as pool:  # decoding and resizing release Python's lock
         for domain, images in listing.images.items():
-            canvas.add(domain, [name for name, _ in images])
-        pool = stack.enter_context(ThreadPoolExecutor(threads))  # decoding and resizing release Python's lock
-        bar = tqdm(total=count, unit="image", desc=f"decoding to {size}x{size}", mininterval=0.5)
-        stack.enter_context(bar)
-        unflushed = 0
-        jobs = files.read_all(list(canvas.places))
-        for written in bounded(pool, partial(decode_one, files, canvas), jobs, AHEAD * threads):
-            bar.update(written)
-            unflushed += written * canvas.image_bytes
-            if unflushed > FLUSHED:
-                unflushed = 0
-                canvas.flush(os.fdatasync)
-        canvas.flush(os.fsync)
+            names = [name for name, _ in images]
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(names), size, size, 3)}
+            with open(folder / f"{domain}.npy", "wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for start in range(0, len(names), ahead):
+                    for rgb in pool.map(partial(decode_one, files, size), names[start:start + ahead]):
+                        file.write(rgb.data)
+                        bar.update()
+                file.flush()
+                os.fsync(file.fileno())
 
 
-def decode_one(files: ImageFiles, canvas: Canvas, name: str, read: Callable[[], bytes]) -> int:
-    """Decode one image and write it; returns to how many places."""
+def write_index(cache: Path, listing: Listing) -> None:
+    """Which image each row of pixels is, for people, and the labels."""
+    names, labels = {}, {}
+    for domain, images in listing.images.items():
+        names[domain] = [name for name, _ in images]
+        labels[domain] = {"labels": [label for _, label in images]}
+    index = {"left_out": listing.left_out, "classes": listing.classes, "domains": labels}
+    (cache / "files.json").write_text(json.dumps(names))
+    (cache / "index.json").write_text(json.dumps(index))
+
+
+def decode_one(files: ImageFiles, size: int, name: str) -> np.ndarray:
+    """One image, uint8 [size, size, 3]. Stop if it cannot be decoded."""
     try:
-        rgb = to_rgb(read(), canvas.size)
-    except Stop:
-        raise
-    except Exception as e:  # whatever the archive or the decoder makes of a damaged file
+        return to_rgb(files.inside[name].read_bytes(), size)
+    except Exception as e:  # whatever the decoder makes of a damaged file
         advice = "replace it or get the archive again"
         if files.paths[0].is_dir():
             advice = "replace or remove it"
         why = "it is no image" if isinstance(e, UnidentifiedImageError) else e
         raise Stop(f"{files}: the image {name} cannot be decoded ({why}); {advice}")
-    return canvas.write(name, rgb)
-
-
-class Canvas:
-    """<domain>.npy for each domain, uint8 [N, size, size, 3], filled image by image by many threads."""
-
-    def __init__(self, folder: Path, size: int):
-        self.folder, self.size = folder, size
-        self.image_bytes = size * size * 3
-        self.opened = []
-        self.places: dict[str, list[tuple[int, int]]] = {}  # image: (file descriptor, offset), maybe several
-
-    def add(self, domain: str, names: list[str]) -> None:
-        """Make a domain's file, at its full size, with a place for each image."""
-        path = self.folder / f"{domain}.npy"
-        shape = (len(names), self.size, self.size, 3)
-        begin = np.lib.format.open_memmap(path, "w+", np.uint8, shape).offset
-        file = open(path, "r+b")
-        self.opened.append(file)
-        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, not halfway
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        for i, name in enumerate(names):
-            place = (file.fileno(), begin + i * self.image_bytes)
-            self.places.setdefault(name, []).append(place)
-
-    def write(self, name: str, rgb: np.ndarray) -> int:
-        """Write an image, uint8 [size, size, 3], wherever it belongs; returns to how many places."""
-        for descriptor, offset in self.places[name]:
-            if os.pwrite(descriptor, rgb, offset) != self.image_bytes:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
-        return len(self.places[name])
-
-    def flush(self, sync: Callable[[int], None]) -> None:
-        """What was written reaches the disk: `sync` is os.fdatasync or os.fsync."""
-        for file in self.opened:
-            sync(file.fileno())
-
-    def close(self) -> None:
-        for file in self.opened:
-            file.close()
-
-
-def bounded(pool: ThreadPoolExecutor, function: Callable, jobs: Iterator[tuple], ahead: int) -> Iterator:
-    """The results of function(*job), in order; a job is asked for when fewer than `ahead` are under way."""
-    waiting = collections.deque()
-    try:
-        for job in jobs:
-            waiting.append(pool.submit(function, *job))
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def to_rgb(content: bytes, size: int) -> np.ndarray:
@@ -371,12 +273,3 @@ def in_eight_bits(content: bytes) -> Image.Image:
     elif image.mode == "F":
         raise ValueError("floating-point pixels have no defined range")
     return image
-
-
-def open_images(dataset, size, data, archives):
-    from types import SimpleNamespace
-    from plumbing.catalog import source_of
-    args = SimpleNamespace(dataset=dataset, image_size=size, data=data, archives=archives)
-    domains, classes = load_folders(args, source_of(dataset))
-    fingerprint = ImageFiles(locate(args, source_of(dataset))).fingerprint() if own_folder(dataset) else ""
-    return SimpleNamespace(domains=domains, classes=classes, fingerprint=fingerprint)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,44 +22,29 @@ class Listing:
     classes: tuple[str, ...]
     images: dict[str, list[tuple[str, int]]]  # domain: (file, label) of each image
     left_out: list[str] = field(default_factory=list)  # files among them that are no images
-    elsewhere: list[str] = field(default_factory=list)  # files in folders of no class; images in deeper ones
+
+    def names(self) -> list[str]:
+        """The files of all domains, of each as often as it has them."""
+        names = []
+        for images in self.images.values():
+            names += [name for name, _ in images]
+        return names
 
 
 def list_images(files: ImageFiles, source: Folders) -> Listing:
-    """The images of a dataset; Stop if they are not as many as expected."""
-    files.scan()
+    """The images of a dataset, whose files are scanned; Stop if they are not as many as expected."""
     listing = LAYOUTS[source.layout](files, source)
     for domain, images in listing.images.items():
-        count = None
-        if source.domains:
-            _, count = source.domains[domain]
-        if not images or count not in (None, len(images)):
-            raise Stop(f"{files}: domain {domain} has {len(images)} images; expected {count or 'some'}; "
-                       + "; ".join(looked_at(files, source, listing, domain)))
+        folder, expected = source.domains.get(domain, (domain, None))
+        if images and expected in (None, len(images)):
+            continue
+        counts = collections.Counter(listing.classes[label] for _, label in images)
+        fewest = [f"{c} {counts[c]}" for c in sorted(listing.classes, key=counts.__getitem__)]
+        odd = [name for name in listing.left_out + files.unread if f"/{folder}/" in f"/{name}"]
+        no_image = f"; no images: {some(odd, 3)} ({len(odd)} files)" if odd else ""
+        raise Stop(f"{files}: domain {domain} has {len(images)} images; expected {expected or 'some'}; "
+                   f"by class, in {folder}: {some(fewest, NAMED)}{no_image}")
     return listing
-
-
-def looked_at(files: ImageFiles, source: Folders, listing: Listing, domain: str) -> list[str]:
-    """Of a domain with a wrong number of images: those of each class, and the files to look at."""
-    folder, total = source.domains.get(domain, (domain, None))
-    counts = collections.Counter(label for _, label in listing.images[domain])
-    expected = source.of_class.get(domain, ())
-    of_class = []
-    if expected and sum(expected) == total:
-        for label, count in enumerate(expected):
-            if counts[label] != count:
-                of_class.append(f"{listing.classes[label]} {counts[label]} (expected {count})")
-    else:
-        fewest = sorted(range(len(listing.classes)), key=lambda label: counts[label])
-        of_class = [f"{listing.classes[label]} {counts[label]}" for label in fewest]
-    words = [f"by class, in {folder}: {some(of_class, NAMED)}"]
-    odd = {"no images": listing.left_out, "in other folders": listing.elsewhere,
-           "not to be read": files.unread}
-    for what, names in odd.items():
-        names = [name for name in names if f"/{folder}/" in f"/{name}"]
-        if names:
-            words.append(f"{what}: {some(names, 3)} ({len(names)} files)")
-    return words
 
 
 def some(names: list[str], count: int) -> str:
@@ -89,31 +73,19 @@ def in_folders(files: ImageFiles, source: Folders) -> Listing:
     for domain, (folder, _) in source.domains.items():
         of_class = files_by_class(files, f"{root}{folder}/")
         if not of_class:
-            raise Stop(f"{files}: {no_folder(files, source, folder, root)}")
+            raise Stop(no_folder(files, source, folder, root))
         images = []
         for label, c in enumerate(source.classes):
             there = of_class.get(c, [])
             names = [name for name in there if is_image(name)]
             if not names:
-                present = ", ".join(sorted(of_class))
                 raise Stop(f"{files}: domain {domain} has no images in {folder}/{c}; expected the class "
-                           f"folders {', '.join(source.classes)}, found {present}"
-                           + other_spelling(c, of_class) + not_read(files, f"{root}{folder}/{c}"))
+                           f"folders {', '.join(source.classes)}, found {', '.join(sorted(of_class))}"
+                           + not_read(files, f"{root}{folder}/{c}"))
             images += [(name, label) for name in names]
             listing.left_out += [name for name in there if not is_image(name)]
         listing.images[domain] = images
-        listing.elsewhere += out_of_place(of_class, source, f"{root}{folder}/")
     return listing
-
-
-def out_of_place(of_class: dict[str, list[str]], source: Folders, folder: str) -> list[str]:
-    """The files of a domain that are in the folder of no class, or deeper in that of one."""
-    names = []
-    for c, there in of_class.items():
-        for name in there:
-            if c not in source.classes or name.count("/") > folder.count("/") + 1:
-                names.append(name)
-    return names
 
 
 def not_read(files: ImageFiles, folder: str) -> str:
@@ -124,31 +96,16 @@ def not_read(files: ImageFiles, folder: str) -> str:
     return f"; {some(names, 3)} cannot be read: it is a link that leads nowhere, or may not be opened"
 
 
-def other_spelling(name: str, present: Iterable[str]) -> str:
-    """What to do about a folder that is there under another spelling; nothing if none is."""
-    for other in present:
-        if other != name and spelled(other) == spelled(name):
-            what = "case" if other.casefold() == name.casefold() else "spelling"
-            return f"; {other} differs from {name} in {what} alone: rename it to {name}"
-    return ""
-
-
-def spelled(name: str) -> str:
-    """A name without capitals, blanks and the signs that stand for them."""
-    return name.casefold().replace("_", "").replace("-", "").replace(" ", "")
-
-
 def no_folder(files: ImageFiles, source: Folders, folder: str, root: str) -> str:
-    """That the folder of a domain is not there, which ones are, and whether one is spelled otherwise."""
+    """That the folder of a domain is not there, and which ones are."""
     present = set()
     for name in files.inside:
         if name.startswith(root):
             present |= set(name.removeprefix(root).split("/")[:-1])
     present -= set(source.classes)
     folders = ", ".join(folder for folder, _ in source.domains.values())
-    return (f"found no folder {folder}; expected the folders {folders}, each with one folder for each class, "
-            f"found {some(sorted(present), NAMED) or 'none'}" + other_spelling(folder, present)
-            + not_read(files, f"{root}{folder}"))
+    return (f"{files}: found no folder {folder}; expected the folders {folders}, each with class folders; "
+            f"found {some(sorted(present), NAMED) or 'none'}" + not_read(files, f"{root}{folder}"))
 
 
 def root_of_domains(files: ImageFiles, source: Folders) -> str:
@@ -161,7 +118,7 @@ def root_of_domains(files: ImageFiles, source: Folders) -> str:
         if first:
             roots.add(root)
     if not roots:
-        raise Stop(f"{files}: {no_folder(files, source, folders[0], '')}")
+        raise Stop(no_folder(files, source, folders[0], ""))
     root = min(roots, key=shortest)
     return f"{root}/".removeprefix("/")
 
@@ -261,24 +218,6 @@ def images_in_list(files: ImageFiles, folder: str, table: str, labels: dict[str,
 # TerraIncognita
 
 
-@dataclass
-class Annotations:
-    """What the tables of Caltech Camera Traps say, each by the numbers that they give."""
-
-    categories: dict = field(default_factory=dict)  # category: its name
-    images: dict = field(default_factory=dict)  # image: (location, file without folder)
-    shown: set = field(default_factory=set)  # (image, category) of all animals
-
-    def add(self, table: dict) -> None:
-        """One table's content; ValueError, KeyError or TypeError if it is none."""
-        for category in table["categories"]:
-            self.categories[category["id"]] = category["name"]
-        for image in table["images"]:
-            self.images[image["id"]] = (f"location_{image['location']}", str(image["file_name"]))
-        for animal in table["annotations"]:
-            self.shown.add((animal["image_id"], animal["category_id"]))
-
-
 def in_camera_traps(files: ImageFiles, source: Folders) -> Listing:
     """TerraIncognita: dealt out to folders location_38/<class>/ by DomainBed's script, or here as it does it.
 
@@ -287,11 +226,8 @@ def in_camera_traps(files: ImageFiles, source: Folders) -> Listing:
     if any("/location_38/" in f"/{name}" for name in files.inside):
         return in_folders(files, source)
     paths = {Path(name).name: name for name in files.inside if is_image(name)}
-    annotations = read_annotations(files)
     listing = Listing(source.classes, {domain: [] for domain in source.domains})
-    for number, category in annotations.shown:
-        location, image = annotations.images.get(number, ("", ""))
-        c = annotations.categories.get(category)
+    for location, image, c in read_annotations(files):
         if location not in listing.images or c not in source.classes:
             continue
         if image not in paths:
@@ -306,18 +242,24 @@ def in_camera_traps(files: ImageFiles, source: Folders) -> Listing:
     return listing
 
 
-def read_annotations(files: ImageFiles) -> Annotations:
-    """All tables *_annotations.json together."""
-    annotations = Annotations()
+def read_annotations(files: ImageFiles) -> list[tuple[str, str, str]]:
+    """(location, file without folder, class) of all animals, from all tables *_annotations.json together."""
+    categories, images, shown = {}, {}, set()
     for name in sorted(files.inside):
         if not name.endswith("_annotations.json") or Path(name).name.startswith("."):
             continue
         try:
-            annotations.add(json.loads(files.read_table(name)))
+            table = json.loads(files.inside[name].read_bytes())
+            for category in table["categories"]:
+                categories[category["id"]] = category["name"]
+            for image in table["images"]:
+                images[image["id"]] = (f"location_{image['location']}", str(image["file_name"]))
+            for animal in table["annotations"]:
+                shown.add((animal["image_id"], animal["category_id"]))
         except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise Stop(f"{files}: {name} is no list of images, categories and annotations "
                        f"({type(e).__name__}: {e})")
-    return annotations
+    return [(*images.get(image, ("", "")), categories.get(c, "")) for image, c in shown]
 
 
 # Camelyon17 and iWildCam of WILDS

@@ -174,7 +174,7 @@ class Run:
 
     def announce(self, federation) -> None:
         """Who takes part, on a line, and each setting that differs from its default."""
-        print(f"output in {self.path}\n{federation.described()}")
+        print(f"output in {self.path}\n{described(federation)}")
         lines = differences(self.args)
         if lines:
             print("settings that differ from the defaults, by origin (all: settings.json or "
@@ -295,6 +295,20 @@ class Run:
             print(f"{self.path} holds this run, finished: {summary(self.result)}")
             record(self.args, self.result)
         return self.result
+
+
+def described(federation) -> str:
+    """4 clients (amazon, caltech, dslr, webcam), 2,025 images to train on, tested on ..."""
+    clients, targets = federation.names[:federation.K], federation.names[federation.K:]
+    words = f"{len(clients)} clients ({first_names(clients)}), {sum(federation.sizes):,} training images"
+    if targets:
+        words += f", tested on {first_names(targets)} ({federation.tested:,} images), which no client has"
+    return words
+
+
+def first_names(names: list[str]) -> str:
+    """Up to eight names."""
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def copied(value):

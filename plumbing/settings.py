@@ -509,6 +509,16 @@ def method_name(file: str | Path) -> str:
     return path.stem
 
 
+def name_and_file(Server, Client) -> tuple[str, Path]:
+    """The name by which runs of a method are known, and its file: that of Client, or of Server if Client is
+    another method's."""
+    module = Client.__module__
+    if Server.__module__ == "__main__":
+        module = "__main__"
+    file = Path(sys.modules[module].__file__).resolve()
+    return method_name(file), file
+
+
 def identity(args: Args, method: str = "", fingerprint: str = "") -> dict:
     """The values that decide the numbers of a run; two runs are the same when these are. Without `method` it
     is that of the file of `args`; `fingerprint` is of one's own images."""

@@ -1,14 +1,11 @@
 """The cache of decoded pixels: what it holds, when it is used again, and what it costs."""
 
 import io
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from plumbing import decoding
@@ -130,114 +127,31 @@ def test_only_a_whole_cache_of_the_dataset_and_size_counts(tmp_path, monkeypatch
     stops("could not download VLCS.tar.gz", load, tmp_path, "vlcs")
 
 
-def test_caches_with_the_same_images_are_one(tmp_path, monkeypatch, capsys):
-    """As those of an archive and of its unpacked folder are; the names of the files may differ."""
+def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
     cache = without_archive(tmp_path, monkeypatch)
     copy = shutil.copytree(cache, cache.with_name("vlcs-8-ffffffffffff"))
-    (copy / "files.json").write_text("{}")
-    capsys.readouterr()
-    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
-    assert f"decoded before, {cache}\n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("changed", ["pixels", "labels"])
-def test_caches_with_other_images_are_told_apart(tmp_path, monkeypatch, changed):
-    cache = without_archive(tmp_path, monkeypatch)
-    copy = shutil.copytree(cache, cache.with_name("vlcs-8-ffffffffffff"))
-    if changed == "pixels":
-        content = bytearray((copy / "sun09.npy").read_bytes())
-        content[-1] ^= 1
-        (copy / "sun09.npy").write_bytes(content)
-    else:
-        index = json.loads((copy / "index.json").read_text())
-        index["domains"]["sun09"]["labels"][0] = 1
-        (copy / "index.json").write_text(json.dumps(index))
-    message = f"VLCS.tar.gz is not in .*, and the images in the caches {cache} and {copy} differ: name"
+    message = f"VLCS.tar.gz is not in .*, and there are several caches of it .{cache}, {copy}.: name"
     stops(message, load, tmp_path, "vlcs")
-
-
-def test_a_damaged_cache_without_its_archive(tmp_path, monkeypatch, capsys):
-    """It is named, and not used where there is a whole one."""
-    cache = without_archive(tmp_path, monkeypatch)
-    whole = shutil.copytree(cache, cache.with_name("vlcs-8-ffffffffffff"))
+    shutil.rmtree(copy)
     (cache / "sun09.npy").write_bytes((cache / "sun09.npy").read_bytes()[:-9])
-    capsys.readouterr()
-    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
-    said = capsys.readouterr().err
-    assert f"vlcs: not used: the cache {cache} is damaged" in said and f"decoded before, {whole}" in said
-    shutil.rmtree(whole)
-    stops(f"VLCS.tar.gz is not in .*, and the cache {cache} is damaged", load, tmp_path, "vlcs")
-
-
-def test_a_cache_with_other_counts_is_not_used_without_its_archive(tmp_path, monkeypatch):
-    cache = without_archive(tmp_path, monkeypatch)
-    expect(monkeypatch, "vlcs", 11)
-    stops(f"the cache {cache} has 10 images of domain caltech101, expected 11", load, tmp_path, "vlcs")
+    stops(f"the cache {cache} is damaged", load, tmp_path, "vlcs")
 
 
 # Cost
 
 
-def test_reading_is_never_far_ahead_of_decoding():
-    asked, finished, ahead = [], [], []
-
-    def jobs():
-        for i in range(200):
-            asked.append(i)
-            ahead.append(len(asked) - len(finished))
-            yield (i,)
-
-    with ThreadPoolExecutor(2) as pool:
-        for result in decoding.bounded(pool, int, jobs(), 5):
-            finished.append(result)
-    assert finished == list(range(200))
-    assert 1 < max(ahead) <= 6
-
-
-def test_decoding_reads_few_images_ahead(tmp_path, monkeypatch):
+def test_few_images_are_decoded_ahead_and_a_failure_ends_it(tmp_path, monkeypatch):
     write_vlcs(tmp_path, monkeypatch)
-    bounded, limits = decoding.bounded, []
+    monkeypatch.setattr(decoding, "AHEAD", 1)
+    monkeypatch.setattr(decoding.os, "cpu_count", lambda: 2)
+    begun = []
 
-    def recorded(pool, function, jobs, ahead):
-        limits.append(ahead)
-        return bounded(pool, function, jobs, ahead)
-
-    monkeypatch.setattr(decoding, "bounded", recorded)
-    load(tmp_path, "vlcs")
-    assert limits == [4 * os.cpu_count()]
-
-
-def test_a_failure_ends_the_other_jobs():
-    started, go = [], threading.Event()
-
-    def job(i):
-        started.append(i)
-        if i == 0:
-            raise Stop("broken")
-        go.wait(1)
-
-    with ThreadPoolExecutor(1) as pool:
-        results = decoding.bounded(pool, job, ((i,) for i in range(100)), 8)
-        stops("broken", list, results)
-        go.set()
-    assert len(started) <= 3
-
-
-def test_decoded_pixels_reach_the_disk_as_it_goes(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    synced = []
-    monkeypatch.setattr(decoding, "FLUSHED", 9 * SIZE * SIZE * 3)
-    monkeypatch.setattr(os, "fdatasync", synced.append)
-    load(tmp_path, "vlcs")
-    assert len(synced) == 4 * 4 and len(set(synced)) == 4  # 4 files, after each 10 of 40 images
-
-
-def test_a_disk_that_fills_up(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    monkeypatch.setattr(os, "pwrite", lambda fd, content, at: len(content) if at < 999 else 5)
-    with pytest.raises(OSError, match="No space left on device"):
-        load(tmp_path, "vlcs")
-    assert nothing_is_left(tmp_path)
+    def failing(files, size, name):
+        begun.append(name)
+        raise Stop("broken")
+    monkeypatch.setattr(decoding, "decode_one", failing)
+    stops("broken", load, tmp_path, "vlcs")
+    assert len(begun) <= 4 and nothing_is_left(tmp_path)
 
 
 BYTES = 4 * 10 * SIZE * SIZE * 3  # of the small VLCS

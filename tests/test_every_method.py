@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import common
+from reproduce import loading
 from plumbing import linear
 from tests.conftest import (
     METHODS,
@@ -82,14 +83,14 @@ def recorded_accuracies(outcome: dict) -> dict:
 
 
 def loaded_accuracies(out: Path, which: str) -> dict:
-    """The same by the networks of `common.load_run`."""
-    args = common.load_run(out, which=which).run.args
+    """The same by the networks of `loading.load_run`."""
+    args = loading.load_run(out, which=which).run.args
     sources, targets = common.split(common.open_dataset(args), args)
     accuracies = {}
     for data in sources + targets:
         if args.protocol == "linear" and not data.unseen:
             continue
-        net = common.load_run(out, data.name, which)
+        net = loading.load_run(out, data.name, which)
         assert net.run.client == data.name and not net.training
         if args.protocol == "linear":
             accuracies[data.name] = linear_accuracies(net, data)

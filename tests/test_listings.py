@@ -1,13 +1,12 @@
 """The layouts of the datasets: each is read end to end from small archives in its official form."""
 
 import collections
-import gzip
 import json
 import tarfile
 import zipfile
 from pathlib import Path
 
-from plumbing.catalog import DOMAINNET, DOMAINNET10, DOMAINNET20, DOMAINNET_MD5, FOLDERS
+from plumbing.catalog import FOLDERS
 
 import pytest
 
@@ -28,6 +27,9 @@ from .small_datasets import (
     write_zip,
 )
 
+DOMAINNET = FOLDERS["domainnet"].classes
+DOMAINNET10 = FOLDERS["domainnet10"].classes
+DOMAINNET20 = FOLDERS["domainnet20"].classes
 NOTHING = "no file has this in its name"
 
 
@@ -46,27 +48,11 @@ def test_an_image_too_few(tmp_path, monkeypatch):
     archive = write_vlcs(tmp_path, monkeypatch)
     names = names_in(vlcs())
     names.remove("VLCS/LabelMe/dog/1.jpg")
-    write_tar(archive, pictures(names))
+    write_tar(archive, pictures(names) | {"VLCS/LabelMe/dog/1.jpg.part": b"never decoded"})
     message = "domain labelme has 9 images; expected 10; by class, in LabelMe: dog 1, bird 2, car 2, "
-    stops(message + "chair 2, person 2$", load, tmp_path, "vlcs")
-    assert nothing_is_left(tmp_path)
-
-
-def test_a_wrong_count_names_classes_and_files(tmp_path, monkeypatch):
-    """Only the classes that differ, where their counts are known."""
-    archive = write_vlcs(tmp_path, monkeypatch)
-    names = names_in(vlcs())
-    names.remove("VLCS/LabelMe/dog/1.jpg")
-    entries = pictures(names)
-    for name in ("dog/1.jpg.part", "wolf/0.jpg", "dog/old/2.jpg"):
-        entries[f"VLCS/LabelMe/{name}"] = b"never decoded"
-    entries["VLCS/SUN09/dog/x.txt"] = b"of another domain"
-    write_tar(archive, entries | pictures(f"VLCS/LabelMe/car/{i}.jpg" for i in range(9)))
-    expect(monkeypatch, "vlcs", 10, of_class={"labelme": (2, 2, 2, 2, 2)})
-    message = "domain labelme has 17 images; expected 10; by class, in LabelMe: car 9 .expected 2.; "
-    message += "no images: VLCS/LabelMe/dog/1.jpg.part .1 files.; in other folders: "
-    message += "VLCS/LabelMe/dog/old/2.jpg, VLCS/LabelMe/wolf/0.jpg .2 files.$"
+    message += "chair 2, person 2; no images: VLCS/LabelMe/dog/1.jpg.part .1 files.$"
     stops(message, load, tmp_path, "vlcs")
+    assert nothing_is_left(tmp_path)
 
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
@@ -79,20 +65,8 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
     stops("no images in SUN09/dog; .*; SUN09/dog cannot be read: it is a link", load, tmp_path, "vlcs")
     path.unlink()
     path.with_name("away").rename(path)
-    message = "domain labelme has 9 images; .*; no images: LabelMe/dog/away .1 files.; "
-    message += "not to be read: LabelMe/dog/1.jpg .1 files."
+    message = "domain labelme has 9 images; .*; no images: LabelMe/dog/away, LabelMe/dog/1.jpg .2 files."
     stops(message, load, tmp_path, "vlcs")
-
-
-@pytest.mark.parametrize("found, expected, what", [("SUN09/Dog", "SUN09/dog", "case"),
-                                                   ("sun09", "SUN09", "case"),
-                                                   ("Caltech_101", "Caltech101", "spelling")])
-def test_another_spelling_of_a_folder_is_explained(tmp_path, monkeypatch, found, expected, what):
-    archive = write_vlcs(tmp_path, monkeypatch)
-    write_tar(archive, pictures(name.replace(expected, found) for name in names_in(vlcs())))
-    other, name = Path(found).name, Path(expected).name
-    message = f"{expected}; expected .* found .*{other}.*; {other} differs from {name} in {what} alone: "
-    stops(message + f"rename it to {name}$", load, tmp_path, "vlcs")
 
 
 def test_a_class_without_images(tmp_path, monkeypatch):
@@ -102,13 +76,6 @@ def test_a_class_without_images(tmp_path, monkeypatch):
     message += "bird, car, chair, dog, person, found bird, car, chair, person, wolf$"
     stops(message, load, tmp_path, "vlcs")
     assert nothing_is_left(tmp_path)
-
-
-def test_a_folder_of_a_class_with_other_files(tmp_path, monkeypatch):
-    archive = write_vlcs(tmp_path, monkeypatch)
-    entries = pictures(name for name in names_in(vlcs()) if "Caltech101/dog/" not in name)
-    write_tar(archive, entries | {"VLCS/Caltech101/dog/note.txt": b"x", "VLCS/Caltech101/note.txt": b"x"})
-    stops("no images in Caltech101/dog; .*, found bird, car, chair, dog, person$", load, tmp_path, "vlcs")
 
 
 def test_the_outermost_folders_are_the_domains(tmp_path, monkeypatch):
@@ -151,11 +118,6 @@ def test_officehome(tmp_path, monkeypatch):
     check(load(tmp_path, "officehome"), officehome(), classes)
 
 
-def test_officehome_without_one_class(tmp_path, monkeypatch):
-    write_officehome(tmp_path, monkeypatch, without="Real World/TV/")
-    stops("domain real_world has no images in Real World/TV", load, tmp_path, "officehome")
-
-
 def test_officehome_unpacked(tmp_path, monkeypatch):
     """The folder comes before the archive, as it is and once it is complete."""
     archive = write_officehome(tmp_path, monkeypatch, without="Real World/TV/")
@@ -178,7 +140,7 @@ LISTED = sorted({*DOMAINNET10, *DOMAINNET20, "axe"})
 def domainnet_zips() -> dict[str, dict[str, bytes]]:
     """{domain: entries of its zip}: three images of each class, of which the third is in no list."""
     zips = {}
-    for domain in DOMAINNET_MD5:
+    for domain in FOLDERS["domainnet"].domains:
         zips[domain] = {}
         for c in LISTED:
             names = [f"{domain}/{c}/{domain}_{i}.jpg" for i in range(3)]
@@ -193,7 +155,7 @@ def domainnet_zips() -> dict[str, dict[str, bytes]]:
 def domainnet_lists() -> dict[str, list[str]]:
     """{name of a list: its lines}: an image of each class in each."""
     lists = {}
-    for domain in DOMAINNET_MD5:
+    for domain in FOLDERS["domainnet"].domains:
         for i, part in enumerate(("train", "test")):
             lines = [f"{domain}/{c}/{domain}_{i}.jpg {DOMAINNET.index(c)}" for c in LISTED]
             lists[f"{domain}_{part}.txt"] = lines
@@ -214,7 +176,7 @@ def write_domainnet(folder: Path) -> None:
 
 def in_domainnet(classes: tuple[str, ...]) -> Images:
     images = {}
-    for domain in DOMAINNET_MD5:
+    for domain in FOLDERS["domainnet"].domains:
         images[domain] = []
         for c in classes:
             images[domain] += [(f"{domain}/{c}/{domain}_0.jpg", c), (f"{domain}/{c}/{domain}_1.jpg", c)]
@@ -266,22 +228,12 @@ def test_a_list_that_is_wrong(tmp_path, monkeypatch, change, message):
     assert nothing_is_left(tmp_path)
 
 
-def test_a_class_in_no_list(tmp_path, monkeypatch):
-    expect(monkeypatch, "domainnet10", 20)
-    write_domainnet(tmp_path / "archives")
-    for name, lines in domainnet_lists().items():
-        write_lists(tmp_path / "archives", {name: [line for line in lines if "/tiger/" not in line]})
-    message = "the lists of domain clipart name no image of tiger; get them again"
-    stops(message, load, tmp_path, "domainnet10")
-    assert nothing_is_left(tmp_path)
-
-
 def test_one_of_many_archives_is_bad(tmp_path, monkeypatch):
     expect(monkeypatch, "domainnet10", 20)
     write_domainnet(tmp_path / "archives")
     archive = tmp_path / "archives" / "sketch.zip"
     archive.write_bytes(archive.read_bytes()[:999])
-    stops("sketch.zip is no whole zip archive", load, tmp_path, "domainnet10")
+    stops("sketch.zip is no whole archive", load, tmp_path, "domainnet10")
     write_zip(archive, domainnet_zips()["sketch"] | {"../evil.jpg": b"x"})
     stops("the entry ../evil.jpg leads outside the folder", load, tmp_path, "domainnet10")
     assert nothing_is_left(tmp_path)
@@ -367,21 +319,12 @@ def test_terrainc_as_domainbeds_script_deals_it_out(tmp_path, monkeypatch):
     check(load(tmp_path, "terrainc"), in_terra(), TERRA)
 
 
-def test_terrainc_without_an_image(tmp_path, monkeypatch):
-    write_terra(tmp_path, monkeypatch, terra_tables(), without="43-dog")
-    message = "the annotations name 43-dog.jpg, which is in no archive; "
-    message += "get eccv_18_all_images_sm.tar.gz again"
-    stops(message, load, tmp_path, "terrainc")
-    assert nothing_is_left(tmp_path)
-
-
-@pytest.mark.parametrize("content, error", [(b'{"images": []}', "KeyError: 'categories'"),
-                                            (b"[" * 100000, "RecursionError: ")])
-def test_terrainc_with_a_table_that_is_none(tmp_path, monkeypatch, content, error):
-    write_terra(tmp_path, monkeypatch, terra_tables())
-    archive = tmp_path / "archives" / "eccv_18_annotations.tar.gz"
-    write_tar(archive, {"train_annotations.json": content})
-    message = f"train_annotations.json is no list of images, categories and annotations .{error}"
+@pytest.mark.parametrize("change, message", [
+    ({"trans_val_annotations.json": {"images": []}}, "is no list of images, categories .*KeyError: 'categor"),
+    ({}, "the annotations name 100-bird.jpg, which is in no archive; get eccv"),
+])
+def test_terrainc_with_a_table_that_is_wrong(tmp_path, monkeypatch, change, message):
+    write_terra(tmp_path, monkeypatch, terra_tables() | change, without="100-bird")
     stops(message, load, tmp_path, "terrainc")
     assert nothing_is_left(tmp_path)
 
@@ -455,7 +398,7 @@ def test_camelyon17_unpacked(tmp_path, monkeypatch):
 @pytest.mark.parametrize("columns, message", [
     (COLUMNS.replace("tumor", "tumour"),
      "metadata.csv has no column tumor; expected patient, node, x_coord, .*, found , patient, node"),
-    (COLUMNS.replace(",split", ""), "line 2 of metadata.csv has 9 values; expected 8"),
+    (COLUMNS.replace(",split", ""), "line 2 of metadata.csv has not 8 values"),
     ("patient,node,x_coord,y_coord,slide,tumor,center,split",  # 2 is no label
      "of center 2 with tumor 2; expected a patch that is there, a center of 0, 1, 2, 3, 4, and 0 or 1; get")])
 def test_a_table_that_is_wrong(tmp_path, monkeypatch, columns, message):
@@ -464,37 +407,10 @@ def test_a_table_that_is_wrong(tmp_path, monkeypatch, columns, message):
     assert nothing_is_left(tmp_path)
 
 
-def test_an_archive_that_ends_in_its_table(tmp_path, monkeypatch):
-    archive = write_camelyon(tmp_path, monkeypatch)
-    content = gzip.decompress(archive.read_bytes())
-    archive.write_bytes(gzip.compress(content[:content.index(b",patient,") + 20]))
-    stops("camelyon17_v1.0.tar.gz is no whole tar archive", load, tmp_path, "camelyon17")
-    assert nothing_is_left(tmp_path)
-
-
-def test_a_table_with_a_quote_that_is_not_closed(tmp_path, monkeypatch):
-    write_camelyon(tmp_path, monkeypatch, COLUMNS + '\n"' + "x" * 200000)
-    stops("metadata.csv is no csv table .*get it again", load, tmp_path, "camelyon17")
-    assert nothing_is_left(tmp_path)
-
-
 def test_camelyon17_without_a_patch(tmp_path, monkeypatch):
     name = "patches/patient_020_node_1/patch_patient_020_node_1_x_9_y_7.png"
     write_camelyon(tmp_path, monkeypatch, without=name)
     stops(f"names {name} of center 1 .*expected a patch that is there", load, tmp_path, "camelyon17")
-    assert nothing_is_left(tmp_path)
-
-
-def test_camelyon17_with_another_count(tmp_path, monkeypatch):
-    write_camelyon(tmp_path, monkeypatch, count=5)
-    stops("domain hospital_0 has 4 images; expected 5", load, tmp_path, "camelyon17")
-    assert nothing_is_left(tmp_path)
-
-
-def test_camelyon17_without_its_table(tmp_path, monkeypatch):
-    archive = write_camelyon(tmp_path, monkeypatch)
-    write_tar(archive, {"patches/x.png": b""})
-    stops("found no metadata.csv, which says what each image shows", load, tmp_path, "camelyon17")
     assert nothing_is_left(tmp_path)
 
 

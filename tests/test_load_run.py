@@ -1,4 +1,4 @@
-"""The network of a run by `common.load_run`: whose it is, without images, of unfinished runs, what is
+"""The network of a run by `loading.load_run`: whose it is, without images, of unfinished runs, what is
 refused. That it has the recorded accuracies: test_every_method.py."""
 
 import json
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import common
+from reproduce import loading
 from plumbing.errors import Stop
 from plumbing.files import load_file
 from tests.conftest import interrupted, run_here
@@ -42,13 +43,13 @@ def same(a: dict, b: dict) -> bool:
 
 def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
     folder = runs / "fdse-lodo"
-    assert common.load_run(folder).run.client == "d0"  # the left-out domain
-    assert common.load_run(folder, 5).run.client == "d0"
-    assert common.load_run(folder, "2").run.client == "d45"
-    assert common.load_run(folder, "d75").run.client == "d75"
-    assert common.load_run(runs / "fdse-indomain").run.client == "d0"  # the first
-    by_name, other = states(common.load_run(folder, "d45")), states(common.load_run(folder, "d75"))
-    assert same(states(common.load_run(folder, 2)), by_name)
+    assert loading.load_run(folder).run.client == "d0"  # the left-out domain
+    assert loading.load_run(folder, 5).run.client == "d0"
+    assert loading.load_run(folder, "2").run.client == "d45"
+    assert loading.load_run(folder, "d75").run.client == "d75"
+    assert loading.load_run(runs / "fdse-indomain").run.client == "d0"  # the first
+    by_name, other = states(loading.load_run(folder, "d45")), states(loading.load_run(folder, "d75"))
+    assert same(states(loading.load_run(folder, 2)), by_name)
     assert not same(by_name, other)
 
 
@@ -56,23 +57,23 @@ def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
 def test_an_unknown_client(runs, client):
     known = "is no client of this run; it has d15, d30, d45, d60, d75, d0 .or their numbers, 0 to 5."
     with pytest.raises(Stop, match=known) as stopped:
-        common.load_run(runs / "fdse-lodo", client)
+        loading.load_run(runs / "fdse-lodo", client)
     assert stopped.value.code == 2
 
 
 def test_what_is_known_of_it(runs):
-    run = common.load_run(runs / "fedavg-indomain", "d30", "last").run
+    run = loading.load_run(runs / "fedavg-indomain", "d30", "last").run
     assert (run.client, run.round, run.channels, run.classes) == ("d30", 2, 1, tuple("0123456789"))
     assert (run.args.image_size, run.args.normalize, run.args.device) == (28, "unit", "cpu")
     pixels = torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8)
     assert torch.equal(run.inputs(pixels), pixels.float() / 255)
     best = json.loads((runs / "fedavg-indomain" / "result.json").read_text())["best"]["round"]
-    assert common.load_run(runs / "fedavg-indomain").run.round == best
+    assert loading.load_run(runs / "fedavg-indomain").run.round == best
 
 
 def test_inputs_are_normalized_as_in_the_run():
     args = common.Args(normalize="imagenet", device="cpu")
-    run = common.Trained(args, "a", 1, ("x", "y"), 3)
+    run = loading.Trained(args, "a", 1, ("x", "y"), 3)
     pixels = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
     normalized = run.inputs(pixels)[0, :, 0, 0].tolist()
     assert normalized == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225])
@@ -82,13 +83,13 @@ def test_inputs_are_normalized_as_in_the_run():
                                     torch.zeros(1, 3, 32, 28, dtype=torch.uint8),
                                     torch.zeros(3, 28, 28, dtype=torch.uint8)])
 def test_other_pixels_are_refused(pixels):
-    run = common.Trained(common.Args(device="cpu"), "a", 1, ("x", "y"), 3)
+    run = loading.Trained(common.Args(device="cpu"), "a", 1, ("x", "y"), 3)
     with pytest.raises(Stop, match="uint8 of the shape .N, 3, 28, 28., as this run's images are"):
         run.inputs(pixels)
 
 
 def test_without_labels_it_gives_representations(tmp_path_factory):
-    net = common.load_run(unlabelled_runs(tmp_path_factory) / "paper")  # has no best.pt
+    net = loading.load_run(unlabelled_runs(tmp_path_factory) / "paper")  # has no best.pt
     x = net.run.inputs(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
     assert net.run.client == "d0" and net.run.round == 3
     assert net(x).shape == net.features(x).shape
@@ -99,9 +100,9 @@ def test_without_labels_it_gives_representations(tmp_path_factory):
 
 def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
     for name, client in (("fedavg-indomain", 3), ("fedavg-lodo", "d0"), ("fdse-lodo", "d15")):
-        common.load_run(runs / name, client)
+        loading.load_run(runs / name, client)
     with pytest.raises(Stop, match="asked for images"):
-        common.load_run(runs / "fdse-lodo", "d0")
+        loading.load_run(runs / "fdse-lodo", "d0")
 
 
 def test_weights_that_a_run_started_from_need_not_be_there(tmp_path):
@@ -109,7 +110,7 @@ def test_weights_that_a_run_started_from_need_not_be_there(tmp_path):
     torch.save(donor, tmp_path / "weights.pt")
     run_here("fedavg", tmp_path / "run", "--weights", tmp_path / "weights.pt")
     (tmp_path / "weights.pt").unlink()
-    assert common.load_run(tmp_path / "run").run.round > 0
+    assert loading.load_run(tmp_path / "run").run.round > 0
 
 
 # Unfinished runs
@@ -117,14 +118,14 @@ def test_weights_that_a_run_started_from_need_not_be_there(tmp_path):
 
 def test_of_an_unfinished_run(tmp_path, monkeypatch):
     interrupted("fdse", monkeypatch, tmp_path, "--rounds", 4, "--checkpoint-every", 0, after=2)
-    last = common.load_run(tmp_path, "d15", "last")
+    last = loading.load_run(tmp_path, "d15", "last")
     saved = load_file(tmp_path / "checkpoint.pt", "checkpoint")
     assert last.run.round == saved["round"] == 2
     best = torch.load(tmp_path / "best.pt", weights_only=True)
-    assert common.load_run(tmp_path).run.round == best["round"]
+    assert loading.load_run(tmp_path).run.round == best["round"]
     (tmp_path / "best.pt").unlink()
     with pytest.raises(Stop, match="has no best.pt.* the last round's is there .which=.last"):
-        common.load_run(tmp_path)
+        loading.load_run(tmp_path)
 
 
 # What is refused
@@ -135,10 +136,10 @@ def test_no_folder_of_a_run(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         message = "has no state of a run: expected an output folder with checkpoint.pt"
         with pytest.raises(Stop, match=message) as stopped:
-            common.load_run(folder)
+            loading.load_run(folder)
         assert stopped.value.code == 2
     with pytest.raises(Stop, match="which is 'first'; expected best or last"):
-        common.load_run(tmp_path, which="first")
+        loading.load_run(tmp_path, which="first")
 
 
 class Runs:
@@ -155,7 +156,7 @@ def test_a_file_that_is_no_state_or_could_run_code(runs, tmp_path, monkeypatch, 
     if content is not None:
         torch.save(content, folder / "best.pt")
     with pytest.raises(Stop, match="best.pt (cannot be read|is no whole checkpoint)"):
-        common.load_run(folder)
+        loading.load_run(folder)
     assert not Path("was_run").exists()
 
 
@@ -165,7 +166,7 @@ def test_a_state_of_another_network(runs, tmp_path):
     del saved["server"]["w"]["head.bias"]
     torch.save(saved, tmp_path / "a" / "best.pt")
     with pytest.raises(Stop, match="does not fit fedavg as it is now"):
-        common.load_run(tmp_path / "a")
+        loading.load_run(tmp_path / "a")
 
 
 def test_a_run_by_other_code(runs, tmp_path):
@@ -176,7 +177,7 @@ def test_a_run_by_other_code(runs, tmp_path):
         saved["code"][0]["files"]["common.py"] = "0123"
         torch.save(saved, tmp_path / "a" / name)
     with pytest.raises(Stop, match="a run by other code .common.py.: .*--any-code goes on") as stopped:
-        common.load_run(tmp_path / "a")
+        loading.load_run(tmp_path / "a")
     assert stopped.value.code == 2
-    expected = states(common.load_run(runs / "fedavg-indomain"))
-    assert same(states(common.load_run(tmp_path / "a", any_code=True)), expected)
+    expected = states(loading.load_run(runs / "fedavg-indomain"))
+    assert same(states(loading.load_run(tmp_path / "a", any_code=True)), expected)

@@ -1,21 +1,77 @@
-"""Several seeds of one command: a run of each, and the mean and deviation of their accuracies."""
+"""Several runs of one command: those of its seeds and targets, and what is said of their accuracies."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import write_json
 from plumbing.runfolder import digest_of
-from plumbing.settings import Args, identity, seed_numbers
+from plumbing.settings import Args, changed, identity, seed_numbers
 
 from tabulate import tabulate
 
 HEADS = {"best": "best validation round", "last": "last round"}
+
+
+def targets_of(settings: Args, names: list[str]) -> list[str]:
+    """The domains that a run evaluates without training on them. Stop if the flags name a domain that there
+    is not."""
+    sources = settings.sources.split(",") if settings.sources else []
+    wrong = [("--target", settings.target)] if settings.target not in ("all", *names) else []
+    wrong += [("--sources", name) for name in sources if name not in names]
+    for flag, name in wrong:
+        raise Stop(f"{flag} {name} is not a domain of {settings.dataset}; its domains are "
+                   f"{', '.join(names)}", 2)
+    if settings.protocol == "indomain":
+        if settings.target != "all":
+            raise Stop(f"--target {settings.target} goes with --protocol lodo; the protocol is "
+                       f"{settings.protocol}", 2)
+        return []
+    rest = [name for name in names if name not in sources] if sources else names
+    if not rest or len(set(sources)) < len(sources) or settings.target in sources:
+        raise Stop(f"--sources {settings.sources} leaves no target: expected some of {', '.join(names)}, "
+                   "each once, and a --target that is none of them", 2)
+    return rest if settings.target == "all" else [settings.target]
+
+
+def expand_seeds(settings: Args) -> Iterator[Args]:
+    """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
+    if not settings.seeds:
+        yield settings
+    for seed in seed_numbers(settings.seeds):
+        out = str(Path(settings.out) / f"s{seed}") if settings.out else ""
+        of_seed = dataclasses.replace(settings, seed=seed, seeds="", out=out)
+        of_seed.origins = settings.origins | {"seed": "flag", "seeds": "default"}
+        yield of_seed
+
+
+def expand_targets(settings: Args, names: list[str]) -> Iterator[Args]:
+    """The settings of each run of `--target all`; its output is a folder in `--out`. With --sources one run
+    evaluates all targets."""
+    targets = targets_of(settings, names)
+    if settings.protocol == "indomain" or settings.target != "all" or settings.sources:
+        yield settings
+        return
+    for target in targets:
+        out = str(Path(settings.out) / target) if settings.out else ""
+        yield changed(settings, target=target, out=out)
+
+
+def show_targets(method: str, settings: Args, results: list[dict]) -> None:
+    """A line with the accuracy on each left-out domain, if there are several."""
+    if len(results) < 2:
+        return
+    accuracies = {result["args"]["target"]: 100 * result["best"]["target"] for result in results}
+    each = "  ".join(f"{name} {accuracy:.2f}" for name, accuracy in accuracies.items())
+    print(f"{method} on {settings.dataset}, accuracy on each left-out domain (%): {each}  "
+          f"mean {statistics.mean(accuracies.values()):.2f}")
 
 
 def summary_file(args: Args, method: str) -> Path:

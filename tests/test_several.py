@@ -4,7 +4,7 @@ import json
 import statistics
 
 import common
-from plumbing import seeds
+from plumbing import several
 from tests.conftest import fails, metrics, parsed, run_all, script, start
 from tests.test_common import Clock, guessing
 
@@ -58,8 +58,8 @@ def test_mean_and_deviation_at_the_end(tmp_path, capsys):
     results = run_guessing([3, 8], "--rounds", "2", "--out", tmp_path, "--seeds", "0,1,2")
     *_, heading, heads, of_all, of_mean = capsys.readouterr().out.splitlines()
     file = tmp_path / "seeds.json"
-    assert heading == ("test_common on digits, seeds 0, 1, 2: accuracy (%), mean +- sample deviation over the "
-                       f"seeds; in {file}")
+    assert heading == ("test_common on digits, seeds 0, 1, 2: accuracy (%), mean +- sample deviation over "
+                       f"the seeds; in {file}")
     assert heads.split() == ["best", "validation", "round", "last", "round"]
     shown = []
     for which in ("best", "last"):
@@ -100,14 +100,14 @@ def test_without_labels_there_is_no_best_round(capsys):
     for seed, more in ((0, 0.0), (1, 0.2)):
         first = of_target("a", {"0.1": 0.2 + more, "0.3": 0.5})
         runs[seed] = [first, of_target("b", {"0.1": 0.4, "0.3": 0.7})]
-    found = seeds.over_seeds(runs)
+    found = several.over_seeds(runs)
     assert list(found) == ["a, 10% of the labels", "a, 30% of the labels", "b, 10% of the labels",
                            "b, 30% of the labels", "mean, 10% of the labels", "mean, 30% of the labels"]
     assert list(found["a, 10% of the labels"]) == ["last"]
     assert found["mean, 10% of the labels"]["last"]["mean"] == pytest.approx(0.35)
-    assert seeds.percent(found["a, 10% of the labels"]["last"]) == "30.00 +- 14.14"
-    alone = seeds.over_seeds({0: runs[0]})
-    assert seeds.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
+    assert several.percent(found["a, 10% of the labels"]["last"]) == "30.00 +- 14.14"
+    alone = several.over_seeds({0: runs[0]})
+    assert several.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
 
 
 def test_one_left_out_domain_stands_beside_all_and_avg(tmp_path):
@@ -122,7 +122,7 @@ def test_the_file_beside_the_runs_is_of_these_seeds_and_settings(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     names = set()
     for flags in (["--seeds", "0,1"], ["--seeds", "0,2"], ["--seeds", "0,1", "--lr", "0.3"]):
-        name = str(seeds.summary_file(parsed("fedavg", *flags), "fedavg"))
+        name = str(several.summary_file(parsed("fedavg", *flags), "fedavg"))
         assert name.startswith("runs/fedavg-digits-indomain-paper-seeds-")
         names.add(name)
     assert len(names) == 3

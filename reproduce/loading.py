@@ -1,0 +1,108 @@
+"""The network of a run, from its output folder: of any method, finished or not."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import common
+from common import Args, ClientData, Data, Dataset, Federation, Stop
+from plumbing.processes import prepare
+from plumbing.trained import read_run, settings_from
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Trained:
+    """What is known of a network that `load_run` returns, as `net.run`."""
+
+    args: Args  # of the run; `args.image_size` and `args.normalize` say how images are prepared
+    client: str
+    round: int
+    classes: tuple[str, ...]  # in the order of the outputs
+    channels: int  # 1: gray, 3: RGB
+
+    def inputs(self, pixels: Tensor) -> Tensor:
+        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them.
+        Stop if they are others."""
+        expected = (self.channels, self.args.image_size, self.args.image_size)
+        if pixels.dtype != torch.uint8 or pixels.shape[1:] != expected:
+            raise Stop(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as this "
+                       f"run's images are; found {pixels.dtype} of the shape {tuple(pixels.shape)}", 2)
+        whole = torch.arange(len(pixels))
+        data = Data(pixels, whole, torch.zeros_like(whole), self.args.device, self.args.normalize)
+        x, _ = data.batch(whole)
+        return x
+
+
+def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",
+             data: str = "data", archives: str = "", any_code: bool = False) -> nn.Module:
+    """The network that a client is tested with, in eval mode, from the output folder of a run of any method,
+    finished or not; what is known of it is in `net.run`, see `Trained`.
+
+    `client` is its name or number; None is the left-out domain, or the first client where none is left out.
+    `which` is best (validation round) or last; without labels the last one is taken, and the outputs are
+    representations in the place of logits. The images are needed only for a network that adapts to those of
+    the left-out domain; `data` and `archives` say where they are, as the flags of a run. Stop if the folder
+    holds no run, or one by other code without `any_code`.
+    """
+    fed, saved = rebuilt(folder, which, client, device, data, archives, any_code)
+    k = number_of(client, fed.names, fed.K)
+    net = common.tested_model(fed, k, saved["round"]).eval()
+    net.run = Trained(fed.settings, fed.names[k], saved["round"], fed.dataset.classes, fed.channels)
+    return net
+
+
+def rebuilt(folder, which: str, client: str | int | None, device: str, data: str, archives: str,
+            any_code: bool) -> tuple[Federation, dict]:
+    """Server and clients of a finished run, for what `load_run` says, and the state they have. They have no
+    images where the network of `client` needs none."""
+    saved = read_run(folder, which)
+    module, settings = settings_from(saved, device, data, archives, any_code)
+    settings.weights = "none"  # the state has all of them
+    prepare(settings)
+    build = getattr(module, "build", common.backbone)
+    told = saved["data"]
+    try:
+        names = told["clients"] + told["targets"]
+        k = number_of(client, names, len(told["clients"]))
+        adapts = any(f.metadata["at_test"] for f in dataclasses.fields(settings))
+        if k >= len(told["clients"]) and adapts:
+            dataset = common.open_dataset(settings)
+            if dataset.fingerprint and not saved["identity"]["dataset"].endswith(dataset.fingerprint):
+                raise Stop(f"the images in {settings.dataset} are not those of the run in {folder} (by their "
+                           "names, sizes and times): put those back, or run it anew", 2)
+            fed = common.federation(module.Server, module.Client, settings, build, dataset)
+        else:
+            fed = without_images(module, settings, build, **told)
+        fed.restore(saved)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
+        why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
+        raise Stop(f"the state in {folder} does not fit {module.__name__} as it is now ({why})", 2)
+    return fed, saved
+
+
+def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],
+                   channels: int) -> Federation:
+    """Server and clients without any image, for what needs none."""
+    shape = (channels, settings.image_size, settings.image_size)
+    images, none = torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.long)
+    part = Data(images, none, none, settings.device, settings.normalize)
+    sources = [ClientData(name, part, part, part) for name in clients]
+    unseen = [ClientData(name, part, part, part, unseen=True) for name in targets]
+    dataset = Dataset([], tuple(classes))
+    return common.assembled(module.Server, module.Client, settings, build, dataset, sources, unseen, shape)
+
+
+def number_of(client: str | int | None, names: list[str], K: int) -> int:
+    """The number of a client by its name or number; None: the left-out domain's, or else the first one's."""
+    if client is None:
+        return K if len(names) > K else 0
+    if client in names:
+        return names.index(client)
+    if str(client).isdecimal() and int(client) < len(names):
+        return int(client)
+    raise Stop(f"{client!r} is no client of this run; it has {', '.join(names)} (or their numbers, 0 to "
+               f"{len(names) - 1})", 2)
