@@ -7,7 +7,7 @@
 # --archives FOLDER   folder with the archive of Office-Caltech10; without it the steps that need it are left out
 # --data FOLDER       folder of the decoded cache (data)
 # --device NAME       cuda (default), or cpu with --quick
-# --seconds N         all of it together (600)
+# --seconds N         for all of it (600)
 # --tables FOLDER     tables of the last step (tables)
 # --quick             digits in the place of Office-Caltech10, smoke scale, one round of each figure
 #
@@ -100,9 +100,9 @@ step tests 120 env GPU_TESTS_ON="$device" "$python" -m pytest -m gpu -n 0 -vv -r
     tests/test_errors.py tests/test_augment.py tests/test_gpu.py "${few[@]}"
 
 # 2. Seconds of a round beside bare arithmetic.
-every=(--every --rounds 3)
-[ -z "$quick" ] || every=(--every --rounds 1 --steps 1)
-step every 60 "$python" -m bench.bench "${every[@]}" "${on_device[@]}" --out "$out/every.json"
+methods=(--methods --rounds 3)
+[ -z "$quick" ] || methods=(--methods --rounds 1 --steps 1)
+step methods 60 "$python" -m bench.bench "${methods[@]}" "${on_device[@]}" --out "$out/methods.json"
 has_office=""
 if [ -n "$archives" ] && [ -n "$(find "$archives" -maxdepth 1 -iname 'Office*Caltech*' -print -quit)" ]; then
     has_office=yes
@@ -128,12 +128,7 @@ for method in fedavg fdse; do
     fi
 done
 
-# 4. How many runs pay on one device.
-jobs=(--jobs 1,2,4,8)
-[ -z "$quick" ] || jobs=(--jobs 1,2 --rounds 1 --images 20 --size 64)
-step together 60 "$python" -m bench.together "${jobs[@]}" "${on_device[@]}" --out "$out/together.json"
-
-# 5. Cells of FDSE's Table 1, the cheapest first, until the time is over.
+# 4. Cells of FDSE's Table 1, the cheapest first, until the time is over.
 if [ -n "$quick" ]; then
     step table 300 "$python" reproduce_tables.py --run --scale smoke "${gpus[@]}" "${folders[@]}" --tables "$tables" \
         --records "$out/runs.jsonl" --out "$out/results"

@@ -19,7 +19,6 @@ this repository.
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -32,10 +31,10 @@ from pathlib import Path
 
 import common
 import fedavg
-from bench.bench import Ours, described, now, refuse_another_device, usual
+from bench.bench import described, now, office_clients, office_words, ours
 from plumbing.archives import find_archive
 from plumbing.catalog import FOLDERS
-from plumbing.errors import Stop, ending
+from plumbing.errors import Stop
 from plumbing.files import write_json
 from plumbing.provenance import provenance
 from plumbing.results import command
@@ -54,13 +53,9 @@ CLASSES = 10
 # What all of them train
 
 
-def arguments(flags, precision: str = "fp32", out: str = ""):
+def arguments(flags):
     """The arguments of our run of the same training."""
-    words = ["--dataset", "officecaltech", "--device", flags.device, "--precision", precision]
-    words += ["--image-size", str(flags.size), "--data", flags.data, "--archives", flags.archives]
-    if out:
-        words += ["--out", out, "--checkpoint-every", "0"]
-    return fedavg.arguments(words)
+    return fedavg.arguments(office_words(flags, "fp32", Path("unused")))
 
 
 def network(flags) -> nn.Module:
@@ -79,6 +74,34 @@ def read_client(folder: Path, k: int) -> tuple[Tensor, Tensor]:
     """Client k's images float32 [n, 3, H, W] in [0, 1] and labels int64 [n]."""
     with np.load(folder / f"{k}.npz") as file:
         return torch.from_numpy(file["x"]).float().div_(255), torch.from_numpy(file["y"])
+
+
+def usual(args, clients: list[common.ClientData], folder: Path) -> float:
+    """Seconds of a round of the usual pipeline: four ImageFolders, DataLoaders with two workers, fp32."""
+    from torchvision import datasets, transforms
+    resize = transforms.Resize((args.image_size, args.image_size))
+    transform = transforms.Compose([resize, transforms.ToTensor()])
+    images = {}
+    for domain, (name, _) in FOLDERS["officecaltech"].domains.items():
+        images[domain] = datasets.ImageFolder(next(folder.rglob(name)), transform)
+    net = common.backbone(args, 3, CLASSES).to(args.device)
+    started = now(args.device)
+    for client in clients:
+        subset = torch.utils.data.Subset(images[client.name], client.train.index.tolist())
+        train_epoch(net, subset, args, workers=2)
+    return now(args.device) - started
+
+
+def train_epoch(net: nn.Module, data, args, workers: int = 0) -> None:
+    """An epoch of plain SGD on a data set of pairs."""
+    net.train()
+    loader = torch.utils.data.DataLoader(data, args.batch_size, shuffle=True, num_workers=workers)
+    opt = torch.optim.SGD(net.parameters(), lr=args.lr)
+    for images, labels in loader:
+        loss = nn.functional.cross_entropy(net(images.to(args.device)), labels.to(args.device))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
 
 
 # One framework each: the seconds of the second round. They run in processes of their own
@@ -105,7 +128,7 @@ def pfllib(flags, folder: Path) -> float:
                 raise AttributeError(name)
             return 0
 
-    args = fedavg.arguments(["--dataset", "officecaltech", "--device", flags.device])
+    args = arguments(flags)
     settings = Settings(
         model=network(flags).to(flags.device), device=flags.device, dataset="office", algorithm="FedAvg",
         num_classes=CLASSES, num_clients=flags.clients, global_rounds=ROUNDS, local_epochs=1,
@@ -142,7 +165,7 @@ def flower(flags, folder: Path) -> float:
             names = self.net.state_dict().keys()
             arrays = {name: torch.from_numpy(array.copy()) for name, array in zip(names, parameters)}
             self.net.load_state_dict(arrays)
-            train_epoch(self.net, self.x, self.y, args)
+            train_epoch(self.net, torch.utils.data.TensorDataset(self.x, self.y), args)
             return [value.cpu().numpy() for value in self.net.state_dict().values()], len(self.y), {}
 
     def server_of(context):
@@ -159,18 +182,6 @@ def flower(flags, folder: Path) -> float:
     run_simulation(ServerApp(server_fn=server_of), ClientApp(client_fn=client_of), flags.clients,
                    backend_config={"client_resources": resources})
     return ends[1] - ends[0]
-
-
-def train_epoch(net: nn.Module, x: Tensor, y: Tensor, args) -> None:
-    """An epoch of plain SGD on images x [n, 3, H, W] and labels y [n]."""
-    net.train()
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), args.batch_size, shuffle=True)
-    opt = torch.optim.SGD(net.parameters(), lr=args.lr)
-    for images, labels in loader:
-        loss = nn.functional.cross_entropy(net(images.to(args.device)), labels.to(args.device))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
 
 
 def flgo(flags, folder: Path) -> float:
@@ -251,18 +262,6 @@ def flgo(flags, folder: Path) -> float:
 
 
 PEERS = {"pfllib": pfllib, "flgo": flgo, "flower": flower}
-LIBRARIES = {"flgo": ("flgo", "flgo"), "flower": ("flwr", '"flwr[simulation]"')}  # its name here, and to pip
-
-
-def refuse_missing(flags) -> None:
-    """Stop if a framework that is asked for is not there."""
-    for name in flags.peers:
-        if name == "pfllib":
-            if not (Path(flags.pfllib or "nowhere") / "system" / "flcore").is_dir():
-                raise Stop(f"--with pfllib needs --pfllib, a git clone of github.com/TsingZ0/PFLlib; found "
-                           f"{flags.pfllib or 'none'}", 2)
-        elif importlib.util.find_spec(LIBRARIES[name][0]) is None:
-            raise Stop(f"--with {name} needs it installed: pip install {LIBRARIES[name][1]}", 2)
 
 
 # The command
@@ -271,21 +270,21 @@ def refuse_missing(flags) -> None:
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--archives", default="", help="folder with the Office-Caltech10 archive")
-    parser.add_argument("--data", default="data", help="folder of the decoded cache (default: data)")
-    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
-    parser.add_argument("--size", type=int, default=224, help="height and width of the images (default: 224)")
-    parser.add_argument("--with", dest="peers", default="", help=f"frameworks, some of {','.join(PEERS)}")
-    parser.add_argument("--pfllib", default="", help="folder of a clone of PFLlib")
-    parser.add_argument("--out", default="", help="JSON file for the figures")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
-    parser.add_argument("--clients", type=int, default=4, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--archives", default="", help="folder with the Office-Caltech10 archive")
+    add("--data", default="data", help="folder of the decoded cache (default: data)")
+    add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
+    add("--size", type=int, default=224, help="height and width of the images (default: 224)")
+    add("--with", dest="peers", default="", help=f"frameworks, some of {','.join(PEERS)}")
+    add("--pfllib", default="", help="folder of a clone of PFLlib")
+    add("--out", default="", help="JSON file for the figures")
+    add("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
+    add("--clients", type=int, default=4, help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)
-    flags.device = choose_device(flags.device)
     flags.peers = [name for name in flags.peers.split(",") if name]
     for name in flags.peers:
         if name not in PEERS:
-            raise Stop(f"--with {name} is none of {', '.join(PEERS)}", 2)
+            parser.error(f"--with {name} is none of {', '.join(PEERS)}")
     return flags
 
 
@@ -298,45 +297,51 @@ def in_a_process(name: str, flags, folder: Path) -> float:
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise Stop(f"{name}: {why[:200]}")
+        raise Stop(f"{name}: {why[:200]} (what it needs: python -m bench.peers --help)")
     return json.loads(done.stdout.strip().splitlines()[-1])["seconds"]
 
 
-def measure(argv: list[str] | None) -> None:
-    flags = parsed(argv)
-    if flags.one:
-        (name,) = flags.peers
-        with contextlib.redirect_stdout(sys.stderr):
-            seconds = PEERS[name](flags, Path(flags.one))
-        print(json.dumps({"seconds": seconds}))
-        return
-    refuse_missing(flags)
-    refuse_another_device(flags.out, flags.device)
-    print(described(flags.device))
-    args = arguments(flags)
-    domains, classes = common.load_domains(args)
-    clients, _ = common.make_clients(args, domains, len(classes))
-    flags.clients = len(clients)
+def measure(flags, folder: Path) -> dict[str, float]:
+    """{row: the seconds of its second round}."""
     seconds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        for precision in ("auto", "fp32"):
-            ours = Ours("fedavg", arguments(flags, precision, str(folder / precision)), domains, classes)
-            ours.round()
-            training, whole = ours.round()
-            seconds[f"ours, {precision}: training"] = training
-            seconds[f"ours, {precision}: whole round"] = whole
-        archive = find_archive(args, FOLDERS["officecaltech"].archive)
-        if archive is not None:
-            zipfile.ZipFile(archive).extractall(folder / "images")
-            usual(args, clients, folder / "images")
-            seconds["usual pipeline"] = usual(args, clients, folder / "images")
-        write_clients(folder, clients)
-        for name in flags.peers:
-            try:
-                seconds[name] = in_a_process(name, flags, folder)
-            except Stop as stop:
-                print(f"peers: {stop}", file=sys.stderr)
+    for precision in ("auto", "fp32"):
+        training, whole = ours(fedavg, office_words(flags, precision, folder / precision), ROUNDS - 1)
+        seconds[f"ours, {precision}: training"] = training
+        seconds[f"ours, {precision}: whole round"] = whole
+    args = arguments(flags)
+    clients = office_clients(args)
+    flags.clients = len(clients)
+    archive = find_archive(FOLDERS["officecaltech"].archive, flags.data, flags.archives)
+    if archive is not None:
+        zipfile.ZipFile(archive).extractall(folder / "images")
+        usual(args, clients, folder / "images")
+        seconds["usual pipeline"] = usual(args, clients, folder / "images")
+    write_clients(folder, clients)
+    for name in flags.peers:
+        try:
+            seconds[name] = in_a_process(name, flags, folder)
+        except Stop as stop:
+            print(f"peers: {stop}", file=sys.stderr)
+    return seconds
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line. Exit code 2 with one line on stderr for bad usage."""
+    flags = parsed(argv)
+    try:
+        flags.device = choose_device(flags.device)
+        if flags.one:
+            (name,) = flags.peers
+            with contextlib.redirect_stdout(sys.stderr):
+                seconds = PEERS[name](flags, Path(flags.one))
+            print(json.dumps({"seconds": seconds}))
+            return
+        print(described(flags.device))
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = measure(flags, Path(folder))
+    except Stop as stop:
+        print(f"peers: {stop}", file=sys.stderr)
+        sys.exit(stop.code)
     first = seconds["ours, auto: training"]
     rows = [[name, f"{spent:.2f}", f"{spent / first:.2f}"] for name, spent in seconds.items()]
     print(tabulate(rows, ["row", "seconds a round", "of ours"], disable_numparse=True))
@@ -345,20 +350,7 @@ def measure(argv: list[str] | None) -> None:
         if flags.pfllib:
             typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")  # a folder of this machine
         figures = {"device": flags.device, "seconds": seconds, "command": typed}
-        write_json(Path(flags.out), figures | provenance(args))
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The command line. Exit code 2 with one line on stderr for bad usage."""
-    try:
-        measure(argv)
-        return
-    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError, ImportError) as e:
-        if isinstance(e, ImportError):
-            e = Stop(str(e), 1)
-        message, code = ending(e, "no figure is kept")
-    print(f"peers: {message}", file=sys.stderr)
-    sys.exit(code)
+        write_json(Path(flags.out), figures | provenance(arguments(flags)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from torch.nn.functional import embedding_bag
 
 GREY = (0.2989, 0.587, 0.114)  # the weights of red, green and blue in torchvision's grey
 TRIES = 10  # crops that RandomResizedCrop draws before it takes the central one
-WORD = 8  # bytes of the largest type that is sent
 PIECE = 2 ** 20  # pixel values augmented at a time on a CPU: what a piece needs stays in its cache
 
 
@@ -82,7 +81,7 @@ def augment(x: Tensor, how: Augmentation) -> Tensor:
         mixing = [v[piece] for v in (rows, a, columns, b)]
         changes, parts, factors = jitter(p["order"][piece], p["factors"][piece], how, C)
         gray = p["gray"][piece].nonzero()[:, 0]
-        there = sent([*mixing, gray, *parts, *factors], x.device)
+        there = [v.to(x.device) for v in (*mixing, gray, *parts, *factors)]
         mixing, gray = there[:4], there[4]
         parts, factors = there[5:5 + len(parts)], there[5 + len(parts):]
 
@@ -102,35 +101,6 @@ def pieces(B: int, values: int, device: torch.device) -> list[slice]:
     if device.type == "cpu":
         n = max(1, PIECE // values)
     return [slice(begin, begin + n) for begin in range(0, B, n)]
-
-
-def sent(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of the CPU on a device, all in one copy, for which the host does not wait."""
-    if device.type == "cpu":
-        return tensors
-    together = packed(tensors)
-    if device.type == "cuda":
-        together = together.pin_memory()
-    return unpacked(together.to(device, non_blocking=True), tensors)
-
-
-def packed(tensors: list[Tensor]) -> Tensor:
-    """The tensors' bytes, one after the other, each from a whole word on."""
-    blocks = []
-    for v in tensors:
-        block = v.contiguous().view(-1).view(torch.uint8)
-        blocks += [block, block.new_zeros(-len(block) % WORD)]
-    return torch.cat(blocks)
-
-
-def unpacked(together: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """The tensors of packed bytes, of the types and shapes of `like`."""
-    tensors, begin = [], 0
-    for v in like:
-        block = together[begin:begin + v.nbytes]
-        tensors.append(block.view(v.dtype).view(v.shape))
-        begin += v.nbytes + -v.nbytes % WORD
-    return tensors
 
 
 # Parameters
