@@ -4,7 +4,6 @@ import http.server
 import os
 import re
 import threading
-import zipfile
 from pathlib import Path
 
 import common
@@ -110,16 +109,6 @@ def run(tmp_path) -> None:
     run_here("fedavg", tmp_path / "run", *OFFICE, *folders)
 
 
-def cut_in_half(archive: Path, office: Path) -> None:
-    whole = archive.read_bytes()
-    archive.write_bytes(whole[:len(whole) // 2])
-
-
-def add_a_path_outside(archive: Path, office: Path) -> None:
-    with zipfile.ZipFile(archive, "a") as z:
-        z.writestr("Office_Caltech_DA_Dataset-main/../../evil.png", b"x")
-
-
 def damage_an_image(archive: Path, office: Path) -> None:
     damaged = bytearray(archive.read_bytes())
     pixels = damaged.index(b"IDAT", len(damaged) // 4) + 8
@@ -127,45 +116,19 @@ def damage_an_image(archive: Path, office: Path) -> None:
     archive.write_bytes(damaged)
 
 
-def keep_one_domain(archive: Path, office: Path) -> None:
-    zipped(office / "amazon", archive)
-
-
-@pytest.mark.parametrize("damage,words", [
-    (cut_in_half, "no whole archive.*get it again"),
-    (add_a_path_outside, "leads outside the folder"),
-    (damage_an_image, "is no whole archive .Bad CRC-32"),
-    (keep_one_domain, "found no folder amazon; expected the folders amazon, Caltech"),
-])
-def test_bad_archives(tmp_path, office, archive, capsys, damage, words):
-    damage(archive, office)
-    fails(capsys, 1, words, run, tmp_path)
+def test_a_damaged_archive_ends_a_run_with_a_line(tmp_path, office, archive, capsys):
+    damage_an_image(archive, office)
+    fails(capsys, 1, "is no whole archive .Bad CRC-32", run, tmp_path)
     assert not list((tmp_path / "data").rglob("*.npy"))
     assert not list((tmp_path / "data").rglob("*.tmp"))
 
 
-def break_an_image(folder: Path) -> None:
-    (folder / "dslr" / "mug" / "0.png").write_bytes(b"not an image")
-
-
-def remove_an_image(folder: Path) -> None:
-    (folder / "dslr" / "mug" / "0.png").unlink()
-
-
-def rename_a_class(folder: Path) -> None:
-    (folder / "dslr" / "mug").rename(folder / "dslr" / "cup")
-
-
-@pytest.mark.parametrize("damage,words", [
-    (break_an_image, "dslr/mug/0.png cannot be decoded"),
-    (remove_an_image, "domain dslr has 19 images; expected 20"),
-    (rename_a_class, "domain dslr has no images in dslr/mug; expected.*found backpack.*cup"),
-])
-def test_bad_folders(tmp_path, office, capsys, damage, words):
+def test_a_damaged_image_in_a_folder_ends_a_run_with_a_line(tmp_path, office, capsys):
     (tmp_path / "data").mkdir()
     (tmp_path / "archives").mkdir()
-    damage(office.rename(tmp_path / "data" / "officecaltech"))
-    fails(capsys, 1, words, run, tmp_path)
+    folder = office.rename(tmp_path / "data" / "officecaltech")
+    (folder / "dslr" / "mug" / "0.png").write_bytes(b"not an image")
+    fails(capsys, 1, "dslr/mug/0.png cannot be decoded", run, tmp_path)
 
 
 # The cache

@@ -11,7 +11,6 @@ from plumbing.catalog import FOLDERS
 import pytest
 
 from .small_datasets import (
-    NOWHERE,
     Images,
     check,
     expect,
@@ -76,13 +75,6 @@ def test_a_class_without_images(tmp_path, monkeypatch):
     message += "bird, car, chair, dog, person, found bird, car, chair, person, wolf$"
     stops(message, load, tmp_path, "vlcs")
     assert nothing_is_left(tmp_path)
-
-
-def test_the_outermost_folders_are_the_domains(tmp_path, monkeypatch):
-    archive = write_vlcs(tmp_path, monkeypatch)
-    old = {f"VLCS/old/{name}": b"never decoded" for name in names_in(vlcs())}
-    write_tar(archive, old | pictures(names_in(vlcs())))
-    check(load(tmp_path, "vlcs"), vlcs(), FOLDERS["vlcs"].classes)
 
 
 def test_a_missing_domain(tmp_path, monkeypatch):
@@ -195,17 +187,6 @@ def test_domainnet_and_its_subsets_share_archives(tmp_path, monkeypatch):
     assert not (tmp_path / "data" / "downloads").exists()
 
 
-def test_domainnet_unpacked(tmp_path, monkeypatch):
-    expect(monkeypatch, "domainnet10", 20)
-    folder = tmp_path / "data" / "domainnet"
-    for entries in domainnet_zips().values():
-        for name, content in entries.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-    write_lists(folder, domainnet_lists())
-    check(load(tmp_path, "domainnet10"), in_domainnet(DOMAINNET10), DOMAINNET10)
-
-
 def change_list(change: str) -> list[str]:
     """The lines of real_train.txt after a change."""
     lines = domainnet_lists()["real_train.txt"]
@@ -236,15 +217,6 @@ def test_one_of_many_archives_is_bad(tmp_path, monkeypatch):
     stops("sketch.zip is no whole archive", load, tmp_path, "domainnet10")
     write_zip(archive, domainnet_zips()["sketch"] | {"../evil.jpg": b"x"})
     stops("the entry ../evil.jpg leads outside the folder", load, tmp_path, "domainnet10")
-    assert nothing_is_left(tmp_path)
-
-
-def test_one_of_many_files_is_missing(tmp_path, monkeypatch):
-    expect(monkeypatch, "domainnet10", 20)
-    write_domainnet(tmp_path / "archives")
-    (tmp_path / "archives" / "sketch_test.txt").unlink()
-    message = f"could not download sketch_test.txt from {NOWHERE}sketch_test.txt .*--archives"
-    stops(message, load, tmp_path, "domainnet10")
     assert nothing_is_left(tmp_path)
 
 
@@ -387,14 +359,6 @@ def test_the_outermost_table_counts(tmp_path, monkeypatch):
     check(load(tmp_path, "camelyon17"), in_camelyon(), ("normal", "tumor"))
 
 
-def test_camelyon17_unpacked(tmp_path, monkeypatch):
-    archive = write_camelyon(tmp_path, monkeypatch)
-    with tarfile.open(archive) as t:
-        t.extractall(tmp_path / "wilds" / "camelyon17_v1.0", filter="data")
-    archive.unlink()
-    check(load(tmp_path, "camelyon17", archives="wilds"), in_camelyon(), ("normal", "tumor"))
-
-
 @pytest.mark.parametrize("columns, message", [
     (COLUMNS.replace("tumor", "tumour"),
      "metadata.csv has no column tumor; expected patient, node, x_coord, .*, found , patient, node"),
@@ -404,13 +368,6 @@ def test_camelyon17_unpacked(tmp_path, monkeypatch):
 def test_a_table_that_is_wrong(tmp_path, monkeypatch, columns, message):
     write_camelyon(tmp_path, monkeypatch, columns)
     stops(message, load, tmp_path, "camelyon17")
-    assert nothing_is_left(tmp_path)
-
-
-def test_camelyon17_without_a_patch(tmp_path, monkeypatch):
-    name = "patches/patient_020_node_1/patch_patient_020_node_1_x_9_y_7.png"
-    write_camelyon(tmp_path, monkeypatch, without=name)
-    stops(f"names {name} of center 1 .*expected a patch that is there", load, tmp_path, "camelyon17")
     assert nothing_is_left(tmp_path)
 
 
