@@ -40,7 +40,7 @@ from plumbing.augment import AUGMENTATIONS, augment
 from plumbing.errors import Stop
 from plumbing.files import write_json
 from plumbing.processes import prepare
-from plumbing.provenance import cpu_name, provenance
+from plumbing.provenance import code, cpu_name, hardware
 from plumbing.results import command
 from plumbing.settings import Parser, choose_device
 from reproduce.measures.overhead import counter
@@ -250,6 +250,12 @@ def described(device: str) -> str:
     return f"{device} ({name}), {torch.get_num_threads()} threads"
 
 
+def write(path: str, args, figures: dict) -> None:
+    """The figures, with the code and the machine that they are of."""
+    where = hardware(args, 1) | code(Path(__file__))
+    write_json(Path(path), {"device": args.device} | figures | where)
+
+
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked."""
     parser = Parser(prog="bench", allow_abbrev=False, description=__doc__.split("\n\nRows of")[0],
@@ -298,8 +304,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(stop.code)
     print(tabulate(rows, heads, floatfmt=".3f"))
     if flags.out:
-        figures = {"device": flags.device, "heads": heads, "rows": rows, "command": command()}
-        write_json(Path(flags.out), figures | provenance(args))
+        write(flags.out, args, {"heads": heads, "rows": rows, "command": command()})
 
 
 if __name__ == "__main__":

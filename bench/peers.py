@@ -31,12 +31,10 @@ from pathlib import Path
 
 import common
 import fedavg
-from bench.bench import described, now, office_clients, office_words, ours
+from bench.bench import described, now, office_clients, office_words, ours, write
 from plumbing.archives import find_archive
 from plumbing.catalog import FOLDERS
 from plumbing.errors import Stop
-from plumbing.files import write_json
-from plumbing.provenance import provenance
 from plumbing.results import command
 from plumbing.settings import choose_device
 
@@ -349,8 +347,7 @@ def main(argv: list[str] | None = None) -> None:
         typed = command()
         if flags.pfllib:
             typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")  # a folder of this machine
-        figures = {"device": flags.device, "seconds": seconds, "command": typed}
-        write_json(Path(flags.out), figures | provenance(arguments(flags)))
+        write(flags.out, arguments(flags), {"seconds": seconds, "command": typed})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from plumbing.archives import ImageFiles, download_missing, existing, locate
+from plumbing.archives import ImageFiles, download_missing, locate
 from plumbing.catalog import Folders, own_folder, short_name, source_of
 from plumbing.errors import Stop
 from plumbing.files import locked
@@ -69,12 +69,6 @@ def open_images(dataset: str, size: int, data: str, archives: str = "") -> Image
         tell_missing(dataset, domains, classes)
     tensors = [(name, as_tensor(pixels), labels) for name, pixels, labels in domains]
     return Images(tensors, classes, fingerprint)
-
-
-def fingerprint_of(folder: Path) -> str:
-    """12 hexadecimal digits that change with names, sizes and times of one's own images. Stop if there is no
-    such folder."""
-    return ImageFiles([existing(folder)]).fingerprint()
 
 
 def tell_missing(dataset: str, domains: list[tuple[str, np.memmap, Tensor]],

@@ -18,7 +18,8 @@ def test_views_are_measured(tmp_path):
     bench.main(["--views", "--size", "40", "--rounds", "1", "--out", str(out)])
     written = json.loads(out.read_text())
     assert written["device"] == "cpu"
-    assert [row[0] for row in written["rows"]] == ["augment.py, the whole batch", "torchvision v2, image by image"]
+    rows = [row[0] for row in written["rows"]]
+    assert rows == ["augment.py, the whole batch", "torchvision v2, image by image"]
     assert min(row[1] for row in written["rows"]) > 0
 
 
