@@ -4,6 +4,7 @@ import common
 import fedavg
 from baselines import feddg_ga
 from plumbing.runfolder import copied
+from plumbing.settings import changed
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, three_clients, train_by_hand
@@ -152,8 +153,8 @@ def test_error_in_evaluation_mode():
     whole = feddg_ga.error(net, many, args)
     assert same(common.state(net), before)
     assert_close(whole, feddg_ga.error(net, data.train, args), atol=1e-6, rtol=1e-6)
-    args.gap = "error"
-    wrong = 1 - common.correct(net, [data.train], args)[0] / len(data.train)
+    args = changed(args, gap="error")
+    wrong = 1 - common.correct(net, data.train, args) / len(data.train)
     assert_close(float(feddg_ga.error(net, many, args)), wrong)
 
 

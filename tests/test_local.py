@@ -47,9 +47,9 @@ def test_a_client_is_tested_with_its_best_model(monkeypatch, select, rounds):
     args, server, clients, data = made("--select", select)
     script = iter([3, 5, 4, 5])
 
-    def right(model, parts, args):
-        assert parts[0] is data[1].val
-        return [next(script)]
+    def right(model, part, args):
+        assert part is data[1].val
+        return next(script)
 
     monkeypatch.setattr(local, "correct", right)
     after = {}
@@ -62,7 +62,7 @@ def test_a_client_is_tested_with_its_best_model(monkeypatch, select, rounds):
 
 def test_validation_leaves_the_training_alone(monkeypatch):
     """The same w_k with and without the choice of the best model, which is the first one here."""
-    monkeypatch.setattr(local, "correct", lambda model, parts, args: [1])
+    monkeypatch.setattr(local, "correct", lambda model, data, args: 1)
     trained = []
     for select in ("own", "last"):
         _, _, clients, _ = made("--select", select)
