@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from plumbing.catalog import FOLDERS
@@ -13,7 +12,7 @@ from plumbing.settings import identity
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments, short_name
-from reproduce.records import UNKNOWN, Records, Run, alone, committed, work_of
+from reproduce.records import Records, Run, alone, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
@@ -79,11 +78,10 @@ class Cell:
     printed: list[str]  # what is published: [mean, deviation], [mean] or []
     values: dict[int, float] = field(default_factory=dict)  # by seed
     missing: list[Run] = field(default_factory=list)  # the runs that are not recorded
-    stale: list[Run] = field(default_factory=list)  # the runs whose records are stale
     trials: int = 0  # behind the published mean; 0: not said
     records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
     behind: list[dict] = field(default_factory=list)  # the records that the values are from; of a mean all
-    uncommitted: bool = False  # whether one of these is of code that no commit has
+    differs_now: bool = False  # whether the code of now gives other numbers than one of these
     precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
     elsewhere: bool = False  # a time or cost of another machine, or counted otherwise: no difference is shown
@@ -220,17 +218,17 @@ def fill_without_seeds(cell: Cell, column: Column, run: Run, records: Records) -
     seconds = seconds_of_round(record) if record else None
     if seconds is not None:
         cell.values = {0: seconds}
-        note_origin(cell, run, record, records)
+        note_origin(cell, record, records)
 
 
 def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: list[int]) -> None:
     """Put into a cell what is recorded of its runs, one for each seed, at one precision. If seeds that are
-    `asked` for are not among that, their runs are missing that are not recorded at this machine's precision.
-    """
+    `asked` for lack there, their runs are missing that are not recorded at this machine's precision."""
     cell.records = of_one_precision(runs, records)
     for record in cell.records.values():
-        cell.precision = record["args"].get("precision", UNKNOWN)
-    if not set(asked) <= cell.records.keys():
+        cell.precision = record["args"].get("precision", "unknown")
+    whole = {seed for seed, record in cell.records.items() if not records.differs(record)}
+    if not set(asked) <= whole:
         cell.missing = [run for run in runs if run.seed in asked and records.get(run) is None]
     for run in runs:
         record = cell.records.get(run.seed)
@@ -242,7 +240,7 @@ def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: l
             value = found_at(record, column)
         if value is not None:
             cell.values[run.seed] = value
-            note_origin(cell, run, record, records)
+            note_origin(cell, record, records)
 
 
 def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
@@ -257,27 +255,15 @@ def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
     return max(by_precision.values(), key=rank, default={})
 
 
-def note_origin(cell: Cell, run: Run, record: dict, records: Records) -> None:
-    """Keep which record a value is from, and what is to be said of its code."""
+def note_origin(cell: Cell, record: dict, records: Records) -> None:
+    """Keep which record a value is from, and whether the code of now gives it."""
     cell.behind.append(record)
-    if records.stale(record):
-        cell.stale.append(again(run, record))
-    if not committed(record):
-        cell.uncommitted = True
-
-
-def again(run: Run, record: dict) -> Run:
-    """A run to be made anew, at the precision of its record."""
-    precision = record["args"].get("precision", run.precision)
-    flags = run.flags
-    if precision != run.precision:
-        flags = (*flags, "--precision", precision)
-    return dataclasses.replace(run, flags=flags, precision=precision, anew=True)
+    cell.differs_now = cell.differs_now or records.differs(record)
 
 
 def fill_means(block: Block, cells: list[Cell]) -> None:
     """Columns that are the mean of the others have the seeds that all of these have, if they are of one
-    precision, and what is said of their code."""
+    precision."""
     own = []
     for cell, column in zip(cells, block.columns):
         if column.kind != "mean":
@@ -290,8 +276,7 @@ def fill_means(block: Block, cells: list[Cell]) -> None:
             cell.precision = own[0].precision
             for other in own if cell.values else []:
                 cell.behind += other.behind
-                cell.stale += other.stale
-                cell.uncommitted = cell.uncommitted or other.uncommitted
+                cell.differs_now = cell.differs_now or other.differs_now
 
 
 def found_at(record: dict, column: Column) -> float | None:
@@ -341,38 +326,15 @@ def chance(block: Block, column: Column) -> float | None:
     return 100 / len(classes) if classes else None
 
 
-# All cells
-
-
-def every_cell(tables: list[Table], records: Records, scale: str,
-               seeds: list[int]) -> Iterator[tuple[Table, Block, Row, list[Cell]]]:
-    """(table, block, row, its cells) of all rows."""
-    for table in tables:
-        for block in table.blocks:
-            for row in block.rows:
-                yield table, block, row, cells_of(table, block, row, records, scale, seeds)
+# What is missing
 
 
 @dataclass
 class Missing:
-    """A run that is not recorded, or not by the code of now, and the tables that need it."""
+    """A run that is not recorded, or not by code that gives its numbers now, and the tables that need it."""
 
     run: Run
     tables: list[str]  # their ids
-
-
-def stale(tables: list[Table], records: Records, scale: str) -> list[Missing]:
-    """The runs whose records are stale, each once, in the tables' order; figures count too."""
-    by_key = {}
-    for table, _, _, cells in every_cell(tables, records, scale, []):
-        for cell in cells:
-            for run in cell.stale:
-                one = by_key.setdefault(run.key, Missing(run, []))
-                if run.curve:
-                    one.run = run
-                if table.id not in one.tables:
-                    one.tables.append(table.id)
-    return list(by_key.values())
 
 
 def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None) -> list[Missing]:
@@ -381,13 +343,21 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
     by_key = {}
     for table in tables:
         asked = list(range(table.trials or 1)) if seeds is None else seeds
-        for _, _, _, cells in every_cell([table], records, scale, asked):
-            for cell in cells:
-                for run in cell.missing:
-                    one = by_key.setdefault(run.key, Missing(run, []))
-                    if run.curve:  # also if another table does without
-                        gaps = run.key in records.by_key
-                        one.run = dataclasses.replace(run, replace=gaps)
-                    if table.id not in one.tables:
-                        one.tables.append(table.id)
+        for run in missing_in(table, records, scale, asked):
+            run = dataclasses.replace(run, replace=run.key in records.by_key)
+            known = by_key.setdefault(run.key, Missing(run, []))
+            if run.curve:  # also if another table does without
+                known.run = run
+            if table.id not in known.tables:
+                known.tables.append(table.id)
     return list(by_key.values())
+
+
+def missing_in(table: Table, records: Records, scale: str, seeds: list[int]) -> list[Run]:
+    """The runs that one table needs and that are not recorded."""
+    runs = []
+    for block in table.blocks:
+        for row in block.rows:
+            for cell in cells_of(table, block, row, records, scale, seeds):
+                runs += cell.missing
+    return runs

@@ -24,7 +24,7 @@ from plumbing.results import no_formula
 from plumbing.runfolder import is_run
 from plumbing.settings import Parser, shown_value
 from reproduce.drawing import figure_format, new_figure, write_figure
-from reproduce.measures.finished import name_of
+from reproduce.measures.finished import labels_of
 
 from tabulate import tabulate
 

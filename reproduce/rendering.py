@@ -17,7 +17,7 @@ from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
 from reproduce.cells import Cell, FilledBlock, FilledRow, chance, filled, run_of
 from reproduce.methods import ROOT
-from reproduce.records import UNKNOWN, Records, command_of, sources_of
+from reproduce.records import Records, command_of
 from reproduce.scoreboard import outcome, sentence, strip_of
 from reproduce.statistics import paired, published_order
 from reproduce.tables import PAPERS, Row, Table
@@ -30,12 +30,12 @@ OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "Fe
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
-CODE_MARKS = "† was run with an earlier version of the method's code, ‡ with code that no commit has."
+CODE_MARK = "† the code of now gives other numbers (`reproduce_tables.py --check`)."
 LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), difference and marks; - is not "
           "printed or not measured. = no difference is found, * it differs (Welch's test, corrected by Holm "
           "to 5% for all tests of a page together), ~ it differs by its own test alone, ? cannot be tested "
-          f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARKS}")
-SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARKS} The last "
+          f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARK}")
+SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
                   "rows: guessing one of the classes, and whether the rows are in the published order: "
                   "Kendall's tau with the paper (1: the same order, -1: its reverse), 95% of it over "
                   "resampled seeds (from three seeds on), the probability p that a random order does as "
@@ -44,7 +44,7 @@ SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not me
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
             "deviation", "seeds", "values", "difference", "verdict", "corrected_probability", "precision",
-            "other_code", "uncommitted", "runs", "sources", "commits", "module"]
+            "differs_now", "runs", "commits", "module"]
 PICTURE = ("A square for each published cell: no difference found, unclear, differs, not testable, laptop "
            "only, not run")
 
@@ -249,7 +249,7 @@ def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
 
 
 def state_of(blocks: list[FilledBlock], scale: str) -> str:
-    """How many cells of a page have a value, what they say, and how many of them are of other code."""
+    """How many cells of a page have a value, what they say, and how many of them later code does not give."""
     measured = [cell for cell in cells_in(blocks) if cell.values]
     if not measured:
         return "Nothing is measured yet."
@@ -260,10 +260,9 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
         words += f": {outcome(verdicts)} ({count(tests, 'test')})"
         if verdicts[""]:
             words += f", {verdicts['']} without a published number"
-    stale = [cell for cell in measured if cell.stale]
-    if stale:
-        unknown = [cell for cell in stale if any(UNKNOWN in sources_of(record) for record in cell.behind)]
-        words += f"; {len(stale)} of other code (†), {len(unknown)} of these of unknown code"
+    differing = sum(cell.differs_now for cell in measured)
+    if differing:
+        words += f"; {differing} that the code of now does not give (†)"
     return words + "."
 
 
@@ -314,18 +313,16 @@ def numbers_of(cell: Cell, scale: str) -> list:
 
 
 def origin_of(cell: Cell) -> list:
-    """Of a line of the csv: precision, whether the code is another one than now or has no commit, and of the
-    runs behind the cell ids, sources and commits."""
+    """Of a line of the csv: precision, whether the code of now gives other numbers, and of the runs behind
+    the cell ids and commits."""
     if not cell.behind:
-        return [""] * 6
-    precisions, ids, sources, commits = [], [], [], []
+        return [""] * 4
+    precisions, ids, commits = [], [], []
     for record in cell.behind:
-        precisions.append(record["args"].get("precision", UNKNOWN))
+        precisions.append(record["args"].get("precision", "unknown"))
         ids.append(record["id"])
-        sources += sources_of(record)
-        commits.append((record.get("commit") or UNKNOWN)[:12])
-    marks = [int(bool(cell.stale)), int(cell.uncommitted)]
-    return [each_once(precisions), *marks, each_once(ids), each_once(sources), each_once(commits)]
+        commits.append((record.get("commit") or "unknown")[:12])
+    return [each_once(precisions), int(cell.differs_now), each_once(ids), each_once(commits)]
 
 
 def each_once(words: list[str]) -> str:
@@ -420,12 +417,10 @@ def ours(cell: Cell) -> str:
 
 
 def marks(cell: Cell) -> str:
-    """What a cell says, and of which code it is."""
+    """What a cell says, and whether the code of now says so too."""
     signs = VERDICT_MARKS[cell.verdict]
-    if cell.stale:
+    if cell.differs_now:
         signs += " †"
-    if cell.uncommitted:
-        signs += " ‡"
     return signs
 
 

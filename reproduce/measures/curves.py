@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from plumbing.errors import Stop
 from reproduce.drawing import new_figure, plot_curves, write_figure
 from reproduce.measures.finished import finished, history, labels
@@ -35,8 +37,13 @@ def curve_of(folder, of: str) -> tuple[list[int], list[float]]:
     return rounds, means
 
 
-def show_curve(flags) -> dict:
-    """The command `curve`: a table, the figure, and the numbers."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--of", default="target", help="what is drawn over the rounds: target, ALL, AVG, loss, "
+                                                       "discarded, ... [target]")
+
+
+def show(flags) -> dict:
+    """A table, the figure, and the numbers."""
     curves = {}
     for folder, name in zip(flags.folders, labels(flags.folders)):
         curves[name] = curve_of(folder, flags.of)

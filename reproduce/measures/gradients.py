@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 from common import Data, autocast, batches, seed_all
 from plumbing.errors import Stop
 from plumbing.settings import method_name
 from reproduce.drawing import new_figure, write_figure
-from reproduce.measures.finished import Rebuilt, labels, rebuilt
+from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
 import torch
@@ -136,15 +137,21 @@ def draw_gradients(path, runs: list[dict]) -> None:
     write_figure(path, figure)
 
 
-def show_gradients(flags) -> dict:
-    """The command `gradients`: a table, the figure, and the numbers."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batches", type=int, default=16,
+                        help="batches behind the gradient of a domain [16]")
+
+
+def show(flags) -> dict:
+    """A table, the figure, and the numbers."""
+    if flags.batches < 1:
+        raise Stop(f"--batches is {flags.batches}; it must be at least 1", 2)
     runs, table = [], []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, flags.which, flags.data, flags.archives)
-        found = gradient_pairs(run, flags.batches) | {"method": name}
+    for run in all_rebuilt(flags):
+        found = gradient_pairs(run, flags.batches)
         runs.append(found)
         for domains, pair in found["pairs"].items():
-            table.append([name, domains, *pair.values()])
+            table.append([run.label, domains, *pair.values()])
     if flags.out:
         draw_gradients(flags.out, runs)
     head = ["method", "domains", "covariance", "cosine", "information (nats)", "by chance"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 
 from common import ClientProtocol, representations, seed_all
 from plumbing.errors import Stop
 from plumbing.settings import Args
 from reproduce.drawing import new_figure, write_figure
-from reproduce.measures.finished import Rebuilt, labels, rebuilt
+from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
 import torch
@@ -146,12 +147,16 @@ def draw_pad(path, run_a: dict, run_b: dict) -> None:
     write_figure(path, figure)
 
 
-def show_pad(flags) -> dict:
-    """The command `pad`: a table, the figure, and the numbers."""
-    runs = []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, flags.which, flags.data, flags.archives)
-        runs.append(pad_table(run, flags.part) | {"method": name})
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--part", default="test", choices=("test", "all"),
+                        help="images of each client: its test images, or all [test]")
+
+
+def show(flags) -> dict:
+    """A table, the figure of two runs, and the numbers."""
+    if flags.out and len(flags.folders) != 2:
+        raise Stop(f"--out draws one run against another: give two folders, not {len(flags.folders)}", 2)
+    runs = [pad_table(run, flags.part) for run in all_rebuilt(flags)]
     pairs, clients = {}, {}  # as ordered sets
     for run in runs:
         pairs |= dict.fromkeys(run["pairs"])

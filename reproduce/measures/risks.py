@@ -3,13 +3,14 @@ Fig. 11)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
 from common import Data, autocast, in_order
 from plumbing.errors import Stop
 from plumbing.settings import Args
 from reproduce.drawing import Curves, new_figure, plot_curves, write_figure
-from reproduce.measures.finished import Rebuilt, history, labels, rebuilt
+from reproduce.measures.curves import curve_of
+from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
 import torch
@@ -55,22 +56,6 @@ def local_risks(run: Rebuilt) -> dict:
     return run.heading() | {"clients": clients, "mean": mean} | target
 
 
-def risk_curve(folder) -> tuple[list[int], list[float]]:
-    """The rounds and, for each, the mean over its clients of the mean training loss (metrics.jsonl). Fig. 11
-    by round: a checkpoint has one round only, the losses during local training are what a run keeps of all of
-    them. The loss is what the method records as such: the task's, without regularizers, where the method's
-    file says so."""
-    rounds, means = [], []
-    for entry in history(folder):
-        losses = [log["loss"] for log in entry["clients"].values() if "loss" in log]
-        if losses:
-            rounds.append(entry["round"])
-            means.append(float(np.mean(losses)))
-    if not rounds:
-        raise Stop(f"{Path(folder) / 'metrics.jsonl'} has no training losses: this method records none", 2)
-    return rounds, means
-
-
 def draw_risks(path, runs: list[dict], curves: Curves) -> None:
     """FedCiR, Fig. 11. Left: for each result of `local_risks` the global model's cross-entropy on the test
     images of each client and its mean, a dot where that of the training images is; right: the clients' mean
@@ -101,21 +86,24 @@ def draw_risks(path, runs: list[dict], curves: Curves) -> None:
     write_figure(path, figure)
 
 
-def show_risk(flags) -> dict:
-    """The command `risk`: a table, the figure, and the numbers."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """It has none of its own."""
+
+
+def show(flags) -> dict:
+    """A table, the figure, and the numbers."""
     runs, curves, table = [], {}, []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = local_risks(rebuilt(folder, flags.which, flags.data, flags.archives)) | {"method": name}
-        runs.append(run)
+    for rebuilt in all_rebuilt(flags):
+        run = local_risks(rebuilt)
+        name = run["method"]
+        rounds, losses = curve_of(run["folder"], "loss")
+        runs.append(run | {"curve": {"round": rounds, "loss": losses}})
+        curves[name] = rounds, losses
         for client, risks in run["clients"].items():
             table.append([name, client, risks["train"], risks["test"]])
         if "target" in run:
             table.append([name, f"{run['target']['name']} (left out)", None, run["target"]["test"]])
         table.append([name, "mean of the clients", run["mean"]["train"], run["mean"]["test"]])
-    for run in runs:
-        rounds, losses = risk_curve(run["folder"])
-        curves[run["method"]] = rounds, losses
-        run["curve"] = {"round": rounds, "loss": losses}
     if flags.out:
         draw_risks(flags.out, runs, curves)
     print(tabulate(table, ["method", "client", "train risk", "test risk"], floatfmt=".4f"))
