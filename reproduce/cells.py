@@ -129,7 +129,7 @@ class FilledBlock:
     @property
     def measured(self) -> bool:
         """Whether any cell has a value."""
-        return any(cell.values for row in self.rows for cell in row.cells)
+        return any(cell.values for cell in cells_in([self]))
 
 
 def filled(table: Table, records: Records, scale: str) -> list[FilledBlock]:
@@ -151,17 +151,15 @@ def judge(blocks: list[FilledBlock]) -> None:
     agreement. A number that is computed without a run agrees if it is the printed one but for its last digit.
     """
     tested = []
-    for block in blocks:
-        for line in block.rows:
-            for cell in line.cells:
-                if cell.difference is None:
-                    continue
-                cell.verdict = "untested"
-                if cell.computed:
-                    last_digit = 10 ** -decimals(cell.printed[0])
-                    cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
-                elif cell.probability is not None:
-                    tested.append(cell)
+    for cell in cells_in(blocks):
+        if cell.difference is None:
+            continue
+        cell.verdict = "untested"
+        if cell.computed:
+            last_digit = 10 ** -decimals(cell.printed[0])
+            cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
+        elif cell.probability is not None:
+            tested.append(cell)
     corrected = statistics.holm([cell.probability for cell in tested])
     for cell, probability in zip(tested, corrected):
         cell.corrected = probability
@@ -169,6 +167,15 @@ def judge(blocks: list[FilledBlock]) -> None:
             cell.verdict = "differs"
         else:
             cell.verdict = "unclear" if cell.probability < statistics.LEVEL else "agrees"
+
+
+def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
+    """All cells of a page."""
+    cells = []
+    for block in blocks:
+        for line in block.rows:
+            cells += line.cells
+    return cells
 
 
 def decimals(printed: str) -> int:
@@ -183,9 +190,6 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
     if not row.implemented:
         return cells
     for cell, column in zip(cells, block.columns):
-        read = column
-        if row.start:
-            read = dataclasses.replace(column, value=f"start/{column.path}")
         cell.computed = column.kind == "cost"
         cell.elsewhere = column.kind in ("seconds", "reach")
         if column.kind in ("cost", "seconds"):
@@ -193,12 +197,13 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
                 fill_without_seeds(cell, column, run_of(block, row, column, scale, 0), records)
         elif column.kind != "mean":
             runs = []
-            recorded = records.seeds_of(row.module, block.dataset, scale)
-            for seed in sorted(recorded | set(seeds)):
+            for seed in sorted(records.seeds_of(row.module, block.dataset, scale) | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
                     runs.append(dataclasses.replace(run, curve=asks_curve(table, column)))
-            fill(cell, read, runs, records, seeds)
+            if row.start:
+                column = dataclasses.replace(column, value=f"start/{column.path}")
+            fill(cell, column, runs, records, seeds)
     fill_means(block, cells)
     return cells
 
@@ -215,9 +220,9 @@ def fill_without_seeds(cell: Cell, column: Column, run: Run, records: Records) -
         cell.values = {0: network_cost(run.module, run.flags)[column.path]}
         return
     record = longest_alone(run, records)
-    seconds = seconds_of_round(record) if record else None
-    if seconds is not None:
-        cell.values = {0: seconds}
+    if record and record["last"].get("clients"):
+        client_rounds = record["args"]["rounds"] * len(record["last"]["clients"])
+        cell.values = {0: record["seconds"]["train"] / client_rounds}
         note_origin(cell, record, records)
 
 
@@ -264,19 +269,17 @@ def note_origin(cell: Cell, record: dict, records: Records) -> None:
 def fill_means(block: Block, cells: list[Cell]) -> None:
     """Columns that are the mean of the others have the seeds that all of these have, if they are of one
     precision."""
-    own = []
+    own, means = [], []
     for cell, column in zip(cells, block.columns):
-        if column.kind != "mean":
-            own.append(cell)
-    for cell, column in zip(cells, block.columns):
-        if column.kind == "mean":
-            if len({other.precision for other in own}) > 1:
-                continue
-            cell.values = statistics.means_over_columns([other.values for other in own])
-            cell.precision = own[0].precision
-            for other in own if cell.values else []:
-                cell.behind += other.behind
-                cell.differs_now = cell.differs_now or other.differs_now
+        (means if column.kind == "mean" else own).append(cell)
+    if len({cell.precision for cell in own}) > 1:
+        return
+    for cell in means:
+        cell.values = statistics.means_over_columns([other.values for other in own])
+        cell.precision = own[0].precision
+        for other in own if cell.values else []:
+            cell.behind += other.behind
+            cell.differs_now = cell.differs_now or other.differs_now
 
 
 def found_at(record: dict, column: Column) -> float | None:
@@ -296,23 +299,13 @@ def found_at(record: dict, column: Column) -> float | None:
 
 def longest_alone(run: Run, records: Records) -> dict | None:
     """The record of the longest run of the same network, images and batch that had its machine to itself."""
-    args = dataclasses.asdict(arguments(run.module, run.flags))
-    longest, most = None, 0
+    args = arguments(run.module, run.flags)
+    found = []
     for record in records.by_key.values():
-        theirs, rounds = record["args"], record["args"]["rounds"]
-        same_work = all(theirs.get(name) == args[name] for name in SAME_WORK)
-        same_work = same_work and record["method"] == short_name(run.module)
-        if same_work and alone(record) and rounds > most:
-            longest, most = record, rounds
-    return longest
-
-
-def seconds_of_round(record: dict) -> float | None:
-    """Seconds of training of a client in a round, the mean over a recorded run; None if it does not say."""
-    seconds, clients = record["seconds"].get("train"), record["last"].get("clients")
-    if seconds is None or not clients:
-        return None
-    return seconds / record["args"]["rounds"] / len(clients)
+        same_work = all(record["args"].get(name) == getattr(args, name) for name in SAME_WORK)
+        if same_work and record["method"] == short_name(run.module) and alone(record):
+            found.append(record)
+    return max(found, key=lambda record: record["args"]["rounds"], default=None)
 
 
 def chance(block: Block, column: Column) -> float | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 import tempfile
@@ -23,12 +24,12 @@ from pathlib import Path
 from plumbing.files import locked, write_json
 from plumbing.provenance import cpu_name, git
 from plumbing.settings import flag_of
-from reproduce.methods import ROOT, method
+from reproduce.measures.finished import numbers_of
+from reproduce.methods import method
 from reproduce.plan import unavailable
 from reproduce.records import Place, Records, has_gaps, known_arguments, read_checked
 from reproduce.runner import Processes, last_lines, side_by_side
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -166,30 +167,11 @@ def first_difference(record: dict, entries: list[dict]) -> str:
             if value is not None and name != "round":
                 recorded[t, name] = value
     for entry in entries:
-        now = numbers_of(entry)
+        now = {name: round(value, 5) for name, value in numbers_of(entry).items()}
         for (t, name), value in recorded.items():
             if t == entry["round"] and now.get(name) != value:
                 return f"round {t}, {name}: recorded {value}, now {now.get(name)}"
     return ""
-
-
-def numbers_of(entry: dict) -> dict[str, float]:
-    """The numbers of a round as a record has them: accuracies, and the clients' mean logs."""
-    found = dict(entry.get("test", {}))
-    if "val" in entry:
-        found["val"] = entry["val"]["ALL"]
-    if "target" in entry:
-        found["target"] = entry["target"]
-    for domain, accuracies in entry.get("linear", {}).items():
-        for ratio, accuracy in accuracies.items():
-            found[f"{domain} {ratio}"] = accuracy
-    logs = {}
-    for log in entry["clients"].values():
-        for name, value in log.items():
-            logs.setdefault(name, []).append(value)
-    for name, values in logs.items():
-        found[name] = float(np.mean(values))  # as plumbing/results.py
-    return {name: round(value, 5) for name, value in found.items() if isinstance(value, int | float)}
 
 
 # All of them
@@ -208,7 +190,7 @@ def check(records: Records, chosen: list[dict], place: Place, jobs: int, minutes
         comparable = [begun for begun in settings if not not_comparable(begun.record, place)]
         settings = sampled(comparable, 60 * minutes * jobs)
     counts, processes = Counter(), Processes()
-    total = round(sum(begun.seconds for begun in settings))
+    total = math.ceil(sum(begun.seconds for begun in settings))
     with tqdm(total=total, unit="s", desc=f"{len(settings)} settings", disable=not settings,
               bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}") as bar:
 

@@ -61,7 +61,7 @@ def seconds_of(run: Run, records: Records) -> float | None:
     is no recorded run of its method, dataset, image size and backbone."""
     args = arguments(run.module, run.flags)
     nearest, of_round = math.inf, None
-    for record in records.by_key.values():
+    for record in records.every:
         theirs = record["args"]
         like = all(theirs.get(name) == getattr(args, name) for name in LIKE)
         if not like or record["method"] != short_name(run.module) or "trained_by" in record:

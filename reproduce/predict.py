@@ -28,7 +28,7 @@ from plumbing.settings import Parser
 
 import numpy as np
 import torch
-from PIL import UnidentifiedImageError
+from tabulate import tabulate
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -47,24 +47,20 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
                    "common.load_run returns it, common.fit_linear fits a classifier to them", 2)
     rows, problems = [], []
     size = common.evaluation_batch(run.args)
-    bar = tqdm(total=len(files), unit="image", desc="predicting", disable=len(files) < MANY)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, bar:  # decoding releases Python's lock
-        for start in range(0, len(files), size):
+    starts = tqdm(range(0, len(files), size), unit="batch", disable=len(files) < MANY)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's lock
+        for start in starts:
             names, images = [], []
             some = files[start:start + size]
             for file, image in zip(some, pool.map(partial(read_image, run=run), some)):
                 if isinstance(image, Exception):
-                    why = image or type(image).__name__
-                    if isinstance(image, UnidentifiedImageError):
-                        why = "it is none"
-                    problems.append(f"{file} cannot be read as an image ({why})")
+                    problems.append(f"{file} cannot be read as an image ({type(image).__name__})")
                 else:
                     names.append(file)
                     images.append(image)
             if images:
                 p, labels = probabilities(net, torch.stack(images)).max(1)
                 rows += [(file, run.classes[c], v) for file, c, v in zip(names, labels.tolist(), p.tolist())]
-            bar.update(len(some))
     return rows, problems
 
 
@@ -122,18 +118,6 @@ def files_of(paths: list[str]) -> list[Path]:
     return files
 
 
-def refuse_foreign(path: Path) -> None:
-    """Stop if `--csv` is something else than a table of predictions: it would be lost."""
-    if not path.exists():
-        return
-    if path.is_file():
-        with open(path, "rb") as file:
-            if file.readline().strip() == ",".join(COLUMNS).encode():
-                return
-    raise Stop(f"--csv {path} is there and no table of predictions: give another file; nothing was changed",
-               2)
-
-
 def write_csv(path: Path, rows: list[Row]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -145,19 +129,14 @@ def write_csv(path: Path, rows: list[Row]) -> None:
 
 def table(rows: list[Row]) -> str:
     """A line for each image, for people."""
-    width = max(len(c) for _, c, _ in [*rows, ("", "class", 0)])
-    lines = [f"{'class':{width}}  probability  file"]
-    for file, c, p in rows:
-        lines.append(f"{c:{width}}  {p:11.4f}  {file}")
-    return "\n".join(lines)
+    lines = [[c, f"{p:.4f}", str(file)] for file, c, p in rows]
+    return tabulate(lines, ["class", "probability", "file"], tablefmt="plain", disable_numparse=True)
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage, 1 if a file cannot be read."""
     try:
         flags = parsed(argv)
-        if flags.csv:
-            refuse_foreign(Path(flags.csv))
         files = files_of(flags.images)
         net = common.load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
                               archives=flags.archives, any_code=flags.any_code)

@@ -142,10 +142,6 @@ class Records:
         self.checked = read_checked(path.with_name("checked.json"))
         self.reach = read_reach(path.with_name("reach.jsonl"))
 
-    @property
-    def count(self) -> int:
-        return len(self.every)
-
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
         record = json.loads(line, parse_constant=refuse_number)

@@ -76,10 +76,7 @@ def state_of(row: Row, cell: Cell, small: Cell) -> str:
 
 def totals(strips: list[Strip]) -> Strip:
     """All strips as one."""
-    squares = []
-    for strip in strips:
-        squares += strip.squares
-    return Strip(None, squares)
+    return Strip(None, [state for strip in strips for state in strip.squares])
 
 
 def sentence(strips: list[Strip]) -> str:
@@ -135,9 +132,19 @@ def draw(strips: list[Strip], path: Path) -> None:
     panel.set(xlim=(-32, PER_LINE + 14), ylim=(lines, -0.5), aspect="equal")
     panel.axis("off")
     every = totals(strips)
-    panel.set_title("Each square is a number that a paper printed of its own experiments\n" + headline(every),
+    lost = every.counts["lost"]
+    words = f"{len(every.squares) - lost} numbers"
+    if lost:
+        words += f" and {lost} that were lost when the papers were read as text"
+    panel.set_title("Each square is a number that a paper printed of its own experiments\n"
+                    f"{words}; {every.measured} measured at the paper's scale, or computed from the network",
                     fontsize=10)
-    placed = legend(panel, every)
+    placed = []
+    states = [state for state in STATES if every.counts[state]]
+    for i, state in enumerate(states):
+        x, y = -31 + 27 * (i % 4), 0.2 + 1.6 * (i // 4)
+        placed.append((x, y, state))
+        panel.text(x + 1.5, y + 0.5, f"{STATES[state][0]}: {every.counts[state]}", va="center", fontsize=9)
     for strip in strips:
         if strip.table.id in places:
             placed += draw_strip(panel, strip, places[strip.table.id])
@@ -145,41 +152,16 @@ def draw(strips: list[Strip], path: Path) -> None:
     write_figure(path, figure)
 
 
-def headline(every: Strip) -> str:
-    """The counts in a line."""
-    lost = every.counts["lost"]
-    words = f"{len(every.squares) - lost} numbers"
-    if lost:
-        words += f" and {lost} that were lost when the papers were read as text"
-    return f"{words}; {every.measured} measured at the paper's scale, or computed from the network"
-
-
-def legend(panel, every: Strip) -> list[Placed]:
-    """A square of each state that there is, what it says and how many there are."""
-    entries = []
-    for state, (words, _, _) in STATES.items():
-        if every.counts[state]:
-            entries.append((state, f"{words}: {every.counts[state]}"))
-    placed = []
-    for i, (state, words) in enumerate(entries):
-        x, y = -31 + 27 * (i % 4), 0.2 + 1.6 * (i // 4)
-        placed.append((x, y, state))
-        panel.text(x + 1.5, y + 0.5, words, va="center", fontsize=9)
-    return placed
-
-
 def draw_strip(panel, strip: Strip, top: float) -> list[Placed]:
     """The title on the left, and on the right how many are measured; returns where the squares are."""
-    panel.text(-1, top + 0.5, shortened(strip.table.title), ha="right", va="center", fontsize=8)
-    printed = len(strip.squares) - strip.counts["lost"]
-    words = f"{strip.measured} of {printed} measured"
+    title = strip.table.title
+    title = title if len(title) <= 54 else title[:51] + "..."
+    panel.text(-1, top + 0.5, title, ha="right", va="center", fontsize=8)
+    words = f"{strip.measured} of {len(strip.squares) - strip.counts['lost']} measured"
     if strip.counts["lost"]:
         words += f", {strip.counts['lost']} lost"
     panel.text(PER_LINE + 1, top + 0.5, words, va="center", fontsize=8)
-    placed = []
-    for i, state in enumerate(strip.squares):
-        placed.append((i % PER_LINE, top + i // PER_LINE, state))
-    return placed
+    return [(i % PER_LINE, top + i // PER_LINE, state) for i, state in enumerate(strip.squares)]
 
 
 def draw_squares(panel, placed: list[Placed]) -> None:
@@ -195,8 +177,3 @@ def draw_squares(panel, placed: list[Placed]) -> None:
             panel.text(x + 0.5, y + 0.56, sign, ha="center", va="center", fontsize=6,
                        color="0.4" if state == "lost" else "white")
     panel.add_collection(PolyCollection(squares, facecolors=colours, edgecolors="0.5", linewidths=0.5))
-
-
-def shortened(title: str) -> str:
-    """A title that fits beside its strip."""
-    return title if len(title) <= 54 else title[:51] + "..."

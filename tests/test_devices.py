@@ -10,10 +10,6 @@ import fedavg
 from plumbing import errors, processes, provenance
 from plumbing.errors import Stop
 from plumbing.settings import choose_device
-from reproduce import throughput
-from reproduce.records import alone
-from reproduce.throughput import machine_of, measured_here
-from reproduce.work import Counted, Work
 from tests.conftest import parsed
 from tests.small_table import record
 
@@ -142,32 +138,3 @@ def test_a_shared_gpu_without_memory(monkeypatch, shared, remedy):
         monkeypatch.setenv(errors.RUNS_ON_GPU, shared)
     message, code = errors.ending(torch.OutOfMemoryError("CUDA out of memory"), "all is kept")
     assert message == f"out of memory (CUDA out of memory): {remedy}" and code == 1
-
-
-def test_times_of_a_shared_gpu_are_not_compared():
-    part = {"load": 1.0, "runs_on_gpu": 1}
-    hardware = {"threads": 2, "load": 1.0, "runs_on_gpu": 1}
-    assert alone({"hardware": hardware, "code": [part]})
-    assert not alone({"hardware": hardware | {"runs_on_gpu": 2}, "code": [part]})
-    assert not alone({"hardware": hardware, "code": [part, part | {"runs_on_gpu": 3}]})
-
-
-def test_a_plan_tells_shared_gpus_from_others(two_gpus, monkeypatch):
-    """Records of runs that shared one are fitted by themselves, and the device says how many did. Those of
-    one method alone say nothing of the error."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA X")
-    counted = SimpleNamespace(total=Work(1e12, 0, 0))
-    monkeypatch.setattr(throughput, "work_of", lambda *_: counted)
-    monkeypatch.setattr(throughput, "rates", lambda rows, seconds: np.array([1e-12, 0.0, 0.0]))
-    records = []
-    for together, count in ((1, 5), (4, 6)):
-        for seed in range(count):
-            hardware = {"gpu": "NVIDIA X", "cpu": "x", "threads": 2, "runs_on_gpu": together}
-            records.append(record("fedavg", ["--device", "cpu", "--precision", "fp32", "--seed", str(seed)],
-                                  seconds={"train": 100.0 * together}, hardware=hardware))
-    assert machine_of(records[0])[-1] == 1 and machine_of(records[-1])[-1] == 4
-    device, error = measured_here(records, Counted())
-    how = "6 recorded runs (2 threads, fp32, 4 at a time on a GPU)"
-    assert error is None and device.together == 4 and how in device.described
-    device, _ = measured_here(records[:5], Counted())
-    assert device.together == 1 and "at a time" not in device.described

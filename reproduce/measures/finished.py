@@ -16,6 +16,7 @@ from plumbing.settings import Args, shown_value
 from plumbing.trained import arguments_from, fitting, refuse_other_images, refuse_other_weights
 from reproduce.methods import builder_of, method
 
+import numpy as np
 from torch import nn
 
 FILES = {"best": "best.pt", "last": "checkpoint.pt"}  # where a run keeps its state after these rounds
@@ -49,6 +50,27 @@ def history(folder) -> list[dict]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise Stop(f"{path} is missing or damaged: expected one line of metrics for each round", 2)
+
+
+def numbers_of(entry: dict) -> dict[str, float]:
+    """What a round's line of metrics.jsonl says, by name: accuracies (val, ALL, AVG, target, `photo 0.1` of
+    runs without labels), and the means over the clients of what they log."""
+    test = entry.get("test", {})
+    found = {name: test[name] for name in ("ALL", "AVG") if name in test}
+    if "val" in entry:
+        found["val"] = entry["val"]["ALL"]
+    if "target" in entry:
+        found["target"] = entry["target"]
+    for domain, accuracies in entry.get("linear", {}).items():
+        for ratio, accuracy in accuracies.items():
+            found[f"{domain} {ratio}"] = accuracy
+    logs = {}
+    for log in entry["clients"].values():
+        for name, value in log.items():
+            logs.setdefault(name, []).append(value)
+    for name, values in logs.items():
+        found[name] = float(np.mean(values))  # as plumbing/results.py
+    return found
 
 
 def arguments_of(folder, data: str, archives: str) -> Args:

@@ -9,8 +9,7 @@ from common import Data, autocast, in_order
 from plumbing.errors import Stop
 from plumbing.settings import Args
 from reproduce.drawing import Curves, new_figure, plot_curves, write_figure
-from reproduce.measures.curves import curve_of
-from reproduce.measures.finished import Rebuilt, all_rebuilt
+from reproduce.measures.finished import Rebuilt, all_rebuilt, history, numbers_of
 
 import numpy as np
 import torch
@@ -32,24 +31,19 @@ def risk(model: nn.Module, data: Data, args: Args) -> float:
 
 
 def local_risks(run: Rebuilt) -> dict:
-    """Cross-entropy of the global model on each client's images, and its mean over clients (FedCiR, Fig. 11),
-    in nats.
-
-    The model is the one that the client is tested with. Returns {"method", "clients": {name: {"train",
-    "test"}}, "mean": {"train", "test"}} and, for leave-one-domain-out runs, "target": {"name", "test"}.
-    """
+    """Cross-entropy of the network that each client is tested with on its images, in nats, their mean, and
+    that on the images of a left-out domain."""
     if run.args.protocol == "linear":
         raise Stop(f"{run.folder} was trained without labels: its networks have no classifier and no "
                    f"cross-entropy", 2)
     clients, target = {}, {}
     for client, model in run.tested():
         data = client.data
+        on_test = risk(model, data.test, run.args)
         if data.unseen:
-            target = {"target": {"name": data.name, "test": risk(model, data.test, run.args)}}
+            target = {"target": {"name": data.name, "test": on_test}}
         else:
-            on_train = risk(model, data.train, run.args)
-            on_test = risk(model, data.test, run.args)
-            clients[data.name] = {"train": on_train, "test": on_test}
+            clients[data.name] = {"train": risk(model, data.train, run.args), "test": on_test}
     mean = {}
     for part in ("train", "test"):
         mean[part] = float(np.mean([risks[part] for risks in clients.values()]))
@@ -96,7 +90,9 @@ def show(flags) -> dict:
     for rebuilt in all_rebuilt(flags):
         run = local_risks(rebuilt)
         name = run["method"]
-        rounds, losses = curve_of(run["folder"], "loss")
+        losses = {entry["round"]: numbers_of(entry).get("loss") for entry in history(run["folder"])}
+        rounds = [t for t, loss in losses.items() if loss is not None]
+        losses = [losses[t] for t in rounds]
         runs.append(run | {"curve": {"round": rounds, "loss": losses}})
         curves[name] = rounds, losses
         for client, risks in run["clients"].items():
