@@ -3,7 +3,7 @@
     python reproduce_tables.py                          # render what is recorded; nothing is trained
     python reproduce_tables.py --plan --scale laptop    # what is missing, and what it would take
     python reproduce_tables.py --run --only fdse-1 --scale laptop --seeds 3 --jobs 2
-    python reproduce_tables.py --check --sample 10      # does the code of now still give the recorded numbers?
+    python reproduce_tables.py --check --sample 10      # does the code of now give the recorded numbers?
 
 The tables are files in tables/; results/runs.jsonl has a line for each finished run and is only ever appended
 to. What is behind this command line is in reproduce/.
@@ -106,9 +106,9 @@ def wrong_value(flags: argparse.Namespace) -> str:
         return f"--jobs is {flags.jobs}; it must be at least 1 and at most 10000"
     if not 0 < flags.hours < math.inf:
         return f"--hours is {flags.hours:g}; it must be a finite number above 0"
-    for name in ("memory_gb", "sample"):
-        if not 0 <= getattr(flags, name) < math.inf:
-            return f"--{name.replace('_', '-')} is {getattr(flags, name):g}; it must be a finite number at least 0"
+    for name, value in (("--memory-gb", flags.memory_gb), ("--sample", flags.sample)):
+        if not 0 <= value < math.inf:
+            return f"{name} is {value:g}; it must be a finite number at least 0"
     if flags.commands and not flags.plan:
         return "--commands is of --plan; give both"
     if flags.sample and not flags.check:
@@ -145,9 +145,7 @@ def wrong_gpus(flags: argparse.Namespace) -> str:
     valid = valid and len(set(numbers)) == len(numbers)
     if flags.executor == "slurm" and (not valid or len(numbers) > 1):
         return f"--gpus is {flags.gpus}; expected with slurm one number, how many a job asks for"
-    if not valid:
-        return f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"
-    return ""
+    return "" if valid else f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"
 
 
 def work(flags: argparse.Namespace) -> int:
@@ -239,11 +237,11 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
 
 def executor_of(flags: argparse.Namespace) -> Local | Slurm:
     """Who runs the runs."""
-    if flags.executor == "slurm":
-        gpus = int(flags.gpus[0]) if flags.gpus else 1
-        return Slurm(flags.jobs, gpus=gpus, partition=flags.partition, account=flags.account,
-                     hours=flags.hours, memory_gb=flags.memory_gb)
-    return Local(flags.jobs, flags.gpus)
+    if flags.executor == "local":
+        return Local(flags.jobs, flags.gpus)
+    gpus = int(flags.gpus[0]) if flags.gpus else 1
+    return Slurm(flags.jobs, gpus=gpus, partition=flags.partition, account=flags.account, hours=flags.hours,
+                 memory_gb=flags.memory_gb)
 
 
 if __name__ == "__main__":

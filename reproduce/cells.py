@@ -32,19 +32,16 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
     dataset = ["--dataset", block.dataset]
     own = shlex.split(f"{block.flags} {row.flags}")
     of_column = shlex.split(column.flags)
-    if scale == "paper":
-        return run_with(row.module, [*dataset, *own, *of_column], seed)
-    if set(BUDGET) & set(of_column):
-        return None
-    own = without_budget(own)
-    laptop = []
-    if scale == "laptop":
-        laptop = shlex.split(f"{block.laptop} {row.laptop}")
-    flags = [*dataset, *own, "--scale", scale, *laptop, *of_column]
-    smaller = arguments(row.module, tuple(flags))
-    whole = arguments(row.module, (*dataset, *own, *of_column))
-    if dataclasses.replace(smaller, scale="paper") == whole:
-        return None
+    flags = [*dataset, *own, *of_column]
+    if scale != "paper":
+        if set(BUDGET) & set(of_column):
+            return None
+        whole = arguments(row.module, tuple(flags))
+        laptop = shlex.split(f"{block.laptop} {row.laptop}") if scale == "laptop" else []
+        flags = [*dataset, *without_budget(own), "--scale", scale, *laptop, *of_column]
+        smaller = arguments(row.module, tuple(flags))
+        if dataclasses.replace(smaller, scale="paper") == whole:
+            return None
     return run_with(row.module, flags, seed)
 
 
@@ -287,14 +284,10 @@ def found_at(record: dict, column: Column) -> float | None:
     none."""
     value = record
     for part in column.value.split("/"):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    if not isinstance(value, (int, float)):
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, int | float):
         return None
-    if column.kind in ("best", "last", "start"):
-        return 100 * value
-    return float(value)
+    return 100 * value if column.kind in ("best", "last", "start") else float(value)
 
 
 def longest_alone(run: Run, records: Records) -> dict | None:
@@ -313,9 +306,9 @@ def chance(block: Block, column: Column) -> float | None:
     catalogue has no classes."""
     if column.kind not in ("best", "last", "mean"):
         return None
-    if block.dataset not in FOLDERS:  # digits, and MNIST's
-        return 100 / 10
-    classes = FOLDERS[block.dataset].classes
+    classes = range(10)  # of digits, and MNIST's
+    if block.dataset in FOLDERS:
+        classes = FOLDERS[block.dataset].classes
     return 100 / len(classes) if classes else None
 
 

@@ -40,29 +40,25 @@ COMPARED = ("equal", "differs")  # outcomes that say something of the code
 
 @dataclass
 class Begun:
-    """A recorded run that stands for its setting."""
+    """A recorded run that stands for its setting, how many of its rounds are made again, and the seconds that
+    these took."""
 
     record: dict
-    rounds: int  # that are made again
-    seconds: float  # that they took
-
-    @property
-    def setting(self) -> str:
-        return self.record["setting"]
+    rounds: int
+    seconds: float
 
 
 def beginning(record: dict) -> Begun:
-    """How far a recorded run is made again. One that was only tested anew has no seconds of its own."""
+    """How far a recorded run is made again."""
     evaluated, args = record["curve"]["round"], record["args"]
     fifth = evaluated[:EVALUATIONS][-1] if evaluated else args["rounds"]
     rounds = min(args["rounds"], max(fifth, ROUNDS))
-    seconds = sum(record["seconds"].values()) * rounds / args["rounds"]
-    return Begun(record, rounds, STARTUP + seconds)
+    return Begun(record, rounds, STARTUP + sum(record["seconds"].values()) * rounds / args["rounds"])
 
 
 def representatives(records: list[dict]) -> list[Begun]:
-    """Of each setting the run that is best begun again: comparable here, trained and cheap. The cheapest
-    settings come first."""
+    """Of each setting the run that is best begun again: comparable here, trained and not only tested, and
+    cheap. The cheapest settings come first."""
     best = {}
     for record in records:
         begun = beginning(record)
@@ -223,10 +219,10 @@ def note(path: Path, begun: Begun, commit: str, outcome: str, why: str) -> None:
     """Put what came out into checked.json. What cannot be compared here leaves an earlier comparison."""
     with locked(path.with_name(f".{path.name}.lock")):
         checked = read_checked(path)
-        earlier = checked.get(begun.setting, {})
+        earlier = checked.get(begun.record["setting"], {})
         if outcome not in COMPARED and earlier.get("outcome") in COMPARED:
             return
-        checked[begun.setting] = {"outcome": outcome, "method": begun.record["method"],
+        checked[begun.record["setting"]] = {"outcome": outcome, "method": begun.record["method"],
                                   "record": begun.record["id"], "commit": commit,
                                   "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                                   "rounds": begun.rounds, "difference": why}

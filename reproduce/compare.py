@@ -99,6 +99,8 @@ def runs_in(folders: list[str]) -> list[OneRun]:
             raise Stop(f"{folder} has no run with a metrics.jsonl in it: give the output folder of a run", 2)
         for path in here:
             found.setdefault(path.resolve(), path)
+    if not found:
+        raise Stop(f"{folders[0]} is a file: give the output folder of a run", 2)
     return [read(path) for path in found.values()]
 
 
@@ -197,9 +199,8 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
             panel.fill_between(rounds, least, most, color=colour, alpha=0.18, linewidth=0)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.grid(color="0.9", linewidth=0.6)
-    words = ACCURACIES.get(metric, f"{metric}, mean over the clients")
-    if factor == 100 and metric not in ACCURACIES:
-        words = f"test accuracy on {metric} (%)"
+    of_other = f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
+    words = ACCURACIES.get(metric, of_other)
     panel.set(xlabel="round", ylabel=no_formula(words))
     panel.set_title(no_formula(heading(groups)), fontsize=10)
     figure.legend(fontsize=8, loc="outside lower center", frameon=False, ncols=columns)

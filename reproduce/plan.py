@@ -20,6 +20,7 @@ from reproduce.records import Place, Records, Run, by_training
 
 import torch
 from tabulate import tabulate
+from torchvision.datasets import MNIST
 
 LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
@@ -96,11 +97,17 @@ def weights_lacking(weights: str, backbone: str) -> str:
 @functools.cache
 def data_lacking(dataset: str, size: int, place: Place) -> str:
     """Why a dataset cannot be had here, or nothing: neither unpacked, decoded, as archives nor by network."""
-    source = FOLDERS.get(dataset)
-    if source is None or unpacked(place, dataset) or caches_of(place.data, dataset, size):
-        return ""
-    here = find_archives(place, list(source.files))
-    for pattern, (url, _) in source.files.items():
+    sources = {}  # {pattern of a file's name: where it comes from}
+    if dataset.startswith("rotatedmnist"):
+        part = "t10k" if dataset.endswith("t10k") else "train"
+        for name in (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"):
+            sources[name] = MNIST.mirrors[-1] + name
+    elif dataset in FOLDERS:
+        if unpacked(place, dataset) or caches_of(place.data, dataset, size):
+            return ""
+        sources = {pattern: url for pattern, (url, _) in FOLDERS[dataset].files.items()}
+    here = find_archives(place, list(sources))
+    for pattern, url in sources.items():
         if pattern not in here and not answers(url):
             return f"{dataset}: {pattern} is not here and cannot be downloaded from {url}"
     return ""

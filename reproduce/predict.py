@@ -50,17 +50,17 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     starts = tqdm(range(0, len(files), size), unit="batch", disable=len(files) < MANY)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's lock
         for start in starts:
-            names, images = [], []
+            images = {}
             some = files[start:start + size]
             for file, image in zip(some, pool.map(partial(read_image, run=run), some)):
                 if isinstance(image, Exception):
                     problems.append(f"{file} cannot be read as an image ({type(image).__name__})")
                 else:
-                    names.append(file)
-                    images.append(image)
+                    images[file] = image
             if images:
-                p, labels = probabilities(net, torch.stack(images)).max(1)
-                rows += [(file, run.classes[c], v) for file, c, v in zip(names, labels.tolist(), p.tolist())]
+                p, labels = probabilities(net, torch.stack(list(images.values()))).max(1)
+                names = [run.classes[c] for c in labels.tolist()]
+                rows += zip(images, names, p.tolist())
     return rows, problems
 
 
@@ -92,8 +92,8 @@ def probabilities(net: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def files_of(paths: list[str]) -> list[Path]:
-    """The files, and of each folder the images below it by name. What is there and no image by its ending is
-    named; hidden files are not looked at."""
+    """The files, and of each folder the images below it by name; how many files are no images is said. Hidden
+    files are not looked at."""
     files, left_out = [], []
     for path in map(Path, paths):
         if not path.exists():
@@ -103,16 +103,11 @@ def files_of(paths: list[str]) -> list[Path]:
             continue
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if file.is_dir() or hidden:
-                continue
-            if is_image(file.name):
-                files.append(file)
-            else:
-                left_out.append(str(file))
+            if not hidden and not file.is_dir():
+                (files if is_image(file.name) else left_out).append(file)
     if left_out:
-        shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        print(f"predict: {len(left_out)} files are no images by their names and were left out: {shown}",
-              file=sys.stderr)
+        print(f"predict: {len(left_out)} files are no images by their names and were left out, such as "
+              f"{left_out[0]}", file=sys.stderr)
     if not files:
         raise Stop(f"there is no image in {', '.join(paths)}", 2)
     return files

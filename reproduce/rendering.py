@@ -221,7 +221,7 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
 def where_from(table: Table, scale: str) -> str:
     """Where the numbers of a page are from: the published ones, and the runs behind ours."""
     name = table.file_name(scale)
-    ours = f"The runs behind each cell, by their ids in [runs.jsonl](../runs.jsonl): [{name}.csv]({name}.csv)."
+    ours = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
     if scale != "paper":
         return ours
     place = published_place(table.id) or "where they are from"

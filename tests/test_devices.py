@@ -3,7 +3,6 @@ others stand for it."""
 
 import dataclasses
 import os
-from types import SimpleNamespace
 
 import common
 import fedavg
@@ -11,9 +10,7 @@ from plumbing import errors, processes, provenance
 from plumbing.errors import Stop
 from plumbing.settings import choose_device
 from tests.conftest import parsed
-from tests.small_table import record
 
-import numpy as np
 import pytest
 import torch
 

@@ -55,7 +55,8 @@ def test_the_help_explains_commands_and_flags(capsys):
     with pytest.raises(SystemExit):
         main(["tsne", "--help"])
     text = capsys.readouterr().out
-    assert all(f"--{name} " in text for name in "which out json data archives source target images part".split())
+    names = "which out json data archives source target images part".split()
+    assert all(f"--{name} " in text for name in names)
 
 
 def test_a_state_of_another_run_is_one_line(runs, tmp_path, stops):

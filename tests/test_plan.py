@@ -65,7 +65,8 @@ def test_data_and_weights_that_are_not_here(tmp_path, monkeypatch):
     (tmp_path / "downloads" / "Office_Caltech_DA_Dataset-1.zip").write_bytes(b"")
     plan.data_lacking.cache_clear()
     assert plan.unavailable(office, place) == ""
-    pretrained = arguments("fedavg", ("--dataset", "digits", "--backbone", "resnet18", "--weights", "imagenet"))
+    flags = ("--dataset", "digits", "--backbone", "resnet18", "--weights", "imagenet")
+    pretrained = arguments("fedavg", flags)
     assert "ImageNet's weights" in plan.unavailable(pretrained, place)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").write_bytes(b"")

@@ -41,9 +41,8 @@ def counter() -> FlopCounterMode:
 def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """(forward, training step) FLOPs of a network for a batch of `shape` [B, C, H, W], B at least 2.
 
-    A training step is one forward and one backward pass; that of the first layer has no gradient of its
-    input. The optimizer, BN, activations and what a method adds to the loss count nothing (`training_flops`
-    counts the latter). The model is copied and not changed.
+    A training step is one forward and one backward pass. Optimizer, BN, activations and what a method adds to
+    the loss count nothing. The model is copied and not changed.
     """
     model = copy.deepcopy(model)
     x = torch.zeros(shape, device=next(model.parameters()).device)
@@ -88,11 +87,9 @@ def cost_to_reach(folder, accuracy: float, flops_per_image: float, sizes: dict[s
     """What a client has spent, on average, when a run first reaches an accuracy (FedCiR, Table 3); None if it
     never does.
 
-    `accuracy` in (0, 1]; `by`: test "AVG" or "ALL", or "target" (the left-out domain), at the rounds that
-    were evaluated. `sizes`: training images of each client by name (None: from the data). Returns "round";
-    "tflops", 1e12 FLOPs of local training until then, from the images of the rounds that a client took part
-    in; "gb", 1e9 bytes up and down; "memory_mib" and "gpu_memory_mib" (None without a GPU), the peaks of the
-    whole run in MiB. Means are over all clients of the run.
+    `by`: AVG, ALL or target. `sizes`: training images of each client by name (None: from the data). Returns
+    the round; TFLOPs of local training and GB up and down until then, means over the clients; and the peaks
+    of the whole run's memory in MiB.
     """
     if not 0 < accuracy <= 1:
         raise Stop(f"the accuracy to reach is {accuracy}; expected a share such as 0.6", 2)
