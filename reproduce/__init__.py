@@ -2,8 +2,8 @@
 
     methods      the method files by name, and the arguments of their commands
     published    the published numbers, tables/published/*.csv
-    tables       tables/*.toml, read and checked
-    records      runs, and the records of finished ones in results/runs.jsonl
+    tables       tables/*.toml, read
+    records      runs, the records of finished ones in results/runs.jsonl, and what --check has found of them
     statistics   what is said of several seeds
     drawing      what all figures share
     measures/    what the papers measure of a finished run's folder; python -m reproduce.measures
@@ -12,10 +12,9 @@
     scoreboard   the state of all published cells in a picture, a table and a sentence
     rendering    pages, csv, the terminal, the README's block
     measuring    what tables and figures need of the runs' folders
-    origins      the runs behind the cells, and those of an earlier version of the code
-    short_runs   whether changed sources give the same numbers
-    work         how much a run computes, counted on tensors without values
-    throughput   how fast a device computes, by recorded times or a guess
-    cost         what missing runs would take
+    plan         what missing runs would take, and which cannot start here
     runner       runs them, on this machine or a cluster
+    check        whether the code of now still gives the recorded numbers
+
+Commands of their own: compare draws several runs' curves, predict asks a trained network.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from plumbing.catalog import FOLDERS
@@ -13,7 +12,7 @@ from plumbing.settings import identity
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments, short_name
-from reproduce.records import UNKNOWN, Records, Run, alone, committed, work_of
+from reproduce.records import Records, Run, alone, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
@@ -33,19 +32,16 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
     dataset = ["--dataset", block.dataset]
     own = shlex.split(f"{block.flags} {row.flags}")
     of_column = shlex.split(column.flags)
-    if scale == "paper":
-        return run_with(row.module, [*dataset, *own, *of_column], seed)
-    if set(BUDGET) & set(of_column):
-        return None
-    own = without_budget(own)
-    laptop = []
-    if scale == "laptop":
-        laptop = shlex.split(f"{block.laptop} {row.laptop}")
-    flags = [*dataset, *own, "--scale", scale, *laptop, *of_column]
-    smaller = arguments(row.module, tuple(flags))
-    whole = arguments(row.module, (*dataset, *own, *of_column))
-    if dataclasses.replace(smaller, scale="paper") == whole:
-        return None
+    flags = [*dataset, *own, *of_column]
+    if scale != "paper":
+        if set(BUDGET) & set(of_column):
+            return None
+        whole = arguments(row.module, tuple(flags))
+        laptop = shlex.split(f"{block.laptop} {row.laptop}") if scale == "laptop" else []
+        flags = [*dataset, *without_budget(own), "--scale", scale, *laptop, *of_column]
+        smaller = arguments(row.module, tuple(flags))
+        if dataclasses.replace(smaller, scale="paper") == whole:
+            return None
     return run_with(row.module, flags, seed)
 
 
@@ -79,11 +75,10 @@ class Cell:
     printed: list[str]  # what is published: [mean, deviation], [mean] or []
     values: dict[int, float] = field(default_factory=dict)  # by seed
     missing: list[Run] = field(default_factory=list)  # the runs that are not recorded
-    stale: list[Run] = field(default_factory=list)  # the runs whose records are stale
     trials: int = 0  # behind the published mean; 0: not said
     records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
     behind: list[dict] = field(default_factory=list)  # the records that the values are from; of a mean all
-    uncommitted: bool = False  # whether one of these is of code that no commit has
+    differs_now: bool = False  # whether the code of now gives other numbers than one of these
     precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
     elsewhere: bool = False  # a time or cost of another machine, or counted otherwise: no difference is shown
@@ -131,7 +126,7 @@ class FilledBlock:
     @property
     def measured(self) -> bool:
         """Whether any cell has a value."""
-        return any(cell.values for row in self.rows for cell in row.cells)
+        return any(cell.values for cell in cells_in([self]))
 
 
 def filled(table: Table, records: Records, scale: str) -> list[FilledBlock]:
@@ -153,17 +148,15 @@ def judge(blocks: list[FilledBlock]) -> None:
     agreement. A number that is computed without a run agrees if it is the printed one but for its last digit.
     """
     tested = []
-    for block in blocks:
-        for line in block.rows:
-            for cell in line.cells:
-                if cell.difference is None:
-                    continue
-                cell.verdict = "untested"
-                if cell.computed:
-                    last_digit = 10 ** -decimals(cell.printed[0])
-                    cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
-                elif cell.probability is not None:
-                    tested.append(cell)
+    for cell in cells_in(blocks):
+        if cell.difference is None:
+            continue
+        cell.verdict = "untested"
+        if cell.computed:
+            last_digit = 10 ** -decimals(cell.printed[0])
+            cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
+        elif cell.probability is not None:
+            tested.append(cell)
     corrected = statistics.holm([cell.probability for cell in tested])
     for cell, probability in zip(tested, corrected):
         cell.corrected = probability
@@ -171,6 +164,15 @@ def judge(blocks: list[FilledBlock]) -> None:
             cell.verdict = "differs"
         else:
             cell.verdict = "unclear" if cell.probability < statistics.LEVEL else "agrees"
+
+
+def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
+    """All cells of a page."""
+    cells = []
+    for block in blocks:
+        for line in block.rows:
+            cells += line.cells
+    return cells
 
 
 def decimals(printed: str) -> int:
@@ -185,9 +187,6 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
     if not row.implemented:
         return cells
     for cell, column in zip(cells, block.columns):
-        read = column
-        if row.start:
-            read = dataclasses.replace(column, value=f"start/{column.path}")
         cell.computed = column.kind == "cost"
         cell.elsewhere = column.kind in ("seconds", "reach")
         if column.kind in ("cost", "seconds"):
@@ -195,12 +194,13 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
                 fill_without_seeds(cell, column, run_of(block, row, column, scale, 0), records)
         elif column.kind != "mean":
             runs = []
-            recorded = records.seeds_of(row.module, block.dataset, scale)
-            for seed in sorted(recorded | set(seeds)):
+            for seed in sorted(records.seeds_of(row.module, block.dataset, scale) | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
                     runs.append(dataclasses.replace(run, curve=asks_curve(table, column)))
-            fill(cell, read, runs, records, seeds)
+            if row.start:
+                column = dataclasses.replace(column, value=f"start/{column.path}")
+            fill(cell, column, runs, records, seeds)
     fill_means(block, cells)
     return cells
 
@@ -217,20 +217,20 @@ def fill_without_seeds(cell: Cell, column: Column, run: Run, records: Records) -
         cell.values = {0: network_cost(run.module, run.flags)[column.path]}
         return
     record = longest_alone(run, records)
-    seconds = seconds_of_round(record) if record else None
-    if seconds is not None:
-        cell.values = {0: seconds}
-        note_origin(cell, run, record, records)
+    if record and record["last"].get("clients"):
+        client_rounds = record["args"]["rounds"] * len(record["last"]["clients"])
+        cell.values = {0: record["seconds"]["train"] / client_rounds}
+        note_origin(cell, record, records)
 
 
 def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: list[int]) -> None:
     """Put into a cell what is recorded of its runs, one for each seed, at one precision. If seeds that are
-    `asked` for are not among that, their runs are missing that are not recorded at this machine's precision.
-    """
+    `asked` for lack there, their runs are missing that are not recorded at this machine's precision."""
     cell.records = of_one_precision(runs, records)
     for record in cell.records.values():
-        cell.precision = record["args"].get("precision", UNKNOWN)
-    if not set(asked) <= cell.records.keys():
+        cell.precision = record["args"].get("precision", "unknown")
+    whole = {seed for seed, record in cell.records.items() if not records.differs(record)}
+    if not set(asked) <= whole:
         cell.missing = [run for run in runs if run.seed in asked and records.get(run) is None]
     for run in runs:
         record = cell.records.get(run.seed)
@@ -242,7 +242,7 @@ def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: l
             value = found_at(record, column)
         if value is not None:
             cell.values[run.seed] = value
-            note_origin(cell, run, record, records)
+            note_origin(cell, record, records)
 
 
 def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
@@ -257,41 +257,26 @@ def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
     return max(by_precision.values(), key=rank, default={})
 
 
-def note_origin(cell: Cell, run: Run, record: dict, records: Records) -> None:
-    """Keep which record a value is from, and what is to be said of its code."""
+def note_origin(cell: Cell, record: dict, records: Records) -> None:
+    """Keep which record a value is from, and whether the code of now gives it."""
     cell.behind.append(record)
-    if records.stale(record):
-        cell.stale.append(again(run, record))
-    if not committed(record):
-        cell.uncommitted = True
-
-
-def again(run: Run, record: dict) -> Run:
-    """A run to be made anew, at the precision of its record."""
-    precision = record["args"].get("precision", run.precision)
-    flags = run.flags
-    if precision != run.precision:
-        flags = (*flags, "--precision", precision)
-    return dataclasses.replace(run, flags=flags, precision=precision, anew=True)
+    cell.differs_now = cell.differs_now or records.differs(record)
 
 
 def fill_means(block: Block, cells: list[Cell]) -> None:
     """Columns that are the mean of the others have the seeds that all of these have, if they are of one
-    precision, and what is said of their code."""
-    own = []
+    precision."""
+    own, means = [], []
     for cell, column in zip(cells, block.columns):
-        if column.kind != "mean":
-            own.append(cell)
-    for cell, column in zip(cells, block.columns):
-        if column.kind == "mean":
-            if len({other.precision for other in own}) > 1:
-                continue
-            cell.values = statistics.means_over_columns([other.values for other in own])
-            cell.precision = own[0].precision
-            for other in own if cell.values else []:
-                cell.behind += other.behind
-                cell.stale += other.stale
-                cell.uncommitted = cell.uncommitted or other.uncommitted
+        (means if column.kind == "mean" else own).append(cell)
+    if len({cell.precision for cell in own}) > 1:
+        return
+    for cell in means:
+        cell.values = statistics.means_over_columns([other.values for other in own])
+        cell.precision = own[0].precision
+        for other in own if cell.values else []:
+            cell.behind += other.behind
+            cell.differs_now = cell.differs_now or other.differs_now
 
 
 def found_at(record: dict, column: Column) -> float | None:
@@ -299,35 +284,21 @@ def found_at(record: dict, column: Column) -> float | None:
     none."""
     value = record
     for part in column.value.split("/"):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    if not isinstance(value, (int, float)):
+        value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, int | float):
         return None
-    if column.kind in ("best", "last", "start"):
-        return 100 * value
-    return float(value)
+    return 100 * value if column.kind in ("best", "last", "start") else float(value)
 
 
 def longest_alone(run: Run, records: Records) -> dict | None:
     """The record of the longest run of the same network, images and batch that had its machine to itself."""
-    args = dataclasses.asdict(arguments(run.module, run.flags))
-    longest, most = None, 0
+    args = arguments(run.module, run.flags)
+    found = []
     for record in records.by_key.values():
-        theirs, rounds = record["args"], record["args"]["rounds"]
-        same_work = all(theirs.get(name) == args[name] for name in SAME_WORK)
-        same_work = same_work and record["method"] == short_name(run.module)
-        if same_work and alone(record) and rounds > most:
-            longest, most = record, rounds
-    return longest
-
-
-def seconds_of_round(record: dict) -> float | None:
-    """Seconds of training of a client in a round, the mean over a recorded run; None if it does not say."""
-    seconds, clients = record["seconds"].get("train"), record["last"].get("clients")
-    if seconds is None or not clients:
-        return None
-    return seconds / record["args"]["rounds"] / len(clients)
+        same_work = all(record["args"].get(name) == getattr(args, name) for name in SAME_WORK)
+        if same_work and record["method"] == short_name(run.module) and alone(record):
+            found.append(record)
+    return max(found, key=lambda record: record["args"]["rounds"], default=None)
 
 
 def chance(block: Block, column: Column) -> float | None:
@@ -335,44 +306,21 @@ def chance(block: Block, column: Column) -> float | None:
     catalogue has no classes."""
     if column.kind not in ("best", "last", "mean"):
         return None
-    if block.dataset not in FOLDERS:  # digits, and MNIST's
-        return 100 / 10
-    classes = FOLDERS[block.dataset].classes
+    classes = range(10)  # of digits, and MNIST's
+    if block.dataset in FOLDERS:
+        classes = FOLDERS[block.dataset].classes
     return 100 / len(classes) if classes else None
 
 
-# All cells
-
-
-def every_cell(tables: list[Table], records: Records, scale: str,
-               seeds: list[int]) -> Iterator[tuple[Table, Block, Row, list[Cell]]]:
-    """(table, block, row, its cells) of all rows."""
-    for table in tables:
-        for block in table.blocks:
-            for row in block.rows:
-                yield table, block, row, cells_of(table, block, row, records, scale, seeds)
+# What is missing
 
 
 @dataclass
 class Missing:
-    """A run that is not recorded, or not by the code of now, and the tables that need it."""
+    """A run that is not recorded, or not by code that gives its numbers now, and the tables that need it."""
 
     run: Run
     tables: list[str]  # their ids
-
-
-def stale(tables: list[Table], records: Records, scale: str) -> list[Missing]:
-    """The runs whose records are stale, each once, in the tables' order; figures count too."""
-    by_key = {}
-    for table, _, _, cells in every_cell(tables, records, scale, []):
-        for cell in cells:
-            for run in cell.stale:
-                one = by_key.setdefault(run.key, Missing(run, []))
-                if run.curve:
-                    one.run = run
-                if table.id not in one.tables:
-                    one.tables.append(table.id)
-    return list(by_key.values())
 
 
 def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None) -> list[Missing]:
@@ -381,13 +329,21 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
     by_key = {}
     for table in tables:
         asked = list(range(table.trials or 1)) if seeds is None else seeds
-        for _, _, _, cells in every_cell([table], records, scale, asked):
-            for cell in cells:
-                for run in cell.missing:
-                    one = by_key.setdefault(run.key, Missing(run, []))
-                    if run.curve:  # also if another table does without
-                        gaps = run.key in records.by_key
-                        one.run = dataclasses.replace(run, replace=gaps)
-                    if table.id not in one.tables:
-                        one.tables.append(table.id)
+        for run in missing_in(table, records, scale, asked):
+            run = dataclasses.replace(run, replace=run.key in records.by_key)
+            known = by_key.setdefault(run.key, Missing(run, []))
+            if run.curve:  # also if another table does without
+                known.run = run
+            if table.id not in known.tables:
+                known.tables.append(table.id)
     return list(by_key.values())
+
+
+def missing_in(table: Table, records: Records, scale: str, seeds: list[int]) -> list[Run]:
+    """The runs that one table needs and that are not recorded."""
+    runs = []
+    for block in table.blocks:
+        for row in block.rows:
+            for cell in cells_of(table, block, row, records, scale, seeds):
+                runs += cell.missing
+    return runs

@@ -15,16 +15,15 @@ import json
 import math
 import statistics
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop, ending
 from plumbing.files import write_json
 from plumbing.results import no_formula
-from plumbing.runfolder import is_run
-from plumbing.settings import Parser, shown_value
+from plumbing.settings import Parser
 from reproduce.drawing import figure_format, new_figure, write_figure
-from reproduce.measures.finished import name_of
+from reproduce.measures.finished import labels_of, numbers_of
 
 from tabulate import tabulate
 
@@ -32,7 +31,10 @@ from tabulate import tabulate
 # the last one they come again with another stroke.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STROKES = ("-", "--", ":", "-.")
-ACCURACIES = ("ALL", "AVG", "target", "val")
+ACCURACIES = {"target": "accuracy on the left-out domain (%)", "val": "validation accuracy ALL (%)",
+              "ALL": "test accuracy over all images (%)", "AVG": "test accuracy, mean over the clients (%)"}
+
+Rounds = dict[int, dict[str, float]]  # {round: its numbers by name}
 
 
 @dataclass
@@ -41,11 +43,24 @@ class OneRun:
 
     folder: Path
     key: dict  # the arguments that decide its numbers
-    entries: list[dict]  # of metrics.jsonl
+    rounds: Rounds
+    clients: set[str]  # whose accuracies it has
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """{round: value}. Stop if the run has no such metric."""
+        values = {t: numbers[metric] for t, numbers in self.rounds.items() if metric in numbers}
+        if not values:
+            names = {}
+            for numbers in self.rounds.values():
+                names |= dict.fromkeys(numbers)
+            raise Stop(f"{self.folder} has no {metric!r}; it has {', '.join(names)}", 2)
+        return values
 
     @property
-    def rounds(self) -> int:
-        return len(self.entries)
+    def best_round(self) -> int | None:
+        """That of the best validation accuracy, the first of equals."""
+        validated = {t: numbers["val"] for t, numbers in self.rounds.items() if "val" in numbers}
+        return max(validated, key=validated.get) if validated else None
 
 
 @dataclass
@@ -54,16 +69,18 @@ class Group:
 
     label: str
     runs: list[OneRun]
-    curve: dict[int, list[float]]  # of each round that all of them have, the values
+    done: int  # rounds that all of them have
+    curve: dict[int, list[float]]  # of each of these the values
+    best: list[float]  # of each run the value after its best validation round, if that is there
+    last: list[float]
 
     def described(self) -> str:
         """The label, how many seeds, and how far they are if not to the end."""
-        words = self.label
+        words, wanted = self.label, self.runs[0].key["rounds"]
         if len(self.runs) > 1:
             words += f", {len(self.runs)} seeds"
-        done, wanted = min(run.rounds for run in self.runs), self.runs[0].key["rounds"]
-        if done < wanted:
-            words += f", {done} of {wanted} rounds"
+        if self.done < wanted:
+            words += f", {self.done} of {wanted} rounds"
         return words
 
 
@@ -77,181 +94,66 @@ def runs_in(folders: list[str]) -> list[OneRun]:
     for folder in folders:
         if Path(folder).is_file() and len(folders) > 1:
             continue
-        below = sorted(path.parent for path in Path(folder).rglob("metrics.jsonl"))
-        here = [path for path in below if is_run(path)]
+        here = [path.parent for path in sorted(Path(folder).rglob("metrics.jsonl"))]
         if not here:
             raise Stop(f"{folder} has no run with a metrics.jsonl in it: give the output folder of a run", 2)
         for path in here:
             found.setdefault(path.resolve(), path)
     if not found:
         raise Stop(f"{folders[0]} is a file: give the output folder of a run", 2)
-    return [OneRun(path, arguments(path), rounds_of(path)) for path in found.values()]
+    return [read(path) for path in found.values()]
 
 
-def rounds_of(folder: Path) -> list[dict]:
-    """The lines of metrics.jsonl, one for each round that is done. Stop if it has others or none."""
-    path = folder / "metrics.jsonl"
+def read(folder: Path) -> OneRun:
+    """A run from its folder: its arguments from its result, or its settings while it is not finished."""
     try:
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        rounds = [entry["round"] for entry in entries]
-        for entry in entries:
-            check_entry(entry)
-        if entries and rounds == list(range(1, len(entries) + 1)):
-            return entries
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise Stop(f"{path} is damaged, or no round is done: expected one line of metrics for each round", 2)
-
-
-def check_entry(entry: dict) -> None:
-    """KeyError, TypeError or AttributeError unless a line of metrics has what is read of it."""
-    numbers = [entry["val"]["ALL"]] if "val" in entry else []
-    for log in entry["clients"].values():
-        numbers += log.values()
-    test = entry.get("test", {})
-    numbers += test.get("clients", {}).values()
-    numbers += [test[name] for name in ("ALL", "AVG") if name in test]
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError
-
-
-def arguments(folder: Path) -> dict:
-    """The arguments that decide a run's numbers, and its method: from its result, or its settings while it is
-    not finished."""
-    try:
-        result = folder / "result.json"
-        if result.exists():
-            key = dict(json.loads(result.read_text())["args"])
+        if (folder / "result.json").exists():
+            key = json.loads((folder / "result.json").read_text())["args"]
         else:
-            key = dict(json.loads((folder / "settings.json").read_text())["identity"])
-        return key | {"method": str(key["method"]), "rounds": int(key["rounds"])}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise Stop(f"{folder}: neither result.json nor settings.json names its arguments", 2)
-
-
-def value_of(entry: dict, metric: str) -> float | None:
-    """A number of a round's line of metrics: an accuracy, that of a client by its name, or the mean over the
-    clients of what they log; None if the round has none."""
-    if metric == "val":
-        return entry["val"]["ALL"] if "val" in entry else None
-    if metric == "target":
-        return entry.get("target")
-    test = entry.get("test", {})
-    if metric in ("ALL", "AVG"):
-        return test.get(metric)
-    if metric in test.get("clients", {}):
-        return test["clients"][metric]
-    logged = [log[metric] for log in entry["clients"].values() if metric in log]
-    return statistics.mean(logged) if logged else None
-
-
-def curve_of(run: OneRun, metric: str) -> dict[int, float]:
-    """{round: value}. Stop if the run has no such metric."""
-    curve = {}
-    for entry in run.entries:
-        value = value_of(entry, metric)
-        if value is not None:
-            curve[entry["round"]] = value
-    if not curve:
-        raise Stop(f"{run.folder} has no {metric!r}; it has {', '.join(metrics_of(run))}", 2)
-    return curve
-
-
-def metrics_of(run: OneRun) -> list[str]:
-    """The metrics that a run has."""
-    names = {}
-    for entry in run.entries:
-        names |= dict.fromkeys(name for name in ACCURACIES if value_of(entry, name) is not None)
-        names |= dict.fromkeys(entry.get("test", {}).get("clients", {}))
-        for log in entry["clients"].values():
-            names |= dict.fromkeys(log)
-    return list(names)
-
-
-def is_accuracy(metric: str, run: OneRun) -> bool:
-    """Whether a metric is a share of images, shown in percent."""
-    clients = set()
-    for entry in run.entries:
-        clients |= entry.get("test", {}).get("clients", {}).keys()
-    return metric in ACCURACIES or metric in clients
-
-
-def usual_metric(runs: list[OneRun]) -> str:
-    """The accuracy on the left-out domain if all runs have one, else ALL."""
-    if all("target" in metrics_of(run) for run in runs):
-        return "target"
-    return "ALL"
-
-
-# Grouped by what differs
+            key = json.loads((folder / "settings.json").read_text())["identity"]
+        rounds, clients = {}, set()
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            accuracies = entry.get("test", {}).get("clients", {})
+            clients |= accuracies.keys()
+            rounds[entry["round"]] = numbers_of(entry) | accuracies
+        if list(rounds) == list(range(1, len(rounds) + 1)) and rounds and key["method"] and key["rounds"]:
+            return OneRun(folder, key, rounds, clients)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise Stop(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for each "
+               "round", 2)
 
 
 def grouped(runs: list[OneRun], metric: str) -> list[Group]:
-    """A group for each set of arguments, whatever the seed, in the order of the runs; of each run the rounds
-    that all of its group have done."""
+    """A group for each set of arguments, whatever the seed, in the order of the runs."""
     by_arguments = {}
     for run in runs:
         text = json.dumps(run.key | {"seed": None}, sort_keys=True)
-        by_arguments.setdefault(text, []).append(run)
-    members = []
-    for of_group in by_arguments.values():
-        refuse_twice(of_group)
-        shortest = min(of_group, key=lambda run: run.rounds)
-        curve_of(shortest, metric)  # it has to have what is compared
-        done = shortest.rounds
-        members.append([replace(run, entries=run.entries[:done]) for run in of_group])
-    names = labels_of([of_group[0].key for of_group in members])
-    groups = []
-    for name, of_group in zip(names, members):
-        curves = [curve_of(run, metric) for run in of_group]
-        shared = [t for t in curves[0] if all(t in curve for curve in curves)]
-        groups.append(Group(name, of_group, {t: [curve[t] for curve in curves] for t in shared}))
-    return groups
+        members = by_arguments.setdefault(text, {})
+        other = members.setdefault(run.key.get("seed"), run)
+        if other is not run:
+            raise Stop(f"{other.folder} and {run.folder} are the same run: give one of them", 2)
+    every = [list(members.values()) for members in by_arguments.values()]
+    names = labels_of([members[0].key for members in every])
+    return [group_of(name, members, metric) for name, members in zip(names, every)]
 
 
-def refuse_twice(runs: list[OneRun]) -> None:
-    """Stop if two folders hold the same run."""
-    of_seed = {}
-    for run in runs:
-        seed = run.key.get("seed")
-        if seed in of_seed:
-            raise Stop(f"{of_seed[seed].folder} and {run.folder} are the same run (seed {seed}): give one of "
-                       "them", 2)
-        of_seed[seed] = run
-
-
-def labels_of(keys: list[dict]) -> list[str]:
-    """For each set of arguments the method, and where several are of one method, the arguments in which these
-    differ."""
-    plain = [name_of(key["method"], key.get("variant")) for key in keys]
-    labels = []
-    for name, key in zip(plain, keys):
-        same = [other for other, of_other in zip(keys, plain) if of_other == name]
-        different = []
-        for argument in sorted(set().union(*same) - {"seed"}):
-            if any(other.get(argument) != key.get(argument) for other in same):
-                different.append(f"{argument.strip('_')} {shown_value(key.get(argument))}")
-        labels.append(f"{name}, {', '.join(different)}" if different else name)
-    return labels
-
-
-# The table
-
-
-def best_and_last(group: Group, metric: str) -> tuple[list[float], list[float]]:
-    """Of each run the value after its round of the best validation accuracy (the first of equals), if it has
-    one, and after the last round that has a value."""
-    best, last = [], []
-    for run in group.runs:
-        curve = curve_of(run, metric)
-        last.append(curve[max(curve)])
-        validated = [entry for entry in run.entries if "val" in entry]
-        if validated:
-            chosen = max(validated, key=lambda entry: entry["val"]["ALL"])
-            best.append(curve.get(chosen["round"]))
+def group_of(name: str, members: list[OneRun], metric: str) -> Group:
+    """The curve of some runs over the rounds that all of them have done."""
+    done = min(len(run.rounds) for run in members)
+    for run in members:
+        run.rounds = {t: numbers for t, numbers in run.rounds.items() if t <= done}
+    curves = [run.curve(metric) for run in members]
+    shared = [t for t in curves[0] if all(t in curve for curve in curves)]
+    best = [curve.get(run.best_round) for run, curve in zip(members, curves)]
     if None in best:
         best = []
-    return best, last
+    last = [curve[max(curve)] for curve in curves]
+    return Group(name, members, done, {t: [curve[t] for curve in curves] for t in shared}, best, last)
+
+
+# The table and the figure
 
 
 def shown(values: list[float], factor: float) -> str:
@@ -269,33 +171,26 @@ def table(groups: list[Group], metric: str, factor: float) -> str:
     """A row for each curve."""
     rows = []
     for group in groups:
-        best, last = best_and_last(group, metric)
-        done = [run.rounds for run in group.runs]
-        rounds = f"{min(done)} of {group.runs[0].key['rounds']}"
-        rows.append([group.label, len(group.runs), rounds, shown(best, factor), shown(last, factor)])
+        rounds = f"{group.done} of {group.runs[0].key['rounds']}"
+        rows.append([group.label, len(group.runs), rounds, shown(group.best, factor),
+                     shown(group.last, factor)])
     unit = " (%)" if factor == 100 else ""
     heads = [f"{metric}{unit}", "seeds", "rounds", "best validation round", "last round"]
     return tabulate(rows, heads, tablefmt="plain", disable_numparse=True)
 
 
-# The figure
-
-
 def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     """Write the curves to a file: mean, and around it the deviation over the seeds."""
     longest = max(len(group.described()) for group in groups)
-    below = len(groups) > 4 or longest > 40  # many names, or long ones, would cover the curves
     columns = max(1, min(4, 100 // (longest + 8)))  # of names, as many as are as wide as the figure
-    lines = math.ceil(len(groups) / columns)
-    figure = new_figure(7.2, 4.4 + (0.22 * lines if below else 0))
+    figure = new_figure(7.2, 4.4 + 0.22 * math.ceil(len(groups) / columns))
     panel = figure.subplots()
     for i, group in enumerate(groups):
         colour = COLOURS[i % len(COLOURS)]
-        stroke = STROKES[i // len(COLOURS) % len(STROKES)]
         rounds = sorted(group.curve)
         means = [factor * statistics.mean(group.curve[t]) for t in rounds]
-        marker = "o" if len(rounds) < 30 else None
-        panel.plot(rounds, means, stroke, color=colour, linewidth=1.6, marker=marker, markersize=3,
+        panel.plot(rounds, means, STROKES[i // len(COLOURS) % len(STROKES)], color=colour, linewidth=1.6,
+                   marker="o" if len(rounds) < 30 else None, markersize=3,
                    label=no_formula(group.described()))
         if len(group.runs) > 1:
             deviations = [factor * statistics.stdev(group.curve[t]) for t in rounds]
@@ -304,26 +199,12 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
             panel.fill_between(rounds, least, most, color=colour, alpha=0.18, linewidth=0)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.grid(color="0.9", linewidth=0.6)
-    panel.set_axisbelow(True)
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
-    panel.set(xlabel="round", ylabel=no_formula(axis_label(metric, factor)))
+    of_other = f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
+    words = ACCURACIES.get(metric, of_other)
+    panel.set(xlabel="round", ylabel=no_formula(words))
     panel.set_title(no_formula(heading(groups)), fontsize=10)
-    if below:
-        figure.legend(fontsize=8, loc="outside lower center", frameon=False, ncols=columns)
-    else:
-        place = "lower right" if factor == 100 else "upper right"  # where rising and falling curves are not
-        panel.legend(fontsize=8, frameon=False, loc=place)
+    figure.legend(fontsize=8, loc="outside lower center", frameon=False, ncols=columns)
     write_figure(path, figure)
-
-
-def axis_label(metric: str, factor: float) -> str:
-    """accuracy ALL (%), or loss, mean over the clients."""
-    words = {"target": "accuracy on the left-out domain (%)", "val": "validation accuracy ALL (%)",
-             "ALL": "test accuracy over all images (%)", "AVG": "test accuracy, mean over the clients (%)"}
-    if metric in words:
-        return words[metric]
-    return f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
 
 
 def heading(groups: list[Group]) -> str:
@@ -331,10 +212,9 @@ def heading(groups: list[Group]) -> str:
     keys = [group.runs[0].key for group in groups]
     words = []
     for name in ("dataset", "protocol", "target", "scale"):
-        values = {key.get(name) for key in keys}
+        values = {str(key.get(name)) for key in keys}
         if len(values) == 1 and values != {"all"}:
-            value = str(values.pop())
-            words.append(f"{value} scale" if name == "scale" else value)
+            words.append(values.pop() + (" scale" if name == "scale" else ""))
     if any(len(group.runs) > 1 for group in groups):
         words.append("band: sample deviation over the seeds")
     return ", ".join(words)
@@ -350,9 +230,11 @@ def main(argv: list[str] | None = None) -> None:
         if flags.out:
             figure_format(flags.out)
         runs = runs_in(flags.folders)
-        metric = flags.metric or usual_metric(runs)
+        with_target = all("target" in run.rounds[max(run.rounds)] for run in runs)
+        metric = flags.metric or ("target" if with_target else "ALL")
         groups = grouped(runs, metric)
-        factor = 100 if all(is_accuracy(metric, run) for run in runs) else 1
+        is_accuracy = metric in ACCURACIES or all(metric in run.clients for run in runs)
+        factor = 100 if is_accuracy else 1
         print(table(groups, metric, factor))
         if flags.out:
             draw(groups, metric, factor, flags.out)
@@ -384,11 +266,9 @@ def numbers(groups: list[Group], metric: str) -> dict:
     """The curves, for a program: of each the folders, the rounds, and at each round the seeds' values."""
     curves = []
     for group in groups:
-        best, last = best_and_last(group, metric)
-        rounds = sorted(group.curve)
         curves.append({"label": group.label, "folders": [str(run.folder) for run in group.runs],
-                       "seeds": [run.key.get("seed") for run in group.runs], "round": rounds,
-                       "values": [group.curve[t] for t in rounds], "best": best, "last": last})
+                       "seeds": [run.key.get("seed") for run in group.runs], "round": list(group.curve),
+                       "values": list(group.curve.values()), "best": group.best, "last": group.last})
     return {"metric": metric, "curves": curves}
 
 

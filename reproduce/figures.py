@@ -11,7 +11,7 @@ from pathlib import Path
 
 import common
 from plumbing.catalog import FOLDERS
-from reproduce.cells import Cell, FilledBlock, FilledRow
+from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in
 from reproduce.drawing import new_figure, plot_curve, write_figure
 from reproduce.statistics import means_over_columns
 from reproduce.tables import Table
@@ -65,10 +65,7 @@ def mean_of(blocks: list[FilledBlock], title: str) -> FilledBlock:
 
 def seeds_in(blocks: list[FilledBlock]) -> str:
     """1 seed, 3 seeds, 1 to 3 seeds: those behind the lines of a figure."""
-    counts = set()
-    for block in blocks:
-        for line in block.rows:
-            counts |= {len(cell.records) for cell in line.cells if cell.records}
+    counts = {len(cell.records) for cell in cells_in(blocks) if cell.records}
     least, most = min(counts), max(counts)
     many = str(most) if least == most else f"{least} to {most}"
     return "1 seed" if many == "1" else f"{many} seeds"
@@ -77,11 +74,7 @@ def seeds_in(blocks: list[FilledBlock]) -> str:
 def has_something(table: Table, block: FilledBlock) -> bool:
     """Whether a row has a record; for a line over a parameter two, else there is nothing to see."""
     least = 2 if table.figure == "parameter" else 1
-    for line in block.rows:
-        recorded = [cell for cell in line.cells if cell.records]
-        if len(recorded) >= least:
-            return True
-    return False
+    return any(sum(bool(cell.records) for cell in line.cells) >= least for line in block.rows)
 
 
 def draw_curves(panel, block: FilledBlock, axis: str) -> None:
@@ -167,11 +160,14 @@ def draw_radar(panel, block: FilledBlock, images: dict[str, int]) -> None:
     domain that value, and how many test images it is of."""
     by_row = {}  # of each method's runs the accuracies {domain: accuracy}
     for line in block.rows:
-        records = line.cells[0].records.values()
-        if records:
-            by_row[line.row.method] = [record["best"]["clients"] for record in records]
-    domains = shared_domains(by_row)
-    means = {name: mean_accuracies(runs, domains) for name, runs in by_row.items()}
+        runs = [record["best"]["clients"] for record in line.cells[0].records.values()]
+        if runs:
+            by_row[line.row.method] = runs
+    every = sum(by_row.values(), [])
+    domains = [domain for domain in every[0] if all(domain in run for run in every)]
+    means = {}
+    for name, runs in by_row.items():
+        means[name] = np.array([statistics.mean(run[domain] for run in runs) for domain in domains])
     largest = np.max(list(means.values()), axis=0)
     largest[largest == 0] = 1
     angles = 2 * np.pi * np.arange(len(domains)) / len(domains)
@@ -187,19 +183,3 @@ def draw_radar(panel, block: FilledBlock, images: dict[str, int]) -> None:
     panel.set_xticks(angles, ticks, fontsize=7)
     panel.tick_params(axis="x", pad=14)  # three lines do not reach into the circle
     panel.set_yticklabels([])
-
-
-def mean_accuracies(runs: list[dict], domains: list[str]) -> np.ndarray:
-    """The mean accuracy over runs on each domain."""
-    means = []
-    for domain in domains:
-        means.append(statistics.mean(run[domain] for run in runs))
-    return np.array(means)
-
-
-def shared_domains(by_row: dict[str, list[dict]]) -> list[str]:
-    """The domains of the first run that all runs have."""
-    runs = []
-    for of_row in by_row.values():
-        runs += of_row
-    return [domain for domain in runs[0] if all(domain in run for run in runs)]

@@ -11,14 +11,13 @@ import shlex
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.files import locked
 from plumbing.runfolder import folder_of
 from reproduce.cells import run_of
 from reproduce.measures.command import main as measure
 from reproduce.measures.finished import rebuilt
 from reproduce.measures.overhead import cost_to_reach, training_flops
 from reproduce.methods import ROOT, arguments
-from reproduce.records import Place, Records, Run, sources_of
+from reproduce.records import Place, Records, Run
 from reproduce.tables import Table
 
 REACHED = 0.6  # the accuracy of FedCiR's Table 3
@@ -42,52 +41,36 @@ def folder_of_run(run: Run) -> Path:
     return ROOT / folder_of(args)
 
 
-# Figures
-
-
 def make_figure(table: Table, records: Records, out: Path, scale: str, place: Place) -> list[str]:
-    """Draw a figure of the blocks all of whose runs, of seed 0, are recorded; returns what went wrong, or
-    nothing."""
+    """Draw a figure of the blocks all of whose runs, of seed 0, are recorded, unless it is newer than these
+    runs; returns what went wrong, or nothing."""
     folders = []
     for block in table.blocks:
         runs = [run_of(block, row, block.columns[0], scale, 0) for row in block.rows if row.implemented]
         if all(run is not None and records.get(run) for run in runs):
             folders += [folder_of_run(run) for run in runs]
-    if not folders:
-        return []
-    return draw_from_folders(table, folders, out / "figures" / f"{table.file_name(scale)}.png", place)
-
-
-def draw_from_folders(table: Table, folders: list[Path], path: Path, place: Place) -> list[str]:
-    """Let reproduce.measures draw a figure, unless it is newer than its runs; returns what went wrong, or
-    nothing."""
-    results = [folder / "result.json" for folder in folders]
-    gone = [str(folder) for folder, result in zip(folders, results) if not result.exists()]
-    if gone and path.exists():
+    path = out / "figures" / f"{table.file_name(scale)}.png"
+    gone = [str(folder) for folder in folders if not (folder / "result.json").exists()]
+    if not folders or (gone and path.exists()):
         return []
     if gone:
         return [f"{table.id}: the runs are recorded, but not here is {', '.join(gone)}"]
-    if path.exists() and path.stat().st_mtime > max(result.stat().st_mtime for result in results):
+    newest = max((folder / "result.json").stat().st_mtime for folder in folders)
+    if path.exists() and path.stat().st_mtime > newest:
         return []
     what, *flags = shlex.split(table.measure)
-    command = [what, *map(str, folders), *flags, "--out", str(path)]
-    if what != "curve":
-        command += ["--data", place.data, "--archives", place.archives]
     said = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
         try:
-            measure(command)
+            measure([what, *map(str, folders), *flags, "--out", str(path), *place.flags])
         except SystemExit:
             return [f"{table.id}: {said.getvalue().strip()}"]
     return []
 
 
-# FedCiR's Table 3
-
-
 def make_reach(table: Table, records: Records, scale: str, seeds: list[int], place: Place) -> list[str]:
-    """Measure the recorded runs of a table that are not in reach.jsonl; returns a line for each that cannot
-    be measured."""
+    """Measure the recorded runs of FedCiR's Table 3 that are not in reach.jsonl; returns a line for each that
+    cannot be measured."""
     problems = []
     for block in table.blocks:
         for row in block.rows:
@@ -101,19 +84,14 @@ def make_reach(table: Table, records: Records, scale: str, seeds: list[int], pla
                 except Stop as stop:
                     problems.append(f"{table.id}, {row.method}: {stop}")
                     continue
-                append_reach(records.path, record, spent)
+                line = {"id": record["id"], "finished": record["finished"], "reach": spent}
+                with open(records.path.with_name("reach.jsonl"), "a") as file:
+                    file.write(json.dumps(line) + "\n")
     return problems
 
 
-def append_reach(records: Path, record: dict, spent: dict[str, float]) -> None:
-    """A line of reach.jsonl beside the records."""
-    with locked(records.with_name(".reach.jsonl.lock")), open(records.with_name("reach.jsonl"), "a") as file:
-        line = {"id": record["id"], "sources": " ".join(sources_of(record)), "reach": spent}
-        file.write(json.dumps(line) + "\n")
-
-
 def reach(folder: Path, place: Place) -> dict[str, float]:
-    """FedCiR's Table 3: what a client spends until the mean over the clients is 60%; empty if it never is."""
+    """What a client spends until the mean over the clients is 60%; empty if it never is."""
     per_image = training_flops(rebuilt(folder, "last", place.data, place.archives))
     spent = cost_to_reach(folder, REACHED, per_image, data=place.data, archives=place.archives)
     if spent is None:

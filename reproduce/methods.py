@@ -6,24 +6,25 @@ import contextlib
 import functools
 import importlib
 import io
+from pathlib import Path
 from types import ModuleType
 
 import common
 from plumbing.errors import Stop
 from plumbing.settings import Args
-from plumbing.sources import ROOT
 from plumbing.trained import file_of, is_method, method
 
 __all__ = ["ROOT", "arguments", "builder_of", "file_of", "is_method", "method", "modules", "short_name"]
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def short_name(module: str) -> str:
-    """The name that a method has in its records: fedbn of baselines.fedbn."""
-    return module.rpartition(".")[2]
+    """The name that a method has in its records: fedbn of baselines.fedbn, but official.fdse."""
+    return module.removeprefix("baselines.")
 
 
 def modules() -> list[str]:
-    """All methods of this repository, by the names of their modules."""
+    """All methods of this repository but those of official/, by the names of their modules."""
     found = []
     for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("baselines/*.py"))]:
         if "\nclass Client" in path.read_text() and path.stem != "common":

@@ -28,7 +28,7 @@ from plumbing.settings import Parser
 
 import numpy as np
 import torch
-from PIL import UnidentifiedImageError
+from tabulate import tabulate
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -47,24 +47,20 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
                    "common.load_run returns it, common.fit_linear fits a classifier to them", 2)
     rows, problems = [], []
     size = common.evaluation_batch(run.args)
-    bar = tqdm(total=len(files), unit="image", desc="predicting", disable=len(files) < MANY)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, bar:  # decoding releases Python's lock
-        for start in range(0, len(files), size):
-            names, images = [], []
+    starts = tqdm(range(0, len(files), size), unit="batch", disable=len(files) < MANY)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's lock
+        for start in starts:
+            images = {}
             some = files[start:start + size]
             for file, image in zip(some, pool.map(partial(read_image, run=run), some)):
                 if isinstance(image, Exception):
-                    why = image or type(image).__name__
-                    if isinstance(image, UnidentifiedImageError):
-                        why = "it is none"
-                    problems.append(f"{file} cannot be read as an image ({why})")
+                    problems.append(f"{file} cannot be read as an image ({type(image).__name__})")
                 else:
-                    names.append(file)
-                    images.append(image)
+                    images[file] = image
             if images:
-                p, labels = probabilities(net, torch.stack(images)).max(1)
-                rows += [(file, run.classes[c], v) for file, c, v in zip(names, labels.tolist(), p.tolist())]
-            bar.update(len(some))
+                p, labels = probabilities(net, torch.stack(list(images.values()))).max(1)
+                names = [run.classes[c] for c in labels.tolist()]
+                rows += zip(images, names, p.tolist())
     return rows, problems
 
 
@@ -96,8 +92,8 @@ def probabilities(net: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def files_of(paths: list[str]) -> list[Path]:
-    """The files, and of each folder the images below it by name. What is there and no image by its ending is
-    named; hidden files are not looked at."""
+    """The files, and of each folder the images below it by name; how many files are no images is said. Hidden
+    files are not looked at."""
     files, left_out = [], []
     for path in map(Path, paths):
         if not path.exists():
@@ -107,31 +103,14 @@ def files_of(paths: list[str]) -> list[Path]:
             continue
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if file.is_dir() or hidden:
-                continue
-            if is_image(file.name):
-                files.append(file)
-            else:
-                left_out.append(str(file))
+            if not hidden and not file.is_dir():
+                (files if is_image(file.name) else left_out).append(file)
     if left_out:
-        shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        print(f"predict: {len(left_out)} files are no images by their names and were left out: {shown}",
-              file=sys.stderr)
+        print(f"predict: {len(left_out)} files are no images by their names and were left out, such as "
+              f"{left_out[0]}", file=sys.stderr)
     if not files:
         raise Stop(f"there is no image in {', '.join(paths)}", 2)
     return files
-
-
-def refuse_foreign(path: Path) -> None:
-    """Stop if `--csv` is something else than a table of predictions: it would be lost."""
-    if not path.exists():
-        return
-    if path.is_file():
-        with open(path, "rb") as file:
-            if file.readline().strip() == ",".join(COLUMNS).encode():
-                return
-    raise Stop(f"--csv {path} is there and no table of predictions: give another file; nothing was changed",
-               2)
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
@@ -145,19 +124,14 @@ def write_csv(path: Path, rows: list[Row]) -> None:
 
 def table(rows: list[Row]) -> str:
     """A line for each image, for people."""
-    width = max(len(c) for _, c, _ in [*rows, ("", "class", 0)])
-    lines = [f"{'class':{width}}  probability  file"]
-    for file, c, p in rows:
-        lines.append(f"{c:{width}}  {p:11.4f}  {file}")
-    return "\n".join(lines)
+    lines = [[c, f"{p:.4f}", str(file)] for file, c, p in rows]
+    return tabulate(lines, ["class", "probability", "file"], tablefmt="plain", disable_numparse=True)
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage, 1 if a file cannot be read."""
     try:
         flags = parsed(argv)
-        if flags.csv:
-            refuse_foreign(Path(flags.csv))
         files = files_of(flags.images)
         net = common.load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
                               archives=flags.archives, any_code=flags.any_code)

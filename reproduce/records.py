@@ -1,9 +1,8 @@
 """Runs and the records of finished runs: results/runs.jsonl, a line for each, only ever appended to.
 
 A run is known by its method and the arguments that decide its numbers, so that one which serves several
-tables is run once. Of several records of a run the newest counts. One that was computed by other sources than
-the method's file and its imports of now is stale; one that does not say by which is by unknown code and as
-stale, and its commit is that of the end of its run.
+tables is run once. Of several records of a run the newest counts. Beside the records lie checked.json, which
+says whether the code of now still gives their numbers (check.py), and reach.jsonl, FedCiR's Table 3.
 """
 
 from __future__ import annotations
@@ -14,34 +13,37 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.runfolder import code_of
-from plumbing.settings import SCALES, Args
-from plumbing.sources import equivalent_to, hash_of
+from plumbing.results import id_of
+from plumbing.settings import Args
 from reproduce.methods import method, short_name
 
 SCHEMA = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "bytes": dict, "finished": str, "versions": dict, "hardware": dict}
-NUMBERS = ("best", "last", "curve", "logs", "seconds", "bytes")  # the parts that are numbers throughout
-SHARES = ("best", "last")  # those of them whose numbers are accuracies
-GAPS = ("curve", "logs")  # those of them that may have gaps
-NEEDED = ("dataset", "scale", "seed", "rounds")  # arguments that every record has; others may be younger
-UNKNOWN = "unknown"  # in the place of sources
+NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
 BUSY = 0.5  # processes beside a run with which it is no longer alone on its machine
+# {method: {a field that its file no longer has: the value that the file still has}}.
+REMOVED: dict[str, dict] = {}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs find data, compute, and leave their results."""
+    """Where runs find data, and leave their results."""
 
     data: str = "data"
     archives: str = ""
     record: str = "results/runs.jsonl"
-    device: str = ""  # of their --device; empty: their own choice
+
+    @property
+    def flags(self) -> list[str]:
+        """The folders of the data as flags of a run."""
+        given = ["--data", self.data]
+        if self.archives:
+            given += ["--archives", self.archives]
+        return given
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,7 @@ class Run:
     seed: int
     work: str  # see work_of
     precision: str
-    anew: bool = False  # again, though there is a stale record of it
-    replace: bool = False  # and its output folder, which other code has filled
+    replace: bool = False  # what an earlier run has left in its output folder
     curve: bool = True  # with the test parts in every evaluation, for a curve; else where tables need them
     training: str = ""  # as work, without the flags that act at test time alone
 
@@ -67,9 +68,9 @@ class Run:
     def words(self) -> list[str]:
         """What stands behind `python`."""
         start = ["-m", self.module] if "." in self.module else [f"{self.module}.py"]
-        again = ["--no-resume"] if self.replace else []
         tested = [] if self.curve else ["--test-rounds", "best"]
-        return [*start, *self.flags, "--seed", str(self.seed), *tested, *again]
+        anew = ["--no-resume"] if self.replace else []
+        return [*start, *self.flags, "--seed", str(self.seed), *tested, *anew]
 
     @property
     def command(self) -> str:
@@ -84,69 +85,84 @@ def by_training(runs: list[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def work_of(name: str, cls: type[Args], args: dict, at_test: bool = True) -> str:
-    """What a run computes: the method and all arguments that decide numbers, except the device and the
-    precision; without `at_test` except those too that act on a trained run's target alone.
-
-    `args` is a run's identity. A field that an older record lacks has its default, one that `cls` lacks does
-    not count, and a value that `cls` derives from others is the derived one, also where an older record has
-    what stood for it.
-    """
+def known_arguments(cls: type[Args], args: dict) -> Args:
+    """Recorded arguments as `cls` has them now. Missing fields get defaults; unknown fields are ignored."""
     known = {}
     for f in dataclasses.fields(cls):
         if f.metadata["numbers"] and f.name in args:
             known[f.name] = args[f.name]
-    whole = cls(**known)
+    return cls(**known)
+
+
+def work_of(name: str, cls: type[Args], args: dict, at_test: bool = True) -> str:
+    """What a run computes: the method and all arguments that decide numbers, except the device and the
+    precision; without `at_test` except those too that act on a trained run's target alone."""
+    settled = known_arguments(cls, args)
     values = {}
     for f in dataclasses.fields(cls):
         left_out = f.name in ("device", "precision") or (f.metadata["at_test"] and not at_test)
         if f.metadata["numbers"] and not left_out:
-            values[f.name] = getattr(whole, f.name)
+            values[f.name] = getattr(settled, f.name)
     return json.dumps([name, values], sort_keys=True)
+
+
+def moved(record: dict) -> dict:
+    """A record whose method's file has lost fields since. At the value that the file still has they are
+    dropped; at another one the record is of official/."""
+    removed = REMOVED.get(record["method"], {})
+    args = record["args"]
+    if all(args.get(name, value) == value for name, value in removed.items()):
+        kept = {name: value for name, value in args.items() if name not in removed}
+        return record | {"args": kept}
+    name = f"official.{record['method']}"
+    return record | {"method": name, "args": removed | args | {"method": name}}
+
+
+def setting_of(record: dict) -> str:
+    """What the records of one setting share: a hash of all arguments but seed, target and rate."""
+    return id_of({name: value for name, value in record["args"].items() if name not in NOT_OF_SETTING})
 
 
 class Records:
     """The newest record of each run of a JSONL file; lines that are none are named in `damaged` and count for
-    nothing.
-
-    Beside it, reach.jsonl has what was measured of the runs' folders for FedCiR's Table 3.
-    """
+    nothing."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.every: list[dict] = []
         self.by_key: dict[str, dict] = {}
         self.by_work: dict[str, dict[str, dict]] = {}  # {work: {precision: record}}
-        self.same: dict[str, set[str]] = {}  # of each method the sources that give the numbers of now
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
-        self.count = 0
         self.damaged: list[str] = []
         for number, line in lines_of(path):
             try:
                 self.add(line)
             except (Stop, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
                 self.damaged.append(f"{path}, line {number} is skipped: {str(e)[:80]}")
+        self.checked = read_checked(path.with_name("checked.json"))
         self.reach = read_reach(path.with_name("reach.jsonl"))
 
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
-        record = json.loads(line)
-        check_record(record)
+        record = json.loads(line, parse_constant=refuse_number)
+        for field, kind in SCHEMA.items():
+            if not isinstance(record.get(field), kind):
+                raise ValueError(f"{field} is missing or of another type")
+        record = moved(record) | {"setting": setting_of(record)}
         name, args = record["method"], record["args"]
-        work, precision = work_of(name, method(name).Args, args), args.get("precision", UNKNOWN)
+        work, precision = work_of(name, method(name).Args, args), args.get("precision", "unknown")
+        self.seeds.setdefault((name, args["dataset"], args["scale"]), set()).add(args["seed"])
         key = f"{work} {precision}"
         if key not in self.by_key or self.by_key[key]["finished"] <= record["finished"]:
             self.by_key[key] = record
             self.by_work.setdefault(work, {})[precision] = record
-        self.seeds.setdefault((name, args["dataset"], args["scale"]), set()).add(args["seed"])
-        self.count += 1
+        self.every.append(record)
 
     def get(self, run: Run) -> dict | None:
-        """The newest record of a run, with its whole curve if that is needed; of one that is to be made anew
-        only if it is not stale."""
+        """The newest record of a run, with its whole curve if that is needed; none that the code of now does
+        not give."""
         record = self.by_key.get(run.key)
-        if record and run.curve and has_gaps(record):
-            return None
-        if record and run.anew and self.stale(record):
+        if record is None or (run.curve and has_gaps(record)) or self.differs(record):
             return None
         return record
 
@@ -159,31 +175,26 @@ class Records:
             return {name: record for name, record in found.items() if name == run.precision}
         return found
 
-    def stale(self, record: dict) -> bool:
-        """Whether other code computed it, or a part of it, than that of now."""
-        name = record["method"]
-        if name not in self.same:
-            self.same[name] = equivalent_to(hash_of(Path(method(name).__file__).resolve()))
-        return not set(sources_of(record)) <= self.same[name]
+    def check_of(self, record: dict) -> dict:
+        """What --check has found for a record's setting since the record was made; empty if nothing."""
+        found = self.checked.get(record["setting"], {})
+        return found if record["finished"] <= found.get("date", "") else {}
+
+    def differs(self, record: dict) -> bool:
+        """Whether the code of now gives other numbers than a record's."""
+        return self.check_of(record).get("outcome") == "differs"
 
     def reach_of(self, record: dict) -> dict[str, float] | None:
         """What reach.jsonl has of a record; None if it was not measured."""
-        return self.reach.get((record["id"], " ".join(sources_of(record))))
+        return self.reach.get((record["id"], record["finished"]))
 
     def seeds_of(self, module: str, dataset: str, scale: str) -> set[int]:
         """The seeds of which a method has records, so that nothing else is looked for."""
         return self.seeds.get((short_name(module), dataset, scale), set())
 
 
-def sources_of(record: dict) -> list[str]:
-    """The sources that computed a record, one for each start of its run."""
-    found = [part["sources"] for part in record.get("code", [])]
-    return found or [record.get("sources", UNKNOWN)]
-
-
-def committed(record: dict) -> bool:
-    """Whether its commit is known and was without changes."""
-    return bool(record.get("commit")) and record.get("uncommitted_changes") is False
+def refuse_number(text: str) -> None:
+    raise ValueError(f"{text} is no finite number")
 
 
 def alone(record: dict) -> bool:
@@ -212,15 +223,23 @@ def command_of(record: dict) -> str:
     return words
 
 
+def read_checked(path: Path) -> dict[str, dict]:
+    """{setting: what --check has found}; nothing if there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as e:
+        raise Stop(f"{path} is damaged ({e}): delete it, --check makes it again", 2)
+
+
 def read_reach(path: Path) -> dict[tuple[str, str], dict[str, float]]:
-    """{(id of a run, its sources): what a client spends until the accuracy is reached}; damaged lines are
-    left out."""
+    """{(id of a run, when it was finished): what a client spends until the accuracy is reached}."""
     reach = {}
     for _, line in lines_of(path):
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
             measured = json.loads(line)
-            spent = {name: float(value) for name, value in measured["reach"].items()}
-            reach[measured["id"], measured["sources"]] = spent
+            reach[measured["id"], measured["finished"]] = measured["reach"]
     return reach
 
 
@@ -237,56 +256,3 @@ def has_gaps(record: dict) -> bool:
     args, curve = record["args"], record["curve"]
     evaluated = math.ceil(args["rounds"] / args.get("eval_every", 1))
     return 0 < len(curve.get("round", [])) < evaluated or None in curve.get("ALL", [])
-
-
-def check_record(record: dict) -> None:
-    """ValueError unless it has what a run records: fields and arguments of their types, and finite
-    numbers."""
-    for name, kind in SCHEMA.items():
-        if not isinstance(record.get(name), kind):
-            raise ValueError(f"{name} is missing or of another type")
-    check_arguments(method(record["method"]).Args, record["args"])
-    code_of(record.get("code", []))
-    for name in ("sources", "commit"):
-        if not isinstance(record.get(name), str | None):
-            raise ValueError(f"{name} is {record[name]!r}")
-    for part in NUMBERS:
-        for path, value in leaves(record.get(part, {})):
-            check_number(part, path, value)
-
-
-def check_arguments(cls: type[Args], args: dict) -> None:
-    """ValueError if a recorded argument is of another type or one that every record has is missing."""
-    for f in dataclasses.fields(cls):
-        if f.name not in args:
-            if f.name in NEEDED:
-                raise ValueError(f"the argument {f.name} is missing")
-            continue
-        value, kind = args[f.name], type(f.default)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"the argument {f.name} is {value!r}")
-    if args["scale"] not in SCALES:
-        raise ValueError(f"the scale is {args['scale']!r}")
-
-
-def check_number(part: str, path: str, value) -> None:
-    """ValueError if a value in this part of a record is not finite, or no share where it is an accuracy."""
-    if value is None and part in GAPS:
-        return
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{part}/{path} is {value!r}")
-    if part in SHARES and path != "round" and not 0 <= value <= 1:
-        raise ValueError(f"{part}/{path} is {value!r}, no share")
-
-
-def leaves(value, path: str = "") -> Iterator[tuple[str, object]]:
-    """(path, value) of everything in dictionaries and lists that is neither."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    else:
-        yield path, value
-        return
-    for name, inner in items:
-        yield from leaves(inner, f"{path}/{name}".lstrip("/"))

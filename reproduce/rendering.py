@@ -8,16 +8,15 @@ import io
 import json
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import write_whole
 from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
-from reproduce.cells import Cell, FilledBlock, FilledRow, chance, filled, run_of
+from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.methods import ROOT
-from reproduce.records import UNKNOWN, Records, command_of, sources_of
+from reproduce.records import Records, command_of
 from reproduce.scoreboard import outcome, sentence, strip_of
 from reproduce.statistics import paired, published_order
 from reproduce.tables import PAPERS, Row, Table
@@ -30,12 +29,12 @@ OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "Fe
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
-CODE_MARKS = "† was run with an earlier version of the method's code, ‡ with code that no commit has."
+CODE_MARK = "† the code of now gives other numbers (`reproduce_tables.py --check`)."
 LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), difference and marks; - is not "
           "printed or not measured. = no difference is found, * it differs (Welch's test, corrected by Holm "
           "to 5% for all tests of a page together), ~ it differs by its own test alone, ? cannot be tested "
-          f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARKS}")
-SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARKS} The last "
+          f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARK}")
+SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
                   "rows: guessing one of the classes, and whether the rows are in the published order: "
                   "Kendall's tau with the paper (1: the same order, -1: its reverse), 95% of it over "
                   "resampled seeds (from three seeds on), the probability p that a random order does as "
@@ -44,29 +43,9 @@ SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not me
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
             "deviation", "seeds", "values", "difference", "verdict", "corrected_probability", "precision",
-            "other_code", "uncommitted", "runs", "sources", "commits", "module"]
+            "differs_now", "runs", "commits", "module"]
 PICTURE = ("A square for each published cell: no difference found, unclear, differs, not testable, laptop "
            "only, not run")
-
-
-@dataclass
-class Page:
-    """A table at a scale, as markdown."""
-
-    scale: str
-    name: str
-    text: str
-    part: str  # of results/README.md
-    measured: bool  # whether any cell has a value
-
-
-@dataclass
-class Picture:
-    """A figure at a scale."""
-
-    scale: str
-    table: Table
-    name: str  # of its file
 
 
 # All tables
@@ -75,41 +54,53 @@ class Picture:
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
     """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md and the scoreboard
     into `out`; returns the text for the terminal."""
-    shown, pages, pictures, blocks_of = [], [], [], {}
+    shown, strips = [], {}
+    parts = {scale: [[], [], []] for scale in SCALES}  # of README.md: pages, figures, links to empty pages
     for scale in SCALES:
+        pages, pictures, empty = parts[scale]
         for table in tables:
             blocks = filled(table, records, scale)
             name = table.file_name(scale)
             if table.figure:
                 path = out / "figures" / f"{name}.png"
                 if figures.draw(table, blocks, path, scale):
-                    pictures.append(Picture(scale, table, path.name))
+                    image = f"![{table.title}](figures/{path.name})"
+                    pictures += [f"### {title(table, scale)}", image, *table.notes]
                     shown.append(f"{title(table, scale)}: {path}")
                 continue
-            blocks_of[table.id, scale] = blocks
+            strips.setdefault(table.id, (table, []))[1].append(blocks)
             measured = any(block.measured for block in blocks)
+            write_page(out / "tables", table, blocks, scale, scale == "paper" or measured)
+            if measured:
+                page = "\n\n".join([f"# {title(table, scale)}", *contents(table, blocks, scale)])
+                pages.append(page.replace("\n## ", "\n#### ").replace("# ", "### ", 1).strip())
+            elif scale == "paper":
+                empty.append(f"[{name}](tables/{name}.md)")
             if scale == "paper" or measured:
-                page = Page(scale, name, as_markdown(table, blocks, scale),
-                            as_part(table, blocks, scale), measured)
-                write_text(out / "tables" / f"{name}.md", page.text)
-                write_text(out / "tables" / f"{name}.csv", as_csv(table, blocks, scale))
-                pages.append(page)
                 shown.append(as_text(table, blocks, scale))
-            else:
-                for ending in ("md", "csv"):  # of records that are no longer its own
-                    (out / "tables" / f"{name}.{ending}").unlink(missing_ok=True)
-    strips = []
-    for table in tables:
-        if not table.figure:
-            strips.append(strip_of(table, blocks_of[table.id, "paper"], blocks_of[table.id, "laptop"]))
+    of_scales = list(SCALES)
+    paper, laptop = of_scales.index("paper"), of_scales.index("laptop")
+    strips = [strip_of(table, blocks[paper], blocks[laptop]) for table, blocks in strips.values()]
+    state = sentence(strips)
     if whole:
         scoreboard.draw(strips, out / "scoreboard.png")
         write_text(out / "scoreboard.md", scoreboard.as_markdown(strips))
-        write_text(out / "README.md", overview(pages, pictures, sentence(strips), records))
+        write_text(out / "README.md", overview(parts, state, len(records.every)))
         readme = out.parent / "README.md"
-        if out.name == "results" and readme.exists() and has_mark(readme):
-            update_readme(readme, sentence(strips), read_agreement(out / "agreement.toml"))
-    return "\n\n".join([*shown, sentence(strips)])
+        if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
+            update_readme(readme, state, read_agreement(out / "agreement.toml"))
+    return "\n\n".join([*shown, state])
+
+
+def write_page(folder: Path, table: Table, blocks: list[FilledBlock], scale: str, wanted: bool) -> None:
+    """A table's page and csv; those of records that are no longer there go."""
+    name = table.file_name(scale)
+    for ending, write in (("md", as_markdown), ("csv", as_csv)):
+        path = folder / f"{name}.{ending}"
+        if wanted:
+            write_text(path, write(table, blocks, scale))
+        else:
+            path.unlink(missing_ok=True)
 
 
 def refuse_other_readme(out: Path) -> None:
@@ -119,38 +110,21 @@ def refuse_other_readme(out: Path) -> None:
         raise Stop(f"{readme} is not of these tables, and would be replaced: give another --out", 2)
 
 
-def has_mark(readme: Path) -> bool:
-    """Whether a README is the repository's, with a place for the state of the results."""
-    content = readme.read_bytes()
-    return any(mark.encode() in content for mark in MARKS)
-
-
 def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def overview(pages: list[Page], pictures: list[Picture], state: str, records: Records) -> str:
+def overview(parts: dict[str, list[list[str]]], state: str, count_of_runs: int) -> str:
     """results/README.md: the scoreboard, then every table and figure that has something."""
-    origin = (f"{MADE_BY} from {records.count} recorded runs; in words: "
+    origin = (f"{MADE_BY} from {count_of_runs} recorded runs; in words: "
               f"[findings.md](findings.md); the counts of each table: [scoreboard.md](scoreboard.md).")
-    parts = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
+    text = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
-        parts += [head, legend(scale)]
-        of_scale = [page for page in pages if page.scale == scale]
-        parts += [page.part for page in of_scale if page.measured]
-        parts += [with_notes(picture) for picture in pictures if picture.scale == scale]
-        empty = [f"[{page.name}](tables/{page.name}.md)" for page in of_scale if not page.measured]
+        pages, pictures, empty = parts[scale]
+        text += [head, legend(scale), *pages, *pictures]
         if empty:
-            parts.append(f"Nothing is measured yet of {', '.join(empty)}.")
-    return "\n\n".join(parts) + "\n"
-
-
-def with_notes(picture: Picture) -> str:
-    """A figure in results/README.md."""
-    table = picture.table
-    heading = f"### {title(table, picture.scale)}"
-    image = f"![{table.title}](figures/{picture.name})"
-    return "\n\n".join([heading, image, *table.notes])
+            text.append(f"Nothing is measured yet of {', '.join(empty)}.")
+    return "\n\n".join(text) + "\n"
 
 
 def update_readme(readme: Path, state: str, agreement: dict[str, str]) -> None:
@@ -171,17 +145,9 @@ def read_agreement(path: Path) -> dict[str, str]:
     """Of each paper the sentence that says whether what was measured agrees with it."""
     try:
         agreement = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        return {paper: str(agreement[paper]) for paper in PAPERS}
+    except (OSError, ValueError, KeyError) as e:
         raise Stop(f"{path} cannot be read ({e}); expected a line paper = \"sentence\" for each paper", 2)
-    missing = [paper for paper in PAPERS if not isinstance(agreement.get(paper), str)]
-    if missing:
-        raise Stop(f"{path} has no sentence for {', '.join(missing)}", 2)
-    return agreement
-
-
-def below(page: str, level: str) -> str:
-    """A page as a part of another: its title at this level of headings, its own one deeper."""
-    return page.replace("\n## ", f"\n{level}# ").replace("# ", f"{level} ", 1).strip()
 
 
 # One table
@@ -205,11 +171,6 @@ def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     """A page."""
     head = [f"# {title(table, scale)}", legend(scale)]
     return "\n\n".join([*head, *contents(table, blocks, scale), where_from(table, scale)]) + "\n"
-
-
-def as_part(table: Table, blocks: list[FilledBlock], scale: str) -> str:
-    """What results/README.md has of a page: all but its legend."""
-    return below("\n\n".join([f"# {title(table, scale)}", *contents(table, blocks, scale)]), "###")
 
 
 def legend(scale: str) -> str:
@@ -239,17 +200,8 @@ def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
     return parts
 
 
-def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
-    """All cells of a page."""
-    cells = []
-    for block in blocks:
-        for line in block.rows:
-            cells += line.cells
-    return cells
-
-
 def state_of(blocks: list[FilledBlock], scale: str) -> str:
-    """How many cells of a page have a value, what they say, and how many of them are of other code."""
+    """How many cells of a page have a value, what they say, and how many of them later code does not give."""
     measured = [cell for cell in cells_in(blocks) if cell.values]
     if not measured:
         return "Nothing is measured yet."
@@ -260,21 +212,20 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
         words += f": {outcome(verdicts)} ({count(tests, 'test')})"
         if verdicts[""]:
             words += f", {verdicts['']} without a published number"
-    stale = [cell for cell in measured if cell.stale]
-    if stale:
-        unknown = [cell for cell in stale if any(UNKNOWN in sources_of(record) for record in cell.behind)]
-        words += f"; {len(stale)} of other code (†), {len(unknown)} of these of unknown code"
+    differing = sum(cell.differs_now for cell in measured)
+    if differing:
+        words += f"; {differing} that the code of now does not give (†)"
     return words + "."
 
 
 def where_from(table: Table, scale: str) -> str:
     """Where the numbers of a page are from: the published ones, and the runs behind ours."""
-    command = f"python reproduce_tables.py --runs --only {table.id}"
+    name = table.file_name(scale)
+    ours = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
     if scale != "paper":
-        return f"The runs behind each cell: `{command} --scale {scale}`."
+        return ours
     place = published_place(table.id) or "where they are from"
-    return (f"The runs behind each cell: `{command}`. The published numbers: {place} "
-            f"([tables/published](../../tables/published/README.md)).")
+    return f"{ours} The published numbers: {place} ([tables/published](../../tables/published/README.md))."
 
 
 def published_place(id: str) -> str:
@@ -295,13 +246,13 @@ def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
                 where = [table.id, scale, block.block.title, line.row.method, column.name]
-                writer.writerow([*where, *numbers_of(cell, scale), *origin_of(cell), line.row.module])
+                writer.writerow([*where, *line_of(cell, scale), line.row.module])
     return out.getvalue()
 
 
-def numbers_of(cell: Cell, scale: str) -> list:
+def line_of(cell: Cell, scale: str) -> list:
     """Of a line of the csv: published mean and deviation, ours, seeds and their values, the difference and
-    what it says."""
+    what it says; precision, whether the code of now gives other numbers, and the runs with their commits."""
     published, difference = ["", ""], ""
     if scale == "paper":
         published = [*cell.printed, "", ""][:2]
@@ -309,27 +260,14 @@ def numbers_of(cell: Cell, scale: str) -> list:
             difference = fixed(cell.difference)
     seeds = " ".join(map(str, cell.values))
     values = " ".join(map(fixed, cell.values.values()))
-    return [*published, fixed(cell.mean), fixed(cell.deviation), seeds, values, difference, cell.verdict,
-            fixed(cell.corrected)]
-
-
-def origin_of(cell: Cell) -> list:
-    """Of a line of the csv: precision, whether the code is another one than now or has no commit, and of the
-    runs behind the cell ids, sources and commits."""
-    if not cell.behind:
-        return [""] * 6
-    precisions, ids, sources, commits = [], [], [], []
+    precisions, ids, commits = {}, {}, {}  # as ordered sets
     for record in cell.behind:
-        precisions.append(record["args"].get("precision", UNKNOWN))
-        ids.append(record["id"])
-        sources += sources_of(record)
-        commits.append((record.get("commit") or UNKNOWN)[:12])
-    marks = [int(bool(cell.stale)), int(cell.uncommitted)]
-    return [each_once(precisions), *marks, each_once(ids), each_once(sources), each_once(commits)]
-
-
-def each_once(words: list[str]) -> str:
-    return " ".join(dict.fromkeys(words))
+        precisions[record["args"].get("precision", "unknown")] = True
+        ids[record["id"]] = True
+        commits[(record.get("commit") or "unknown")[:12]] = True
+    differs = int(cell.differs_now) if cell.behind else ""
+    return [*published, fixed(cell.mean), fixed(cell.deviation), seeds, values, difference, cell.verdict,
+            fixed(cell.corrected), " ".join(precisions), differs, " ".join(ids), " ".join(commits)]
 
 
 def fixed(value: float | None) -> str:
@@ -416,17 +354,7 @@ def ours(cell: Cell) -> str:
         words += f" ({len(cell.values)})"
     if cell.verdict and not cell.elsewhere:
         words += f", {cell.difference:+.2f}"
-    return words + marks(cell)
-
-
-def marks(cell: Cell) -> str:
-    """What a cell says, and of which code it is."""
-    signs = VERDICT_MARKS[cell.verdict]
-    if cell.stale:
-        signs += " †"
-    if cell.uncommitted:
-        signs += " ‡"
-    return signs
+    return words + VERDICT_MARKS[cell.verdict] + (" †" if cell.differs_now else "")
 
 
 def number(value: float) -> str:

@@ -29,18 +29,10 @@ STATES = {
 }
 MEASURED = ("agrees", "unclear", "differs", "untested")
 PER_LINE = 60  # squares of a strip in a line
-HEAD = ["table", "cells", *(words for words, _, _ in STATES.values()), "of other code (†)"]
+HEAD = ["table", "cells", *(words for words, _, _ in STATES.values())]
 
 
-@dataclass(frozen=True)
-class Square:
-    """A published cell."""
-
-    state: str  # one of STATES
-    stale: bool  # whether it is measured by an earlier version of the method's code
-
-
-Placed = tuple[float, float, Square]  # x and y of its upper left corner
+Placed = tuple[float, float, str]  # x and y of the upper left corner of a square, and its state
 
 
 @dataclass
@@ -48,19 +40,15 @@ class Strip:
     """The published cells of a table, in its order."""
 
     table: Table
-    squares: list[Square]
+    squares: list[str]  # of each its state, one of STATES
 
     @property
     def counts(self) -> Counter:
-        return Counter(square.state for square in self.squares)
+        return Counter(self.squares)
 
     @property
     def measured(self) -> int:
         return sum(self.counts[state] for state in MEASURED)
-
-    @property
-    def stale(self) -> int:
-        return sum(square.stale for square in self.squares)
 
 
 def strip_of(table: Table, blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock]) -> Strip:
@@ -71,7 +59,7 @@ def strip_of(table: Table, blocks: list[FilledBlock], at_laptop_scale: list[Fill
             if line.row.quoted or line.row.ours:
                 continue
             for cell, small in zip(line.cells, small_line.cells):
-                squares.append(Square(state_of(line.row, cell, small), bool(cell.stale)))
+                squares.append(state_of(line.row, cell, small))
     return Strip(table, squares)
 
 
@@ -88,10 +76,7 @@ def state_of(row: Row, cell: Cell, small: Cell) -> str:
 
 def totals(strips: list[Strip]) -> Strip:
     """All strips as one."""
-    squares = []
-    for strip in strips:
-        squares += strip.squares
-    return Strip(None, squares)
+    return Strip(None, [state for strip in strips for state in strip.squares])
 
 
 def sentence(strips: list[Strip]) -> str:
@@ -106,9 +91,6 @@ def sentence(strips: list[Strip]) -> str:
         words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:
         words += f" {counts['lost']} more were lost when the papers were read as text."
-    if every.stale:
-        words += (f" {every.stale} of the {every.measured} were run with an earlier version of the method's "
-                  "code.")
     return words
 
 
@@ -132,7 +114,7 @@ def as_markdown(strips: list[Strip]) -> str:
 
 
 def row_of(name: str, strip: Strip) -> list:
-    return [name, len(strip.squares), *(strip.counts[state] for state in STATES), strip.stale]
+    return [name, len(strip.squares), *(strip.counts[state] for state in STATES)]
 
 
 def draw(strips: list[Strip], path: Path) -> None:
@@ -150,9 +132,19 @@ def draw(strips: list[Strip], path: Path) -> None:
     panel.set(xlim=(-32, PER_LINE + 14), ylim=(lines, -0.5), aspect="equal")
     panel.axis("off")
     every = totals(strips)
-    panel.set_title("Each square is a number that a paper printed of its own experiments\n" + headline(every),
+    lost = every.counts["lost"]
+    words = f"{len(every.squares) - lost} numbers"
+    if lost:
+        words += f" and {lost} that were lost when the papers were read as text"
+    panel.set_title("Each square is a number that a paper printed of its own experiments\n"
+                    f"{words}; {every.measured} measured at the paper's scale, or computed from the network",
                     fontsize=10)
-    placed = legend(panel, every)
+    placed = []
+    states = [state for state in STATES if every.counts[state]]
+    for i, state in enumerate(states):
+        x, y = -31 + 27 * (i % 4), 0.2 + 1.6 * (i // 4)
+        placed.append((x, y, state))
+        panel.text(x + 1.5, y + 0.5, f"{STATES[state][0]}: {every.counts[state]}", va="center", fontsize=9)
     for strip in strips:
         if strip.table.id in places:
             placed += draw_strip(panel, strip, places[strip.table.id])
@@ -160,63 +152,28 @@ def draw(strips: list[Strip], path: Path) -> None:
     write_figure(path, figure)
 
 
-def headline(every: Strip) -> str:
-    """The counts in a line."""
-    lost = every.counts["lost"]
-    words = f"{len(every.squares) - lost} numbers"
-    if lost:
-        words += f" and {lost} that were lost when the papers were read as text"
-    return f"{words}; {every.measured} measured at the paper's scale, or computed from the network"
-
-
-def legend(panel, every: Strip) -> list[Placed]:
-    """A square of each state that there is, what it says and how many there are."""
-    entries = []
-    for state, (words, _, _) in STATES.items():
-        if every.counts[state]:
-            entries.append((Square(state, stale=False), f"{words}: {every.counts[state]}"))
-    if every.stale:
-        entries.append((Square("untested", stale=True), f"by an older version of the code: {every.stale}"))
-    placed = []
-    for i, (square, words) in enumerate(entries):
-        x, y = -31 + 27 * (i % 4), 0.2 + 1.6 * (i // 4)
-        placed.append((x, y, square))
-        panel.text(x + 1.5, y + 0.5, words, va="center", fontsize=9)
-    return placed
-
-
 def draw_strip(panel, strip: Strip, top: float) -> list[Placed]:
     """The title on the left, and on the right how many are measured; returns where the squares are."""
-    panel.text(-1, top + 0.5, shortened(strip.table.title), ha="right", va="center", fontsize=8)
-    printed = len(strip.squares) - strip.counts["lost"]
-    words = f"{strip.measured} of {printed} measured"
+    title = strip.table.title
+    title = title if len(title) <= 54 else title[:51] + "..."
+    panel.text(-1, top + 0.5, title, ha="right", va="center", fontsize=8)
+    words = f"{strip.measured} of {len(strip.squares) - strip.counts['lost']} measured"
     if strip.counts["lost"]:
         words += f", {strip.counts['lost']} lost"
     panel.text(PER_LINE + 1, top + 0.5, words, va="center", fontsize=8)
-    placed = []
-    for i, square in enumerate(strip.squares):
-        placed.append((i % PER_LINE, top + i // PER_LINE, square))
-    return placed
+    return [(i % PER_LINE, top + i // PER_LINE, state) for i, state in enumerate(strip.squares)]
 
 
 def draw_squares(panel, placed: list[Placed]) -> None:
-    """All squares at once; a stale one has a white corner."""
+    """All squares at once."""
     from matplotlib.collections import PolyCollection
-    squares, colours, corners = [], [], []
-    for x, y, square in placed:
-        _, colour, sign = STATES[square.state]
+    squares, colours = [], []
+    for x, y, state in placed:
+        _, colour, sign = STATES[state]
         low_x, high_x, low_y, high_y = x + 0.06, x + 0.94, y + 0.06, y + 0.94
         squares.append([(low_x, low_y), (high_x, low_y), (high_x, high_y), (low_x, high_y)])
         colours.append(colour)
-        if square.stale:
-            corners.append([(x + 0.5, low_y), (high_x, low_y), (high_x, y + 0.5)])
         if sign:
             panel.text(x + 0.5, y + 0.56, sign, ha="center", va="center", fontsize=6,
-                       color="0.4" if square.state == "lost" else "white")
+                       color="0.4" if state == "lost" else "white")
     panel.add_collection(PolyCollection(squares, facecolors=colours, edgecolors="0.5", linewidths=0.5))
-    panel.add_collection(PolyCollection(corners, facecolors="white", edgecolors="0.5", linewidths=0.4))
-
-
-def shortened(title: str) -> str:
-    """A title that fits beside its strip."""
-    return title if len(title) <= 54 else title[:51] + "..."

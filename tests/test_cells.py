@@ -2,13 +2,10 @@
 
 import json
 import statistics
-from pathlib import Path
 
-import fedavg
-from plumbing.sources import hash_of
-from reproduce.cells import Cell, FilledBlock, FilledRow, cells_of, chance, judge, missing, run_of, stale
+from reproduce.cells import Cell, FilledBlock, FilledRow, cells_of, chance, judge, missing, run_of
 from reproduce.methods import arguments
-from reproduce.records import Records
+from reproduce.records import Records, setting_of
 from reproduce.statistics import welch
 from reproduce.tables import Block, Column, Row, Table, read_tables
 from tests.small_table import PUBLISHED, record, small_folder, two_tables, write_records, write_table
@@ -124,13 +121,18 @@ def test_a_mean_is_of_one_precision(tmp_path):
         assert [cell.precision for cell in cells[:2]] == ["fp32", precision]
 
 
-def test_a_cell_knows_the_code_of_its_values(tmp_path):
-    now = {"sources": hash_of(Path(fedavg.__file__)), "commit": "abc", "uncommitted_changes": False}
-    cell = cell_with(tmp_path, [of_seed(0, "fp32", 0.5, **now)])
-    assert not cell.stale and not cell.uncommitted and cell.behind[0]["commit"] == "abc"
-    changed = now | {"sources": "0123456789ab", "uncommitted_changes": True}
-    cell = cell_with(tmp_path, [of_seed(0, "fp32", 0.5, **now), of_seed(1, "fp32", 0.6, **changed)])
-    assert [(run.seed, run.anew) for run in cell.stale] == [(1, True)] and cell.uncommitted
+def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
+    """If not, its run is missing again."""
+    made = [of_seed(0, "fp32", 0.5), of_seed(1, "fp32", 0.6)]
+    cell = cell_with(tmp_path, made, seeds=(0, 1))
+    assert not cell.differs_now and not cell.missing
+    checked = {setting_of(made[0]): {"outcome": "differs", "date": "2030"}}
+    (tmp_path / "checked.json").write_text(json.dumps(checked))
+    cell = cell_with(tmp_path, made, seeds=(0, 1))
+    assert cell.differs_now and cell.values == {0: 50, 1: 60}
+    assert [run.seed for run in cell.missing] == [0, 1]
+    (again, _) = missing([TABLE], Records(tmp_path / "r.jsonl"), "paper", [0, 1])
+    assert again.run.replace == ("fp32" == again.run.precision)
 
 
 def test_times_are_from_runs_that_were_alone(tmp_path):
@@ -141,23 +143,6 @@ def test_times_are_from_runs_that_were_alone(tmp_path):
         records = Records(write_records(tmp_path / "r.jsonl", [made]))
         (cell,) = cells_of(TABLE, block, block.rows[0], records, "paper", [])
         assert cell.values == values
-
-
-def test_a_stale_run_is_made_again_at_its_precision(tmp_path):
-    here = arguments("fedavg", ("--dataset", "digits")).precision
-    (other,) = {"fp32", "bf16"} - {here}
-    for precision, flags in ((here, ()), (other, ("--precision", other))):
-        (run,) = cell_with(tmp_path, [of_seed(0, precision, 0.5)]).stale
-        assert run.flags == ("--dataset", "digits", *flags) and run.precision == precision
-        assert run.key in Records(tmp_path / "r.jsonl").by_key
-
-
-def test_stale_runs_are_listed_once_with_their_tables(tmp_path):
-    path = small_folder(tmp_path) / "runs.jsonl"
-    found = stale(read_tables(tmp_path / "tables"), Records(path), "paper")
-    assert [(one.run.module, one.run.seed, one.tables) for one in found] == [
-        ("fedavg", 0, ["fdse-9"]), ("fedavg", 1, ["fdse-9"]), ("fedavg", 2, ["fdse-9"]),
-        ("fdse", 0, ["fdse-9"])]
 
 
 def test_chance_of_a_column():

@@ -146,22 +146,17 @@ def test_bad_usage(runs, tmp_path, capsys):
     assert said(capsys, runs / "other", file)[1][0] == "FDSE"
     fails(capsys, 2, "empty has no run with a metrics.jsonl", compare.main, [str(tmp_path / "empty")])
     other = str(runs / "other")
-    fails(capsys, 2, "no 'lss'; it has ALL, AVG, val, a, b, loss", compare.main, [other, "--metric", "lss"])
+    fails(capsys, 2, "no 'lss'; it has ALL, AVG, val, loss, a, b", compare.main, [other, "--metric", "lss"])
     fails(capsys, 2, "give a file that ends in .png", compare.main, [other, "--out", "x.txt"])
     a_run(runs / "again", [0.1], method="fdse")
     again = str(runs / "again")
-    fails(capsys, 2, "other and .*again are the same run .seed 0.", compare.main, [other, again])
-    (runs / "again" / "metrics.jsonl").write_text("")
-    fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
-    (runs / "again" / "metrics.jsonl").write_text('{"round": 1, "clients": {}}\n')
+    fails(capsys, 2, "other and .*again are the same run", compare.main, [other, again])
     for entry in ({"val": {}}, {"clients": {"a": 5}}, {"clients": {"a": {"loss": "x"}}}, {"val": 3},
-                  {"test": 3}):
+                  {"test": 3}, {"round": 2}):
         line = json.dumps({"round": 1, "clients": {}} | entry)
         (runs / "again" / "metrics.jsonl").write_text(line)
         fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
     (runs / "again" / "metrics.jsonl").write_text('{"round": 1, "clients": {}}\n')
-    for content in ('{"args": {"method": "fedavg"}}', "[" * 5000):
+    for content in ('{"args": {"method": "fedavg"}}', "["):
         (runs / "again" / "result.json").write_text(content)
-        fails(capsys, 2, "neither result.json nor settings.json", compare.main, [again])
-    (runs / "again" / "result.json").write_text("[")
-    fails(capsys, 2, "neither result.json nor settings.json", compare.main, [again])
+        fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])

@@ -6,7 +6,7 @@ import common
 from plumbing.errors import Stop
 from plumbing.files import load_file
 from reproduce.measures import federation
-from reproduce.measures.finished import labels, rebuilt
+from reproduce.measures.finished import labels, numbers_of, rebuilt
 from tests.finished_runs import changed_copy, labelled_runs, written_run
 
 import pytest
@@ -81,4 +81,14 @@ def test_labels_of_equal_runs_tell_them_apart(runs, tmp_path):
     assert labels([runs / "fdse-lodo", runs / "fedavg-lodo"]) == ["FDSE", "FedAvg"]
     assert labels([runs / "fdse-lodo", same]) == ["FDSE [fdse-lodo]", "FDSE [copy]"]
     of_protocols = labels([runs / "fdse-lodo", runs / "fdse-indomain"])
-    assert of_protocols == ["FDSE [protocol lodo, target d0]", "FDSE [protocol indomain, target all]"]
+    assert of_protocols == ["FDSE, protocol lodo, target d0", "FDSE, protocol indomain, target all"]
+
+
+def test_the_numbers_of_a_round():
+    """Accuracies and the means of what the clients that trained have logged."""
+    entry = {"round": 2, "val": {"ALL": 0.5}, "test": {"ALL": 0.25, "AVG": 0.75, "clients": {"a": 1.0}},
+             "target": 0.1, "clients": {"a": {"loss": 1.0, "bytes_up": 3}, "b": {"loss": 2.0}}}
+    assert numbers_of(entry) == {"val": 0.5, "ALL": 0.25, "AVG": 0.75, "target": 0.1, "loss": 1.5,
+                                 "bytes_up": 3.0}
+    linear = {"round": 1, "target": 0.5, "linear": {"d0": {"0.1": 0.25}}, "clients": {}}
+    assert numbers_of(linear) == {"target": 0.5, "d0 0.1": 0.25}

@@ -7,8 +7,7 @@ import re
 import common
 from plumbing.files import load_file
 from reproduce.measures import tsne
-from reproduce.measures.command import FLAGS, main
-from reproduce.measures.curves import curve_of
+from reproduce.measures.command import COMMANDS, main
 from reproduce.measures.finished import rebuilt
 from tests.conftest import fails, start
 from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
@@ -43,18 +42,21 @@ def shown(*flags) -> None:
 
 
 def test_it_starts_as_a_module(runs):
-    process = start("-m", "reproduce.measures", "curve", runs / "fedavg-lodo")
+    process = start("-m", "reproduce.measures", "risk", runs / "fedavg-lodo")
     said, error = process.communicate()
-    assert process.returncode == 0 and "target, round" in said, error
+    assert process.returncode == 0 and "train risk" in said, error
 
 
-def test_the_help_explains_every_flag(capsys):
+def test_the_help_explains_commands_and_flags(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     text = capsys.readouterr().out
-    assert end.value.code == 0
-    for name, flag in FLAGS.items():
-        assert f"--{name}" in text and flag.text.split(";")[0].split()[0] in text
+    assert end.value.code == 0 and all(name in text for name in COMMANDS)
+    with pytest.raises(SystemExit):
+        main(["tsne", "--help"])
+    text = capsys.readouterr().out
+    names = "which out json data archives source target images part".split()
+    assert all(f"--{name} " in text for name in names)
 
 
 def test_a_state_of_another_run_is_one_line(runs, tmp_path, stops):
@@ -79,7 +81,7 @@ def test_tsne_draws_and_writes_its_numbers(runs, tmp_path):
     of_fedavg, of_fdse = json.loads(numbers.read_text())["runs"]
     assert (of_fedavg["method"], of_fedavg["source"], of_fedavg["target"]) == ("FedAvg", "d15", "d0")
     assert (of_fdse["method"], of_fdse["source"], of_fdse["target"]) == ("FDSE", "d15", "d0")
-    assert np.shape(of_fedavg["target_points"]["place"]) == (12, 2)
+    assert np.shape(of_fedavg["points"]["d0"]["place"]) == (12, 2)
 
 
 def test_tsne_of_all_domains_together(runs, tmp_path, monkeypatch, capsys):
@@ -100,7 +102,7 @@ def test_tsne_of_all_domains_together(runs, tmp_path, monkeypatch, capsys):
     of_fedavg = json.loads(numbers.read_text())["runs"][0]
     assert list(of_fedavg["points"]) == names
     assert np.shape(of_fedavg["points"]["d30"]["place"]) == (9, 2)
-    space = tsne.all_domains(rebuilt(folders[0], "best"), "", "all", 9)
+    space = tsne.space_of(rebuilt(folders[0], "best"), "all", 9)
     z = np.concatenate([points.z for points in space.domains])
     by_domain = silhouette_samples(z, np.repeat(np.arange(6), 9)).mean()
     assert of_fedavg["silhouette_of_domains"] == pytest.approx(by_domain, abs=1e-5)
@@ -137,27 +139,13 @@ def test_cost_and_labels(runs, tmp_path, capsys):
     numbers = tmp_path / "c.json"
     shown("cost", runs / "fedavg-lodo", runs / "fedavg-indomain", "--accuracy", "0.01", "--json", numbers)
     first, second = json.loads(numbers.read_text())["runs"]
-    assert first["method"].startswith("FedAvg [protocol lodo, target d0") and second["cost"]["round"] == 1
+    assert first["method"]== "FedAvg, protocol lodo, target d0" and second["cost"]["round"] == 1
     flops_of_a_round = 32 * second["flops_per_image"]  # 32 of 40 images train
     assert second["cost"]["tflops"] == pytest.approx(flops_of_a_round / 1e12)
-    assert "FedAvg [protocol indomain, target all" in capsys.readouterr().out
+    assert "FedAvg, protocol indomain, target all" in capsys.readouterr().out
 
 
 # Runs without labels
-
-
-def test_curves_of_runs(unlabelled, tmp_path, stops):
-    folders = unlabelled / "paper", unlabelled / "descent"
-    figure, numbers = tmp_path / "f.png", tmp_path / "f.json"
-    shown("curve", *folders, "--of", "discarded", "--out", figure, "--json", numbers)
-    curves = json.loads(numbers.read_text())["curves"]
-    assert list(curves) == ["FedGaLA [alignment_sign paper]", "FedGaLA [alignment_sign descent]"]
-    logs = json.loads((unlabelled / "paper" / "result.json").read_text())["logs"]["discarded"]
-    of_paper = curves["FedGaLA [alignment_sign paper]"]
-    assert of_paper["round"] == [2, 3] and of_paper["value"] == pytest.approx(logs[1:], abs=1e-5)
-    assert figure.stat().st_size > 5000
-    assert curve_of(unlabelled / "paper", "target")[0] == [1, 2, 3]
-    stops("has not logged 'losses'; it has", "curve", *folders, "--of", "losses")
 
 
 def test_the_network_of_a_run_without_labels_is_the_last_rounds(unlabelled):

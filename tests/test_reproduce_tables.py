@@ -20,8 +20,8 @@ def test_the_help_explains_every_flag(capsys):
         reproduce_tables.main(["--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
-    for flag in ("plan json device device-tflops run stale rerun same-numbers runs only scale seeds jobs "
-                 "gpus executor partition account hours memory-gb data archives tables records out").split():
+    for flag in ("plan commands run check sample only scale seeds jobs gpus executor "
+                 "partition account hours memory-gb data archives tables records out").split():
         explained = text.split("options:")[1].split(f"--{flag} ")[1].split("\n  --")[0].split()
         assert len(explained) > 2, flag
 
@@ -44,7 +44,7 @@ def test_run_plan_and_run_again(tmp_path):
     for left in (ROOT / "runs").glob("*-digits-*-smoke-s0-*"):  # of an earlier test, perhaps by other code
         shutil.rmtree(left)
     said, error = start(*[flag if flag != "--run" else "--plan" for flag in flags]).communicate()
-    assert "3 runs" in said and "fedsr-91, fdse-91" in said, (said, error)
+    assert "all, each run once  3" in said and "fedsr-91" in said, (said, error)
     first = start(*flags, "--jobs", "2")
     said, error = first.communicate()
     assert first.returncode == 1 and "2 done" in said and "1 failed" in said, (said, error)

@@ -2,8 +2,8 @@
 
 from plumbing.errors import Stop
 from reproduce.measures.finished import rebuilt
-from reproduce.measures.risks import local_risks, risk_curve
-from tests.finished_runs import labelled_runs, unlabelled_runs, written_run
+from reproduce.measures.risks import local_risks
+from tests.finished_runs import labelled_runs, unlabelled_runs
 
 import numpy as np
 import pytest
@@ -40,9 +40,3 @@ def test_local_risks_have_the_target_apart(runs):
 def test_a_run_without_labels_has_no_risk(tmp_path_factory):
     with pytest.raises(Stop, match="was trained without labels"):
         local_risks(rebuilt(unlabelled_runs(tmp_path_factory) / "paper"))
-
-
-def test_a_risk_curve_by_hand(tmp_path):
-    """The clients' mean: a has losses 0, 1, 2, 3, and b, which misses round 2, 1, 3, 4."""
-    run = written_run(tmp_path / "a", [0.5, None, 0.6, 0.9])
-    assert risk_curve(run) == ([1, 2, 3, 4], [0.5, 1.0, 2.5, 3.5])

@@ -3,7 +3,7 @@
 from reproduce import scoreboard
 from reproduce.cells import Cell, filled
 from reproduce.records import Records
-from reproduce.scoreboard import Square, Strip, as_markdown, sentence, state_of, strip_of
+from reproduce.scoreboard import Strip, as_markdown, sentence, state_of, strip_of
 from reproduce.tables import Row, read_tables
 from tests.small_table import PUBLISHED, TABLE, small_folder, write_table
 
@@ -33,7 +33,7 @@ def strip_of_small_table(tmp_path) -> Strip:
 def test_quoted_rows_and_rows_of_ours_are_not_counted(tmp_path):
     strip = strip_of_small_table(tmp_path)
     assert strip.counts == {"differs": 1, "untested": 3, "lost": 2, "no method": 3}
-    assert strip.measured == 4 and strip.stale == 6  # the two without a published number too
+    assert strip.measured == 4
     of_ours = TABLE.replace('flags = "--lambda 0"', 'flags = "--lambda 0"\nours = true')
     others = [line for line in PUBLISHED.splitlines() if "FDSE without C" not in line]
     write_table(tmp_path / "tables", "fdse-9", of_ours, "\n".join(others))
@@ -47,31 +47,30 @@ def test_the_sentence_and_the_table_have_the_counts(tmp_path):
     words = sentence([strip, strip])
     for part in ("Of the 14 numbers", "8 are measured", "of 0 no difference is found, 2 differ, 0 differ by",
                  "their table, 6 cannot be tested",
-                 "6 are of methods", "4 more were lost when the papers were read as text",
-                 "of the 8 were run with an earlier version"):
+                 "6 are of methods", "4 more were lost when the papers were read as text"):
         assert part in words, words
-    written = Strip(strip.table, [square for square in strip.squares if square.state != "no method"])
+    written = Strip(strip.table, [state for state in strip.squares if state != "no method"])
     assert "not written" not in sentence([written])
     rows = [line for line in as_markdown([strip, strip]).splitlines() if line.startswith("| ")]
     last = [cell.strip() for cell in rows[-1].split("|")[1:-1]]
-    assert last == ["all", "18", "0", "0", "2", "6", "0", "0", "6", "4", "12"]
+    assert last == ["all", "18", "0", "0", "2", "6", "0", "0", "6", "4"]
 
 
 def test_the_picture_has_a_square_for_each_cell(tmp_path, monkeypatch):
-    """In lines of sixty, a stale one with a corner; how many are measured stands beside them."""
+    """In lines of sixty; how many are measured stands beside them."""
     drawn = []
     monkeypatch.setattr(scoreboard, "write_figure", lambda path, figure: drawn.append(figure))
     strip = strip_of_small_table(tmp_path)
-    strip.squares = [Square("agrees", True)] * 61 + [Square("lost", False)]
+    strip.squares = ["agrees"] * 61 + ["lost"]
     scoreboard.draw([strip], tmp_path / "s.png")
     (panel,) = drawn[0].axes
-    squares, corners = [collection.get_paths() for collection in panel.collections]
-    of_legend = 3  # agrees, lost, stale: those that there are
-    assert len(squares) == of_legend + 62 and len(corners) == 1 + 61
+    squares = panel.collections[0].get_paths()
+    of_legend = 2  # agrees, lost: those that there are
+    assert len(squares) == of_legend + 62
     texts = [text.get_text() for text in panel.texts]
     words = ("61 numbers and 1 that were lost when the papers were read as text; 61 measured at the paper's "
              "scale")
-    assert words in panel.get_title() and "by an older version of the code: 61" in texts
+    assert words in panel.get_title()
     assert "61 of 61 measured, 1 lost" in texts and "A small table" in texts
     assert "no difference found: 61" in texts
     assert len({path.vertices[0][1] for path in squares[of_legend:]}) == 2

@@ -1,59 +1,137 @@
-"""What each part of FDSE's adaptation without labels gains on a left-out domain (Algorithm 3, Table 2)."""
+"""The accuracy on a left-out domain with other flags that act at test time alone, such as FDSE's adaptation
+(Algorithm 3, Table 2).
+
+The flags are those that a method's `Args` marks with `at_test`. They touch neither the training nor the
+validation, so with --record the result is that of a run with these flags, without its training. Of the
+target's curve such a record has the best and the last round, and no time of training.
+"""
 
 from __future__ import annotations
 
-import math
+import argparse
+import dataclasses
+import shlex
+import time
 
+import common
 from plumbing.errors import Stop
-from plumbing.settings import method_name
-from reproduce.measures.finished import Rebuilt, labels, rebuilt
-from reproduce.retest import accuracy_on_target
+from plumbing.provenance import git
+from plumbing.results import id_of, record, refuse_record
+from plumbing.settings import Args, Parser, add_flag, flag_of
+from reproduce.measures.finished import Rebuilt, finished, labels, rebuilt
 
+import torch
 from tabulate import tabulate
 
 
-def adaptation(run: Rebuilt, rates: list[float]) -> dict[str, float | None]:
-    """The accuracy on the left-out domain of one trained run: without adaptation, with BN_DSE's statistics
-    estimated anew (rate 0), and with gradient steps of each other rate; None where they diverge."""
-    args = run.args
-    if method_name(args) != "fdse" or args.protocol != "lodo":
-        raise Stop(f"{run.folder} is a run of {method_name(args)} with --protocol {args.protocol}; "
-                   "adaptation needs one of fdse with --protocol lodo", 2)
-    ways = {"none": dict(adapt_epochs=0)}
-    for rate in rates:
-        name = f"lr {rate:g}" if rate else "statistics"
-        ways[name] = dict(adapt_epochs=args.adapt_epochs or 5, adapt_lr=rate)
-    accuracies = {}
-    for name, how in ways.items():
-        try:
-            accuracies[name] = accuracy_on_target(run, **how)
-        except Stop:
-            accuracies[name] = None
-    return accuracies
+def flags_at_test(args: Args) -> dict:
+    """{field: value} of those that act on the tested network of a left-out domain alone."""
+    return {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.metadata["at_test"]}
 
 
-def rates_of(text: str) -> list[float]:
-    """The learning rates in 0/1/1000."""
+def accuracy_on_target(run: Rebuilt, **changed) -> float:
+    """The accuracy of a trained run on its left-out domain with other values of flags that act at test time.
+    Stop if the adaptation to it diverges."""
+    fed = run.federation
+    client = fed.clients[fed.K]
+    own = client.args
+    client.args = dataclasses.replace(run.args, **changed)
+    common.seed_all(run.args.seed, "evaluate", run.round, fed.K)  # as common.tested_model
     try:
-        rates = [float(part) for part in text.split("/")]
-    except ValueError:
-        rates = [-1.0]
-    if not all(0 <= rate < math.inf for rate in rates):
-        raise Stop(f"--rates is {text!r}; expected learning rates such as 0/1/1000", 2)
-    return rates
+        model = client.model(fed.server.download(fed.K))
+        (right,) = common.correct(model, [client.data.test], client.args)
+        return right / len(client.data.test)
+    finally:
+        client.args = own
 
 
-def show_adaptation(flags) -> dict:
-    """The command `adaptation`: a table and the numbers."""
-    runs, table, head = [], [], []
-    rates = rates_of(flags.rates)
+def tested_with(result: dict, runs: dict[str, Rebuilt], changed: dict) -> dict:
+    """The result that a finished run would have had with `changed` flags; `runs`: as it was after its best
+    and its last round. Stop if the adaptation diverges."""
+    key = result["args"] | changed
+    found = result | {"id": id_of(key), "args": key, "trained_by": result["id"], "logs": {},
+                      "tested_by": git("rev-parse", "HEAD")}
+    began = time.perf_counter()
+    for which, run in runs.items():
+        found[which] = result[which] | {"target": accuracy_on_target(run, **changed)}
+    found["curve"] = two_rounds(result["curve"], found["best"], found["last"])
+    found["seconds"] = dict.fromkeys(result["seconds"], 0.0)
+    found["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
+    found["command"] = command_with(result["command"], changed)
+    found["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return found
+
+
+def two_rounds(curve: dict[str, list], best: dict, last: dict) -> dict[str, list]:
+    """Of a curve the best and the last round, with the target's accuracies of now."""
+    targets = {best["round"]: best["target"], last["round"]: last["target"]}
+    kept = [i for i, t in enumerate(curve["round"]) if t in targets]
+    short = {name: [values[i] for i in kept] for name, values in curve.items()}
+    short["target"] = [round(targets[t], 5) for t in short["round"]]
+    return short
+
+
+def command_with(command: str, changed: dict) -> str:
+    """A run's command with other values of some flags."""
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        if word in map(flag_of, changed):
+            next(words, None)  # its value
+        else:
+            kept.append(word)
+    for name, value in changed.items():
+        kept += [flag_of(name), str(value)]
+    return shlex.join(kept)
+
+
+# The command
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--flags", action="append", default=[], metavar="'--FLAG VALUE ...'",
+                        help="flags of the method to test with; may be given several times [those of FDSE's "
+                             "Table 2: no adaptation, statistics alone, and the run's own]")
+    parser.add_argument("--record", default="", metavar="FILE",
+                        help="JSONL file to which a record of each is added [none]")
+
+
+def ways_of(flags, run: Rebuilt) -> list[dict]:
+    """The changed flags of each test."""
+    own = flags_at_test(run.args)
+    if run.args.protocol != "lodo" or not own:
+        raise Stop(f"{run.folder} has no flags that act on a left-out domain alone: give a run of fdse or "
+                   "fedbn with --protocol lodo", 2)
+    if not flags.flags:
+        return [{"adapt_epochs": 0}, {"adapt_lr": 0.0}, own] if "adapt_lr" in own else [own]
+    parser = Parser(prog="adaptation --flags", allow_abbrev=False, add_help=False)
+    for f in dataclasses.fields(run.args):
+        if f.name in own:
+            add_flag(parser, f, ())
+    return [vars(parser.parse_args(shlex.split(words))) for words in flags.flags]
+
+
+def show(flags) -> dict:
+    """A row for each run and way, and a record of each if one is wanted."""
+    refuse_record(flags.record)
+    rows, numbers = [], []
     for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, flags.which, flags.data, flags.archives)
-        accuracies = adaptation(run, rates)
-        target = run.args.target
-        runs.append(run.heading() | {"target": target, "seed": run.args.seed, "accuracy": accuracies})
-        percent = [None if value is None else 100 * value for value in accuracies.values()]
-        table.append([name, target, *percent])
-        head = ["method", "target", *accuracies]
-    print(tabulate(table, head, floatfmt=".2f", missingval="diverges"))
-    return {"runs": runs}
+        result = finished(folder)
+        torch.set_num_threads(result["hardware"]["threads"])  # the bytes of the adaptation depend on them
+        runs = {which: rebuilt(folder, which, flags.data, flags.archives) for which in ("best", "last")}
+        args = runs["last"].args
+        if args.device.split(":")[0] != result["args"]["device"]:
+            raise Stop(f"{folder} is a run on {result['args']['device']}: test it again on one", 2)
+        for changed in ways_of(flags, runs["last"]):
+            words = " ".join(f"{flag_of(field)} {value}" for field, value in changed.items())
+            entry = {"folder": str(folder), "target": args.target, "flags": changed, "accuracy": None}
+            numbers.append(entry)
+            try:
+                found = tested_with(result, runs, changed)
+            except Stop:
+                rows.append([name, args.target, words, "diverges"])
+                continue
+            record(dataclasses.replace(args, record=flags.record), found)
+            entry["accuracy"] = found[flags.which]["target"]
+            rows.append([name, args.target, words, f"{100 * entry['accuracy']:.2f}"])
+    print(tabulate(rows, ["method", "target", "flags", "accuracy (%)"], disable_numparse=True))
+    return {"runs": numbers}

@@ -12,10 +12,11 @@ import common
 from plumbing.errors import Stop
 from plumbing.files import load_file
 from plumbing.processes import open_device, set_precision, to_device
-from plumbing.settings import Args
+from plumbing.settings import Args, shown_value
 from plumbing.trained import arguments_from, fitting, refuse_other_images, refuse_other_weights
 from reproduce.methods import builder_of, method
 
+import numpy as np
 from torch import nn
 
 FILES = {"best": "best.pt", "last": "checkpoint.pt"}  # where a run keeps its state after these rounds
@@ -32,29 +33,44 @@ def finished(folder) -> dict:
     path = Path(folder) / "result.json"
     try:
         result = json.loads(path.read_text())
-        whole = result["best"]["round"] > 0 and result["last"]["round"] > 0
-        if whole and result["method"] == result["args"]["method"]:
+        if result["best"]["round"] > 0 and result["method"] == result["args"]["method"]:
             return result
-    except (FileNotFoundError, NotADirectoryError):
-        raise Stop(f"{path}: no such file; give the output folder of a finished run", 2)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise Stop(f"{path} is damaged or no result of a run: give the output folder of a finished run", 2)
+    raise Stop(f"{path} is missing or damaged: give the output folder of a finished run", 2)
 
 
 def history(folder) -> list[dict]:
-    """The lines of metrics.jsonl, one for each round."""
+    """The lines of metrics.jsonl, one for each round of a finished run."""
     path = Path(folder) / "metrics.jsonl"
     try:
         entries = [json.loads(line) for line in path.read_text().splitlines()]
-        rounds = [entry["round"] for entry in entries if isinstance(entry["clients"], dict)]
-        if rounds == list(range(1, finished(folder)["last"]["round"] + 1)):
+        if [entry["round"] for entry in entries] == list(range(1, finished(folder)["last"]["round"] + 1)):
             return entries
-    except (FileNotFoundError, NotADirectoryError):
-        raise Stop(f"{path}: no such file; give the output folder of a finished run", 2)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise Stop(f"{path} is damaged: expected one line of metrics for each round", 2)
+    raise Stop(f"{path} is missing or damaged: expected one line of metrics for each round", 2)
+
+
+def numbers_of(entry: dict) -> dict[str, float]:
+    """What a round's line of metrics.jsonl says, by name: accuracies (val, ALL, AVG, target, `photo 0.1` of
+    runs without labels), and the means over the clients of what they log."""
+    test = entry.get("test", {})
+    found = {name: test[name] for name in ("ALL", "AVG") if name in test}
+    if "val" in entry:
+        found["val"] = entry["val"]["ALL"]
+    if "target" in entry:
+        found["target"] = entry["target"]
+    for domain, accuracies in entry.get("linear", {}).items():
+        for ratio, accuracy in accuracies.items():
+            found[f"{domain} {ratio}"] = accuracy
+    logs = {}
+    for log in entry["clients"].values():
+        for name, value in log.items():
+            logs.setdefault(name, []).append(value)
+    for name, values in logs.items():
+        found[name] = float(np.mean(values))  # as plumbing/results.py
+    return found
 
 
 def arguments_of(folder, data: str, archives: str) -> Args:
@@ -66,17 +82,9 @@ def arguments_of(folder, data: str, archives: str) -> Args:
     return args
 
 
-def domains_of(args: Args) -> tuple[list[common.Domain], tuple[str, ...]]:
-    """The domains of a finished run, and the class names."""
-    try:
-        return common.load_domains(args)
-    except KeyError as e:
-        raise Stop(f"{Path(args.out) / 'result.json'}: there is no dataset {e} here", 2)
-
-
 def training_sizes(args: Args) -> dict[str, int]:
     """{client: its training images}."""
-    domains, classes = domains_of(args)
+    domains, classes = common.load_domains(args)
     clients, _ = common.make_clients(args, domains, len(classes))
     return {client.name: len(client.train) for client in clients}
 
@@ -100,29 +108,16 @@ def federation(folder, which: str = "best", data: str = "data", archives: str = 
     args = arguments_of(folder, data, archives)
     file = FILES["last" if args.protocol == "linear" else which]  # without labels the last round is the best
     path = Path(folder) / file
-    saved = read_state(path, result, which)
+    saved = load_file(path, "checkpoint")
     open_device(args)
     set_precision(args)
-    domains, classes = domains_of(args)
+    domains, classes = common.load_domains(args)
     with fitting(path, result["method"]):
-        build = builder_of(module)
-        fed = common.federation(module.Server, module.Client, args, build, domains, classes)
+        if json.loads(saved["identity"]) != result["args"] or saved["round"] != result[which]["round"]:
+            raise Stop(f"{path} and result.json beside it are of different runs or rounds", 2)
+        fed = common.federation(module.Server, module.Client, args, builder_of(module), domains, classes)
         fed.load_state_dict(to_device(saved, args.device))
     return fed
-
-
-def read_state(path: Path, result: dict, which: str) -> dict:
-    """{"server": its state, "clients": {k: state}}. Stop if the file is of another run or round than the
-    result."""
-    saved = load_file(path, "checkpoint")
-    try:
-        same = json.loads(saved["identity"]) == result["args"] and saved["round"] == result[which]["round"]
-    except (KeyError, TypeError, ValueError):
-        raise Stop(f"{path} is no whole checkpoint: give the output folder of a finished run", 2)
-    if not same:
-        raise Stop(f"{path} and result.json beside it are of different runs or rounds: let the run finish "
-                   f"first", 2)
-    return saved
 
 
 @dataclass
@@ -154,21 +149,27 @@ class Rebuilt:
 def rebuilt(folder, which: str = "best", data: str = "data", archives: str = "") -> Rebuilt:
     """The finished run in `folder` with its `federation`."""
     fed = federation(folder, which, data, archives)
-    return Rebuilt(str(folder), which, finished(folder)[which]["round"], label(folder), fed)
-
-
-# Its name
-
-
-def label(folder) -> str:
-    """A run's method as the papers write it: the first word of its file, or the ablation that its variant is,
-    or both."""
     result = finished(folder)
-    return name_of(result["method"], result["args"].get("variant"))
+    name = name_of(result["method"], result["args"].get("variant"))
+    return Rebuilt(str(folder), which, result[which]["round"], name, fed)
+
+
+def all_rebuilt(flags) -> list[Rebuilt]:
+    """The runs of a command, labelled so that they can be told apart."""
+    runs = []
+    for folder, name in zip(flags.folders, labels(flags.folders)):
+        run = rebuilt(folder, flags.which, flags.data, flags.archives)
+        run.label = name
+        runs.append(run)
+    return runs
+
+
+# Names
 
 
 def name_of(method_name: str, variant: str | None) -> str:
-    """The name of a method and its variant, as above."""
+    """A method as the papers write it: the first word of its file, or the ablation that its variant is, or
+    both."""
     module = method(method_name)
     if variant in ABLATIONS:
         return ABLATIONS[variant]
@@ -178,28 +179,25 @@ def name_of(method_name: str, variant: str | None) -> str:
     return f"{name} ({variant})"
 
 
-def labels(folders) -> list[str]:
-    """The labels of several runs; those that are equal get the arguments in which the runs differ, or the
-    folder's name."""
-    plain = [label(folder) for folder in folders]
-    keys = [finished(folder)["args"] for folder in folders]
+def labels_of(keys: list[dict]) -> list[str]:
+    """For each set of arguments the method, and where several are of one method, the arguments in which these
+    differ."""
+    plain = [name_of(key["method"], key.get("variant")) for key in keys]
     names = []
-    for folder, name, key in zip(folders, plain, keys):
+    for name, key in zip(plain, keys):
         same = [other for other, of_other in zip(keys, plain) if of_other == name]
-        if len(same) > 1:
-            name = f"{name} [{difference(key, same) or base_name(folder)}]"
-        names.append(name)
+        different = []
+        for argument in sorted(set().union(*same) - {"seed"}):
+            if any(other.get(argument) != key.get(argument) for other in same):
+                different.append(f"{argument.strip('_')} {shown_value(key.get(argument))}")
+        names.append(f"{name}, {', '.join(different)}" if different else name)
+    return names
+
+
+def labels(folders) -> list[str]:
+    """The labels of several finished runs; those that are equal get the folder's name."""
+    names = labels_of([finished(folder)["args"] for folder in folders])
     unique = []
     for folder, name in zip(folders, names):
-        unique.append(f"{name} [{base_name(folder)}]" if names.count(name) > 1 else name)
+        unique.append(f"{name} [{Path(folder).resolve().name}]" if names.count(name) > 1 else name)
     return unique
-
-
-def difference(key: dict, others: list[dict]) -> str:
-    """The first three arguments in which one of the other runs differs, with the run's values."""
-    differ = [name for name in key if any(other.get(name) != key[name] for other in others)]
-    return ", ".join(f"{name} {key[name]}" for name in differ[:3])
-
-
-def base_name(folder) -> str:
-    return Path(folder).resolve().name

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import itertools
 
 from common import Data, autocast, batches, seed_all
 from plumbing.errors import Stop
 from plumbing.settings import method_name
 from reproduce.drawing import new_figure, write_figure
-from reproduce.measures.finished import Rebuilt, labels, rebuilt
+from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
 import torch
@@ -20,12 +22,10 @@ from torch.nn.functional import cross_entropy, interpolate
 
 def gradient_pairs(run: Rebuilt, number: int = 16) -> dict:
     """For each pair of a run's domains, the covariance of their gradients and the mutual information of their
-    images (FedGaLA, Theorem 1, Sec. 5.2, Fig. 2(a), which do not say how it was measured).
+    images, in nats. The paper does not say how it measured them.
 
     The gradient of a domain is the mean over `number` batches of the global model's training loss on it, one
     vector over all parameters that travel; covariance and cosine of two of them are over the coordinates.
-    Returns {"method", "pairs": {"a / b": {"covariance", "cosine", "information", "chance"}}}; information in
-    nats, see `mutual_information`.
     """
     travelling = run.federation.server.download(0).get("w")
     if travelling is None:
@@ -35,17 +35,14 @@ def gradient_pairs(run: Rebuilt, number: int = 16) -> dict:
     for k, (client, model) in enumerate(run.tested()):
         data = client.data
         parts[data.name] = data.test if data.unseen else data.train
-        gradients[data.name] = gradient(run, k, model, parts[data.name], travelling, number)
+        gradients[data.name] = gradient(run, k, model, parts[data.name], travelling, number).double()
     pairs = {}
-    names = list(gradients)
-    for i, a in enumerate(names):
-        for b in names[i + 1:]:
-            u, v = gradients[a].double(), gradients[b].double()
-            covariance = float(((u - u.mean()) * (v - v.mean())).mean())
-            cosine = float(u @ v / (u.norm() * v.norm()))
-            shared, chance = mutual_information(parts[a], parts[b], seed=run.args.seed)
-            pairs[f"{a} / {b}"] = {"covariance": covariance, "cosine": cosine, "information": shared,
-                                   "chance": chance}
+    for a, b in itertools.combinations(gradients, 2):
+        u, v = gradients[a], gradients[b]
+        shared, chance = mutual_information(parts[a], parts[b], seed=run.args.seed)
+        pairs[f"{a} / {b}"] = {"covariance": float(((u - u.mean()) * (v - v.mean())).mean()),
+                               "cosine": float(u @ v / (u.norm() * v.norm())),
+                               "information": shared, "chance": chance}
     return run.heading() | {"pairs": pairs}
 
 
@@ -75,9 +72,8 @@ def mutual_information(a: Data, b: Data, size: int = 32, seed: int = 0) -> tuple
     of two domains, and what it is by chance.
 
     Features are the pixels at `size` x `size`. A pair is two images of the same class, as many as the smaller
-    domain of a class has, drawn by the seed; rho_f is the correlation of feature f over the pairs. By chance:
-    the mean over five random pairings of the same images, which estimates how far the finite number of pairs
-    alone lifts the sum from 0.
+    domain of a class has; rho_f is the correlation of feature f over the pairs. By chance: the mean over five
+    random pairings of the same images.
     """
     generator = torch.Generator().manual_seed(seed)
     counts = {}  # of each class the images of the smaller domain
@@ -136,15 +132,21 @@ def draw_gradients(path, runs: list[dict]) -> None:
     write_figure(path, figure)
 
 
-def show_gradients(flags) -> dict:
-    """The command `gradients`: a table, the figure, and the numbers."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batches", type=int, default=16,
+                        help="batches behind the gradient of a domain [16]")
+
+
+def show(flags) -> dict:
+    """A table, the figure, and the numbers."""
+    if flags.batches < 1:
+        raise Stop(f"--batches is {flags.batches}; it must be at least 1", 2)
     runs, table = [], []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, flags.which, flags.data, flags.archives)
-        found = gradient_pairs(run, flags.batches) | {"method": name}
+    for run in all_rebuilt(flags):
+        found = gradient_pairs(run, flags.batches)
         runs.append(found)
         for domains, pair in found["pairs"].items():
-            table.append([name, domains, *pair.values()])
+            table.append([run.label, domains, *pair.values()])
     if flags.out:
         draw_gradients(flags.out, runs)
     head = ["method", "domains", "covariance", "cosine", "information (nats)", "by chance"]

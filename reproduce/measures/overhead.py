@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import functools
@@ -10,15 +11,8 @@ from pathlib import Path
 
 from common import images_in_round, seed_all
 from plumbing.errors import Stop
-from reproduce.measures.finished import (
-    Rebuilt,
-    arguments_of,
-    finished,
-    history,
-    labels,
-    rebuilt,
-    training_sizes,
-)
+from reproduce.measures.finished import (Rebuilt, arguments_of, finished, history, labels, rebuilt,
+                                         training_sizes)
 from reproduce.methods import arguments, builder_of
 
 import torch
@@ -47,9 +41,8 @@ def counter() -> FlopCounterMode:
 def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """(forward, training step) FLOPs of a network for a batch of `shape` [B, C, H, W], B at least 2.
 
-    A training step is one forward and one backward pass; that of the first layer has no gradient of its
-    input. The optimizer, BN, activations and what a method adds to the loss count nothing (`training_flops`
-    counts the latter). The model is copied and not changed.
+    A training step is one forward and one backward pass. Optimizer, BN, activations and what a method adds to
+    the loss count nothing. The model is copied and not changed.
     """
     model = copy.deepcopy(model)
     x = torch.zeros(shape, device=next(model.parameters()).device)
@@ -94,17 +87,12 @@ def cost_to_reach(folder, accuracy: float, flops_per_image: float, sizes: dict[s
     """What a client has spent, on average, when a run first reaches an accuracy (FedCiR, Table 3); None if it
     never does.
 
-    `accuracy` in (0, 1]; `by`: test "AVG" or "ALL", or "target" (the left-out domain), at the rounds that
-    were evaluated. `sizes`: training images of each client by name (None: from the data). Returns "round";
-    "tflops", 1e12 FLOPs of local training until then, from the images of the rounds that a client took part
-    in; "gb", 1e9 bytes up and down; "memory_mib" and "gpu_memory_mib" (None without a GPU), the peaks of the
-    whole run in MiB. Means are over all clients of the run.
+    `by`: AVG, ALL or target. `sizes`: training images of each client by name (None: from the data). Returns
+    the round; TFLOPs of local training and GB up and down until then, means over the clients; and the peaks
+    of the whole run's memory in MiB.
     """
     if not 0 < accuracy <= 1:
-        raise Stop(f"the accuracy to reach is {accuracy}; expected a share above 0 and at most 1, such as "
-                   f"0.6", 2)
-    if by not in ("AVG", "ALL", "target"):
-        raise Stop(f"the accuracy to reach is of {by!r}; expected AVG, ALL or target", 2)
+        raise Stop(f"the accuracy to reach is {accuracy}; expected a share such as 0.6", 2)
     result, entries = finished(folder), history(folder)
     args = arguments_of(folder, data, archives)
     reached = first_round(entries, accuracy, by, folder)
@@ -113,49 +101,41 @@ def cost_to_reach(folder, accuracy: float, flops_per_image: float, sizes: dict[s
     if sizes is None:
         sizes = training_sizes(args)
     images, exchanged = 0, 0
-    try:
-        for entry in entries:
-            if entry["round"] > reached:
-                continue
-            for name, log in entry["clients"].items():
-                images += images_in_round(sizes[name], args)
-                exchanged += log["bytes_up"] + log["bytes_down"]
-        memory = result["peak_memory_mib"]
-    except KeyError as e:
-        raise Stop(f"{folder}: metrics.jsonl, result.json and the data do not go together: {e} is missing", 2)
-    tflops = images * flops_per_image / len(sizes) / 1e12
-    gb = exchanged / len(sizes) / 1e9
-    gpu_memory = result.get("hardware", {}).get("gpu_peak_memory_mib")
-    return {"round": reached, "tflops": tflops, "gb": gb, "memory_mib": memory, "gpu_memory_mib": gpu_memory}
+    for entry in entries[:reached]:
+        for name, log in entry["clients"].items():
+            images += images_in_round(sizes[name], args)
+            exchanged += log["bytes_up"] + log["bytes_down"]
+    return {"round": reached, "tflops": images * flops_per_image / len(sizes) / 1e12,
+            "gb": exchanged / len(sizes) / 1e9, "memory_mib": result["peak_memory_mib"],
+            "gpu_memory_mib": result.get("hardware", {}).get("gpu_peak_memory_mib")}
 
 
 def first_round(entries: list[dict], accuracy: float, by: str, folder) -> int | None:
     """The first evaluated round at which an accuracy is reached; None if there is none. Stop if it was never
     evaluated."""
-    part = "target" if by == "target" else "test"
-    evaluated = [entry for entry in entries if part in entry]
-    if not evaluated:
+    measured = {}
+    for entry in entries:
+        found = entry.get("test", {}) | {"target": entry.get("target")}
+        if found.get(by) is not None:
+            measured[entry["round"]] = found[by]
+    if not measured:
         raise Stop(f"{Path(folder) / 'metrics.jsonl'} has no accuracy {by}", 2)
-    for entry in evaluated:
-        measured = entry["target"] if by == "target" else entry["test"][by]
-        if measured >= accuracy:
-            return entry["round"]
-    return None
+    return next((t for t, value in measured.items() if value >= accuracy), None)
 
 
-def show_cost(flags) -> dict:
-    """The command `cost`: a table, and the numbers."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--accuracy", type=float, default=0.6, help="accuracy to reach, a share [0.6]")
+    parser.add_argument("--by", default="AVG", choices=("AVG", "ALL", "target"), help="which accuracy [AVG]")
+
+
+def show(flags) -> dict:
+    """A table, and the numbers."""
     runs, table = [], []
     for folder, name in zip(flags.folders, labels(flags.folders)):
-        per_image = flags.flops
-        if not per_image:
-            per_image = training_flops(rebuilt(folder, "last", flags.data, flags.archives))
+        per_image = training_flops(rebuilt(folder, "last", flags.data, flags.archives))
         cost = cost_to_reach(folder, flags.accuracy, per_image, None, flags.by, flags.data, flags.archives)
         runs.append({"folder": str(folder), "method": name, "flops_per_image": per_image, "cost": cost})
-        spent = ["-", "-", "-", "-", "-"]
-        if cost:
-            spent = [cost[name] for name in ("round", "tflops", "gb", "memory_mib", "gpu_memory_mib")]
-        table.append([name, *spent])
+        table.append([name, *(cost.values() if cost else [None] * 5)])
     print(f"each client until {flags.by} reaches {100 * flags.accuracy:g}% (-: never, or no GPU)")
     head = ["method", "round", "TFLOPs", "GB up and down", "memory (MiB)", "GPU memory (MiB)"]
     formats = (".0f", ".0f", ".3f", ".4f", ".0f", ".0f")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 
 from common import ClientProtocol, representations, seed_all
 from plumbing.errors import Stop
 from plumbing.settings import Args
 from reproduce.drawing import new_figure, write_figure
-from reproduce.measures.finished import Rebuilt, labels, rebuilt
+from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
 import torch
@@ -22,18 +23,11 @@ def represented(client: ClientProtocol, model: nn.Module, args: Args, part: str)
     """The representations z [N, D] and labels y [N] of a client's test images (`part` "test") or of all its
     images ("all")."""
     data = client.data
-    parts = [data.test]
-    if part == "all":
-        parts = [data.train, data.val, data.test]
-    parts = [images for images in parts if len(images)]
-    if not parts:
+    parts = [data.train, data.val, data.test] if part == "all" else [data.test]
+    found = [representations(model, images, args) for images in parts if len(images)]
+    if not found:
         raise Stop(f"all images of {data.name} are for training: give --part all", 2)
-    zs, ys = [], []
-    for images in parts:
-        z, y = representations(model, images, args)
-        zs.append(z)
-        ys.append(y)
-    z, y = torch.cat(zs), torch.cat(ys)
+    z, y = torch.cat([z for z, _ in found]), torch.cat([y for _, y in found])
     if not torch.isfinite(z).all():
         raise Stop(f"the representations of {data.name} are not finite: the run has diverged")
     return z, y
@@ -43,13 +37,10 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     """PAD = 2(1 - 2 eps) between two sets of representations [N, D] and [M, D] (FedCiR, Sec. 6.4).
 
     eps is the test error of a linear SVM that tells the sets apart. `seed` draws as many rows of the larger
-    set as the smaller has, one half of each trains the SVM and the other tests it; inputs are standardized by
-    the training half. 2: a hyperplane separates the sets; 0: it is no better than chance. It is not clamped:
-    on a finite test half of equal distributions eps can pass 1/2, and PAD is then slightly below 0. The paper
-    gives neither its C nor its split. C = 0.1 here, fixed: on Gaussian sets of 60 and 600 rows in 64 and
-    1,024 dimensions, isotropic or of rank 8, its error was within 0.04 of the best C in 1e-4...1, but for
-    low-rank sets of 60 rows in 64 dimensions (0.08), where C = 1 is better. C is not chosen by the test half,
-    which would bias eps downwards. Stop if a set has fewer than 4 rows.
+    set as the smaller has; one half of each trains the SVM and the other tests it, standardized by the
+    training half. 2: a hyperplane separates the sets; 0 or slightly below: it is no better than chance. The
+    paper gives neither C nor the split. C = 0.1 was within 0.04 of the best C on most Gaussian sets that were
+    tried; it is not chosen by the test half, which would bias eps downwards.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.preprocessing import StandardScaler
@@ -58,7 +49,7 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     n = min(len(a), len(b))
     if n < 4:
         raise Stop(f"a proxy A-distance needs 4 images of each domain; there are {len(a)} and {len(b)}: give "
-                   "--part all, to take all images of a client and not its test part alone", 2)
+                   "--part all", 2)
     generator = seed_all(seed, "pad")
     a = a[torch.randperm(len(a), generator=generator)[:n].numpy()]
     b = b[torch.randperm(len(b), generator=generator)[:n].numpy()]
@@ -78,12 +69,8 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
 def pad_table(run: Rebuilt, part: str = "test", seed: int = 0) -> dict:
     """PAD between each pair of a run's clients, and between the mixture of all and each of them (Fig. 12).
 
-    Each client's images are represented by the network that it is tested with; `part`: its "test" images or
-    "all". The mixture is the union of the clients' images, as in FedCiR's Eq. (1); the images drawn for it
-    are left out of the client it is compared with, so that no image is on both sides. A mixture holds the
-    client too: its PAD to a client with the share p of all images is at most 2(1 - p) in the limit. Returns
-    {"method", "images": {name: N}, "pairs": {"a / b": PAD}, "global": {name: PAD}, "mean_pairs",
-    "mean_global"}.
+    The mixture is the union of the clients' images, FedCiR's Eq. (1). It holds the client too: its PAD to a
+    client with the share p of all images is at most 2(1 - p) in the limit.
     """
     z = {}  # of each client; a target is none
     for client, model in run.tested():
@@ -97,15 +84,15 @@ def pad_table(run: Rebuilt, part: str = "test", seed: int = 0) -> dict:
         for b in names[i + 1:]:
             pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b], seed)
     to_global = pad_to_mixture(z, seed)
-    images = {name: len(rows) for name, rows in z.items()}
-    mean_pairs = float(np.mean(list(pairs.values())))
-    mean_global = float(np.mean(list(to_global.values())))
-    return run.heading() | {"part": part, "images": images, "pairs": pairs, "global": to_global,
-                            "mean_pairs": mean_pairs, "mean_global": mean_global}
+    return run.heading() | {"part": part, "images": {name: len(rows) for name, rows in z.items()},
+                            "pairs": pairs, "global": to_global,
+                            "mean_pairs": float(np.mean(list(pairs.values()))),
+                            "mean_global": float(np.mean(list(to_global.values())))}
 
 
 def pad_to_mixture(z: dict[str, Tensor], seed: int) -> dict[str, float]:
-    """{client: PAD between the mixture of all clients and its images}, see `pad_table`."""
+    """{client: PAD between the mixture of all clients and its images}. The images drawn for the mixture are
+    left out of the client, so that no image is on both sides."""
     pool = torch.cat(list(z.values()))
     owner = torch.cat([torch.full((len(rows),), k) for k, rows in enumerate(z.values())])
     order = torch.randperm(len(pool), generator=seed_all(seed, "mixture"))
@@ -119,51 +106,45 @@ def pad_to_mixture(z: dict[str, Tensor], seed: int) -> dict[str, float]:
 
 
 def draw_pad(path, run_a: dict, run_b: dict) -> None:
-    """FedCiR, Fig. 12: the PAD of method A (y) against that of method B (x).
-
-    They are two results of `pad_table` on the same clients. Circles: pairs of clients; the star: the mean PAD
-    of the mixture and a client. Below the diagonal A's is the smaller.
-    """
+    """FedCiR, Fig. 12: the PAD of method A (y) against that of method B (x). Circles: pairs of clients; the
+    star: the mean PAD of the mixture and a client. Below the diagonal A's is the smaller."""
     a, b = run_a["method"], run_b["method"]
     if run_a["pairs"].keys() != run_b["pairs"].keys():
         raise Stop(f"{a} and {b} have different clients: compare runs on the same domains", 2)
     x = [run_b["pairs"][pair] for pair in run_a["pairs"]]
     y = list(run_a["pairs"].values())
     everything = [*x, *y, run_a["mean_global"], run_b["mean_global"]]
-    low, high = min(everything), max(everything)
-    edge = max(0.06 * (high - low), 0.05)
-    limits = low - edge, high + edge
+    edge = max(0.06 * (max(everything) - min(everything)), 0.05)
+    limits = min(everything) - edge, max(everything) + edge
     figure = new_figure(4.8, 4.8)
     panel = figure.subplots()
     panel.plot(limits, limits, "--", color="0.5", linewidth=1, label="equal")
-    panel.scatter(x, y, s=34, facecolors="none", edgecolors="tab:blue", linewidths=1.3,
-                  label="pair of clients")
+    panel.scatter(x, y, s=34, facecolors="none", edgecolors="tab:blue", label="pair of clients")
     panel.scatter([run_b["mean_global"]], [run_a["mean_global"]], s=190, marker="*", color="hotpink",
-                  edgecolors="0.3", linewidths=0.6, zorder=3, label="mixture and client (mean)")
+                  edgecolors="0.3", zorder=3, label="mixture and client (mean)")
     panel.set(xlabel=f"PAD, {b}", ylabel=f"PAD, {a}", xlim=limits, ylim=limits, aspect="equal")
-    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3, frameon=False,
-                 handletextpad=0.4, columnspacing=1.2)
+    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3, frameon=False)
     write_figure(path, figure)
 
 
-def show_pad(flags) -> dict:
-    """The command `pad`: a table, the figure, and the numbers."""
-    runs = []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, flags.which, flags.data, flags.archives)
-        runs.append(pad_table(run, flags.part) | {"method": name})
-    pairs, clients = {}, {}  # as ordered sets
-    for run in runs:
-        pairs |= dict.fromkeys(run["pairs"])
-        clients |= dict.fromkeys(run["global"])
-    table = []
-    for pair in pairs:
-        table.append([pair, *(run["pairs"].get(pair) for run in runs)])
-    for name in clients:
-        table.append([f"mixture / {name}", *(run["global"].get(name) for run in runs)])
-    table.append(["mean of the pairs", *(run["mean_pairs"] for run in runs)])
-    table.append(["mean of mixture and client", *(run["mean_global"] for run in runs)])
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--part", default="test", choices=("test", "all"),
+                        help="images of each client: its test images, or all [test]")
+
+
+def show(flags) -> dict:
+    """A table, the figure of two runs, and the numbers."""
+    if flags.out and len(flags.folders) != 2:
+        raise Stop(f"--out draws one run against another: give two folders, not {len(flags.folders)}", 2)
+    runs = [pad_table(run, flags.part) for run in all_rebuilt(flags)]
+    rows = {}
+    for i, run in enumerate(runs):
+        found = run["pairs"] | {f"mixture / {name}": pad for name, pad in run["global"].items()}
+        found |= {"mean of the pairs": run["mean_pairs"], "mean of mixture and client": run["mean_global"]}
+        for name, pad in found.items():
+            rows.setdefault(name, [None] * len(runs))[i] = pad
     if flags.out:
         draw_pad(flags.out, *runs)
+    table = [[name, *pads] for name, pads in rows.items()]
     print(tabulate(table, ["PAD", *(run["method"] for run in runs)], floatfmt=".3f"))
     return {"runs": runs}

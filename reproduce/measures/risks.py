@@ -3,13 +3,13 @@ Fig. 11)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
 from common import Data, autocast, in_order
 from plumbing.errors import Stop
 from plumbing.settings import Args
 from reproduce.drawing import Curves, new_figure, plot_curves, write_figure
-from reproduce.measures.finished import Rebuilt, history, labels, rebuilt
+from reproduce.measures.finished import Rebuilt, all_rebuilt, history, numbers_of
 
 import numpy as np
 import torch
@@ -31,44 +31,23 @@ def risk(model: nn.Module, data: Data, args: Args) -> float:
 
 
 def local_risks(run: Rebuilt) -> dict:
-    """Cross-entropy of the global model on each client's images, and its mean over clients (FedCiR, Fig. 11),
-    in nats.
-
-    The model is the one that the client is tested with. Returns {"method", "clients": {name: {"train",
-    "test"}}, "mean": {"train", "test"}} and, for leave-one-domain-out runs, "target": {"name", "test"}.
-    """
+    """Cross-entropy of the network that each client is tested with on its images, in nats, their mean, and
+    that on the images of a left-out domain."""
     if run.args.protocol == "linear":
         raise Stop(f"{run.folder} was trained without labels: its networks have no classifier and no "
                    f"cross-entropy", 2)
     clients, target = {}, {}
     for client, model in run.tested():
         data = client.data
+        on_test = risk(model, data.test, run.args)
         if data.unseen:
-            target = {"target": {"name": data.name, "test": risk(model, data.test, run.args)}}
+            target = {"target": {"name": data.name, "test": on_test}}
         else:
-            on_train = risk(model, data.train, run.args)
-            on_test = risk(model, data.test, run.args)
-            clients[data.name] = {"train": on_train, "test": on_test}
+            clients[data.name] = {"train": risk(model, data.train, run.args), "test": on_test}
     mean = {}
     for part in ("train", "test"):
         mean[part] = float(np.mean([risks[part] for risks in clients.values()]))
     return run.heading() | {"clients": clients, "mean": mean} | target
-
-
-def risk_curve(folder) -> tuple[list[int], list[float]]:
-    """The rounds and, for each, the mean over its clients of the mean training loss (metrics.jsonl). Fig. 11
-    by round: a checkpoint has one round only, the losses during local training are what a run keeps of all of
-    them. The loss is what the method records as such: the task's, without regularizers, where the method's
-    file says so."""
-    rounds, means = [], []
-    for entry in history(folder):
-        losses = [log["loss"] for log in entry["clients"].values() if "loss" in log]
-        if losses:
-            rounds.append(entry["round"])
-            means.append(float(np.mean(losses)))
-    if not rounds:
-        raise Stop(f"{Path(folder) / 'metrics.jsonl'} has no training losses: this method records none", 2)
-    return rounds, means
 
 
 def draw_risks(path, runs: list[dict], curves: Curves) -> None:
@@ -101,21 +80,26 @@ def draw_risks(path, runs: list[dict], curves: Curves) -> None:
     write_figure(path, figure)
 
 
-def show_risk(flags) -> dict:
-    """The command `risk`: a table, the figure, and the numbers."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """It has none of its own."""
+
+
+def show(flags) -> dict:
+    """A table, the figure, and the numbers."""
     runs, curves, table = [], {}, []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = local_risks(rebuilt(folder, flags.which, flags.data, flags.archives)) | {"method": name}
-        runs.append(run)
+    for rebuilt in all_rebuilt(flags):
+        run = local_risks(rebuilt)
+        name = run["method"]
+        losses = {entry["round"]: numbers_of(entry).get("loss") for entry in history(run["folder"])}
+        rounds = [t for t, loss in losses.items() if loss is not None]
+        losses = [losses[t] for t in rounds]
+        runs.append(run | {"curve": {"round": rounds, "loss": losses}})
+        curves[name] = rounds, losses
         for client, risks in run["clients"].items():
             table.append([name, client, risks["train"], risks["test"]])
         if "target" in run:
             table.append([name, f"{run['target']['name']} (left out)", None, run["target"]["test"]])
         table.append([name, "mean of the clients", run["mean"]["train"], run["mean"]["test"]])
-    for run in runs:
-        rounds, losses = risk_curve(run["folder"])
-        curves[run["method"]] = rounds, losses
-        run["curve"] = {"round": rounds, "loss": losses}
     if flags.out:
         draw_risks(flags.out, runs, curves)
     print(tabulate(table, ["method", "client", "train risk", "test risk"], floatfmt=".4f"))

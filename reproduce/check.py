@@ -1,0 +1,229 @@
+"""Whether the code of now still gives the recorded numbers: runs are begun again and compared digit by digit.
+
+    python reproduce_tables.py --check --jobs 2          # one run of each distinct setting
+    python reproduce_tables.py --check --sample 10       # what fits into ten minutes, of all methods
+
+A setting is all arguments but seed, target and rate. Of each one recorded run is begun again in a temporary
+folder, until five recorded evaluations or 20 rounds, whichever is later: at round 1 momentum and what else is
+carried over is still zero. checked.json beside the records has what came out, by setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from plumbing.files import locked, write_json
+from plumbing.provenance import cpu_name, git
+from plumbing.settings import flag_of
+from reproduce.measures.finished import numbers_of
+from reproduce.methods import method
+from reproduce.plan import unavailable
+from reproduce.records import Place, Records, has_gaps, known_arguments, read_checked
+from reproduce.runner import Processes, last_lines, side_by_side
+
+import torch
+from tqdm import tqdm
+
+EVALUATIONS, ROUNDS = 5, 20  # recorded ones that are compared, whichever are more rounds
+STARTUP = 8.0  # seconds until a run trains
+COMPARED = ("equal", "differs")  # outcomes that say something of the code
+
+
+@dataclass
+class Begun:
+    """A recorded run that stands for its setting, how many of its rounds are made again, and the seconds that
+    these took."""
+
+    record: dict
+    rounds: int
+    seconds: float
+
+
+def beginning(record: dict) -> Begun:
+    """How far a recorded run is made again."""
+    evaluated, args = record["curve"]["round"], record["args"]
+    fifth = evaluated[:EVALUATIONS][-1] if evaluated else args["rounds"]
+    rounds = min(args["rounds"], max(fifth, ROUNDS))
+    return Begun(record, rounds, STARTUP + sum(record["seconds"].values()) * rounds / args["rounds"])
+
+
+def representatives(records: list[dict]) -> list[Begun]:
+    """Of each setting the run that is best begun again: comparable here, trained and not only tested, and
+    cheap. The cheapest settings come first."""
+    best = {}
+    for record in records:
+        begun = beginning(record)
+        rank = bool(other_machine(record)), "trained_by" in record, begun.seconds
+        if record["setting"] not in best or rank < best[record["setting"]][0]:
+            best[record["setting"]] = rank, begun
+    chosen = [begun for _, begun in best.values()]
+    return sorted(chosen, key=lambda begun: begun.seconds)
+
+
+def sampled(settings: list[Begun], seconds: float) -> list[Begun]:
+    """The settings that fit into some seconds: the cheapest of each method, then the second ones, ..."""
+    earlier = Counter()
+    turns = []
+    for begun in settings:
+        name = begun.record["method"]
+        turns.append((earlier[name], begun.seconds, begun))
+        earlier[name] += 1
+    turns.sort(key=lambda turn: turn[:2])
+    chosen, total = [], 0.0
+    for _, needed, begun in turns:
+        if total + needed <= seconds:
+            chosen.append(begun)
+            total += needed
+    return chosen
+
+
+def other_machine(record: dict) -> str:
+    """Why a record's digits cannot be expected on this machine, or nothing."""
+    hardware, versions, gpu = record["hardware"], record["versions"], None
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name()
+    if record["args"].get("device", "cpu") != "cpu" and hardware.get("gpu") != gpu:
+        return f"it ran on {hardware.get('gpu') or 'a GPU'}"
+    if hardware.get("cpu") != cpu_name():
+        return f"it ran on {hardware.get('cpu')}"
+    if versions.get("torch") != torch.__version__:
+        return f"it ran with torch {versions.get('torch')}"
+    if hardware.get("threads", 0) not in range(1, (os.cpu_count() or 1) + 1):
+        return f"it had {hardware.get('threads')} threads"
+    return ""
+
+
+def not_comparable(record: dict, place: Place) -> str:
+    """Why a record cannot be made again here with the same digits, or nothing."""
+    args = known_arguments(method(record["method"]).Args, record["args"])
+    return other_machine(record) or unavailable(args, place)
+
+
+# One run
+
+
+def command_again(record: dict, folder: str) -> list[str]:
+    """The command that makes a recorded run again, by its recorded arguments."""
+    module = method(record["method"])
+    words = [sys.executable, "-m", module.__name__, "--out", folder, "--no-figures",
+             "--checkpoint-every", "86400", "--threads", str(record["hardware"]["threads"])]
+    if has_gaps(record):
+        words += ["--test-rounds", "best"]
+    for f in dataclasses.fields(module.Args):
+        if not f.metadata["numbers"] or f.name not in record["args"]:
+            continue
+        value = record["args"][f.name]
+        if value is False:
+            words.append(f"--no-{flag_of(f.name)[2:]}")
+        elif value is True:
+            words.append(flag_of(f.name))
+        else:
+            words += [flag_of(f.name), str(value)]
+    return words
+
+
+def begin_again(begun: Begun, place: Place, processes: Processes) -> tuple[str, str]:
+    """Make the first rounds of a recorded run again: (equal, differs, failed, interrupted or not comparable;
+    where it differs or why it could not be made)."""
+    why = not_comparable(begun.record, place)
+    if why:
+        return "not comparable", why
+    with tempfile.TemporaryDirectory() as folder:
+        metrics, log = Path(folder, "metrics.jsonl"), Path(folder, "log.txt")
+
+        def enough() -> bool:
+            return metrics.exists() and metrics.read_bytes().count(b"\n") >= begun.rounds
+
+        with open(log, "w") as file:
+            words = [*command_again(begun.record, folder), *place.flags]
+            processes.run(words, {}, enough, stdout=file)
+        if not enough():
+            return "interrupted" if processes.stopping else "failed", last_lines(log.read_text(), 1)
+        entries = [json.loads(line) for line in metrics.read_text().splitlines()]
+    difference = first_difference(begun.record, entries[:begun.rounds])
+    return "differs" if difference else "equal", difference
+
+
+def first_difference(record: dict, entries: list[dict]) -> str:
+    """Where the rounds of now first differ from the recorded curves and mean logs; nothing if nowhere."""
+    rounds = record["curve"]["round"]
+    recorded = {}  # {(round, name): value}
+    for name, values in [*record["curve"].items(), *record.get("logs", {}).items()]:
+        of_each = rounds if len(values) == len(rounds) else range(1, len(values) + 1)
+        for t, value in zip(of_each, values):
+            if value is not None and name != "round":
+                recorded[t, name] = value
+    for entry in entries:
+        now = {name: round(value, 5) for name, value in numbers_of(entry).items()}
+        for (t, name), value in recorded.items():
+            if t == entry["round"] and now.get(name) != value:
+                return f"round {t}, {name}: recorded {value}, now {now.get(name)}"
+    return ""
+
+
+# All of them
+
+
+def check(records: Records, chosen: list[dict], place: Place, jobs: int, minutes: float) -> int:
+    """Begin one run of each setting of some records again, and write what came out; returns the exit code.
+    Settings that were compared by this commit are not compared again; with `minutes` only a sample is."""
+    path, commit = records.path.with_name("checked.json"), commit_now()
+    settings = []
+    for begun in representatives(chosen):
+        found = records.check_of(begun.record)
+        if minutes or found.get("outcome") not in COMPARED or found.get("commit") != commit:
+            settings.append(begun)
+    if minutes:
+        comparable = [begun for begun in settings if not not_comparable(begun.record, place)]
+        settings = sampled(comparable, 60 * minutes * jobs)
+    counts, processes = Counter(), Processes()
+    total = math.ceil(sum(begun.seconds for begun in settings))
+    with tqdm(total=total, unit="s", desc=f"{len(settings)} settings", disable=not settings,
+              bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}") as bar:
+
+        def work(_, begun: Begun) -> None:
+            if processes.stopping:
+                return
+            outcome, why = begin_again(begun, place, processes)
+            counts[outcome] += 1
+            bar.update(begun.seconds)
+            bar.set_postfix(counts)
+            if outcome != "interrupted":
+                note(path, begun, commit, outcome, why)
+            if outcome in ("differs", "failed"):
+                tqdm.write(f"{outcome}: {begun.record['command']}\n    {why}", file=sys.stderr)
+
+        whole = side_by_side(jobs, work, settings, processes)
+    print(", ".join(f"{n} {outcome}" for outcome, n in counts.items()) or "nothing to check")
+    if not whole:
+        return 130
+    return 1 if counts["differs"] or counts["failed"] else 0
+
+
+def commit_now() -> str:
+    """The commit of the code, with a + if the code has changes that are not committed."""
+    changes = git("status", "--porcelain", "--", "*.py")
+    return (git("rev-parse", "HEAD") or "unknown") + ("+" if changes else "")
+
+
+def note(path: Path, begun: Begun, commit: str, outcome: str, why: str) -> None:
+    """Put what came out into checked.json. What cannot be compared here leaves an earlier comparison."""
+    with locked(path.with_name(f".{path.name}.lock")):
+        checked = read_checked(path)
+        earlier = checked.get(begun.record["setting"], {})
+        if outcome not in COMPARED and earlier.get("outcome") in COMPARED:
+            return
+        checked[begun.record["setting"]] = {"outcome": outcome, "method": begun.record["method"],
+                                  "record": begun.record["id"], "commit": commit,
+                                  "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                                  "rounds": begun.rounds, "difference": why}
+        write_json(path, dict(sorted(checked.items())))

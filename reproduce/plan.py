@@ -1,0 +1,170 @@
+"""What missing runs would take, by the seconds of recorded ones, and which of them cannot start here."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import math
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plumbing.archives import find_archives, unpacked
+from plumbing.catalog import FOLDERS
+from plumbing.decoding import caches_of
+from plumbing.settings import Args
+from reproduce.cells import Missing
+from reproduce.methods import arguments, short_name
+from reproduce.records import Place, Records, Run, by_training
+
+import torch
+from tabulate import tabulate
+from torchvision.datasets import MNIST
+
+LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
+UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
+
+
+@dataclass
+class Plan:
+    """Missing runs, the cheapest first, their seconds (None: not known), and why some cannot start."""
+
+    missing: list[Missing] = field(default_factory=list)
+    elsewhere: list[Missing] = field(default_factory=list)
+    seconds: dict[str, float | None] = field(default_factory=dict)  # by the runs' keys
+    why: dict[str, str] = field(default_factory=dict)  # of those elsewhere, by their keys
+
+
+def planned(missing: list[Missing], records: Records, place: Place) -> Plan:
+    """What can be done here of the missing runs. Of those that one training serves, one that needs the whole
+    curve comes first: it trains, the others test."""
+    plan = Plan()
+    by_key = {entry.run.key: entry for entry in missing}
+    groups = []
+    for group in by_training([entry.run for entry in missing]):
+        group.sort(key=lambda run: not run.curve)
+        cost = seconds_of(group[0], records)
+        plan.seconds |= dict.fromkeys([run.key for run in group], cost)
+        groups.append((math.inf if cost is None else cost, group))
+    groups.sort(key=lambda entry: entry[0])
+    for _, group in groups:
+        for run in group:
+            why = unavailable(arguments(run.module, run.flags), place)
+            if why:
+                plan.why[run.key] = why
+            (plan.elsewhere if why else plan.missing).append(by_key[run.key])
+    return plan
+
+
+def seconds_of(run: Run, records: Records) -> float | None:
+    """Seconds of a run: its rounds, each as long as in the recorded run that is most like it. None if there
+    is no recorded run of its method, dataset, image size and backbone."""
+    args = arguments(run.module, run.flags)
+    nearest, of_round = math.inf, None
+    for record in records.every:
+        theirs = record["args"]
+        like = all(theirs.get(name) == getattr(args, name) for name in LIKE)
+        if not like or record["method"] != short_name(run.module) or "trained_by" in record:
+            continue
+        distance = abs(math.log(theirs["batch_size"] / args.batch_size))
+        distance += abs((theirs["steps"] or theirs["epochs"]) - (args.steps or args.epochs))
+        if distance < nearest:
+            nearest, of_round = distance, sum(record["seconds"].values()) / theirs["rounds"]
+    return None if of_round is None else of_round * args.rounds
+
+
+# Data and weights
+
+
+def unavailable(args: Args, place: Place) -> str:
+    """Why a run cannot start here for want of data or weights, or nothing."""
+    return weights_lacking(args.weights, args.backbone) or data_lacking(args.dataset, args.image_size, place)
+
+
+@functools.cache
+def weights_lacking(weights: str, backbone: str) -> str:
+    """Why initial weights cannot be had here, or nothing."""
+    if weights == "imagenet":
+        files = Path(torch.hub.get_dir(), "checkpoints").glob(f"{backbone.partition('_')[0]}-*")
+        if not any(files) and not answers("https://download.pytorch.org/models/resnet18-f37072fd.pth"):
+            return "ImageNet's weights are not here and cannot be downloaded"
+    elif weights != "none" and not Path(weights).is_file():
+        return f"the weights {weights} are not here"
+    return ""
+
+
+@functools.cache
+def data_lacking(dataset: str, size: int, place: Place) -> str:
+    """Why a dataset cannot be had here, or nothing: neither unpacked, decoded, as archives nor by network."""
+    sources = {}  # {pattern of a file's name: where it comes from}
+    if dataset.startswith("rotatedmnist"):
+        part = "t10k" if dataset.endswith("t10k") else "train"
+        for name in (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"):
+            sources[name] = MNIST.mirrors[-1] + name
+    elif dataset in FOLDERS:
+        if unpacked(place, dataset) or caches_of(place.data, dataset, size):
+            return ""
+        sources = {pattern: url for pattern, (url, _) in FOLDERS[dataset].files.items()}
+    here = find_archives(place, list(sources))
+    for pattern, url in sources.items():
+        if pattern not in here and not answers(url):
+            return f"{dataset}: {pattern} is not here and cannot be downloaded from {url}"
+    return ""
+
+
+@functools.cache
+def answers(url: str) -> bool:
+    """Whether a source answers with a file and not with a page."""
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.headers.get_content_type() != "text/html"
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+# In words
+
+
+def plan_text(plan: Plan, commands: bool) -> str:
+    """A line for each table: the runs missing, their time, and those that cannot start here; on request also
+    a line for each run."""
+    every = [*plan.missing, *plan.elsewhere]
+    if not every:
+        return "Nothing is missing."
+    by_table = {}
+    for entry in every:
+        for table in entry.tables:
+            by_table.setdefault(table, []).append(entry)
+    rows = [line_of(table, entries, plan) for table, entries in sorted(by_table.items())]
+    rows.append(line_of("all, each run once", every, plan))
+    lines = [tabulate(rows, ["table", "runs missing", "time, one after the other", "cannot start here"],
+                      disable_numparse=True)]
+    if commands:
+        lines.append("")
+        for entry in every:
+            lines.append(f"{clock(plan.seconds[entry.run.key]):>10}  {entry.run.command}")
+    for why, runs in Counter(plan.why.values()).items():
+        lines.append(f"Not here ({runs} runs): {why}")
+    return "\n".join(lines)
+
+
+def line_of(name: str, entries: list[Missing], plan: Plan) -> list:
+    """Of the table for the terminal: runs, time, those of unknown time, and those that cannot start."""
+    seconds = [plan.seconds[entry.run.key] for entry in entries]
+    known = [number for number in seconds if number is not None]
+    words = clock(sum(known) if known else None)
+    if known and len(known) < len(seconds):
+        words += f" and {len(seconds) - len(known)} runs of unknown time"
+    return [name, len(entries), words, sum(entry.run.key in plan.why for entry in entries) or ""]
+
+
+def clock(seconds: float | None) -> str:
+    """12 s, 7 min, 3.4 h, 5.0 days."""
+    if seconds is None:
+        return "?"
+    for length, unit in UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,98 @@
+"""A trained run tested again with other flags that act at test time alone."""
+
+import dataclasses
+import json
+
+from reproduce import runner
+from reproduce.cells import run_with
+from reproduce.measures.adaptation import command_with
+from reproduce.measures.command import main
+from reproduce.measures.finished import FILES
+from reproduce.records import Place, Records, has_gaps
+from tests.conftest import fails, run_here
+from tests.small_table import recorded
+
+import pytest
+
+LODO = ("--protocol", "lodo", "--target", "d75", "--test-rounds", "best")
+OWN = {"fdse": ("--adapt-lr", 30), "baselines.fedbn": ()}
+OTHER = {"fdse": "--adapt-epochs 0", "baselines.fedbn": "--adapt-epochs 2 --adapt-momentum 0.5"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder of a run of each method that has such flags."""
+    place = tmp_path_factory.mktemp("trained")
+    for method in OTHER:
+        run_here(method, place / method, *LODO, *OWN[method], "--rounds", 3, "--adapt-epochs", 3)
+    return place
+
+
+@pytest.mark.parametrize("method", OTHER)
+def test_its_record_is_what_a_training_of_its_own_gives(trained, tmp_path, method):
+    path = tmp_path / "runs.jsonl"
+    main(["adaptation", str(trained / method), "--flags", OTHER[method], "--record", str(path)])
+    (again,) = recorded(path)
+    own = run_here(method, tmp_path / "own", *LODO, *OWN[method], "--rounds", 3, *OTHER[method].split())
+    first = json.loads((trained / method / "result.json").read_text())
+    for part in ("id", "args", "best", "last", "bytes"):
+        assert again[part] == own[part]
+    assert first["best"]["target"] != again["best"]["target"] or first["last"] != again["last"]
+    assert again["trained_by"] == first["id"] and has_gaps(again)
+    rounds = sorted({again["best"]["round"], again["last"]["round"]})
+    assert again["curve"]["round"] == rounds and again["seconds"]["train"] == 0
+    assert again["curve"]["target"][-1] == round(own["last"]["target"], 5)
+    assert again["curve"]["val"] == [own["curve"]["val"][t - 1] for t in rounds]
+
+
+def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
+    """Without flags: none, statistics alone, and its own, with the accuracy that the run recorded."""
+    folder, numbers = trained / "fdse", tmp_path / "n.json"
+    before = sorted(path.name for path in folder.iterdir())
+    main(["adaptation", str(folder), "--which", "last", "--json", str(numbers)])
+    none, statistics, own = json.loads(numbers.read_text())["runs"]
+    assert none["flags"] == {"adapt_epochs": 0} and statistics["flags"] == {"adapt_lr": 0.0}
+    assert own["accuracy"] == json.loads((folder / "result.json").read_text())["last"]["target"]
+    assert len({none["accuracy"], statistics["accuracy"], own["accuracy"]}) > 1
+    main(["adaptation", str(folder), "--flags", "--adapt-lr 1e30", "--json", str(numbers)])
+    assert json.loads(numbers.read_text())["runs"][0]["accuracy"] is None
+    assert "diverges" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was
+
+
+def test_what_it_cannot_test(trained, tmp_path, capsys):
+    fails(capsys, 2, "--lr is not a flag of adaptation --flags", main,
+          ["adaptation", str(trained / "fdse"), "--flags", "--lr 1"])
+    run_here("fedavg", tmp_path / "fedavg")
+    fails(capsys, 2, "has no flags that act on a left-out domain alone", main,
+          ["adaptation", str(tmp_path / "fedavg")])
+
+
+def test_other_values_in_a_command():
+    command = "python fdse.py --adapt-lr 0 --seed 1 --adapt-epochs 5 --clip 3"
+    assert (command_with(command, {"adapt_lr": 0.5, "adapt_epochs": 2})
+            == "python fdse.py --seed 1 --clip 3 --adapt-lr 0.5 --adapt-epochs 2")
+
+
+def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch):
+    """The second run of a training takes its folder; without the folder it trains."""
+    flags = ["--dataset", "digits", "--scale", "smoke", *LODO[:4], "--precision", "fp32"]
+    none, statistics = (dataclasses.replace(run_with("fdse", [*flags, *words], 0), curve=False)
+                        for words in (("--adapt-epochs", "0"), ("--adapt-lr", "0")))
+    place = Place(str(runner.ROOT / "data"), record=str(tmp_path / "runs.jsonl"))
+    monkeypatch.setattr(runner, "folder_of", lambda args: tmp_path / "run")
+    assert runner.trained_for(none, Records(tmp_path / "runs.jsonl")) == []
+    run_here("fdse", tmp_path / "run", *none.flags[4:], "--test-rounds", "best", "--record", place.record)
+    records = Records(tmp_path / "runs.jsonl")
+    words, training = runner.commands_of(statistics, place, records)
+    assert training[1] == "fdse.py"
+    assert words[1:7] == ["-m", "reproduce.measures", "adaptation", str(tmp_path / "run"), "--flags",
+                          "--adapt-epochs 5 --adapt-lr 0.0"]
+    assert runner.trained_for(dataclasses.replace(statistics, curve=True), records) == []
+    assert runner.trained_for(dataclasses.replace(statistics, precision="bf16"), records) == []
+    outcome, said = runner.execute(statistics, place, runner.Processes())
+    records = Records(tmp_path / "runs.jsonl")
+    assert outcome == "done" and len(records.by_key) == 2, said
+    assert records.get(statistics)["trained_by"]
+    (tmp_path / "run" / FILES["last"]).unlink()
+    assert len(runner.commands_of(statistics, place, records)) == 1

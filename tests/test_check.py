@@ -1,0 +1,135 @@
+"""--check: recorded runs are begun again, and compared digit by digit."""
+
+import json
+import signal
+import time
+
+from plumbing.provenance import cpu_name
+from reproduce import check
+from reproduce.records import Place, Records, setting_of
+from reproduce.runner import Processes
+from tests.conftest import ROOT, run_here, start
+from tests.small_table import recorded, small_folder, write_records
+
+import pytest
+
+PLACE = Place(str(ROOT / "data"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Records of a run with labels of 25 rounds, of one without labels, and of one with gaps."""
+    place = tmp_path_factory.mktemp("checked")
+    path = place / "runs.jsonl"
+    run_here("fedavg", place / "a", "--rounds", 25, "--record", path)
+    run_here("fedgala", place / "b", "--target", "d0", "--rounds", 2, "--record", path)
+    run_here("fedavg", place / "c", "--rounds", 2, "--lr-decay", 0.5, "--test-rounds", "best",
+             "--record", path)
+    return recorded(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the small table."""
+    return small_folder(tmp_path)
+
+
+def checked(folder, records: list[dict], **how) -> tuple[int, dict]:
+    """The exit code, and what is in checked.json, by method."""
+    path = write_records(folder / "runs.jsonl", records)
+    every = Records(path)
+    code = check.check(every, every.every, PLACE, how.get("jobs", 1), how.get("minutes", 0))
+    found = json.loads((folder / "checked.json").read_text()).values()
+    return code, {entry["method"]: entry for entry in found}
+
+
+def test_equal_runs_are_stopped_after_20_rounds_and_not_made_twice(folder, made, capsys):
+    code, found = checked(folder, made[:2])
+    assert code == 0 and {entry["outcome"] for entry in found.values()} == {"equal"}
+    assert (found["fedavg"]["rounds"], found["fedgala"]["rounds"]) == (20, 2)
+    assert found["fedavg"]["record"] == made[0]["id"]
+    assert "2 equal" in capsys.readouterr().out
+    commit = found["fedavg"]["commit"]
+    assert checked(folder, made[:2])[1]["fedavg"]["commit"] == commit
+    assert "nothing to check" in capsys.readouterr().out
+    assert check.first_difference(made[2], []) == ""
+
+
+@pytest.mark.parametrize("part, name, words", [("curve", "val", "round 7, val: recorded 0.5, now 0."),
+                                               ("logs", "loss", "round 7, loss: recorded 0.5, now ")])
+def test_a_tampered_record_differs_and_is_named(folder, made, capsys, part, name, words):
+    values = [*made[0][part][name]]
+    values[6] = 0.5
+    tampered = made[0] | {part: made[0][part] | {name: values}}
+    code, found = checked(folder, [tampered])
+    assert code == 1 and found["fedavg"]["outcome"] == "differs"
+    assert found["fedavg"]["difference"].startswith(words)
+    records = Records(folder / "runs.jsonl")
+    assert records.differs(records.every[0]) and not records.get(next(iter_runs(records)))
+    assert "differs: python" in capsys.readouterr().err
+
+
+def iter_runs(records: Records):
+    """The run of each record."""
+    for key in records.by_key:
+        yield type("Run", (), {"key": key, "curve": False})
+
+
+def test_digits_of_other_machines_are_not_compared(folder, made, monkeypatch):
+    run, = [one | {"hardware": one["hardware"] | {"cpu": "Z80"}} for one in made[:1]]
+    code, found = checked(folder, [run])
+    assert code == 0
+    assert (found["fedavg"]["outcome"], found["fedavg"]["difference"]) == ("not comparable", "it ran on Z80")
+    here = made[0]["hardware"] | {"cpu": cpu_name()}
+    for change, words in (({"versions": {"torch": "1.0"}}, "torch 1.0"),
+                          ({"hardware": here | {"threads": 4096}}, "4096 threads"),
+                          ({"args": made[0]["args"] | {"device": "cuda"}, "hardware": here | {"gpu": "X1"}},
+                           "it ran on X1")):
+        assert words in check.other_machine(made[0] | change)
+    monkeypatch.setattr(check, "unavailable", lambda args, place: "no images")
+    assert check.begin_again(check.beginning(made[0]), PLACE, Processes()) == ("not comparable", "no images")
+
+
+def test_what_was_compared_once_stays_if_it_cannot_be_compared_now(folder, made):
+    path = folder / "checked.json"
+    begun = check.beginning(made[0] | {"setting": setting_of(made[0])})
+    check.note(path, begun, "abc", "equal", "")
+    check.note(path, begun, "def", "not comparable", "no images")
+    (entry,) = json.loads(path.read_text()).values()
+    assert (entry["outcome"], entry["commit"]) == ("equal", "abc")
+
+
+def test_five_evaluations_or_20_rounds():
+    def rounds(evaluated: list[int], whole: int) -> int:
+        return check.beginning({"curve": {"round": evaluated}, "args": {"rounds": whole},
+                                "seconds": {"train": 1.0}}).rounds
+    assert rounds(list(range(1, 41)), 40) == 20 and rounds([10, 20, 30, 40, 50, 60], 60) == 50
+    assert rounds([1, 2], 2) == 2 and rounds([50, 100], 100) == 100 and rounds([3, 40], 40) == 40
+
+
+def test_one_run_of_each_setting_and_a_sample_of_all_methods():
+    def a_run(setting: str, method: str, seconds: float, **more) -> dict:
+        return {"setting": setting, "method": method, "seconds": {"train": seconds}, "args": {"rounds": 1},
+                "curve": {"round": [1]}, "hardware": {}, "versions": {}, **more}
+    dear, cheap = a_run("s", "fedavg", 90.0), a_run("s", "fedavg", 2.0)
+    tested = a_run("s", "fedavg", 0.0, trained_by="x")
+    others = [a_run("t", "fedavg", 3.0), a_run("u", "fdse", 30.0)]
+    found = check.representatives([dear, cheap, tested, *others])
+    assert [begun.record for begun in found] == [cheap, *others]
+    names = [begun.record["setting"] for begun in check.sampled(found, 50)]
+    assert names == ["s", "u"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_compared(folder, made):
+    """And the next check goes on from there."""
+    write_records(folder / "runs.jsonl", made[:2])
+    flags = ["reproduce_tables.py", "--check", "--tables", folder / "tables", "--records",
+             folder / "runs.jsonl", "--out", folder / "out"]
+    process = start(*flags)
+    while not (folder / "checked.json").exists():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() in (0, 130)
+    assert start(*flags).wait() == 0
+    assert len(json.loads((folder / "checked.json").read_text())) == 2
