@@ -7,10 +7,7 @@ from pathlib import Path
 
 from docs import equations, notes, results
 from docs.equations import ROOT
-from docs.pages import TITLES, Site, heading_anchor, page_of, source_of
-
-RUNS = Path("docs/runs.md")
-SAID = {"Errata": Path("docs/errata.md"), "Findings": Path("results/findings.md")}  # of methods, elsewhere
+from docs.pages import TITLES, Site, page_of, source_of
 
 
 def method_page(site: Site, method: str) -> None:
@@ -30,23 +27,7 @@ def method_page(site: Site, method: str) -> None:
             places.append((file, name, lines, address))
         entries.append((entry, places))
     site.write(page, "method.html", TITLES[method], of=of, before=before, after=after, entries=entries,
-               note=note, sections=sections(site, page, text), used=used, whole=whole, unused=unused,
-               runs=RUNS if "laptop scale" in text else None)
-
-
-def sections(site: Site, page: Path, text: str) -> dict[str, str]:
-    """{words: address} of the sections of a note, and of what is said of the method elsewhere."""
-    found = {}
-    for heading in re.findall(r"^## (.*)", text, flags=re.M):
-        if heading.startswith("Equations") and page.stem in TITLES:
-            found["The paper beside the code"] = "#code"
-        else:
-            found[heading] = f"#{heading_anchor(heading)}"
-    for words, source in SAID.items():
-        for heading in re.findall(r"^## (.*)", (ROOT / source).read_text(), flags=re.M):
-            if heading.partition(",")[0] == TITLES.get(page.stem):
-                found[words] = site.link(page, source, heading_anchor(heading))
-    return found
+               note=note, used=used, whole=whole, unused=unused)
 
 
 def baselines() -> dict[Path, str]:
@@ -57,13 +38,6 @@ def baselines() -> dict[Path, str]:
         if note.stem not in equations.METHODS and (ROOT / source_of(note)).exists():
             found[note] = re.match(r"# (.*)", path.read_text()).group(1)
     return found
-
-
-def baseline_page(site: Site, note: Path, title: str) -> None:
-    text = (ROOT / note).read_text()
-    page = page_of(note)
-    site.write(page, "baseline.html", title, text=text, note=note, file=source_of(note),
-               sections=sections(site, page, text))
 
 
 def file_page(site: Site, source: Path) -> None:
@@ -89,10 +63,10 @@ def build(out: Path) -> None:
         method_page(site, method)
         made |= {Path("docs/methods") / f"{method}.md", Path(f"{method}.py")}
     for note, title in baselines().items():
-        baseline_page(site, note, title)
+        site.write(page_of(note), "baseline.html", title, text=(ROOT / note).read_text(), note=note,
+                   file=source_of(note))
         made |= {note, source_of(note)}
-    counts = {method: equations.counts(equations.table(method)) for method in TITLES}
-    site.write(Path("index.html"), "index.html", "Methods", titles=TITLES, counts=counts, baselines=baselines(),
+    site.write(Path("index.html"), "index.html", "Methods", titles=TITLES, baselines=baselines(),
                sentence=equations.sentence())
     results.build(site)
     while site.waiting:

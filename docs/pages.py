@@ -11,7 +11,7 @@ from docs.equations import ROOT
 from docs.notes import NOTES, TEMPLATES
 
 from markdown_it import MarkdownIt
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from math_core import LatexToMathML
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -143,5 +143,3 @@ class Site:
 
 TEMPLATES.globals |= {"code": code, "formula": formula, "relative": relative, "Path": Path}
 TEMPLATES.filters["slug"] = equations.slug
-__all__ = ["Markup", "Site", "TITLES", "code", "escape", "formula", "heading_anchor", "page_of", "relative",
-           "source_of"]

@@ -25,7 +25,6 @@ from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
 WORDS = {state: words for state, (words, _, _) in STATES.items()}
 WORDS |= {"recorded": "recorded, nothing published to compare with", "quoted": "quoted by the paper"}
 SCALES = {"paper": "the paper's scale", "laptop": "laptop scale"}
-OTHERS = Path("cells/other-runs.html")
 
 
 @dataclass
@@ -65,21 +64,15 @@ class Place:
         return "laptop" if self.scales else "not run"
 
     @property
-    def is_accuracy(self) -> bool:
-        return chance(self.block, self.column) is not None
-
-
-@dataclass
-class Section:
-    """A block of a table at both scales, and its cells row by row."""
-
-    block: FilledBlock
-    smaller: FilledBlock
-    lines: list[list[Place]]
+    def chance(self) -> float | None:
+        """The accuracy of guessing; None where the number is no accuracy."""
+        return chance(self.block, self.column)
 
     @property
-    def anchor(self) -> str:
-        return f"block-{slug(self.block.block.title)}"
+    def note(self) -> Path | None:
+        """The note of the row's method."""
+        path = Path("docs/methods") / f"{self.row.module.rpartition('.')[2]}.md"
+        return path if (ROOT / path).is_file() else None
 
 
 @dataclass
@@ -87,7 +80,9 @@ class Filled:
     """A table with what is recorded of it."""
 
     table: Table
-    sections: list[Section]
+    blocks: list[FilledBlock]  # at the paper's scale
+    smaller: list[FilledBlock]  # at laptop scale
+    lines: list[list[list[Place]]]  # the cells of each block, row by row
 
     @property
     def page(self) -> Path:
@@ -95,12 +90,7 @@ class Filled:
 
     @property
     def places(self) -> list[Place]:
-        return [place for section in self.sections for line in section.lines for place in line]
-
-    @property
-    def strip(self):
-        return strip_of(self.table, [section.block for section in self.sections],
-                        [section.smaller for section in self.sections])
+        return [place for block in self.lines for line in block for place in line]
 
     @property
     def summary(self) -> str:
@@ -111,52 +101,43 @@ class Filled:
 
 def read(table: Table, records: Records) -> Filled:
     """A table at both scales; its cells get their anchors."""
-    sections, taken = [], Counter()
-    for block, smaller in zip(filled(table, records, "paper"), filled(table, records, "laptop")):
-        lines = []
-        for line, small_line in zip(block.rows, smaller.rows):
-            places = []
-            for column, cell, small in zip(block.block.columns, line.cells, small_line.cells):
-                place = Place(table, block.block, line.row, column, {"paper": cell, "laptop": small})
+    blocks, smaller = filled(table, records, "paper"), filled(table, records, "laptop")
+    lines, taken = [], Counter()
+    for block, small in zip(blocks, smaller):
+        lines.append([])
+        for line, small_line in zip(block.rows, small.rows):
+            lines[-1].append([])
+            for column, *cells in zip(block.block.columns, line.cells, small_line.cells):
+                place = Place(table, block.block, line.row, column, dict(zip(SCALES, cells)))
                 name = slug(f"{block.block.title} {place.name}")
                 taken[name] += 1
                 place.anchor = name if taken[name] == 1 else f"{name}-{taken[name]}"
-                places.append(place)
-            lines.append(places)
-        sections.append(Section(block, smaller, lines))
-    return Filled(table, sections)
+                lines[-1][-1].append(place)
+    return Filled(table, blocks, smaller, lines)
 
 
 def build(site: Site) -> None:
     """Write the pages into a site."""
     records = Records(ROOT / "results" / "runs.jsonl")
     tables = [read(table, records) for table in read_tables()]
-    counted = [table for table in tables if not table.table.figure]
-    figures = [table for table in tables if table.table.figure]
-    site.write(Path("results.html"), "results.html", "Results", tables=counted, figures=figures, papers=PAPERS,
-               titles=TITLES, sentence=sentence([table.strip for table in counted]), others=OTHERS, **SHARED)
-    for table in tables:
-        write_table(site, table)
-    site.add(Path("results/findings.md"))
-    site.write(OTHERS, "other_runs.html", "Other runs", groups=other_runs(tables, records), **SHARED)
+    strips = [strip_of(each.table, each.blocks, each.smaller) for each in tables if not each.table.figure]
+    site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
+               sentence=sentence(strips), **SHARED)
+    for each in tables:
+        site.write(each.page, "table.html", each.table.title, table=each, of=each.table, shown={},
+                   pictures=files_of(each.table, "figures", "png") if each.table.figure else {},
+                   files=files_of(each.table, "tables", "md", "csv"), notes=linked(each.table.notes), **SHARED)
 
 
-def write_table(site: Site, table: Filled) -> None:
-    of = table.table
-    pictures, files = {}, {}
+def files_of(table: Table, folder: str, *endings: str) -> dict[str, Path]:
+    """{words: file} of what was written of a table at each scale."""
+    found = {}
     for scale, words in SCALES.items():
-        name = of.file_name(scale)
-        pictures[words] = Path("results/figures") / f"{name}.png"
-        files[f"as one table, {words}"] = Path("results/tables") / f"{name}.md"
-        files[f"as CSV, {words}"] = Path("results/tables") / f"{name}.csv"
-    if not of.figure:
-        pictures = {}
-    site.write(table.page, "table.html", of.title, table=table, of=of, pictures=existing(pictures),
-               files=existing(files), notes=linked(of.notes), once=Once(), **SHARED)
-
-
-def existing(files: dict[str, Path]) -> dict[str, Path]:
-    return {words: path for words, path in files.items() if (ROOT / path).exists()}
+        for ending in endings:
+            path = Path("results") / folder / f"{table.file_name(scale)}.{ending}"
+            if (ROOT / path).exists():
+                found[f"{ending}, at {words}"] = path
+    return found
 
 
 def linked(notes: list[str]) -> str:
@@ -164,28 +145,6 @@ def linked(notes: list[str]) -> str:
     text = "\n".join(f"- {note}" for note in notes)
     text = re.sub(r"`((?:fedsr|fedadg|fedgala|fedcir|fdse)-\w+)`", r"[\1](../results/tables/\1.md)", text)
     return text.replace("(findings.md)", "([findings](../results/findings.md))")
-
-
-def note_of(row: Row) -> Path | None:
-    """The note of a row's method."""
-    note = Path("docs/methods") / f"{row.module.rpartition('.')[2]}.md"
-    return note if (ROOT / note).is_file() else None
-
-
-def other_runs(tables: list[Filled], records: Records) -> dict[str, list[dict]]:
-    """{method and dataset: the runs that no table and no figure has}."""
-    used = set()
-    for table in tables:
-        for place in table.places:
-            for cell in place.cells.values():
-                used |= {record["id"] for record in [*cell.records.values(), *cell.behind]}
-    groups = {}
-    for record in records.by_key.values():
-        if record["id"] not in used:
-            args = record["args"]
-            name = f"{record['method']} on {args['dataset']}, {SCALES.get(args['scale'], args['scale'])}"
-            groups.setdefault(name, []).append(record)
-    return dict(sorted(groups.items()))
 
 
 # The words of a cell
@@ -217,8 +176,8 @@ def measured_words(place: Place, scale: str) -> str:
     words = f" (one seed: {seeds})"
     if cell.deviation is not None:
         words = f" (mean ± deviation of {len(cell.values)} seeds: {seeds})"
-    if place.is_accuracy:
-        words += f"; chance is {number(chance(place.block, place.column))}"
+    if place.chance is not None:
+        words += f"; chance is {number(place.chance)}"
     return words
 
 
@@ -229,25 +188,24 @@ def budgets(cell: Cell) -> str:
 
 def reason(place: Place, scale: str) -> str:
     """Why there is no number; empty if a command would make it."""
+    kind = place.column.kind
     if place.row.quoted:
         return "the paper has not measured it itself"
     if not place.row.implemented:
         return f"not run: the method is not written yet ({place.row.module})"
     if place.cells[scale].records:
         return "a curve, in the runs below"
-    if place.column.kind == "mean":
+    if kind == "mean":
         return "not run: the mean of the other columns, of the seeds that all of them have"
-    if place.column.kind in ("seconds", "cost") and scale != "paper":
-        return "none: it is a number of the paper's scale"
-    if run_of(place.block, place.row, place.column, scale, 0) is None:
-        return "none: there is nothing to make smaller, or it is what the column varies"
+    if scale != "paper" and (kind in ("seconds", "cost") or command(place, scale) == ""):
+        return "none: there is nothing to make smaller"
     return ""
 
 
 def command(place: Place, scale: str) -> str:
-    """What runs seed 0 of a cell, and records it."""
+    """What runs seed 0 of a cell, and records it; empty where a smaller scale has none."""
     run = run_of(place.block, place.row, place.column, scale, 0)
-    return f"{run.command} --record results/runs.jsonl"
+    return f"{run.command} --record results/runs.jsonl" if run else ""
 
 
 def verdict_words(cell: Cell) -> str:
@@ -261,27 +219,17 @@ def verdict_words(cell: Cell) -> str:
         side = "below" if cell.verdict == "differs" else "not below"
         return (f"{difference}; Welch's test has p = {cell.probability:.3g}, by Holm's correction for all tests "
                 f"of this table p = {cell.corrected:.3g}, {side} {LEVEL}")
+    why = "neither side has a deviation"
     if len(cell.values) < 2:
-        return f"{difference}; no test, since there is one seed here, and it takes two"
-    if len(cell.printed) < 2:
-        return f"{difference}; no test, since the paper prints no deviation"
-    if cell.trials < 2:
-        return f"{difference}; no test, since the paper does not say of how many trials its deviation is"
-    return f"{difference}; no test, since neither side has a deviation"
+        why = "there is one seed here, and it takes two"
+    elif len(cell.printed) < 2:
+        why = "the paper prints no deviation"
+    elif cell.trials < 2:
+        why = "the paper does not say of how many trials its deviation is"
+    return f"{difference}; no test, since {why}"
 
 
 # The runs
-
-
-class Once:
-    """On a page each run is shown in one place; others link to it."""
-
-    def __init__(self):
-        self.places: dict[str, Place] = {}  # {id of a run: the card that has it}
-
-    def first(self, record: dict, place: Place) -> Place:
-        """The card that has a run: the first one that asks."""
-        return self.places.setdefault(record["id"], place)
 
 
 def runs_of(place: Place, scale: str) -> dict[int, dict]:
@@ -309,27 +257,22 @@ def facts(record: dict) -> dict[str, str]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     minutes = sum(seconds.values()) / 60
     return {"Code": code,
-            "Accuracy, %": "; ".join(accuracies(record)) or "none",
+            "Best validation round, %": ", ".join(accuracies("", record["best"])),
+            "Last round, %": ", ".join(accuracies("", record["last"])),
             "Budget": f"{budget(record['args'])}; {record['args']['backbone']}",
             "Machine": f"{record['args'].get('precision', 'precision not known')}, threads: "
                        f"{hardware.get('threads', '?')}, {device}; {versions}",
             "Time": f"{minutes:.1f} minutes; ended {record['finished']}"}
 
 
-def accuracies(record: dict) -> list[str]:
-    """Best and last round, pooled, averaged, and on each client or target."""
+def accuracies(name: str, part: dict | float) -> list[str]:
+    """"ALL 90.00" and so on, in percent: pooled, averaged, and of each client or target."""
+    if not isinstance(part, dict):
+        return [f"{name} {100 * part:.2f}"]
     found = []
-    for part, name in (("best", "best validation round"), ("last", "last round")):
-        of_part = record[part]
-        if part == "best" and "val" not in record["curve"]:
-            continue
-        numbers = [f"{key} {100 * of_part[key]:.2f}" for key in ("ALL", "AVG", "target") if key in of_part]
-        numbers += [f"{client} {100 * value:.1f}" for client, value in of_part.get("clients", {}).items()]
-        for target, shares in of_part.get("linear", {}).items():
-            for share, value in shares.items():
-                numbers.append(f"{target} with {100 * float(share):.0f}% of its labels {100 * value:.2f}")
-        if numbers:
-            found.append(f"{name} {of_part.get('round', '')}: {', '.join(numbers)}")
+    for inner, value in part.items():
+        if inner != "round":
+            found += accuracies(f"{name} {inner}".strip(), value)
     return found
 
 
@@ -337,4 +280,4 @@ def accuracies(record: dict) -> list[str]:
 SHARED = {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL, "number": number, "ours": ours, "cell_text": cell_text,
           "comparisons": comparisons, "published_words": published_words, "measured_words": measured_words,
           "budgets": budgets, "reason": reason, "command": command, "verdict_words": verdict_words,
-          "runs_of": runs_of, "drawing": drawing, "facts": facts, "command_of": command_of, "note_of": note_of}
+          "runs_of": runs_of, "drawing": drawing, "facts": facts, "command_of": command_of}
