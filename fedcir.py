@@ -186,9 +186,10 @@ def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Ten
     r"""D_KL(N(mu, sigma) || N(mu_r, sigma_r)), diagonal, sigma deviations, each [B, D]; summed over D -> [B].
     The paper's log sigma(y) is read as log sigma(x).
 
-    $$ \log \sigma_g(y) - \log \sigma_{w_1}(x)
-       + \frac{\sigma_{w_1}^2(x) + \left(\mu_{w_1}(x) - \mu_g(y)\right)^2}{2\sigma_g^2(y)}
-       - \frac{1}{2} \tag{17} $$
+    $$ \begin{aligned}
+       & \log \sigma_g(y) - \log \sigma_{w_1}(x) \\
+       & + \frac{\sigma_{w_1}^2(x) + \left(\mu_{w_1}(x) - \mu_g(y)\right)^2}{2\sigma_g^2(y)} - \frac{1}{2}
+       \end{aligned} \tag{17} $$
     """
     ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
     return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (17)

@@ -184,15 +184,19 @@ class Code:
         return range(first, last + 1)
 
     def lines_in(self, place: str, entry: dict) -> list[int]:
-        """The lines of an entry in a function: the statements at its mark or its tags. If the docstring alone
-        has the tag, it is the function without its docstring."""
+        """The lines of an entry in a place: the statements at its mark or its tags. It is the place without its
+        docstring if that alone has the tag, or if it is a function for this formula alone."""
         if place not in self.spans:
             return []
         first, last = self.spans[place]
         tags = self.table.tags_of(entry)
-        at = [line for tag, owner, line in self.mentions if tag in tags and within(owner, place)]
+        own = [tag for owner, tag, _ in self.formulas if owner == place]
         if "mark" in entry:
             at = [n for n in range(first, last + 1) if entry["mark"] in self.lines[n - 1]]
+        elif "." not in place and own == [slug(entry["tag"])]:
+            at = [0]
+        else:
+            at = [line for tag, owner, line in self.mentions if tag in tags and within(owner, place)]
         lines = set()
         for line in filter(None, at):
             lines.update(self.statement(line))

@@ -70,7 +70,7 @@ def code(path: Path, numbers: list[int] | None = None, address: str = "") -> Mar
     html, before = [], 0
     for n in numbers or range(1, len(lines) + 1):
         if numbers and before and n > before + 1:
-            html.append('<span class="gap">...</span>\n')
+            html.append('<span class="gap">...</span>')
         anchor = "" if numbers else f' id="L{n}"'
         html.append(f'<span class="line"{anchor}><a class="number" href="{address}#L{n}">{n}</a>'
                     f"{lines[n - 1]}\n</span>")

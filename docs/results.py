@@ -124,9 +124,14 @@ def build(site: Site) -> None:
     site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
                sentence=sentence(strips), **SHARED)
     for each in tables:
-        site.write(each.page, "table.html", each.table.title, table=each, of=each.table, shown={},
-                   pictures=files_of(each.table, "figures", "png") if each.table.figure else {},
-                   files=files_of(each.table, "tables", "md", "csv"), notes=linked(each.table.notes), **SHARED)
+        write_table(site, each)
+
+
+def write_table(site: Site, each: Filled) -> None:
+    of = each.table
+    site.write(each.page, "table.html", of.title, table=each, of=of, shown={}, notes=linked(of.notes),
+               pictures=files_of(of, "figures", "png") if of.figure else {},
+               files=files_of(of, "tables", "md", "csv"), **SHARED)
 
 
 def files_of(table: Table, folder: str, *endings: str) -> dict[str, Path]:
@@ -272,7 +277,7 @@ def accuracies(name: str, part: dict | float) -> list[str]:
     found = []
     for inner, value in part.items():
         if inner != "round":
-            found += accuracies(f"{name} {inner}".strip(), value)
+            found += accuracies("" if inner == "clients" else f"{name} {inner}".strip(), value)
     return found
 
 
