@@ -4,7 +4,7 @@ tables; and what the notes have of them: docs/notes.py."""
 import dataclasses
 
 from docs import equations, notes
-from docs.equations import METHODS, ROOT, Code, Table
+from docs.equations import METHODS, ROOT, Code
 
 import pytest
 
@@ -17,19 +17,6 @@ every_entry = pytest.mark.parametrize("method, entry", ENTRIES,
 # Tables, code and tests
 
 
-def printed(of: Table) -> list[str]:
-    """All tags that a paper prints."""
-    tags = []
-    for name, numbers in of.numbers.items():
-        form = "{} line {}"
-        if name.endswith("Eq."):
-            form = "{} ({})"
-        elif name.startswith("step"):
-            form = "{}{}"
-        tags += [form.format(name, n) for n in equations.expanded(numbers)]
-    return tags
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
     of = equations.table(method)
@@ -38,7 +25,7 @@ def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
         tags += of.tags_of(entry)
     assert len(tags) == len(set(tags))
     if of.numbers:
-        assert sorted(tags) == sorted(printed(of))
+        assert sorted(tags) == sorted(of.printed())
     assert all(entry["why"] for entry in of.unused)
     used, whole, _ = equations.counts(of)
     assert used == whole > 8
