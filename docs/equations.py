@@ -282,10 +282,10 @@ def test_of(test: str) -> tuple[int, str]:
 
 
 def remarks(entry: dict) -> dict[str, str]:
-    """{kind: text} of what an entry has of KINDS; of a difference that a flag switches, whether it was
-    measured."""
+    """{kind: text} of what an entry has of KINDS; of a difference that a flag or a file in official/
+    switches, whether it was measured."""
     found = {kind: entry[kind] for kind in KINDS if kind in entry}
-    if "`--" in entry.get("differs", "") and "measured" not in entry:
+    if re.search("`(--|official/)", entry.get("differs", "")) and "measured" not in entry:
         found["measured"] = "No."
     return found
 
