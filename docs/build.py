@@ -5,8 +5,8 @@
     python docs/build.py --notes          # the notes alone
 
 A method's page has its note, then each equation beside the lines that compute it, then the whole file. The
-results have docs/results.py. What pages link to, such as tests, comes along. There is no script, and nothing is
-fetched from anywhere. The HTML is in docs/templates/.
+results have docs/results.py. What pages link to, such as tests, comes along. There is no script, and nothing
+is fetched from anywhere. The HTML is in docs/templates/.
 """
 
 import argparse

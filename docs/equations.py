@@ -1,16 +1,18 @@
 r"""The papers' equations and lines of algorithms: what each says, where it is in the code, what tests it.
 
-A formula stands once, in the docstring of the function that computes it, with the paper's number; what has none
-has the name of its entry, as in \tag{Alg. 1, line 7}:
+A formula stands once, in the docstring of the function that computes it, with the paper's number. What has
+none has the name of its entry, as in \tag{Alg. 1, line 7}:
 
     $$ L = \frac{1}{B} \sum_i l_i \tag{6} $$
 
 docs/equations/<method>.toml has every number that the paper prints. An [[entry]] is computed here; it has
-places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. `says` has the shapes, `differs`
-where paper, official code and file part, `contradicts` where a formula and the paper's words do, `measured`
-what that changes. A place is a function or class of the method's file, or of another module: `common.rounds`.
-The tag stands there in a comment or docstring: `Eq. (8)`, `line 7`, `step c5`. Without one, the entry has a
-`mark`: code that stands there once. tests/test_equations.py holds tables, code and tests together.
+places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. `says` has the shapes,
+`differs` where paper, official code and file part, `contradicts` where a formula and the paper's words do,
+`measured` what that changes.
+
+A place is a function or class of the method's file, or of another module: `common.rounds`. The tag stands
+there in a comment or docstring: `Eq. (8)`, `line 7`, `step c5`. Without one, the entry has a `mark`: code
+that stands there once. tests/test_equations.py holds tables, code and tests together.
 """
 
 import ast
@@ -196,8 +198,8 @@ class Code:
         return range(first, last + 1)
 
     def lines_in(self, place: str, entry: dict) -> list[int]:
-        """The lines of an entry in a place: the statements at its mark or its tags. It is the place without its
-        docstring if that alone has the tag, or if it is a function for this formula alone."""
+        """The lines of an entry in a place: the statements at its mark or its tags. They are the whole
+        place without its docstring if that alone has the tag, or a function is for this formula alone."""
         if place not in self.spans:
             return []
         first, last = self.spans[place]

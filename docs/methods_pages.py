@@ -49,7 +49,8 @@ def file_page(site: Site, source: Path) -> None:
             cells = Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
         elif source.parent == Path("results"):
             cells = Path("results.html")
-        site.write(page, "file.html", source.stem, source=source, text=(ROOT / source).read_text(), cells=cells)
+        text = (ROOT / source).read_text()
+        site.write(page, "file.html", source.stem, source=source, text=text, cells=cells)
     else:
         (site.out / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / source, site.out / page)

@@ -1,5 +1,5 @@
-"""What docs/methods/*.md have from docs/equations/*.toml and the docstrings: the section of equations, between
-two marks. `python docs/build.py` writes it."""
+"""What docs/methods/*.md have from docs/equations/*.toml and the docstrings: the section of equations,
+between two marks. `python docs/build.py` writes it."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The results as pages: site/results.html has a square for each number that a paper printed. Behind it is a page
-for each table and figure (site/cells/), with a card for each cell and the runs behind it.
+"""The results as pages: site/results.html has a square for each number that a paper printed. Behind it is a
+page for each table and figure (site/cells/), with a card for each cell and the runs behind it.
 
 They are made of tables/ and results/runs.jsonl; nothing is run.
 """
@@ -222,8 +222,8 @@ def verdict_words(cell: Cell) -> str:
         return f"the difference is {cell.difference:+.5f}, and one in the last printed digit is allowed"
     if cell.corrected is not None:
         side = "below" if cell.verdict == "differs" else "not below"
-        return (f"{difference}; Welch's test has p = {cell.probability:.3g}, by Holm's correction for all tests "
-                f"of this table p = {cell.corrected:.3g}, {side} {LEVEL}")
+        return (f"{difference}; Welch's test has p = {cell.probability:.3g}, by Holm's correction for all "
+                f"tests of this table p = {cell.corrected:.3g}, {side} {LEVEL}")
     why = "neither side has a deviation"
     if len(cell.values) < 2:
         why = "there is one seed here, and it takes two"
@@ -282,7 +282,7 @@ def accuracies(name: str, part: dict | float) -> list[str]:
 
 
 # What the templates of these pages use.
-SHARED = {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL, "number": number, "ours": ours, "cell_text": cell_text,
-          "comparisons": comparisons, "published_words": published_words, "measured_words": measured_words,
+SHARED = {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL, "number": number, "ours": ours,
+          "cell_text": cell_text, "comparisons": comparisons, "published_words": published_words, "measured_words": measured_words,
           "budgets": budgets, "reason": reason, "command": command, "verdict_words": verdict_words,
           "runs_of": runs_of, "drawing": drawing, "facts": facts, "command_of": command_of}

@@ -87,7 +87,8 @@ def test_every_part_has_its_place_and_its_tests(method):
 
 
 def test_a_difference_that_a_flag_switches_is_measured_or_not():
-    assert equations.remarks({"differs": "Less (`--norm`)."}) == {"differs": "Less (`--norm`).", "measured": "No."}
+    found = equations.remarks({"differs": "Less (`--norm`)."})
+    assert found == {"differs": "Less (`--norm`).", "measured": "No."}
     assert equations.remarks({"differs": "As printed."}) == {"differs": "As printed."}
     said = {"differs": "`--norm`", "measured": "90"}
     assert equations.remarks(said) == said
@@ -121,7 +122,8 @@ def test_tags_of_steps_and_of_other_papers():
         "MoCo Eq. (2)", "BYOL Eq. (2)", "Eq. (2)"]
 
 
-@pytest.mark.parametrize("tag, whole", [("6", "Eq. (6)"), ("9-10", "Eqs. (9)-(10)"), ("16, 18", "Eqs. (16), (18)"),
+@pytest.mark.parametrize("tag, whole", [("6", "Eq. (6)"), ("9-10", "Eqs. (9)-(10)"),
+                                        ("16, 18", "Eqs. (16), (18)"),
                                         ("9)-(10", "Eqs. (9)-(10)"), ("Alg. 1, line 7", "Alg. 1, line 7")])
 def test_the_tag_of_a_formula(tag, whole):
     assert equations.canonical(tag) == whole
