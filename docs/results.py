@@ -282,7 +282,7 @@ def accuracies(name: str, part: dict | float) -> list[str]:
 
 
 # What the templates of these pages use.
-SHARED = {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL, "number": number, "ours": ours,
-          "cell_text": cell_text, "comparisons": comparisons, "published_words": published_words, "measured_words": measured_words,
-          "budgets": budgets, "reason": reason, "command": command, "verdict_words": verdict_words,
-          "runs_of": runs_of, "drawing": drawing, "facts": facts, "command_of": command_of}
+SHARED = {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL, "number": number, "ours": ours, "cell_text":
+          cell_text, "comparisons": comparisons, "published_words": published_words, "measured_words":
+          measured_words, "budgets": budgets, "reason": reason, "command": command, "verdict_words":
+          verdict_words, "runs_of": runs_of, "drawing": drawing, "facts": facts, "command_of": command_of}
