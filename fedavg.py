@@ -96,7 +96,10 @@ class Client:
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
-        """ClientUpdate(k, w) of Alg. 1."""
+        r"""ClientUpdate(k, w) of Alg. 1.
+
+        $$ w \leftarrow w - \eta \nabla \ell(w; b) \tag{ClientUpdate: step} $$
+        """
         args = self.args
         model = self.model(down).train()
         opt = sgd(model, args, t)
@@ -129,6 +132,11 @@ class Server:
         return {"w": self.w}
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
+        r"""The weighted mean of the round's clients.
+
+        $$ m_t \leftarrow \sum_{k \in S_t} n_k, \qquad
+           w_{t+1} \leftarrow \sum_{k \in S_t} \frac{n_k}{m_t} w_{t+1}^k \tag{Server executes: average} $$
+        """
         n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
         if self.args.average == "samples":
             p = n / n.sum()

@@ -169,8 +169,11 @@ class GaussianNet(nn.Module):
         return self.head(z)
 
     def forward(self, x: Tensor) -> Tensor:
-        """log p^(y|x) [B, C], Eq. (8): of the mean probability over `samples` draws of z. With 0 samples, or
-        not probabilistic, the logits of the mean of z."""
+        r"""log p^(y|x) [B, C]: of the mean probability over `samples` draws of z. With 0 samples, or not
+        probabilistic, the logits of the mean of z.
+
+        $$ \hat{p}(y|x) = \mathbb{E}_{p(z|x)}\, \hat{p}(y|z) \tag{8} $$
+        """
         mu, sigma = self.encode(x)
         if sigma is None or not self.samples:
             return self.classify(mu)
@@ -180,8 +183,14 @@ class GaussianNet(nn.Module):
 
 
 def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
-    """D_KL(N(mu, sigma) || N(mu_r, sigma_r)), diagonal, sigma deviations, each [B, D]; summed over D -> [B].
-    Eq. (17), in which log sigma(y) is read as log sigma(x)."""
+    r"""D_KL(N(mu, sigma) || N(mu_r, sigma_r)), diagonal, sigma deviations, each [B, D]; summed over D -> [B].
+    The paper's log sigma(y) is read as log sigma(x).
+
+    $$ \begin{aligned}
+       & \log \sigma_g(y) - \log \sigma_{w_1}(x) \\
+       & + \frac{\sigma_{w_1}^2(x) + \left(\mu_{w_1}(x) - \mu_g(y)\right)^2}{2\sigma_g^2(y)} - \frac{1}{2}
+       \end{aligned} \tag{17} $$
+    """
     ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
     return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (17)
 
@@ -217,8 +226,11 @@ class ModelAndGenerator(nn.Module):
 
 
 def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """L_g of Eq. (15) with p(k) = 1/K: z [B, D], labels y [B], the K classifiers' weight [K, C, D] and bias
-    [K, C]."""
+    r"""L_g with p(k) = 1/K: z [B, D], labels y [B], the K classifiers' weight [K, C, D] and bias [K, C].
+
+    $$ \mathcal{L}_g = \mathbb{E}_{p(y)}\, \mathbb{E}_{q(z|y)}
+       \left[-\log \sum_{k \in \mathcal{K}} p(k)\, \hat{p}(y|k, z)\right] \tag{15} $$
+    """
     K, B = len(weight), len(y)
     logits = torch.einsum("bd,kcd->kbc", z, weight) + bias[:, None]  # [K, B, C]
     log_p = logits.log_softmax(2)  # [K, B, C]
@@ -229,8 +241,12 @@ def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @torch.no_grad()
 def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[Tensor, Tensor]:
-    """Alg. 1, line 11: maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated
-    representations of each class y."""
+    r"""Maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated representations of each class y.
+
+    $$ \mu_g(y) = \frac{1}{S} \sum_{s} z_s, \qquad
+       \sigma_g^2(y) = \frac{1}{S} \sum_{s} \left(z_s - \mu_g(y)\right)^2, \qquad
+       z_s \sim q(z|y) \tag{Alg. 1, line 11} $$
+    """
     G.eval()
     mus, sigmas = [], []
     for c in range(G.classes):
@@ -255,7 +271,28 @@ class Client:
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
-        """ClientUpdate of Alg. 1: E steps of Eq. (18), the client's share of Eq. (16)."""
+        r"""ClientUpdate of Alg. 1: E steps of Eq. (18), the client's share of Eq. (16).
+
+        $$ \mathbf{w}_k^{t,e} \leftarrow \mathbf{w}_k^{t,e-1}
+           - \eta \nabla \ell(\mathbf{w}_k^{t,e-1}; \xi_k^{t,e}) \tag{4} $$
+
+        $$ \mathcal{L}_k = \mathbb{E}_{p(x, y|k)}
+           \left[-\log \mathbb{E}_{p(z|x)}\, \hat{p}(y|k, z)\right], \qquad
+           \mathcal{L}_{fl} = \sum_{k \in \mathcal{K}} p(k)\, \mathcal{L}_k \tag{9-10} $$
+
+        $$ \mathcal{L}_{reg} = \sum_{k} p(k)\, \mathbb{E}_{p(y)}\, \mathbb{E}_{q(z|y)}
+           \left[-\log \hat{p}(y|k, z)\right] \tag{12} $$
+
+        $$ \mathcal{L}_{align} = \sum_{k} p(k)\, \mathbb{E}_{p(x, y|k)}
+           D_{\text{KL}}\left(p(z|k, x)\,\|\,q(z|y)\right) \tag{14} $$
+
+        $$ \begin{aligned}
+           \mathcal{L}_k = {} & \mathbb{E}_{(x_i, y_i)}
+           \left[-\log \mathbb{E}_{p(z|x_i)}\, \hat{p}(y|k, z)\right] \\
+           & + \lambda_{reg}\, \mathbb{E}_{p(y)}\, \mathbb{E}_{q(z|y)} \left[-\log \hat{p}(y|k, z)\right] \\
+           & + \lambda_{align}\, D_{\text{KL}}\left(p(z|k, x_i)\,\|\,q(z|y_i)\right)
+           \end{aligned} \tag{16, 18} $$
+        """
         args = self.args
         model = self.model(down).train()
         if "w_g" in down:
@@ -322,6 +359,10 @@ class Server:
         return down
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
+        r"""Lines 8-12: the generator, its moments, and the uniform mean.
+
+        $$ \mathbf{w}^{t+1} = \frac{1}{|\mathcal{K}_t|} \sum_{k \in \mathcal{K}_t} \mathbf{w}_k^t \tag{5} $$
+        """
         args = self.args
         if args.lambda_reg or args.lambda_align:
             G = self.train_generator([up["w"] for up in uploads.values()])  # lines 8-10
@@ -332,7 +373,10 @@ class Server:
         self.t = t + 1
 
     def train_generator(self, uploaded: list[dict[str, Tensor]]) -> Generator:
-        """Lines 8-10: E_g steps on the ensemble of the uploaded classifiers; returns the trained G."""
+        r"""Lines 8-10: E_g steps on the ensemble of the uploaded classifiers; returns the trained G.
+
+        $$ w_{g,e} = w_{g,e-1} - \gamma_g \nabla \mathcal{L}_g(w_{g,e-1}) \tag{Alg. 1, line 9} $$
+        """
         args = self.args
         weight = torch.stack([w["head.weight"] for w in uploaded])  # [K, C, D]
         bias = torch.stack([w["head.bias"] for w in uploaded])  # [K, C]

@@ -1,4 +1,4 @@
-"""FedSR: a simple representation for federated domain generalization (Nguyen et al., NeurIPS 2022).
+r"""FedSR: a simple representation for federated domain generalization (Nguyen et al., NeurIPS 2022).
 
     python fedsr.py --dataset rotatedmnist --target m0                   # a cell of the paper's Table 1
     python fedsr.py --dataset pacs --scale laptop --variant fedcmi       # one of its two ablations
@@ -10,29 +10,25 @@ own r(z|y). Down: w, r. Up: w_k, r_k.
 
 Paper                                                      This file
 Eq. (1)         the plain mean over the clients            Server.update
-Eqs. (4)-(5)    p(z|x); the prediction as a mean over z    GaussianNet
 Eq. (6)         the loss -log E[p(y|z)]                    - (its bound, Eq. (7), as in the paper)
 Eqs. (7)-(8)    cross-entropy of one sample of z           Client.train
 Eq. (9)         the local objective                        Client.train
 Eqs. (10)-(11)  L2R                                        l2r
 Eqs. (17)-(18)  CMI, with the r(z|y) of App. B             cmi, Reference
 Eq. (46)        KL of two Gaussians                        gaussian_kl
+Eqs. (4)-(5)    p(z|x); the prediction as a mean over z    GaussianNet
 Symbols as in the paper: w, mu, sigma, r(z|y), K clients, E local iterations (--steps); alpha is the letter of
 FedCiR's App. E. --variant fedl2r: L2R alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone;
 fedavg: neither, the FedAvg row of the tables; fedcir: FedSR as in FedCiR's Table 1. Fig. 1 of App. C.2:
 python -m reproduce.measures tsne. Left out: regression, r(z|y) as a network or a mixture, L2R with entropy.
 
-Where paper, official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose dataset and network the paper
-takes) and this file differ; in full: docs/methods/fedsr.md. --variant official: the rows L2R, r(z|y), mu and
-sigma, momentum kept, and weight decay 5e-4; of RotatedMNIST's rows and the splits it changes nothing.
+Where the paper is silent or the official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose dataset and
+network the paper takes) has another value. What it does against the text is in official/fedsr.py; in full:
+docs/methods/fedsr.md.
   what               paper                  official code           here                   flag
-  L2R                ||z||^2, Eq. (10)      ||z||                   ||z||^2                --norm plain
   r(z|y)             not said if shared     local, never sent       averaged with w        --reference local
-  mu, sigma in CMI   as they are            times a learned scalar  as they are            --kl-scale
   prediction         mean over z, Eq. (5)   of 20 samples           of 20 samples          --samples
   momentum kept      not said               over the rounds         over the rounds        --no-keep-momentum
-  the 5 iterations   not said               each the first batch    the first 5 batches    -
-                                            of a new shuffle        of one new shuffle
   rounds             5,000 iterations       1,000 of 5              1,000 of 5             --rounds
   RotatedMNIST:
     digits           those of DIRT, DIVA    ten lists, by seed      ten lists, by seed     --dataset, --seed
@@ -47,6 +43,7 @@ sigma, momentum kept, and weight decay 5e-4; of RotatedMNIST's rows and the spli
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -61,20 +58,16 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("fedsr", "fedsr, one of its ablations, neither regularizer, fedsr as in the official "
-                                "code, or by the settings of FedCiR's Table 1",
-                       choices=("fedsr", "fedl2r", "fedcmi", "fedavg", "official", "fedcir"))
+    variant: str = arg("fedsr", "fedsr, one of its ablations, neither regularizer, or fedsr by the settings "
+                                "of FedCiR's Table 1",
+                       choices=("fedsr", "fedl2r", "fedcmi", "fedavg", "fedcir"))
     optimizer: str = arg("sgd", "sgd, Sec. 4.2, or adam, as in DIRT and DIVA, whose RotatedMNIST this is",
                          choices=("sgd", "adam"))
     alpha_l2r: float = arg(0.01, "weight of L2R, Eq. (9)", low=0)
     alpha_cmi: float = arg(0.001, "weight of CMI, Eq. (9)", low=0)
-    norm: str = arg("squared", "L2R: the squared norm of z, Eq. (10), or the plain norm (official code)",
-                    choices=("squared", "plain"))
     reference: str = arg("shared", "r(z|y): averaged with the model, or kept local by each client "
                                    "(official code)",
                          choices=("shared", "local"))
-    kl_scale: bool = arg(False, "multiply mu and sigma by a learned scalar before the KL divergence "
-                                "(official code)")
     samples: int = arg(20, "samples of z behind a prediction, Eq. (5); 0: the mean of z", low=0)
     keep_momentum: bool = arg(True, "keep each client's momentum (Adam's moments) over the rounds, else "
                                     "start anew")
@@ -94,11 +87,7 @@ IMAGES = dict(weights="imagenet", normalize="imagenet", augment="fedsr", protoco
 FEDCIR = dict(backbone="resnet18", weights="none", normalize="unit", augment="none", protocol="indomain",
               image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01, momentum=0.9, keep_momentum=False,
               weight_decay=5e-4, split="0.8/0.1/0.1", eval_every=1, alpha_l2r=0.0)
-# atuannguyen/FedSR @ ba8d894: the plain norm, r(z|y) and the KL's scalar kept by each client.
-OFFICIAL = dict(norm="plain", kl_scale=True, reference="local", optimizer="sgd", momentum=0.9,
-                keep_momentum=True, weight_decay=5e-4)
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
     "rotatedmnist": MNIST,
     "rotatedmnist-t10k": MNIST,
     "pacs": dict(**IMAGES, backbone="resnet18", alpha_l2r=0.01, alpha_cmi=0.001),
@@ -108,56 +97,19 @@ PAPER = {
     "domainnet10": dict(**FEDCIR, alpha_cmi=5e-7),
     "camelyon17": FEDCIR | dict(alpha_cmi=5e-7, eval_every=10),
     "iwildcam": dict(**FEDCIR, alpha_cmi=5e-7),
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
 }
 VARIANTS = {
-    "fedl2r": {  # App. C.1; FedCiR has no FedL2R: 0.01 on its datasets is ours
-        "digits": dict(alpha_l2r=0.01, alpha_cmi=0.0),
+    "fedl2r": dict.fromkeys(PAPER, dict(alpha_l2r=0.01, alpha_cmi=0.0)) | {  # App. C.1; FedCiR has no FedL2R
         "rotatedmnist": dict(alpha_l2r=0.1, alpha_cmi=0.0),
         "rotatedmnist-t10k": dict(alpha_l2r=0.1, alpha_cmi=0.0),
-        "pacs": dict(alpha_l2r=0.01, alpha_cmi=0.0),
         "officehome": dict(alpha_l2r=0.05, alpha_cmi=0.0),
-        "domainnet": dict(alpha_l2r=0.01, alpha_cmi=0.0),
-        "officecaltech": dict(alpha_l2r=0.01, alpha_cmi=0.0),
-        "domainnet10": dict(alpha_l2r=0.01, alpha_cmi=0.0),
-        "camelyon17": dict(alpha_l2r=0.01, alpha_cmi=0.0),
-        "iwildcam": dict(alpha_l2r=0.01, alpha_cmi=0.0),
     },
-    "fedcmi": {  # App. C.1: FedSR's alpha_cmi, but on two datasets
-        "digits": dict(alpha_l2r=0.0),
-        "rotatedmnist": dict(alpha_l2r=0.0),
-        "rotatedmnist-t10k": dict(alpha_l2r=0.0),
+    "fedcmi": dict.fromkeys(PAPER, dict(alpha_l2r=0.0)) | {  # App. C.1: FedSR's but on two datasets
         "pacs": dict(alpha_l2r=0.0, alpha_cmi=0.01),
-        "officehome": dict(alpha_l2r=0.0),
         "domainnet": dict(alpha_l2r=0.0, alpha_cmi=0.005),
-        "officecaltech": dict(alpha_l2r=0.0),
-        "domainnet10": dict(alpha_l2r=0.0),
-        "camelyon17": dict(alpha_l2r=0.0),
-        "iwildcam": dict(alpha_l2r=0.0),
     },
-    "fedavg": {
-        "digits": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "rotatedmnist": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "rotatedmnist-t10k": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "pacs": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "officehome": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "domainnet": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "officecaltech": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "domainnet10": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "camelyon17": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-        "iwildcam": dict(alpha_l2r=0.0, alpha_cmi=0.0),
-    },
-    "official": {  # the regularizers, momentum and decay of the official code; all else is PAPER's
-        "digits": OFFICIAL,
-        "rotatedmnist": OFFICIAL,
-        "rotatedmnist-t10k": OFFICIAL,
-        "pacs": OFFICIAL,
-        "officehome": OFFICIAL,
-        "domainnet": OFFICIAL,
-        "officecaltech": OFFICIAL,
-        "domainnet10": OFFICIAL,
-        "camelyon17": OFFICIAL,
-        "iwildcam": OFFICIAL,
-    },
+    "fedavg": dict.fromkeys(PAPER, dict(alpha_l2r=0.0, alpha_cmi=0.0)),
     "fedcir": {  # FedCiR, App. E
         "pacs": dict(**FEDCIR, alpha_cmi=1e-6),
         "officecaltech": dict(**FEDCIR, alpha_cmi=1e-6),
@@ -174,8 +126,132 @@ LAPTOP = {
 }
 
 
+# The terms of the objective
+
+
+def l2r(z: Tensor) -> Tensor:
+    r"""z [B, D] -> the mean squared length over the batch.
+
+    $$ \ell_i^{L2R} = \mathbb{E}_{p_i(x)}\, \mathbb{E}_{p(z|x)} \left[\|z\|_2^2\right]
+       \approx \frac{1}{N_i} \sum_{n=1}^{N_i} \|z_i^{(n)}\|_2^2 \tag{10-11} $$
+    """
+    return z.float().square().sum(1).mean()
+
+
+def cmi(mu: Tensor, sigma: Tensor, y: Tensor, r: nn.Module) -> Tensor:
+    r"""mu, sigma [B, D] and labels y [B] -> the mean distance to the Gaussians of the labels.
+
+    $$ \begin{aligned}
+       & I_i(x, z|y) \le \ell_i^{CMI} \\
+       & \ell_i^{CMI} = \mathbb{E}_{p_i(x, y)} \mathrm{KL}\left[p(z|x)\,|\,r(z|y)\right] \\
+       & \approx \frac{1}{N_i} \sum_{n=1}^{N_i} \mathrm{KL}\left[p(z|x_i^{(n)})\,|\,r(z|y_i^{(n)})\right]
+       \end{aligned} \tag{17-18} $$
+    """
+    mu_y, sigma_y = r(y)
+    return gaussian_kl(mu, sigma, mu_y, sigma_y).mean()
+
+
+def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
+    r"""KL[N(mu, sigma^2) | N(mu_r, sigma_r^2)], diagonal, each [B, D]; summed over D -> [B].
+
+    $$ \begin{aligned}
+       & \log \sigma_y - \log \sigma_{w_1}(x_0) \\
+       & + \frac{\sigma_{w_1}^2(x_0) + \left(\mu_{w_1}(x_0) - \mu_y\right)^2}{2\sigma_y^2} - \frac{1}{2}
+       \end{aligned} \tag{46} $$
+    """
+    ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
+    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (46)
+
+
+class Client:
+    keeps = ("r", "momentum")
+    draws = True  # samples of z, also when it is tested
+
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        _, self.r = split(state(net), args)  # its own r(z|y), empty if that is shared
+        self.momentum = {}  # of each parameter, with --keep-momentum
+
+    def train(self, down: Payload, t: int) -> Payload:
+        r"""E local iterations (--steps, or --epochs).
+
+        $$ \begin{aligned}
+           \overline{f_i}(w) &= \mathbb{E}_{p_i(x,y)}\, \mathbb{E}_{p(z|x)} \left[-\log \hat{p}(y|z)\right] \\
+           &\approx \frac{1}{N_i} \sum_{n=1}^{N_i} -\log \hat{p}(y_i^{(n)} | z_i^{(n)})
+           \end{aligned} \tag{7-8} $$
+        $$ \overline{f_i} + \alpha^{L2R}\,\ell_i^{L2R} + \alpha^{CMI}\,\ell_i^{CMI} \tag{9} $$
+        """
+        args = self.args
+        model = self.model(down).train()
+        if args.optimizer == "sgd":
+            opt = sgd(model, args, t, self.momentum)
+        else:
+            opt = adam(model, args, t, self.momentum)
+        log = defaultdict(list)
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+            with autocast(args):
+                mu, sigma = model.encode(x)  # of p(z|x): [B, D], [B, D]
+                z = mu
+                if sigma is not None:
+                    z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 3.3.3)
+                err = cross_entropy(model.classify(z), y)  # Eqs. (7)-(8)
+            terms = {"loss": err} | self.regularizers(model, z, mu, sigma, y)
+            for name, term in terms.items():
+                log[name].append(term.detach())
+            length, divergence = terms.get("l2r", 0), terms.get("cmi", 0)
+            loss = err + args.alpha_l2r * length + args.alpha_cmi * divergence  # Eq. (9)
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()
+        if args.keep_momentum:
+            self.momentum = optimizer_state(model, opt)
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        w, self.r = split(state(model), args)
+        return {"w": w}
+
+    def regularizers(self, model: nn.Module, z: Tensor, mu: Tensor, sigma: Tensor | None,
+                     y: Tensor) -> dict[str, Tensor]:
+        """L2R and CMI of a batch, where the variant has them."""
+        terms = {}
+        if self.args.alpha_l2r:
+            terms["l2r"] = l2r(z)  # Eq. (11)
+        if sigma is not None:
+            terms["cmi"] = cmi(mu, sigma, y, model.r)  # Eq. (18)
+        return terms
+
+    def model(self, down: Payload) -> nn.Module:
+        return load(self.net, down["w"] | self.r)  # with its own r(z|y), if that is local
+
+
+class Server:
+    keeps = ("w",)
+
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.w, _ = split(state(net), args)
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        r"""
+        $$ f(w) = \frac{1}{K} \sum_{i=1}^{K} f_i(w) \tag{1} $$
+        """
+        p = uniform(len(uploads))  # [K]
+        self.w = average([up["w"] for up in uploads.values()], p)  # BN's statistics too
+
+
+# The network
+
+
 class GaussianNet(nn.Module):
-    """p(z|x) = N(z; mu(x), sigma^2(x)), the encoder of Eq. (4), and a linear classifier p^(y|z).
+    r"""The probabilistic encoder and a linear classifier p^(y|z).
+
+    $$ \begin{aligned}
+       p_i(x, y, z) &= p_i(x, y)\,p(z|x) \\
+       p(z|x) &= \mathcal{N}(z;\ \mu(x), \sigma^2(x))
+       \end{aligned} \tag{4} $$
 
     mu and sigma come from one linear layer `last` behind the backbone (App. B: "both from the final layer").
     Without `probabilistic` z is mu(x) (Sec. 3.3.2). z has the backbone's D dimensions: 64 of smallcnn, 512 of
@@ -211,8 +287,11 @@ class GaussianNet(nn.Module):
         return self.head(z)
 
     def forward(self, x: Tensor) -> Tensor:
-        """log p^(y|x) [B, C], Eq. (5): of the mean probability over `samples` draws of z. With 0 samples, or
-        not probabilistic, the logits of the mean of z."""
+        r"""log p^(y|x) [B, C] of the mean probability over `samples` draws of z. With 0 samples, or not
+        probabilistic, the logits of the mean of z.
+
+        $$ \hat{p}(y|x) = \mathbb{E}_{p(z|x)}\left[\hat{p}(y|z)\right] \tag{5} $$
+        """
         mu, sigma = self.encode(x)
         if sigma is None or not self.samples:
             return self.classify(mu)
@@ -221,39 +300,19 @@ class GaussianNet(nn.Module):
         return log_p.logsumexp(0) - math.log(self.samples)
 
 
-def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
-    """KL[N(mu, sigma^2) | N(mu_r, sigma_r^2)], diagonal, each [B, D]; summed over D -> [B]: Eq. (46)."""
-    ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
-    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (46)
-
-
 class Reference(nn.Module):
     """r(z|y) = N(z; mu_y, sigma_y^2), y = 1..C, learned with the network (App. B). The paper does not say how
-    they start; these values are the official code's, as is the scalar."""
+    they start; these values are the official code's."""
 
     def __init__(self, classes: int, dim: int):
         super().__init__()
         self.mu = nn.Parameter(torch.zeros(classes, dim))  # [C, D]
         self.raw = nn.Parameter(torch.ones(classes, dim))  # [C, D]: sigma_y = softplus(1) = 1.31
-        self.scale = nn.Parameter(torch.ones(()))  # of mu(x) and sigma(x), with --kl-scale
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)  # official/fedsr.py learns it
 
     def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Labels y [B] -> mu_y and sigma_y [B, D]."""
         return self.mu[y], softplus(self.raw[y])
-
-
-def l2r(z: Tensor, norm: str) -> Tensor:
-    """z [B, D] -> the mean over the batch of ||z||^2, Eqs. (10)-(11); of ||z|| with norm "plain"."""
-    squared = z.float().square().sum(1)  # [B]
-    if norm == "squared":
-        return squared.mean()
-    return (squared + 1e-12).sqrt().mean()  # its gradient is finite at 0
-
-
-def cmi(mu: Tensor, sigma: Tensor, y: Tensor, r: Reference) -> Tensor:
-    """The mean over the batch of KL[p(z|x) | r(z|y)], Eqs. (17)-(18)."""
-    mu_y, sigma_y = r(y)
-    return gaussian_kl(mu, sigma, mu_y, sigma_y).mean()
 
 
 def build(args: Args, channels: int, classes: int) -> GaussianNet:
@@ -267,88 +326,18 @@ def build(args: Args, channels: int, classes: int) -> GaussianNet:
         if args.backbone == "smallcnn":
             xavier(net.last)  # as the layer to z in whose place it is
         net.r = Reference(classes, net.head.in_features)
-        net.r.scale.requires_grad_(args.kl_scale)
     return net
 
 
-def divided(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The network's entries: what travels, and what stays on its client (r(z|y) with --reference local)."""
-    sent, kept = {}, {}
+    travels, stays = {}, {}
     for name, v in tensors.items():
         if name.startswith("r.") and args.reference == "local":
-            kept[name] = v
+            stays[name] = v
         else:
-            sent[name] = v
-    return sent, kept
-
-
-class Client:
-    keeps = ("r", "momentum")
-    draws = True  # samples of z, also when it is tested
-
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
-        self.args, self.net, self.k, self.data = args, net, k, data
-        _, self.r = divided(state(net), args)  # its own r(z|y), empty if that is shared
-        self.momentum = {}  # of each parameter, with --keep-momentum
-
-    def train(self, down: Payload, t: int) -> Payload:
-        """E local iterations (--steps, or --epochs) of Eq. (9)."""
-        args = self.args
-        model = self.model(down).train()
-        if args.optimizer == "sgd":
-            opt = sgd(model, args, t, self.momentum)
-        else:
-            opt = adam(model, args, t, self.momentum)
-        losses = []
-        l2rs, cmis = [], []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
-            with autocast(args):
-                mu, sigma = model.encode(x)  # of p(z|x): [B, D], [B, D]
-                z = mu
-                if sigma is not None:
-                    z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 3.3.3)
-                loss = cross_entropy(model.classify(z), y)  # Eqs. (7)-(8)
-            losses.append(loss.detach())
-            if args.alpha_l2r:
-                length = l2r(z, args.norm)  # Eq. (11)
-                l2rs.append(length.detach())
-                loss = loss + args.alpha_l2r * length  # Eq. (9), first regularizer
-            if sigma is not None:
-                scale = model.r.scale if args.kl_scale else 1
-                divergence = cmi(scale * mu, scale * sigma, y, model.r)  # Eq. (18)
-                cmis.append(divergence.detach())
-                loss = loss + args.alpha_cmi * divergence  # Eq. (9), second regularizer
-            opt.zero_grad()
-            loss.backward()
-            if args.clip:
-                clip_grad_norm_(model.parameters(), args.clip)
-            opt.step()
-        if args.keep_momentum:
-            self.momentum = optimizer_state(model, opt)
-        self.log = {"loss": torch.stack(losses).mean()}
-        if l2rs:
-            self.log["l2r"] = torch.stack(l2rs).mean()
-        if cmis:
-            self.log["cmi"] = torch.stack(cmis).mean()
-        w, self.r = divided(state(model), args)
-        return {"w": w}
-
-    def model(self, down: Payload) -> nn.Module:
-        return load(self.net, down["w"] | self.r)  # with its own r(z|y), if that is local
-
-
-class Server:
-    keeps = ("w",)
-
-    def __init__(self, args: Args, net: nn.Module, clients: int):
-        self.w, _ = divided(state(net), args)
-
-    def download(self, k: int) -> Payload:
-        return {"w": self.w}
-
-    def update(self, uploads: dict[int, Payload], t: int) -> None:
-        p = uniform(len(uploads))  # [K]
-        self.w = average([up["w"] for up in uploads.values()], p)  # Eq. (1): 1/K each, BN's statistics too
+            travels[name] = v
+    return travels, stays
 
 
 def arguments(argv: list[str] | None = None) -> Args:

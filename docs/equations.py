@@ -1,16 +1,18 @@
-"""The papers' equations and lines of algorithms: what each says, where it is in the code, what tests it.
+r"""The papers' equations and lines of algorithms: what each says, where it is in the code, what tests it.
 
-docs/equations/<method>.toml has every number that the paper prints: an [[entry]] for what the method
-computes, with its places and its tests; an [[unused]] for the rest, with the reason; and a [[part]] for what
-has no number, a section or a table of layers. Of an entry `says` has the shapes, `differs` where paper,
-official code and file part, `contradicts` where a formula and the paper's words do, `measured` what that
-changes, with a link to the recorded runs.
+A formula stands once, in the docstring of the function that computes it, with the paper's number. What has
+none has the name of its entry, as in \tag{Alg. 1, line 7}:
 
-A place is a function or a class of the method's file. The tag stands there in a comment, a docstring or a
-flag's help, as the paper prints it: `Eq. (8)`, `line 7`, `step c5`. Where the paper prints no number, or the
-place is in another file (common.rounds), the entry has a `mark`: code that stands there once.
+    $$ L = \frac{1}{B} \sum_i l_i \tag{6} $$
 
-tests/test_equations.py holds tables, code and tests together; docs/notes.py and docs/build.py make pages.
+docs/equations/<method>.toml has every number that the paper prints. An [[entry]] is computed here; it has
+places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. `says` has the shapes,
+`differs` where paper, official code and file part, `contradicts` where a formula and the paper's words do,
+`measured` what that changes.
+
+A place is a function or class of the method's file, or of another module: `common.rounds`. The tag stands
+there in a comment or docstring: `Eq. (8)`, `line 7`, `step c5`. Without one, the entry has a `mark`: code
+that stands there once. tests/test_equations.py holds tables, code and tests together.
 """
 
 import ast
@@ -27,6 +29,7 @@ KINDS = {"differs": "Differs", "contradicts": "Formula and words contradict each
          "measured": "Measured"}  # {key of an entry: its heading}
 METHODS = ("fedavg", "fedsr", "fedadg", "fedgala", "fedcir", "fdse")
 
+FORMULA = re.compile(r"\$\$(.*?)\\tag\{([^}]*)\}\s*\$\$", flags=re.S)
 NUMBERS = r"\d+(?:-\d+)?(?:(?:,|;| and) \d+(?:-\d+)?(?![\d:]))*"
 BRACKETS = r"\(\d+\)(?:-\(\d+\))?(?:(?:,|;| and) \(\d+\)(?:-\(\d+\))?)*"
 TAG = re.compile(rf"(?<!\d\d\d\d, )(?:(?P<source>[A-Z]\w+),? )?Eqs?\. (?P<equations>{BRACKETS})"
@@ -45,6 +48,19 @@ def expanded(numbers: str) -> list[int]:
     return found
 
 
+def canonical(tag: str) -> str:
+    """A tag with its word: "6" -> Eq. (6); "9-10" -> Eqs. (9)-(10); others as they are."""
+    if not re.fullmatch(r"[\d(), and-]+", tag):
+        return tag
+    numbers = re.sub(r"\(?(\d+)\)?", r"(\1)", tag)
+    return f"Eqs. {numbers}" if len(expanded(tag)) > 1 else f"Eq. {numbers}"
+
+
+def slug(words: str) -> str:
+    """Words as an anchor: "Alg. 1 line 7" -> alg-1-line-7."""
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
 @dataclass
 class Table:
     """One of docs/equations/*.toml."""
@@ -52,7 +68,6 @@ class Table:
     method: str
     says: str  # of its symbols
     numbers: dict[str, str]  # what the paper prints: {"Eq.": "1-9", "Alg. 1": "1-13"}
-    travels: dict[str, list[str]]  # server, client, down, up: for the diagram
     entries: list[dict]
     parts: list[dict]
     unused: list[dict]
@@ -92,47 +107,45 @@ class Table:
         """All tags that the paper prints."""
         tags = []
         for name, numbers in self.numbers.items():
-            for n in expanded(numbers):
-                if name.endswith("Eq."):
-                    tags.append(f"{name} ({n})")
-                elif name.startswith("step"):
-                    tags.append(f"{name}{n}")
-                else:
-                    tags.append(f"{name} line {n}")
+            form = "{} line {}"
+            if name.endswith("Eq."):
+                form = "{} ({})"
+            elif name.startswith("step"):
+                form = "{}{}"
+            tags += [form.format(name, n) for n in expanded(numbers)]
         return tags
 
 
 @functools.cache
 def table(method: str) -> Table:
     read = tomllib.loads((ROOT / "docs" / "equations" / f"{method}.toml").read_text())
-    return Table(method, read["says"], read["numbers"], read["travels"], read["entry"], read.get("part", []),
+    return Table(method, read["says"], read["numbers"], read["entry"], read.get("part", []),
                  read.get("unused", []))
 
 
 # Places in the code
 
 
-@dataclass
-class Mention:
-    """A tag in a comment at a line; or, with line 0, in a string of a function or class ("": the module)."""
-
-    tag: str
-    owner: str
-    line: int
-
-
 class Code:
-    """A Python file: its functions and classes, its statements, and the tags in it."""
+    """A Python file: its functions and classes, statements, formulas, and the tags in it."""
 
     def __init__(self, path: str, of: Table):
         self.table = of
         self.text = (ROOT / path).read_text()
         self.lines = self.text.splitlines()
         self.spans = {}  # {qualified name: (first line, last line)}
+        self.docstrings = set()  # the lines of all docstrings
         self.statements = []  # (first line, last line) of each; a loop or a condition ends before its body
+        self.formulas = []  # (function or class, slug of its tag, LaTeX)
         tree = ast.parse(self.text)
         self.walk(tree, "")
-        self.mentions = self.in_comments() + self.in_strings(tree)
+        self.mentions = []  # (tag, function or class, line of a comment; 0: in a string)
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type == tokenize.COMMENT:
+                self.mention(token.string, token.start[0], token.start[0])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.mention(FORMULA.sub(lambda found: canonical(found[2]), node.value), node.lineno, 0)
 
     def walk(self, node: ast.AST, name: str) -> None:
         for child in ast.iter_child_nodes(node):
@@ -141,6 +154,11 @@ class Code:
                 inner = f"{name}.{child.name}".removeprefix(".")
                 first = min([child.lineno] + [decorator.lineno for decorator in child.decorator_list])
                 self.spans[inner] = (first, child.end_lineno)
+                docstring = ast.get_docstring(child) or ""
+                if docstring:
+                    self.docstrings.update(range(child.body[0].lineno, child.body[0].end_lineno + 1))
+                for latex, tag in FORMULA.findall(docstring):
+                    self.formulas.append((inner, slug(canonical(tag)), latex.strip()))
             if isinstance(child, ast.stmt):
                 last = child.end_lineno
                 if getattr(child, "body", None):
@@ -164,26 +182,10 @@ class Code:
                 boxes |= {tag.split(" line ")[0] for tag in self.table.tags_of(entry) if " line " in tag}
         return boxes.pop() if len(boxes) == 1 else ""
 
-    def in_comments(self) -> list[Mention]:
-        found = []
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type == tokenize.COMMENT:
-                found += self.tagged(token.string, token.start[0], token.start[0])
-        return found
-
-    def in_strings(self, tree: ast.Module) -> list[Mention]:
-        found = []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found += self.tagged(node.value, node.lineno, 0)
-        return found
-
-    def tagged(self, text: str, line: int, of_comment: int) -> list[Mention]:
+    def mention(self, text: str, line: int, of_comment: int) -> None:
         owner = self.owner(line)
-        return [Mention(tag, owner, of_comment) for tag in self.table.tags_in(text, self.box(owner))]
-
-    def tags_within(self, place: str) -> set[str]:
-        return {mention.tag for mention in self.mentions if within(mention.owner, place)}
+        for tag in self.table.tags_in(text, self.box(owner)):
+            self.mentions.append((tag, owner, of_comment))
 
     def statement(self, line: int) -> range:
         """The lines of the innermost statement at a line; of a comment by itself, and the next statement."""
@@ -195,10 +197,26 @@ class Code:
         _, first, last = min(around)
         return range(first, last + 1)
 
-    def marked(self, place: str, mark: str) -> list[int]:
-        """The lines of a place that have the text of a mark."""
+    def lines_in(self, place: str, entry: dict) -> list[int]:
+        """The lines of an entry in a place: the statements at its mark or its tags. They are the whole
+        place without its docstring if that alone has the tag, or a function is for this formula alone."""
+        if place not in self.spans:
+            return []
         first, last = self.spans[place]
-        return [n for n in range(first, last + 1) if mark in self.lines[n - 1]]
+        tags = self.table.tags_of(entry)
+        own = [tag for owner, tag, _ in self.formulas if owner == place]
+        if "mark" in entry:
+            at = [n for n in range(first, last + 1) if entry["mark"] in self.lines[n - 1]]
+        elif "." not in place and own == [slug(entry["tag"])]:
+            at = [0]
+        else:
+            at = [line for tag, owner, line in self.mentions if tag in tags and within(owner, place)]
+        lines = set()
+        for line in filter(None, at):
+            lines.update(self.statement(line))
+        if at and not lines:
+            lines = set(range(first, last + 1)) - self.docstrings
+        return sorted(lines)
 
 
 def within(owner: str, place: str) -> bool:
@@ -211,191 +229,83 @@ def code(path: str, method: str) -> Code:
 
 
 def place_of(place: str, of: Table) -> tuple[str, str]:
-    """File and function of a place: common.rounds is in common.py, any other one in the method's file."""
-    if place.startswith("common."):
-        return "common.py", place.removeprefix("common.")
+    """File and function of a place: plumbing.linear.fit_linear is in plumbing/linear.py, Client.train in the
+    method's file."""
+    parts = place.split(".")
+    for i in range(len(parts) - 1, 0, -1):
+        path = "/".join(parts[:i]) + ".py"
+        if (ROOT / path).is_file():
+            return path, ".".join(parts[i:])
     return of.file, place
 
 
-def lines_of(entry: dict, of: Table) -> dict[str, list[int]]:
-    """{file: the lines of an entry}: the statements at its mark or its tags; the whole of a function that has
-    the tag in its docstring alone."""
-    lines = {}
+def located(entry: dict, of: Table) -> list[tuple[str, str, list[int]]]:
+    """(file, function, lines) of each place of an entry."""
+    found = []
     for place in entry["place"]:
         file, name = place_of(place, of)
-        source = code(file, of.method)
-        if name in source.spans:
-            lines.setdefault(file, set()).update(lines_in(source, name, entry))
-    return {file: sorted(numbers) for file, numbers in lines.items()}
+        found.append((file, name, code(file, of.method).lines_in(name, entry)))
+    return found
 
 
-def lines_in(source: Code, name: str, entry: dict) -> set[int]:
-    tags = source.table.tags_of(entry)
-    at = []
-    if "mark" in entry:
-        at = source.marked(name, entry["mark"])
-    else:
-        for mention in source.mentions:
-            if mention.line and mention.tag in tags and within(mention.owner, name):
-                at.append(mention.line)
-    lines = set()
-    for line in at:
-        lines.update(source.statement(line))
-    if not lines and source.tags_within(name) & set(tags):
-        first, last = source.spans[name]
-        lines.update(range(first, last + 1))
-    return lines
-
-
-# What is wrong
-
-
-def faults(of: Table) -> list[str]:
-    """What does not hold between a paper's table, the code and the tests, a line each."""
-    return numbers_missing(of) + places_missing(of) + tests_missing(of) + tags_dangling(of)
-
-
-def numbers_missing(of: Table) -> list[str]:
-    tags = []
-    for entry in of.entries + of.unused:
-        tags += of.tags_of(entry)
-    wrong = []
-    for tag in of.printed():
-        if tags.count(tag) != 1:
-            wrong.append(f"{tag}: the table has it {tags.count(tag)} times")
-    for tag in tags:
-        if of.numbers and tag not in of.printed():
-            wrong.append(f"{tag}: not among the numbers of the paper")
-    for entry in of.unused:
-        if not entry["why"]:
-            wrong.append(f"{entry['tag']}: unused, without a reason")
-    return wrong
-
-
-def places_missing(of: Table) -> list[str]:
-    wrong = []
-    for entry in of.entries + of.parts:
-        if not entry["place"]:
-            wrong.append(f"{entry['tag']}: no place")
-        for place in entry["place"]:
-            file, name = place_of(place, of)
-            source = code(file, of.method)
-            settings = entry in of.parts and f"\n{name} = " in source.text  # PAPER, VARIANTS
-            if name not in source.spans and not settings:
-                wrong.append(f"{entry['tag']}: there is no {name} in {file}")
-    for entry in of.entries:
-        wrong += tags_missing(entry, of)
-    return wrong
-
-
-def tags_missing(entry: dict, of: Table) -> list[str]:
-    """Tags of an entry that stand in none of its places, and places that have none of its tags."""
-    tags = of.tags_of(entry)
-    wrong, seen = [], set()
+def formulas(entry: dict, of: Table) -> list[str]:
+    """The formulas of an entry in the docstrings of its places, in LaTeX."""
+    found = []
     for place in entry["place"]:
         file, name = place_of(place, of)
-        source = code(file, of.method)
-        if name not in source.spans:
-            continue
-        here = source.tags_within(name) & set(tags)
-        if "mark" in entry:
-            here = set(tags)
-            count = len(source.marked(name, entry["mark"]))
-            if count != 1:
-                wrong.append(f"{entry['tag']}: its mark stands {count} times in {place}")
-        if not here:
-            wrong.append(f"{entry['tag']}: no comment or docstring of {place} has it")
-        seen |= here
-    for tag in tags:
-        if tag not in seen:
-            wrong.append(f"{tag}: in none of its places")
-    return wrong
+        for owner, tag, latex in code(file, of.method).formulas:
+            if tag == slug(entry["tag"]) and within(owner, name):
+                found.append(latex)
+    if not found and "latex" in entry:
+        found.append(entry["latex"].strip())  # the docstring does not have it yet
+    return found
 
 
-def tests_missing(of: Table) -> list[str]:
-    wrong = []
-    for entry in of.entries + of.parts:
-        if not entry["tests"]:
-            wrong.append(f"{entry['tag']}: no test")
-        for test in entry["tests"]:
-            if test_line(test) == 0:
-                wrong.append(f"{entry['tag']}: there is no test {test}")
-    return wrong
-
-
-def tags_dangling(of: Table) -> list[str]:
-    """Tags in the method's file that the table does not have."""
-    known = set()
-    for entry in of.entries + of.unused:
-        known |= set(of.tags_of(entry))
-    wrong = []
-    for mention in code(of.file, of.method).mentions:
-        if mention.tag not in known:
-            wrong.append(f"{mention.tag}: in {of.file}, {mention.owner or 'docstring'}, not in the table")
-    return wrong
-
-
-def test_line(test: str) -> int:
-    """The line at which a test begins, of "test_fdse::test_eq8_two_clients_by_hand"; 0 if there is none."""
-    file, _, name = test.partition("::")
-    return tests_in(file).get(name, 0)
-
-
-def test_says(test: str) -> str:
-    """The first paragraph of a test's docstring: what it holds the code against; "" without one."""
-    file, _, name = test.partition("::")
-    for node in ast.parse((ROOT / "tests" / f"{file}.py").read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
-            return " ".join(paragraph.split())
-    return ""
+# Tests, remarks and the sum
 
 
 @functools.cache
-def tests_in(file: str) -> dict[str, int]:
-    """{test: the line at which it begins} of tests/<file>.py."""
+def tests_in(file: str) -> dict[str, tuple[int, str]]:
+    """{test: its first line, and the first paragraph of its docstring} of tests/<file>.py."""
     path = ROOT / "tests" / f"{file}.py"
     found = {}
     if path.is_file():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                found[node.name] = node.lineno
+                paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
+                found[node.name] = (node.lineno, " ".join(paragraph.split()))
     return found
+
+
+def test_of(test: str) -> tuple[int, str]:
+    """Line and words of "test_fdse::test_eq8_two_clients_by_hand": what it holds the code against."""
+    file, _, name = test.partition("::")
+    return tests_in(file).get(name, (0, ""))
 
 
 def remarks(entry: dict) -> dict[str, str]:
-    """{heading: text} of what an entry has of KINDS; of a difference that a flag switches, whether it was
-    measured."""
-    found = {heading: entry[kind] for kind, heading in KINDS.items() if kind in entry}
-    if "`--" in entry.get("differs", "") and "measured" not in entry:
-        found[KINDS["measured"]] = "No."
+    """{kind: text} of what an entry has of KINDS; of a difference that a flag or a file in official/
+    switches, whether it was measured."""
+    found = {kind: entry[kind] for kind in KINDS if kind in entry}
+    if re.search("`(--|official/)", entry.get("differs", "")) and "measured" not in entry:
+        found["measured"] = "No."
     return found
-
-
-# The sum
 
 
 def counts(of: Table) -> tuple[int, int, int]:
     """How many equations and lines a method uses, how many of these are located and tested, and how many the
     paper has that the method does not use."""
-    used = whole = unused = 0
+    used = whole = 0
     for entry in of.entries:
         used += len(of.tags_of(entry))
-        tested = entry["tests"] and all(test_line(test) for test in entry["tests"])
-        if tested and lines_of(entry, of) and not tags_missing(entry, of):
+        tested = all(test_of(test)[0] for test in entry["tests"])
+        if entry["tests"] and tested and all(lines for _, _, lines in located(entry, of)):
             whole += len(of.tags_of(entry))
-    for entry in of.unused:
-        unused += len(of.tags_of(entry))
-    return used, whole, unused
+    return used, whole, sum(len(of.tags_of(entry)) for entry in of.unused)
 
 
 def sentence() -> str:
     """The sum over all papers, as it stands in the README."""
-    used = whole = unused = 0
-    for method in METHODS:
-        of_method = counts(table(method))
-        used += of_method[0]
-        whole += of_method[1]
-        unused += of_method[2]
+    used, whole, unused = map(sum, zip(*(counts(table(method)) for method in METHODS)))
     return (f"{whole} of {used} equations and algorithm lines that the methods use are located in the code "
             f"and tested; {unused} more of the papers are definitions, bounds, proofs and ends of loops.")

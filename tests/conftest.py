@@ -219,9 +219,9 @@ def zipped(folder: Path, archive: Path, root: str = "Office_Caltech_DA_Dataset-m
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    from docs import build
+    from docs import methods_pages
     out = tmp_path_factory.mktemp("site")
-    build.build(out)
+    methods_pages.build(out)
     return out
 
 

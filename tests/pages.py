@@ -3,21 +3,20 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-class Read(HTMLParser):
-    """Of a page its ids, its links and what it loads, its scripts, and the classes by id."""
 
-    def __init__(self, path: Path):
+class Read(HTMLParser):
+    """Of a page, or a part of one, its ids, its links and what it loads, its scripts and formulas."""
+
+    def __init__(self, page: Path | str):
         super().__init__()
-        self.ids, self.links, self.loads, self.scripts = [], [], [], 0
-        self.classes = {}
-        self.formulas = 0
-        self.feed(path.read_text())
+        self.ids, self.links, self.loads = [], [], []
+        self.scripts = self.formulas = 0
+        self.feed(page.read_text() if isinstance(page, Path) else page)
 
     def handle_starttag(self, tag, attributes):
         found = dict(attributes)
         if "id" in found:
             self.ids.append(found["id"])
-            self.classes[found["id"]] = found.get("class", "").split()
         if tag == "a" and "href" in found:
             self.links.append(found["href"])
         if tag != "a":

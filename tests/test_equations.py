@@ -1,108 +1,109 @@
-"""The papers' equations and lines, the tags in the code and the tests: docs/equations.py and its tables; and
-what the notes have of them: docs/notes.py."""
+"""The papers' equations and lines, the tags and formulas in the code and the tests: docs/equations.py and its
+tables; and what the notes have of them: docs/notes.py."""
 
-import copy
 import dataclasses
 
 from docs import equations, notes
-from docs.equations import METHODS, ROOT, Code, Table
+from docs.equations import METHODS, ROOT, Code
 
 import pytest
+
+KEYS = {"tag", "name", "latex", "says", *equations.KINDS, "place", "mark", "tests"}
+ENTRIES = [(method, entry) for method in METHODS for entry in equations.table(method).entries]
+every_entry = pytest.mark.parametrize("method, entry", ENTRIES,
+                                      ids=[f"{method}-{entry['tag']}" for method, entry in ENTRIES])
+
 
 # Tables, code and tests
 
 
-KEYS = {"tag", "name", "latex", "says", *equations.KINDS, "place", "mark", "tests"}
+@pytest.mark.parametrize("method", METHODS)
+def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
+    of = equations.table(method)
+    tags = []
+    for entry in of.entries + of.unused:
+        tags += of.tags_of(entry)
+    assert len(tags) == len(set(tags))
+    if of.numbers:
+        assert sorted(tags) == sorted(of.printed())
+    assert all(entry["why"] for entry in of.unused)
+    used, whole, _ = equations.counts(of)
+    assert used == whole > 8
+    known = set(tags)
+    assert [tag for tag, _, _ in equations.code(of.file, method).mentions if tag not in known] == []
+
+
+@every_entry
+def test_every_equation_has_its_place_and_its_tests(method, entry):
+    of = equations.table(method)
+    assert set(entry) <= KEYS and entry["name"] and entry["says"].endswith(".")
+    assert "findings.md#" in entry.get("measured", "findings.md#")
+    assert entry["place"] and entry["tests"]
+    seen = set()
+    for file, name, lines in equations.located(entry, of):
+        assert lines, name
+        source = equations.code(file, method)
+        if "mark" in entry:
+            first, last = source.spans[name]
+            assert "\n".join(source.lines[first - 1:last]).count(entry["mark"]) == 1
+            seen |= set(of.tags_of(entry))
+        seen |= {tag for tag, owner, _ in source.mentions if equations.within(owner, name)}
+    assert set(of.tags_of(entry)) <= seen
+    for test in entry["tests"]:
+        line, words = equations.test_of(test)
+        assert line and words, test
+
+
+@every_entry
+def test_every_equation_has_one_formula_and_it_renders(method, entry):
+    """In the docstring of the function that computes it. A line of an algorithm may do without."""
+    pages = pytest.importorskip("docs.pages", reason="needs `pip install -r requirements-docs.txt`")
+    found = equations.formulas(entry, equations.table(method))
+    assert len(found) == 1 or ("Eq" not in entry["tag"] and not found)
+    for latex in found:
+        assert "<math" in pages.formula(latex)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_equation_has_its_place_and_its_test(method):
+def test_every_formula_belongs_to_an_entry(method):
     of = equations.table(method)
-    assert equations.faults(of) == []
-    used, whole, unused = equations.counts(of)
-    assert used == whole > 8
-    if of.numbers:
-        assert used + unused == len(of.printed())
-    assert all(equations.lines_of(entry, of) for entry in of.entries)
+    for owner, tag, _ in equations.code(of.file, method).formulas:
+        entry, = [entry for entry in of.entries if equations.slug(entry["tag"]) == tag]
+        assert any(equations.within(owner, place) for place in entry["place"]), (tag, owner)
 
 
-def test_each_entry_says_what_it_is():
-    for method in METHODS:
-        of = equations.table(method)
-        for entry in of.entries:
-            assert entry["latex"].strip() and entry["name"] and entry["says"].endswith("."), entry["tag"]
-            assert set(entry) <= KEYS
-            assert "findings.md#" in entry.get("measured", "findings.md#")
-        assert set(of.travels) == {"server", "client", "down", "up"}
-
-
-def test_every_test_says_what_it_is_held_against():
-    for method in METHODS:
-        of = equations.table(method)
-        for entry in of.entries + of.parts:
-            assert all(equations.test_says(test) for test in entry["tests"]), entry["tag"]
+@pytest.mark.parametrize("method", METHODS)
+def test_every_part_has_its_place_and_its_tests(method):
+    of = equations.table(method)
+    for part in of.parts:
+        assert part["place"] and part["tests"]
+        for place in part["place"]:
+            file, name = equations.place_of(place, of)
+            source = equations.code(file, method)
+            assert name in source.spans or f"\n{name} = " in source.text  # PAPER, VARIANTS
+        for test in part["tests"]:
+            line, words = equations.test_of(test)
+            assert line and words, test
 
 
 def test_a_difference_that_a_flag_switches_is_measured_or_not():
-    assert equations.remarks({"differs": "Less (`--norm plain`)."}) == {"Differs": "Less (`--norm plain`).",
-                                                                      "Measured": "No."}
-    assert equations.remarks({"differs": "As printed."}) == {"Differs": "As printed."}
-    said = equations.remarks({"differs": "`--norm`", "measured": "90"})
-    assert said == {"Differs": "`--norm`", "Measured": "90"}
+    found = equations.remarks({"differs": "Less (`--norm`)."})
+    assert found == {"differs": "Less (`--norm`).", "measured": "No."}
+    assert equations.remarks({"differs": "As printed."}) == {"differs": "As printed."}
+    said = {"differs": "`--norm`", "measured": "90"}
+    assert equations.remarks(said) == said
 
 
 def test_the_sum_in_the_readme():
     assert equations.sentence() in " ".join((ROOT / "README.md").read_text().split())
 
 
-# What would be noticed
-
-
-def with_eq8(**changes) -> Table:
-    """FDSE's table with other values in the entry of Eq. (8)."""
-    of = copy.deepcopy(equations.table("fdse"))
-    entry = next(entry for entry in of.entries if entry["tag"] == "Eq. (8)")
-    entry.update(changes)
-    return of
-
-
-@pytest.mark.parametrize("changes,fault", [
-    ({"tests": []}, "Eq. (8): no test"),
-    ({"tests": ["test_fdse::test_of_nothing"]}, "Eq. (8): there is no test test_fdse::test_of_nothing"),
-    ({"tests": ["test_nowhere::test_it"]}, "Eq. (8): there is no test test_nowhere::test_it"),
-    ({"place": []}, "Eq. (8): no place"),
-    ({"place": ["agreement"]}, "Eq. (8): there is no agreement in fdse.py"),
-    ({"place": ["consensus", "personalize"]}, "Eq. (8): no comment or docstring of personalize has it"),
-    ({"mark": "gram"}, "Eq. (8): its mark stands 6 times in consensus"),
-    ({"tag": "Eq. (10)"}, "Eq. (10): not among the numbers of the paper"),
-    ({"tag": "Eq. (9)"}, "Eq. (9): the table has it 2 times"),
-])
-def test_what_the_table_says_wrongly_is_noticed(changes, fault):
-    assert fault in equations.faults(with_eq8(**changes))
-
-
-def test_an_equation_that_the_table_lacks_is_noticed():
-    of = copy.deepcopy(equations.table("fdse"))
-    of.entries = [entry for entry in of.entries if entry["tag"] != "Eq. (8)"]
-    found = equations.faults(of)
-    assert "Eq. (8): the table has it 0 times" in found
-    assert "Eq. (8): in fdse.py, consensus, not in the table" in found
-
-
-def test_a_reason_that_is_lacking_is_noticed():
-    of = copy.deepcopy(equations.table("fdse"))
-    of.unused[0]["why"] = ""
-    assert equations.faults(of) == ["Eq. (1): unused, without a reason"]
-
-
 # Tags
 
 
 @pytest.mark.parametrize("text,tags", [
-    ("by Eq. (8)", ["Eq. (8)"]),
     ("Eqs. (5)-(7), and Eq. (9)", ["Eq. (5)", "Eq. (6)", "Eq. (7)", "Eq. (9)"]),
     ("Eqs. (1)-(2), (4) and (6)", ["Eq. (1)", "Eq. (2)", "Eq. (4)", "Eq. (6)"]),
-    ("Alg. 1, line 4", ["Alg. 1 line 4"]),
     ("Alg. 1     lines 1; 2; 3 and 5", [f"Alg. 1 line {n}" for n in (1, 2, 3, 5)]),
     ("Alg. 3, l. 2-3: as line 4", [f"Alg. 3 line {n}" for n in (2, 3, 4)]),
     ("Line 10's result goes back", ["Alg. 1 line 10"]),
@@ -121,14 +122,22 @@ def test_tags_of_steps_and_of_other_papers():
         "MoCo Eq. (2)", "BYOL Eq. (2)", "Eq. (2)"]
 
 
+@pytest.mark.parametrize("tag, whole", [("6", "Eq. (6)"), ("9-10", "Eqs. (9)-(10)"),
+                                        ("16, 18", "Eqs. (16), (18)"),
+                                        ("9)-(10", "Eqs. (9)-(10)"), ("Alg. 1, line 7", "Alg. 1, line 7")])
+def test_the_tag_of_a_formula(tag, whole):
+    assert equations.canonical(tag) == whole
+
+
 # Places
 
 
-SOURCE = '''"""Eq. (1)."""
+SOURCE = r'''"""Eq. (1)."""
 
 
 def outer(x):
-    """Eq. (2)."""
+    r"""As $$ a
+        = b \tag{2} $$ and no more."""
     # Eq. (3)
     y = (x +
          1)
@@ -150,28 +159,28 @@ def source(tmp_path, monkeypatch) -> Code:
     return Code("fdse.py", equations.table("fdse"))
 
 
-def test_mentions_and_their_owners(source):
-    found = [(m.tag, m.owner, m.line) for m in source.mentions]
-    assert sorted(found) == [("Alg. 1 line 6", "outer", 9), ("Alg. 3 line 7", "Client.adapt", 16),
-                             ("Eq. (1)", "", 0), ("Eq. (2)", "outer", 0), ("Eq. (3)", "outer", 6)]
-
-
-def test_statements(source):
-    """A comment by itself goes with the next statement; a loop is its head."""
-    assert list(source.statement(6)) == [6, 7, 8]
-    assert list(source.statement(9)) == [9]
-    assert list(source.statement(16)) == [16]
+def test_mentions_formulas_and_their_owners(source):
+    assert sorted(source.mentions) == [
+        ("Alg. 1 line 6", "outer", 10), ("Alg. 3 line 7", "Client.adapt", 17), ("Eq. (1)", "", 0),
+        ("Eq. (2)", "outer", 0), ("Eq. (3)", "outer", 7)]
+    assert source.formulas == [("outer", "eq-2", "a\n= b")]
 
 
 @pytest.mark.parametrize("entry,lines", [
-    ({"tag": "Eq. (3)"}, [6, 7, 8]),
-    ({"tag": "Eq. (2)", "mark": "return y"}, [11]),
-    ({"tag": "Eq. (2)"}, [4, 5, 6, 7, 8, 9, 10, 11]),  # it is in the docstring alone
+    ({"tag": "Eq. (3)"}, [7, 8, 9]),  # a comment by itself goes with the next statement
+    ({"tag": "Alg. 1 line 6"}, [10]),  # a loop is its head
+    ({"tag": "Eq. (2)", "mark": "return y"}, [12]),
+    ({"tag": "Eq. (2)"}, [4, 7, 8, 9, 10, 11, 12]),  # it is in the docstring alone
 ])
-def test_lines_of_an_entry(source, monkeypatch, entry, lines):
-    monkeypatch.setattr(equations, "code", lambda path, method: source)
-    entry["place"] = ["outer"]
-    assert equations.lines_of(entry, equations.table("fdse")) == {"fdse.py": lines}
+def test_lines_of_an_entry(source, entry, lines):
+    assert source.lines_in("outer", entry) == lines
+
+
+def test_places_in_other_modules():
+    of = equations.table("fdse")
+    assert equations.place_of("common.rounds", of) == ("common.py", "rounds")
+    assert equations.place_of("plumbing.settings.parse", of) == ("plumbing/settings.py", "parse")
+    assert equations.place_of("Client.train", of) == ("fdse.py", "Client.train")
 
 
 # Notes
@@ -189,18 +198,10 @@ def test_a_note_keeps_what_stands_around_the_section():
 
 
 def test_the_section_has_every_entry_part_and_reason():
-    of = equations.table("fdse")
+    of = equations.table("fedcir")
     of = dataclasses.replace(of, entries=of.entries[:1], parts=of.parts[:1], unused=of.unused[:1])
     made = notes.section(of)
-    assert "### Eq. (2): the DFE module\n\n```math\n" in made
-    assert "In `DSEBlock.forward`. Tests: [test_fdse](../../tests/test_fdse.py): `test_eq2" in made
-    assert "| Table A6 | the AlexNet of DSE blocks | `build` |" in made
-    assert "| Eq. (1) | the objective of personalized" in made
-
-
-def test_the_diagram_has_all_that_is_kept_and_sent():
-    of = equations.table("fedcir")
-    drawn = notes.diagram(of)
-    for lines in of.travels.values():
-        for line in lines:
-            assert f">{line}</text>" in drawn
+    assert "### Eq. (4): local steps\n\n```math\n\\mathbf{w}_k" in made
+    assert "In `Client.train`. Tests: [test_fedcir](../../tests/test_fedcir.py): `test_eq18" in made
+    assert "| Sec. 5.1 | p(z|x), a Gaussian | `GaussianNet.encode` |" in made.replace("\\|", "|")
+    assert "| Eqs. (1)-(3) | risks: definitions |" in made

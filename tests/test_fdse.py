@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 import math
+import sys
 
 import common
 import fdse
 from plumbing.tensors import copied
-from tests.conftest import fails, metrics, parsed, run_here
+from tests.conftest import metrics, parsed, run_here
 
 import pytest
 import torch
@@ -21,13 +22,15 @@ def small_args(*flags):
 
 
 def federation(args, K=3, seed=0):
-    """A server and K clients of the smallest network on digits, the network, and the data of all clients."""
+    """A server and K clients of the smallest network on digits, the network, and the data of all clients; of
+    the method whose arguments these are."""
+    method = sys.modules[type(args).__module__]
     domains, classes = common.load_domains(args)
     data, _ = common.make_clients(args, domains, len(classes))
     common.seed_all(seed)
-    net = fdse.build(args, 1, len(classes))
-    server = fdse.Server(args, net, K)
-    clients = [fdse.Client(args, net, k, data[k]) for k in range(K)]
+    net = method.build(args, 1, len(classes))
+    server = method.Server(args, net, K)
+    clients = [method.Client(args, net, k, data[k]) for k in range(K)]
     return server, clients, net, data
 
 
@@ -128,8 +131,8 @@ def test_linear_block_takes_tokens():
 
 
 def test_odd_channel_counts():
-    """The shape: 7 channels with G = 3."""
-    block = fdse.DSEBlock(fdse.Args(G=3), 4, 7, 3, 1, 1)
+    """The shape: 7 channels of 4 with G = 2."""
+    block = fdse.DSEBlock(fdse.Args(), 4, 7, 3, 1, 1)
     assert block(torch.randn(2, 4, 5, 5)).shape == (2, 7, 5, 5)
 
 
@@ -146,17 +149,9 @@ def test_table_a6_shapes():
 
 
 def test_table4_sizes():
-    """Table 4 says 24.87 MiB: the official code's first version. The default and --variant official are
-    within 0.1% of it."""
-    assert round(mib(of_variant("first")), 2) == 24.87
+    """Table 4 says 24.87 MiB; within 0.1% of it."""
     assert numbers(alexnet()) == 6_516_010
-    for net in (alexnet(), of_variant("official")):
-        assert abs(mib(net) / 24.87 - 1) < 1e-3
-
-
-def of_variant(name):
-    """The AlexNet of a variant, for 10 classes."""
-    return fdse.build(parsed("fdse", "--dataset", "officecaltech", "--variant", name), 3, 10)
+    assert abs(mib(alexnet()) / 24.87 - 1) < 1e-3
 
 
 def multiply_adds(net):
@@ -167,12 +162,9 @@ def multiply_adds(net):
 
 
 def test_table4_flops():
-    """Table 4: 4.41e10 for AlexNet, 2.24e10 for FDSE, to 1.5%; the first version of the official code has
-    them too, the newest one has not."""
+    """Table 4: 4.41e10 for AlexNet, 2.24e10 for FDSE, to 1.5%."""
     plain = multiply_adds(common.Net(common.alexnet_bn(3, 256), 1024, 10))
     ours = multiply_adds(alexnet())
-    assert round(multiply_adds(of_variant("first")) / 1e10, 3) == 2.219
-    assert round(multiply_adds(of_variant("official")) / 1e10, 3) == 1.675
     assert abs(plain / 4.41e10 - 1) < 0.015
     assert abs(ours / 2.24e10 - 1) < 0.015
     assert 0.49 < ours / plain < 0.52
@@ -286,44 +278,6 @@ def test_eq7_weights_of_seven_layers():
         assert math.isclose(b / a, math.exp(0.001))
 
 
-def official_by_hand(batch, glob, beta, times):
-    """The official code's loss in plain Python, of the last of `times` times the same batch."""
-    weights = [math.exp(beta * i) for i in range(len(batch))]
-    f = v = None
-    for _ in range(times):
-        loss = 0.0
-        for i, (means, _) in enumerate(batch):
-            m = float(means.mean())
-            s = float(means.var())
-            if f is None:
-                f, v = m, s
-            else:
-                f = 0.9 * f + 0.1 * m
-                v = 0.9 * v + 0.1 * s
-            mean_loss, variance_loss = [], []
-            for a in glob[i][0].tolist():
-                mean_loss.append((a * a - f * f) / (2 * v))
-            for a in glob[i][1].tolist():
-                variance_loss.append(0.5 * (math.log(v / (a + 1e-8)) + a / (v + 1e-8)))
-            w = weights[i] / sum(weights)
-            loss += w * sum(mean_loss) / len(mean_loss)
-            loss += w * sum(variance_loss) / len(variance_loss)
-    return loss
-
-
-def test_official_loss_against_a_plain_transcription():
-    """Against the loss written out in plain Python from c0bd90b's formula."""
-    torch.manual_seed(0)
-    batch, glob = [], []
-    for channels in (5, 7):
-        batch.append((torch.randn(channels), None))
-        glob.append((torch.randn(channels), torch.rand(channels) + 0.5))
-    _, hat = fdse.consistency_official(batch, glob, None, beta=0.3)
-    loss, _ = fdse.consistency_official(batch, glob, hat, beta=0.3)
-    want = official_by_hand(batch, glob, 0.3, times=2)
-    assert math.isclose(loss.item(), want, rel_tol=1e-4)
-
-
 # Eqs. (8)-(9)
 
 
@@ -364,20 +318,6 @@ def test_eq8_two_clients_by_hand():
     """Updates (3, 0) and (0, 4): unit vectors e1, e2, min-norm point (1/2, 1/2), mean norm 3.5."""
     delta = tensor([[3.0, 0.0], [0.0, 4.0]])
     torch.testing.assert_close(fdse.consensus(delta), tensor([1.75, 1.75]))
-
-
-def test_eq8_with_the_vectors_of_the_paper():
-    """d_bar, d_k and u, each formed, against `consensus`, which never forms the d_k; also with more
-    columns than fit into one piece of its sum."""
-    torch.manual_seed(2)
-    for P in (40, (1 << 20) + 7):
-        delta = torch.randn(3, P) + tensor([[0.2], [0.4], [0.6]])
-        delta[:, -7:] *= 1000  # the last piece decides
-        norms = delta.double().norm(dim=1)
-        d = delta.double() / norms[:, None]
-        u = fdse.min_norm(d @ d.T)
-        want = norms.mean() * (u[:, None] * d).sum(0)
-        torch.testing.assert_close(fdse.consensus(delta).double(), want, atol=1e-5, rtol=1e-4)
 
 
 def test_eq8_no_client_is_harmed():
@@ -564,14 +504,13 @@ def test_own_statistics_stay_with_the_client():
 
 
 def test_switches_off_leave_fedavg_with_local_bn_dse():
-    """lambda 0, G 1, without A and B: plain uniform averaging of a network with two BNs a layer, the first of
-    them local."""
-    args = small_args("--lambda", 0, "--G", 1, "--no-consensus", "--no-similarity", "--adapt-epochs", 0)
+    """lambda 0, without A and B: plain uniform averaging, but for the DSE modules, which stay local."""
+    args = small_args("--lambda", 0, "--no-consensus", "--no-similarity", "--adapt-epochs", 0)
     server, clients, _, data = federation(args)
     common.seed_all(0)
     twin = fdse.build(args, 1, 10)
     shared = common.state(twin)
-    local = [name for name in shared if ".bn_dse." in name]
+    local = [name for name in shared if ".bn_dse." in name or ".dse." in name]
     own = [common.pick(shared, local) for _ in clients]
     for t in range(2):
         uploads, states = {}, []
@@ -745,7 +684,6 @@ def test_the_states_make_the_same_server_and_clients(evaluated):
 
 
 @pytest.mark.parametrize("flags,clients", [
-    (("--variant", "official"), 6),
     (("--evaluated", "trained"), 6),
     (("--unit", "tensor"), 6),
     (("--protocol", "lodo", "--target", "d30"), 5),
@@ -754,23 +692,20 @@ def test_the_states_make_the_same_server_and_clients(evaluated):
     (("--precision", "bf16"), 6),
 ])
 def test_fdse_runs_with_its_choices(tmp_path, flags, clients):
-    """Each client of a round logs L_Con, but for the round that the official code leaves out."""
+    """Each client of a round logs L_Con."""
     result = run_here("fdse", tmp_path / "run", *flags)
     assert result["last"]["round"] == 2
     assert ("target" in result["best"]) == ("lodo" in flags)
     for entry in metrics(tmp_path / "run"):
         logs = list(entry["clients"].values())
         assert len(logs) == clients
-        without = "official" in flags and entry["round"] == 1
-        for log in logs:
-            assert ("consistency" in log) != without
+        assert all("consistency" in log for log in logs)
 
 
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
-@pytest.mark.parametrize("variant", ["paper", "official", "first"])
-def test_networks_take_the_images_of_every_scale(scale, variant):
+def test_networks_take_the_images_of_every_scale(scale):
     """Shape of the logits, and that they are finite."""
-    args = parsed("fdse", "--dataset", "officecaltech", "--scale", scale, "--variant", variant)
+    args = parsed("fdse", "--dataset", "officecaltech", "--scale", scale)
     net = fdse.build(args, 3, 10).eval()
     logits = net(torch.zeros(1, 3, args.image_size, args.image_size))
     assert logits.shape == (1, 10)
@@ -790,39 +725,9 @@ def test_networks_that_have_no_blocks(name, weights, channels):
         fdse.build(args, channels, 10)
 
 
-def test_images_that_are_too_small_without_padding(capsys):
-    """At laptop scale DomainNet has 64 pixels, which the official network cannot take."""
-    laptop = ["--dataset", "domainnet10", "--variant", "official", "--scale", "laptop"]
-    words = "images need 160 pixels, not 64: give --image-size 160, or --pad"
-    fails(capsys, 2, words, fdse.arguments, laptop)
-    for flags in (["--image-size", "160"], ["--pad"]):
-        args = parsed("fdse", *laptop, *flags)
-        net = fdse.build(args, 3, 10).eval()
-        assert net(torch.zeros(1, 3, args.image_size, args.image_size)).isfinite().all()
-
-
-def test_official_variant_sets_all_its_choices_and_a_flag_wins():
-    args = parsed("fdse", "--dataset", "officecaltech", "--variant", "official", "--beta", "0.2")
-    assert (args.lambda_, args.beta) == (0.05, 0.2)
-    assert (args.lr_decay, args.weight_decay) == (0.9998, 1e-3)
-    assert args.image_size == 256
-    assert (args.con_loss, args.con_from) == ("official", 1)
-    assert (args.unit, args.evaluated) == ("tensor", "trained")
-    assert not args.pad and not args.dse_relu and args.block_bias
+def test_settings_of_sec_5_1():
     paper = parsed("fdse", "--dataset", "officecaltech10")
     assert (paper.rounds, paper.batch_size, paper.epochs) == (500, 50, 1)
     assert (paper.lr_decay, paper.clip) == (0.998, 10)
     assert parsed("fdse", "--dataset", "pacs").epochs == 5
-
-
-def test_the_first_version_and_the_official_settings_of_domainnet():
-    first = parsed("fdse", "--dataset", "officecaltech", "--variant", "first")
-    assert (first.lambda_, first.beta, first.tau) == (10.0, 0.5, 10.0)
-    assert (first.con_loss, first.con_from, first.stem_padding) == ("first", 1, 5)
-    assert first.block_bias and first.own_bias and first.dse_relu and first.pad and not first.fc_identity
-    assert (first.unit, first.evaluated, first.weight_decay) == ("tensor", "trained", 1e-3)
-    for variant, coefficients in (("first", (10.0, 0.5, 10.0)), ("official", (0.01, 0.1, 0.5))):
-        args = parsed("fdse", "--dataset", "domainnet10", "--variant", variant)
-        assert (args.lr, args.epochs, args.image_size, args.lr_decay) == (0.1, 1, 256, 0.9998)
-        assert (args.lambda_, args.beta, args.tau) == coefficients
     assert parsed("fdse", "--dataset", "domainnet10").epochs == 5

@@ -4,9 +4,11 @@ rounding is forgiven."""
 
 import itertools
 import math
+import sys
 
 import common
 import fdse
+import official.fdse
 from tests.test_fdse import federation, small_args, target_of
 
 import pytest
@@ -35,8 +37,9 @@ def prepared(args):
     with torch.no_grad():
         for name, p in net.named_parameters():
             p.add_(0.1 * torch.sin(torch.arange(p.numel()).view(p.shape) + len(name)))
-    clients = [fdse.Client(args, net, k, data[k]) for k in range(3)]
-    return fdse.Server(args, net, 3), clients, net, data
+    method = sys.modules[type(args).__module__]
+    clients = [method.Client(args, net, k, data[k]) for k in range(3)]
+    return method.Server(args, net, 3), clients, net, data
 
 
 # The network: w has all weights and statistics by name
@@ -225,18 +228,26 @@ def assert_same(tensors, want):
         torch.testing.assert_close(value, want[name], atol=1e-6, rtol=1e-5, msg=said)
 
 
-@pytest.mark.parametrize("flags", [
-    [],
-    ["--no-consensus", "--no-dse-relu"],
-    ["--no-similarity", "--block-bias", "--own-bias"],
-    ["--unit", "tensor", "--no-fc-identity"],
-    ["--con-loss", "official", "--con-from", "1", "--block-bias"],
-    ["--con-loss", "first", "--evaluated", "trained"],
-], ids=" ".join)
-def test_two_rounds_by_hand(flags):
+def official_args(*flags):
+    """The paper's settings, but for these flags of official.fdse."""
+    words = ["--variant", "paper", "--scale", "smoke", "--precision", "fp32", "--device", "cpu", *flags]
+    return official.fdse.arguments([str(word) for word in words])
+
+
+@pytest.mark.parametrize("made,flags", [
+    (small_args, []),
+    (small_args, ["--no-consensus"]),
+    (small_args, ["--no-similarity", "--block-bias", "--own-bias"]),
+    (small_args, ["--unit", "tensor", "--evaluated", "trained"]),
+    (official_args, ["--no-dse-relu"]),
+    (official_args, ["--no-fc-identity"]),
+    (official_args, ["--con-loss", "official", "--con-from", "1", "--block-bias"]),
+    (official_args, ["--con-loss", "first"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else value.__name__)
+def test_two_rounds_by_hand(made, flags):
     """Uploads, L_Con and the server's state against a second computation in plain torch, in float64."""
-    args = small_args(*FLAGS, *map(str, flags))
-    server, clients, net, data = prepared(args)
+    server, clients, net, data = prepared(made(*FLAGS, *flags))
+    args = official_args(*FLAGS, *flags)
     start = common.state(net)
     parameters = [name for name, _ in net.named_parameters()]
     v_names = [name for name in parameters if ".dse." in name or ".bn_dse." in name]
@@ -291,9 +302,10 @@ def test_a_round_of_some_clients_by_hand():
 def test_the_adaptation_by_hand():
     """Algorithm 3 on the target's images in batches, twice: BN_DSE normalizes by the batch and counts it, all
     else keeps its statistics; only theta_v moves. The images are as they are, whatever training does."""
-    args = small_args("--protocol", "lodo", "--target", "d75", "--beta", "0.4", "--adapt-epochs", "2",
-                      "--adapt-lr", "3", "--augment", "crops")
-    server, clients, net, _ = prepared(args)
+    flags = ["--protocol", "lodo", "--target", "d75", "--beta", "0.4", "--adapt-epochs", "2", "--adapt-lr", "3",
+             "--augment", "crops"]
+    server, clients, net, _ = prepared(small_args(*flags))
+    args = official_args(*flags)
     for t in range(2):
         uploads = {k: client.train(server.download(k), t) for k, client in enumerate(clients)}
         server.update(uploads, t)

@@ -8,6 +8,7 @@ import math
 
 import common
 import fedsr
+import official.fedsr
 from tests.conftest import fails, interrupted, metrics, parsed, run_here
 
 import pytest
@@ -28,15 +29,15 @@ def tiny_backbone(args, channels, classes):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """tiny(*flags, **values) -> arguments, and what fedsr.build makes of a linear backbone, with random
-    parameters."""
+    """tiny(*flags, **values) -> arguments, and what `build` makes of a linear backbone, with random
+    parameters; of fedsr.py, or of `method`."""
     monkeypatch.setattr(fedsr, "backbone", tiny_backbone)
 
-    def make(*flags, **values):
+    def make(*flags, method=fedsr, **values):
         small = {"batch_size": 10, "steps": 1, "lr": 1.0}
-        args = dataclasses.replace(parsed("fedsr", *HERE, *flags), **(small | values))
+        args = dataclasses.replace(method.arguments([*HERE, *flags]), **(small | values))
         torch.manual_seed(1)
-        net = fedsr.build(args, 1, C)
+        net = method.build(args, 1, C)
         for name, p in net.named_parameters():
             if name != "r.scale":
                 p.data.normal_(std=0.7)
@@ -91,14 +92,14 @@ def test_eq18_takes_each_images_own_class():
     assert_close(fedsr.cmi(mu, sigma, y, r), total / 5)
 
 
-@pytest.mark.parametrize("norm,value,gradient", [
-    ("squared", 13, [3.0, 4.0]),  # (25 + 1) / 2; 2 z / B
-    ("plain", 3, [0.3, 0.4]),  # (5 + 1) / 2; z / ||z|| / B
+@pytest.mark.parametrize("l2r,value,gradient", [
+    (fedsr.l2r, 13, [3.0, 4.0]),  # (25 + 1) / 2; 2 z / B
+    (official.fedsr.plain_l2r, 3, [0.3, 0.4]),  # (5 + 1) / 2; z / ||z|| / B
 ])
-def test_eq10_eq11_by_hand(norm, value, gradient):
-    """z of (3, 4) and (0, 1): value and gradient on paper, of both norms."""
+def test_eq10_eq11_by_hand(l2r, value, gradient):
+    """z of (3, 4) and (0, 1): value and gradient on paper, of the paper's norm and of the release's."""
     z = tensor([[3.0, 4.0], [0.0, 1.0]], requires_grad=True)
-    length = fedsr.l2r(z, norm)
+    length = l2r(z)
     length.backward()
     assert math.isclose(length.item(), value, rel_tol=1e-6)
     assert_close(z.grad[0], tensor(gradient))
@@ -106,13 +107,13 @@ def test_eq10_eq11_by_hand(norm, value, gradient):
 
 def test_eq10_is_13_exactly():
     """(25 + 1) / 2."""
-    assert fedsr.l2r(tensor([[3.0, 4.0], [0.0, 1.0]]), "squared") == 13
+    assert fedsr.l2r(tensor([[3.0, 4.0], [0.0, 1.0]])) == 13
 
 
 def test_the_plain_norm_has_a_gradient_at_zero():
     """It is 0, and not NaN."""
     zero = torch.zeros(2, 3, requires_grad=True)
-    fedsr.l2r(zero, "plain").backward()
+    official.fedsr.plain_l2r(zero).backward()
     assert (zero.grad == 0).all()
 
 
@@ -167,8 +168,9 @@ def log1p_exp(v):
 
 def objective(w, x, y, eps, args):
     """Eq. (9) of one batch in float64, image by image and dimension by dimension; w: the tiny network's
-    parameters."""
+    parameters. With the norm and the scale of official.fedsr, if the arguments have them."""
     total = 0.0
+    plain, scaled = getattr(args, "norm", "") == "plain", getattr(args, "kl_scale", False)
     for i, c in enumerate(y.tolist()):
         out = w["last.weight"] @ x[i].flatten() + w["last.bias"]
         z = mu = out[:D]
@@ -179,11 +181,11 @@ def objective(w, x, y, eps, args):
         logits = w["head.weight"] @ z + w["head.bias"]
         total = total - torch.log(torch.exp(logits[c]) / torch.exp(logits).sum())
         length = sum(z[d] ** 2 for d in range(D))
-        if args.norm == "plain":
+        if plain:
             length = torch.sqrt(length)
         total = total + args.alpha_l2r * length
         if probabilistic:
-            s = w["r.scale"] if args.kl_scale else 1.0
+            s = w["r.scale"] if scaled else 1.0
             r = Normal(w["r.mu"][c], log1p_exp(w["r.raw"][c]))
             total = total + args.alpha_cmi * kl_divergence(Normal(s * mu, s * sigma), r).sum()
     return total / len(y)
@@ -202,45 +204,49 @@ def central_differences(w, trained, *batch):
     return gradient
 
 
-@pytest.mark.parametrize("flags,values", [
-    ((), dict(alpha_l2r=0.2, alpha_cmi=0.3)),
-    ((), dict(alpha_l2r=0.2, alpha_cmi=0.3, norm="plain", kl_scale=True, reference="local")),
-    ((), dict(alpha_l2r=0.2, alpha_cmi=0.3, clip=0.1, weight_decay=0.05)),
-    (("--variant", "fedcmi"), dict(alpha_cmi=0.3)),
-    (("--variant", "fedl2r"), dict(alpha_l2r=0.2)),
-    (("--variant", "fedavg"), {}),
-])
-def test_one_step_is_the_gradient_of_eq9(tiny, flags, values):
+@pytest.mark.parametrize("method,flags,values", [
+    (fedsr, (), dict(alpha_l2r=0.2, alpha_cmi=0.3)),
+    (fedsr, (), dict(alpha_l2r=0.2, alpha_cmi=0.3, reference="local", clip=0.1, weight_decay=0.05)),
+    (fedsr, ("--variant", "fedcmi"), dict(alpha_cmi=0.3)),
+    (fedsr, ("--variant", "fedl2r"), dict(alpha_l2r=0.2)),
+    (fedsr, ("--variant", "fedavg"), {}),
+    (official.fedsr, (), dict(alpha_l2r=0.2, alpha_cmi=0.3)),
+    (official.fedsr, ("--variant", "fedsr", "--kl-scale"), dict(alpha_l2r=0.2, alpha_cmi=0.3)),
+    (official.fedsr, ("--variant", "fedl2r", "--norm", "plain"), dict(alpha_l2r=0.2)),
+], ids=str)
+def test_one_step_is_the_gradient_of_eq9(tiny, method, flags, values):
     """A step of lr 1 against central differences of `objective` in float64; the noise is the one behind the
     batch's seed."""
-    args, net = tiny(*flags, **values)
-    if args.kl_scale:
+    args, net = tiny(*flags, method=method, **values)
+    scaled = getattr(args, "kl_scale", False)
+    if scaled:
         net.r.scale.data.fill_(0.8)
     start, data = common.state(net), four_pixels([0, 1, 1, 0, 2])
-    server, client = fedsr.Server(args, net, 1), fedsr.Client(args, net, 0, data)
+    server, client = method.Server(args, net, 1), method.Client(args, net, 0, data)
     up = client.train(server.download(0), 0)["w"] | client.r
 
     (x, y), = common.batches(data.train, args, 0, 0)
     batch = x.double(), y, torch.randn(5, D).double(), args
     w = {name: v.double() for name, v in start.items()}
-    trained = [name for name in w if name != "r.scale" or args.kl_scale]
+    trained = [name for name in w if name != "r.scale" or scaled]
     gradient = central_differences(w, trained, *batch)
     norm = common.flatten(list(gradient.values())).norm()
     shrunk = min(1, args.clip / norm) if args.clip else 1
+    fixed = set() if scaled else {"r.scale"}
     for name, g in gradient.items():
         moved = start[name].double() - up[name].double()
-        decay = 0 if name == "r.scale" else args.weight_decay * w[name]
+        decay = 0 if name in fixed else args.weight_decay * w[name]
         assert_close(moved, shrunk * g + decay, atol=2e-5, rtol=1e-4)
 
     log = client.log
-    assert ("cmi" in log) == (args.variant in ("fedsr", "fedcmi"))
+    assert ("cmi" in log) == (args.variant not in ("fedl2r", "fedavg"))
     assert ("l2r" in log) == (args.alpha_l2r > 0)
     terms = log["loss"] + args.alpha_l2r * log.get("l2r", 0) + args.alpha_cmi * log.get("cmi", 0)
     assert math.isclose(terms, objective(w, *batch), rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("reference", ["shared", "local"])
-def test_cmi_trains_r_of_the_classes_in_the_batch_and_the_scale_only_when_asked(tiny, reference):
+def test_cmi_trains_r_of_the_classes_in_the_batch_and_not_the_scale(tiny, reference):
     """r of a class that is not in the batch moves by weight decay alone."""
     args, net = tiny(reference=reference, weight_decay=0.1)
     start = common.state(net)
@@ -479,7 +485,7 @@ def test_cmi_of_a_deterministic_network_is_refused(tmp_path, capsys, variant):
 def test_an_interrupted_run_goes_on_with_local_r_and_kept_momentum(tmp_path, monkeypatch):
     """Interrupted after a round and started again: the same metrics, weights, r(z|y), momentum to the bit."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    flags = ("--reference", "local", "--keep-momentum", "--momentum", "0.9", "--kl-scale", "--weight-decay",
+    flags = ("--reference", "local", "--keep-momentum", "--momentum", "0.9", "--weight-decay",
              "0.01", "--checkpoint-every", "0", "--rounds", "3", "--participation", "0.5",
              "--protocol", "lodo", "--target", "d30")
     run_here("fedsr", whole, *flags)
@@ -498,7 +504,7 @@ def test_an_interrupted_run_goes_on_with_local_r_and_kept_momentum(tmp_path, mon
     assert trained
     for client in trained:
         assert client["r"].keys() == SHARED_R
-        assert client["momentum"].keys() >= SHARED_R
+        assert client["momentum"].keys() >= {"r.mu", "r.raw"}
     target = a["clients"][5]  # never trained
     assert not target["momentum"]
     assert (target["r"]["r.mu"] == 0).all()
@@ -506,9 +512,9 @@ def test_an_interrupted_run_goes_on_with_local_r_and_kept_momentum(tmp_path, mon
 
 @pytest.mark.parametrize("logged,flags", [
     ({"l2r", "cmi"}, ("--protocol", "lodo", "--target", "d30", "--backbone", "smallcnn")),
-    ({"l2r"}, ("--variant", "fedl2r", "--norm", "plain")),
+    ({"l2r"}, ("--variant", "fedl2r")),
     ({"cmi"}, ("--variant", "fedcmi", "--samples", "0", "--clients-per-domain", "2", "--dirichlet", "5")),
-    ({"l2r", "cmi"}, ("--precision", "bf16", "--momentum", "0.9", "--kl-scale", "--clip", "1")),
+    ({"l2r", "cmi"}, ("--precision", "bf16", "--momentum", "0.9", "--clip", "1")),
 ])
 def test_the_log_of_a_run_has_the_terms_of_its_variant(tmp_path, logged, flags):
     result = run_here("fedsr", tmp_path / "run", *flags)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import common
 import fedsr
+import official.fedsr
 from plumbing.tensors import copied
-from tests.conftest import parsed
 from tests.plain_torch import (
     ClippedSGD,
     body_of_smallcnn_bn,
@@ -34,13 +34,22 @@ ROUNDS = ((0, 1, 2), (2, 0))  # the clients of the first and of the second round
 CLOSE = {"sgd": dict(atol=5e-5, rtol=2e-4), "adam": dict(atol=1e-3, rtol=2e-4)}
 
 
+def parsed(*flags):
+    """Of official.fedsr, whose --variant fedsr, fedl2r, ... are those of fedsr.py."""
+    return official.fedsr.arguments([str(flag) for flag in flags])
+
+
 def three_clients(args):
+    """With the classes of fedsr.py where they are enough."""
+    method = official.fedsr
+    if args.norm == "squared" and not args.kl_scale:
+        method = fedsr
     domains, classes = common.load_domains(args)
     data, _ = common.make_clients(args, domains, len(classes))
     common.seed_all(0)
-    net = fedsr.build(args, 1, len(classes))
-    server = fedsr.Server(args, net, 3)
-    return server, [fedsr.Client(args, net, k, data[k]) for k in range(3)]
+    net = method.build(args, 1, len(classes))
+    server = method.Server(args, net, 3)
+    return server, [method.Client(args, net, k, data[k]) for k in range(3)]
 
 
 class Adam:
@@ -119,7 +128,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     momentum = "--keep-momentum" if keep else "--no-keep-momentum"
     flags = (*FLAGS, "--variant", variant, *VARIANTS[variant], "--optimizer", optimizer, momentum,
              "--lr", LR[optimizer])
-    args, close = parsed("fedsr", *flags), CLOSE[optimizer]
+    args, close = parsed(*flags), CLOSE[optimizer]
     server, clients = three_clients(args)
     local = args.reference == "local"
     w, norms = copied(server.w), []
@@ -162,7 +171,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
 
 def test_the_layer_to_mu_and_sigma_starts_as_xaviers():
     """It is in the place of smallcnn's layer to z, which starts like that (DIRT's network)."""
-    args = parsed("fedsr", "--dataset", "rotatedmnist", "--target", "m0")
+    args = fedsr.arguments(["--dataset", "rotatedmnist", "--target", "m0"])
     last = fedsr.build(args, 1, 10).last
     bound = (6 / (last.in_features + last.out_features)) ** 0.5
     assert 0.98 * bound < float(last.weight.detach().abs().max()) <= bound
@@ -197,8 +206,8 @@ def test_three_steps_of_the_official_classes(monkeypatch, name, flags):
     monkeypatch.setattr(fedsr, "batches", official_batches)
     monkeypatch.setattr(fedsr, "backbone", lambda args, channels, classes: common.Net(
         nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), 4, 3))
-    args = parsed("fedsr", *flags, "--lr", 0.05, "--precision", "fp32", "--device", "cpu")
-    net = fedsr.build(args, 1, 3)
+    args = parsed(*flags, "--lr", 0.05, "--precision", "fp32", "--device", "cpu")
+    net = official.fedsr.build(args, 1, 3)
     outputs = 8 if name == "FedSR" else 4
     with torch.no_grad():
         net.last.weight.copy_(numbers(outputs, 4))
@@ -207,7 +216,7 @@ def test_three_steps_of_the_official_classes(monkeypatch, name, flags):
         net.head.bias.copy_(numbers(3, shift=3))
     server = fedsr.Server(args, net, 1)
     part = common.Data(torch.zeros(6, 1, 2, 2), torch.arange(6), torch.zeros(6), "cpu", "unit")
-    client = fedsr.Client(args, net, 0, common.ClientData("c", part, part, part))
+    client = official.fedsr.Client(args, net, 0, common.ClientData("c", part, part, part))
     torch.manual_seed(7)
     up = client.train(server.download(0), 0)
     end = up["w"] | client.r

@@ -1,0 +1,288 @@
+"""The results as pages: site/results.html has a square for each number that a paper printed. Behind it is a
+page for each table and figure (site/cells/), with a card for each cell and the runs behind it.
+
+They are made of tables/ and results/runs.jsonl; nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from docs import curve
+from docs.equations import ROOT, slug
+from docs.pages import TITLES, Site
+from reproduce.cells import Cell, FilledBlock, chance, filled, run_of
+from reproduce.records import Records, command_of
+from reproduce.rendering import budget, cell_text, comparisons, number, ours
+from reproduce.scoreboard import STATES, sentence, state_of, strip_of
+from reproduce.statistics import LEVEL
+from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
+
+# Of each state of a cell what it says; the first ones are the scoreboard's.
+WORDS = {state: words for state, (words, _, _) in STATES.items()}
+WORDS |= {"recorded": "recorded, nothing published to compare with", "quoted": "quoted by the paper"}
+SCALES = {"paper": "the paper's scale", "laptop": "laptop scale"}
+
+
+@dataclass
+class Place:
+    """A cell at both scales, and where it stands."""
+
+    table: Table
+    block: Block
+    row: Row
+    column: Column
+    cells: dict[str, Cell]  # by scale
+    anchor: str = ""  # on the table's page
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.method}, {self.column.name}"
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is in the scoreboard."""
+        return not (self.table.figure or self.row.quoted or self.row.ours)
+
+    @property
+    def scales(self) -> list[str]:
+        """The scales at which it has a value or runs."""
+        return [scale for scale, cell in self.cells.items() if cell.values or cell.records]
+
+    @property
+    def state(self) -> str:
+        """One of WORDS: of what has a published number the scoreboard's."""
+        if self.row.quoted:
+            return "quoted"
+        if self.counted or self.cells["paper"].published:
+            return state_of(self.row, self.cells["paper"], self.cells["laptop"])
+        if "paper" in self.scales:
+            return "recorded"
+        return "laptop" if self.scales else "not run"
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of guessing; None where the number is no accuracy."""
+        return chance(self.block, self.column)
+
+    @property
+    def note(self) -> Path | None:
+        """The note of the row's method."""
+        path = Path("docs/methods") / f"{self.row.module.rpartition('.')[2]}.md"
+        return path if (ROOT / path).is_file() else None
+
+
+@dataclass
+class Filled:
+    """A table with what is recorded of it."""
+
+    table: Table
+    blocks: list[FilledBlock]  # at the paper's scale
+    smaller: list[FilledBlock]  # at laptop scale
+    lines: list[list[list[Place]]]  # the cells of each block, row by row
+
+    @property
+    def page(self) -> Path:
+        return Path("cells") / f"{self.table.id}.html"
+
+    @property
+    def places(self) -> list[Place]:
+        return [place for block in self.lines for line in block for place in line]
+
+    @property
+    def summary(self) -> str:
+        """How many cells there are of each state."""
+        counts = Counter(place.state for place in self.places if place.counted or self.table.figure)
+        return "; ".join(f"{counts[state]} {words}" for state, words in WORDS.items() if counts[state])
+
+
+def read(table: Table, records: Records) -> Filled:
+    """A table at both scales; its cells get their anchors."""
+    blocks, smaller = filled(table, records, "paper"), filled(table, records, "laptop")
+    lines, taken = [], Counter()
+    for block, small in zip(blocks, smaller):
+        lines.append([])
+        for line, small_line in zip(block.rows, small.rows):
+            lines[-1].append([])
+            for column, *cells in zip(block.block.columns, line.cells, small_line.cells):
+                place = Place(table, block.block, line.row, column, dict(zip(SCALES, cells)))
+                name = slug(f"{block.block.title} {place.name}")
+                taken[name] += 1
+                place.anchor = name if taken[name] == 1 else f"{name}-{taken[name]}"
+                lines[-1][-1].append(place)
+    return Filled(table, blocks, smaller, lines)
+
+
+def build(site: Site) -> None:
+    """Write the pages into a site."""
+    records = Records(ROOT / "results" / "runs.jsonl")
+    tables = [read(table, records) for table in read_tables()]
+    strips = [strip_of(each.table, each.blocks, each.smaller) for each in tables if not each.table.figure]
+    site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
+               sentence=sentence(strips), **SHARED)
+    for each in tables:
+        write_table(site, each)
+
+
+def write_table(site: Site, each: Filled) -> None:
+    of = each.table
+    site.write(each.page, "table.html", of.title, table=each, of=of, shown={}, notes=linked(of.notes),
+               pictures=files_of(of, "figures", "png") if of.figure else {},
+               files=files_of(of, "tables", "md", "csv"), **SHARED)
+
+
+def files_of(table: Table, folder: str, *endings: str) -> dict[str, Path]:
+    """{words: file} of what was written of a table at each scale."""
+    found = {}
+    for scale, words in SCALES.items():
+        for ending in endings:
+            path = Path("results") / folder / f"{table.file_name(scale)}.{ending}"
+            if (ROOT / path).exists():
+                found[f"{ending}, at {words}"] = path
+    return found
+
+
+def linked(notes: list[str]) -> str:
+    """Notes as a Markdown list, in which a table's page and findings.md are links."""
+    text = "\n".join(f"- {note}" for note in notes)
+    text = re.sub(r"`((?:fedsr|fedadg|fedgala|fedcir|fdse)-\w+)`", r"[\1](../results/tables/\1.md)", text)
+    return text.replace("(findings.md)", "([findings](../results/findings.md))")
+
+
+# The words of a cell
+
+
+def published_words(place: Place) -> str:
+    """What stands behind the published number, or in its place."""
+    printed = place.cells["paper"].printed
+    if not printed:
+        if place.row.ours:
+            return "nothing: the paper does not have this row"
+        return "not printed" if place.table.figure else "lost when the paper was read as text"
+    if place.row.quoted:
+        return ", which the paper quotes from another one"
+    if len(printed) < 2:
+        return ", without a deviation"
+    trials = f"{place.table.trials} trials" if place.table.trials else "an unknown number of trials"
+    return f" (mean ± deviation of {trials})"
+
+
+def measured_words(place: Place, scale: str) -> str:
+    """What stands behind our number at a scale."""
+    cell = place.cells[scale]
+    if cell.computed:
+        return ", computed from the network, without a run"
+    if place.column.kind == "seconds":
+        return ", of the longest run that had its machine to itself"
+    seeds = ", ".join(map(str, cell.values))
+    words = f" (one seed: {seeds})"
+    if cell.deviation is not None:
+        words = f" (mean ± deviation of {len(cell.values)} seeds: {seeds})"
+    if place.chance is not None:
+        words += f"; chance is {number(place.chance)}"
+    return words
+
+
+def budgets(cell: Cell) -> str:
+    """Images and rounds of a cell's runs."""
+    return "; ".join(dict.fromkeys(budget(record["args"]) for record in cell.records.values()))
+
+
+def reason(place: Place, scale: str) -> str:
+    """Why there is no number; empty if a command would make it."""
+    kind = place.column.kind
+    if place.row.quoted:
+        return "the paper has not measured it itself"
+    if not place.row.implemented:
+        return f"not run: the method is not written yet ({place.row.module})"
+    if place.cells[scale].records:
+        return "a curve, in the runs below"
+    if kind == "mean":
+        return "not run: the mean of the other columns, of the seeds that all of them have"
+    if scale != "paper" and (kind in ("seconds", "cost") or command(place, scale) == ""):
+        return "none: there is nothing to make smaller"
+    return ""
+
+
+def command(place: Place, scale: str) -> str:
+    """What runs seed 0 of a cell, and records it; empty where a smaller scale has none."""
+    run = run_of(place.block, place.row, place.column, scale, 0)
+    return f"{run.command} --record results/runs.jsonl" if run else ""
+
+
+def verdict_words(cell: Cell) -> str:
+    """The test behind a verdict: the difference and the probability, or why there is none."""
+    if cell.elsewhere:
+        return "it is a time or a cost of another machine, or counted otherwise"
+    difference = f"the difference is {cell.difference:+.2f}"
+    if cell.computed:
+        return f"the difference is {cell.difference:+.5f}, and one in the last printed digit is allowed"
+    if cell.corrected is not None:
+        side = "below" if cell.verdict == "differs" else "not below"
+        return (f"{difference}; Welch's test has p = {cell.probability:.3g}, by Holm's correction for all "
+                f"tests of this table p = {cell.corrected:.3g}, {side} {LEVEL}")
+    why = "neither side has a deviation"
+    if len(cell.values) < 2:
+        why = "there is one seed here, and it takes two"
+    elif len(cell.printed) < 2:
+        why = "the paper prints no deviation"
+    elif cell.trials < 2:
+        why = "the paper does not say of how many trials its deviation is"
+    return f"{difference}; no test, since {why}"
+
+
+# The runs
+
+
+def runs_of(place: Place, scale: str) -> dict[int, dict]:
+    """{seed: record} behind a cell."""
+    cell = place.cells[scale]
+    if place.column.kind == "seconds":
+        return {record["args"]["seed"]: record for record in cell.behind}
+    return cell.records
+
+
+def drawing(record: dict, column: Column | None = None):
+    """The curve of a run: its accuracies, or the log that a column shows."""
+    logged = column.path if column and column.kind == "logs" else ""
+    best = record["best"].get("round") if "val" in record["curve"] else None
+    return curve.draw(curve.curves_of(record, logged), best, f"{logged}, %" if logged else "accuracy, %")
+
+
+def facts(record: dict) -> dict[str, str]:
+    """{what: words} of a run, beside its command."""
+    code = f"commit {(record.get('commit') or 'not known')[:12]}"
+    if record.get("dirty", record.get("uncommitted_changes")):
+        code += ", with changes that no commit has"
+    hardware, seconds = record["hardware"], record["seconds"]
+    device = hardware.get("gpu") or hardware.get("cpu") or "a processor that is not known"
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    minutes = sum(seconds.values()) / 60
+    return {"Code": code,
+            "Best validation round, %": ", ".join(accuracies("", record["best"])),
+            "Last round, %": ", ".join(accuracies("", record["last"])),
+            "Budget": f"{budget(record['args'])}; {record['args']['backbone']}",
+            "Machine": f"{record['args'].get('precision', 'precision not known')}, threads: "
+                       f"{hardware.get('threads', '?')}, {device}; {versions}",
+            "Time": f"{minutes:.1f} minutes; ended {record['finished']}"}
+
+
+def accuracies(name: str, part: dict | float) -> list[str]:
+    """"ALL 90.00" and so on, in percent: pooled, averaged, and of each client or target."""
+    if not isinstance(part, dict):
+        return [f"{name} {100 * part:.2f}"]
+    found = []
+    for inner, value in part.items():
+        if inner != "round":
+            found += accuracies("" if inner == "clients" else f"{name} {inner}".strip(), value)
+    return found
+
+
+# What the templates of these pages use.
+SHARED = {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL, "number": number, "ours": ours, "cell_text":
+          cell_text, "comparisons": comparisons, "published_words": published_words, "measured_words":
+          measured_words, "budgets": budgets, "reason": reason, "command": command, "verdict_words":
+          verdict_words, "runs_of": runs_of, "drawing": drawing, "facts": facts, "command_of": command_of}
