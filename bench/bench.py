@@ -125,7 +125,7 @@ def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
 
 def office_clients(args) -> list[common.ClientData]:
     domains, classes = common.load_domains(args)
-    clients, _ = common.make_clients(args, domains, len(classes))
+    clients, _ = common.split(common.Dataset(domains, classes), args)
     return clients
 
 
@@ -171,7 +171,7 @@ def second_round(module, flags: list[str]) -> Callable:
     images = torch.randint(0, 256, (800, 3, 64, 64), dtype=torch.uint8)
     images = images.contiguous(memory_format=torch.channels_last)
     domain = common.Domain("made", images, torch.arange(800) % 10)
-    (data,), _ = common.make_clients(args, [domain], 10)
+    (data,), _ = common.split(common.Dataset([domain], tuple(range(10))), args)
     common.seed_all(0)
     net = builder_of(module)(args, 3, 10).to(args.device, memory_format=torch.channels_last)
     server, client = module.Server(args, net, 1), module.Client(args, net, 0, data)

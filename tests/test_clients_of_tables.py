@@ -76,7 +76,7 @@ def settings_of_cells() -> dict[tuple, tuple[common.Args, str]]:
 def check_clients(args: common.Args, where: str) -> None:
     """All parts of all clients have images, and every image of a source is in one part of one client."""
     domains, classes = stand_in(args)
-    sources, targets = common.make_clients(args, domains, classes)
+    sources, targets = common.split(common.Dataset(domains, tuple(range(classes))), args)
     assert sources, where
     rows = 0
     for client in sources:

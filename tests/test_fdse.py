@@ -7,7 +7,7 @@ import sys
 
 import common
 import fdse
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 
 import pytest
@@ -26,7 +26,7 @@ def federation(args, K=3, seed=0):
     the method whose arguments these are."""
     method = sys.modules[type(args).__module__]
     domains, classes = common.load_domains(args)
-    data, _ = common.make_clients(args, domains, len(classes))
+    data, _ = common.split(common.Dataset(domains, classes), args)
     common.seed_all(seed)
     net = method.build(args, 1, len(classes))
     server = method.Server(args, net, K)
@@ -43,7 +43,7 @@ def one_round(server, clients, t=0):
 
 def target_of(args):
     """The data of the domain that is left out."""
-    return common.make_clients(args, common.load_domains(args)[0], 10)[1][0]
+    return common.split(common.open_dataset(args), args)[1][0]
 
 
 def alexnet(**kw):

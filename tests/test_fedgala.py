@@ -28,7 +28,7 @@ def federation(method: str, *flags, K=2):
     module, build = METHODS[method]
     args = parsed(method, *SMALL, *flags)
     domains, classes = common.load_domains(args)
-    members, _ = common.make_clients(args, domains, len(classes))
+    members, _ = common.split(common.Dataset(domains, classes), args)
     common.seed_all(args.seed, "init")
     net = build(args, 1, len(classes)).to(memory_format=torch.channels_last)
     server = module.Server(args, net, K)

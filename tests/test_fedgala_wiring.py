@@ -34,7 +34,7 @@ def tiny(args) -> fedgala.Learner:
 
 def three_clients(args) -> list[common.ClientData]:
     domains, classes = common.load_domains(args)
-    members, _ = common.make_clients(args, domains, len(classes))
+    members, _ = common.split(common.Dataset(domains, classes), args)
     for member, size in zip(members, SIZES):
         member.train.index, member.train.labels = member.train.index[:size], member.train.labels[:size]
     return members[:3]

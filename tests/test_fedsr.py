@@ -60,7 +60,7 @@ def digits(*flags):
     domains, classes = common.load_domains(args)
     common.seed_all(0)
     net = fedsr.build(args, 1, len(classes))
-    clients, _ = common.make_clients(args, domains, len(classes))
+    clients, _ = common.split(common.Dataset(domains, classes), args)
     return args, net.to(memory_format=torch.channels_last), clients[0]
 
 

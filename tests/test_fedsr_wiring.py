@@ -8,7 +8,7 @@ from pathlib import Path
 import common
 import fedsr
 import official.fedsr
-from plumbing.tensors import copied
+from plumbing.runfolder import copied
 from tests.plain_torch import (
     ClippedSGD,
     body_of_smallcnn_bn,
@@ -45,7 +45,7 @@ def three_clients(args):
     if args.norm == "squared" and not args.kl_scale:
         method = fedsr
     domains, classes = common.load_domains(args)
-    data, _ = common.make_clients(args, domains, len(classes))
+    data, _ = common.split(common.Dataset(domains, classes), args)
     common.seed_all(0)
     net = method.build(args, 1, len(classes))
     server = method.Server(args, net, 3)

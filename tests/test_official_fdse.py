@@ -94,7 +94,7 @@ def test_two_rounds_of_the_official_code(variant, monkeypatch):
     net = official.fdse.build(args, 1, 10)
     fill(net.state_dict())
     monkeypatch.setattr(fdse, "batches", lambda data, args, t, k: [batch(t, k, step) for step in range(2)])
-    data, _ = common.make_clients(args, common.load_domains(args)[0], 10)
+    data, _ = common.split(common.open_dataset(args), args)
     server = official.fdse.Server(args, net, 3)
     clients = [official.fdse.Client(args, net, k, data[k]) for k in range(3)]
     for t, want in enumerate(FIXTURES[variant]["rounds"]):
