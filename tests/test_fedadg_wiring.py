@@ -136,7 +136,8 @@ def test_learning_rates_are_those_of_the_official_code(dataset):
         begins = 0 if name == "FC" else args.E0
         got = []
         for i in range(begins, args.epochs):
-            got.append(official.fedadg.warm(rates[name], official.fedadg.warm_up_steps(i, args.E0, name), args.warmup))
+            done = official.fedadg.warm_up_steps(i, args.E0, name)
+            got.append(official.fedadg.warm(rates[name], done, args.warmup))
         assert got == pytest.approx(of_epochs)
         assert official.fedadg.warm(rates[name], args.warmup + 1, args.warmup) == pytest.approx(rates[name])
 
