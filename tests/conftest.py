@@ -105,7 +105,7 @@ OFFICIAL = {
     "official.fedgala": official.fedgala,
 }
 PROGRAMS = MODULES | OFFICIAL
-METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in PROGRAMS.items()}
+METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 
 
 # Runs
@@ -133,7 +133,8 @@ def parsed(method: str, *flags) -> common.Args:
 
 def run_all(method: str, args: common.Args) -> list[dict]:
     """The results of a method, one for each target."""
-    module, build = METHODS[method]
+    module = PROGRAMS[method]
+    build = getattr(module, "build", common.backbone)
     return common.run(module.Server, module.Client, args, build)
 
 

@@ -10,7 +10,7 @@ from baselines import fedema
 from reproduce.cells import cells_of
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table
-from tests.conftest import METHODS, fails, interrupted, metrics, one_run, parsed, run_here
+from tests.conftest import PROGRAMS, fails, interrupted, metrics, one_run, parsed, run_here
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ SMALL = ("--limit", "48", "--batch-size", "8", "--hidden", "16", "--dim", "8", "
 
 def federation(method: str, *flags, K=2):
     """(args, server, K clients, net) on a few digits."""
-    module, build = METHODS[method]
+    module = PROGRAMS[method]
     args = parsed(method, *SMALL, *flags)
     domains, classes = common.load_domains(args)
     members, _ = common.make_clients(args, domains, len(classes))
     common.seed_all(args.seed, "init")
-    net = build(args, 1, len(classes)).to(memory_format=torch.channels_last)
+    net = module.build(args, 1, len(classes)).to(memory_format=torch.channels_last)
     server = module.Server(args, net, K)
     clients = [module.Client(args, net, k, members[k]) for k in range(K)]
     return args, server, clients, net
@@ -231,7 +231,8 @@ def test_what_a_learner_keeps_and_sends(ssl):
     for part in KEEPS[ssl]:
         kept = [n for n in start if n.startswith(part)]
         assert not all(torch.equal(client.own[n], start[n]) for n in kept), part
-    _, shared, _, _ = federation("official.fedgala", "--variant", "paper", "--ssl", ssl, "--predictor", "shared")
+    flags = ("--variant", "paper", "--ssl", ssl, "--predictor", "shared")
+    _, shared, _, _ = federation("official.fedgala", *flags)
     sent = parts_of(shared.download(0)["w"])
     assert ("q" in sent) == (ssl in ("byol", "simsiam"))
 
