@@ -4,20 +4,18 @@ reproduce.measures draws, and FedCiR's Table 3, which goes into reach.jsonl besi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 import shlex
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.runfolder import folder_of
 from reproduce.cells import run_of
-from reproduce.measures.command import main as measure
+from reproduce.measures.__main__ import main as measure
 from reproduce.measures.finished import rebuilt
-from reproduce.measures.overhead import cost_to_reach, training_flops
-from reproduce.methods import ROOT, arguments
-from reproduce.records import Place, Records, Run
+from reproduce.measures.overhead import cost_to_reach
+from reproduce.records import Place, Records
+from reproduce.runner import folder_of_run
 from reproduce.tables import Table
 
 REACHED = 0.6  # the accuracy of FedCiR's Table 3
@@ -28,50 +26,35 @@ def measure_folders(tables: list[Table], records: Records, out: Path, scale: str
     """Make what is not made yet; returns a line for each that could not be made."""
     problems = []
     for table in tables:
-        if table.figure == "measure":
-            problems += make_figure(table, records, out, scale, place)
-        elif any(column.kind == "reach" for block in table.blocks for column in block.columns):
-            problems += make_reach(table, records, scale, seeds, place)
+        try:
+            if table.figure == "measure":
+                make_figure(table, records, out / "figures" / f"{table.file_name(scale)}.png", scale, place)
+            elif any(column.kind == "reach" for block in table.blocks for column in block.columns):
+                make_reach(table, records, scale, seeds, place)
+        except Stop as stop:
+            problems.append(f"{table.id}: {stop}")
     return problems
 
 
-def folder_of_run(run: Run) -> Path:
-    """The output folder of a run."""
-    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
-    return ROOT / folder_of(args)
-
-
-def make_figure(table: Table, records: Records, out: Path, scale: str, place: Place) -> list[str]:
-    """Draw a figure of the blocks all of whose runs, of seed 0, are recorded, unless it is newer than these
-    runs; returns what went wrong, or nothing."""
-    folders = []
+def make_figure(table: Table, records: Records, path: Path, scale: str, place: Place) -> None:
+    """Draw a figure that is not there of the blocks all of whose runs, of seed 0, are recorded."""
+    folders, said = [], io.StringIO()
     for block in table.blocks:
         runs = [run_of(block, row, block.columns[0], scale, 0) for row in block.rows if row.implemented]
         if all(run is not None and records.get(run) for run in runs):
-            folders += [folder_of_run(run) for run in runs]
-    path = out / "figures" / f"{table.file_name(scale)}.png"
-    gone = [str(folder) for folder in folders if not (folder / "result.json").exists()]
-    if not folders or (gone and path.exists()):
-        return []
-    if gone:
-        return [f"{table.id}: the runs are recorded, but not here is {', '.join(gone)}"]
-    newest = max((folder / "result.json").stat().st_mtime for folder in folders)
-    if path.exists() and path.stat().st_mtime > newest:
-        return []
+            folders += [str(folder_of_run(run)) for run in runs]
+    if not folders or path.exists():
+        return
     what, *flags = shlex.split(table.measure)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
-            measure([what, *map(str, folders), *flags, "--out", str(path), *place.flags])
+            measure([what, *folders, *flags, "--out", str(path), *place.flags])
         except SystemExit:
-            return [f"{table.id}: {said.getvalue().strip()}"]
-    return []
+            raise Stop(said.getvalue().strip())
 
 
-def make_reach(table: Table, records: Records, scale: str, seeds: list[int], place: Place) -> list[str]:
-    """Measure the recorded runs of FedCiR's Table 3 that are not in reach.jsonl; returns a line for each that
-    cannot be measured."""
-    problems = []
+def make_reach(table: Table, records: Records, scale: str, seeds: list[int], place: Place) -> None:
+    """Measure the recorded runs of FedCiR's Table 3 that are not in reach.jsonl. Stop if a folder is gone."""
     for block in table.blocks:
         for row in block.rows:
             for seed in seeds if row.implemented else []:
@@ -79,24 +62,12 @@ def make_reach(table: Table, records: Records, scale: str, seeds: list[int], pla
                 record = records.get(run) if run else None
                 if record is None or records.reach_of(record) is not None:
                     continue
-                try:
-                    spent = reach(folder_of_run(run), place)
-                except Stop as stop:
-                    problems.append(f"{table.id}, {row.method}: {stop}")
-                    continue
+                reached = cost_to_reach(rebuilt(folder_of_run(run), "last", place.data, place.archives),
+                                        REACHED)
+                spent = reached or {}
+                memory = spent.pop("gpu_memory_mib", None)
+                if memory:
+                    spent["gpu_memory_gb"] = memory * 2 ** 20 / 1e9
                 line = {"id": record["id"], "finished": record["finished"], "reach": spent}
                 with open(records.path.with_name("reach.jsonl"), "a") as file:
                     file.write(json.dumps(line) + "\n")
-    return problems
-
-
-def reach(folder: Path, place: Place) -> dict[str, float]:
-    """What a client spends until the mean over the clients is 60%; empty if it never is."""
-    per_image = training_flops(rebuilt(folder, "last", place.data, place.archives))
-    spent = cost_to_reach(folder, REACHED, per_image, data=place.data, archives=place.archives)
-    if spent is None:
-        return {}
-    memory = spent.pop("gpu_memory_mib")
-    if memory:
-        spent["gpu_memory_gb"] = memory * 2 ** 20 / 1e9
-    return spent
