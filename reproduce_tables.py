@@ -21,7 +21,7 @@ from plumbing.errors import Stop, ending
 from plumbing.settings import SCALES, Parser, add_version, with_default
 from reproduce.cells import filled, missing
 from reproduce.check import check
-from reproduce.measuring import measure_folders
+from reproduce.figures import measure
 from reproduce.methods import ROOT
 from reproduce.plan import plan_text, planned
 from reproduce.records import Place, Records
@@ -208,12 +208,11 @@ def place_of(flags: argparse.Namespace) -> Place:
 
 
 def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace, place: Place) -> int:
-    """Run what is missing, and measure the runs' folders; returns the exit code."""
-    seeds = seeds_of(flags)
-    plan = planned(missing(tables, records, flags.scale, seeds), records, place)
-    for why in sorted(set(plan.why.values())):
+    """Run what is missing, and draw the figures of the runs' folders; returns the exit code."""
+    plan = planned(missing(tables, records, flags.scale, seeds_of(flags)), records, place)
+    for why in sorted({entry.why for entry in plan if entry.why}):
         print(f"left out: {why}", file=sys.stderr)
-    runs = [entry.run for entry in plan.missing]
+    runs = [entry.run for entry in plan if not entry.why]
     if flags.slurm:
         parameters = {"slurm_array_parallelism": flags.jobs} | slurm_parameters(flags.slurm)
         counts = run_on_cluster(runs, place, parameters)
@@ -223,10 +222,12 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:
         return 130
-    if seeds is None:
-        seeds = list(range(max(table.trials for table in tables)))
-    for line in measure_folders(tables, Records(records.path), flags.out, flags.scale, seeds, place):
-        print(f"reproduce_tables: not made: {line}", file=sys.stderr)
+    records = Records(records.path)
+    for table in tables:
+        path = flags.out / "figures" / f"{table.file_name(flags.scale)}.png"
+        problem = measure(table, records, path, flags.scale, place)
+        if problem:
+            print(f"reproduce_tables: not made: {problem}", file=sys.stderr)
     return 1 if counts["failed"] else 0
 
 

@@ -6,13 +6,15 @@ import contextlib
 import functools
 import importlib
 import io
+from types import ModuleType
 
+import common
 from plumbing.errors import Stop
 from plumbing.provenance import ROOT
 from plumbing.settings import Args
 from plumbing.trained import file_of, method
 
-__all__ = ["ROOT", "arguments", "file_of", "method", "modules", "short_name"]
+__all__ = ["ROOT", "arguments", "builder_of", "file_of", "method", "modules", "short_name"]
 
 
 def short_name(module: str) -> str:
@@ -27,6 +29,11 @@ def modules() -> list[str]:
         if path.stem != "common" and "\nclass Client" in path.read_text():
             found.append(method(path.stem).__name__)
     return found
+
+
+def builder_of(module: ModuleType):
+    """What makes a method's network: build(args, channels, classes)."""
+    return getattr(module, "build", common.backbone)
 
 
 @functools.cache

@@ -41,8 +41,7 @@ VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": "
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
             "deviation", "seeds", "values", "difference", "verdict", "corrected_probability", "precision",
             "differs_now", "runs", "commits", "module"]
-PICTURE = ("A square for each published cell: no difference found, unclear, differs, not testable, laptop "
-           "only, not run")
+PICTURE = "A bar for each table: no difference found, unclear, differs, not testable, laptop only, not run"
 
 
 # All tables
@@ -242,7 +241,7 @@ def line_of(cell: Cell, scale: str) -> list:
     published, difference = ["", ""], ""
     if scale == "paper":
         published = [*cell.printed, "", ""][:2]
-        if cell.difference is not None and not cell.elsewhere:
+        if cell.difference is not None:
             difference = fixed(cell.difference)
     seeds = " ".join(map(str, cell.values))
     values = " ".join(map(fixed, cell.values.values()))
@@ -314,7 +313,7 @@ def ours(cell: Cell) -> str:
         words += f" ± {number(cell.deviation)}"
     if not cell.computed:
         words += f" ({len(cell.values)})"
-    if cell.verdict and not cell.elsewhere:
+    if cell.verdict:
         words += f", {cell.difference:+.2f}"
     return words + VERDICT_MARKS[cell.verdict] + (" †" if cell.differs_now else "")
 

@@ -27,11 +27,10 @@ from pathlib import Path
 
 from plumbing.errors import Stop, handled, interrupt
 from plumbing.files import locked
-from plumbing.runfolder import folder_of
 from plumbing.settings import flag_of
 from reproduce.measures.adaptation import flags_at_test
 from reproduce.methods import ROOT, arguments
-from reproduce.records import Place, Records, Run, by_training
+from reproduce.records import Place, Records, Run, by_training, folder_of_run
 
 from tqdm import tqdm
 
@@ -94,12 +93,6 @@ def claim(run: Run):
     """The lock of a run, held by whoever is on it in this folder."""
     name = hashlib.blake2b(run.key.encode(), digest_size=8).hexdigest()
     return locked(ROOT / "runs" / ".claims" / f"{name}.lock", wait=False)
-
-
-def folder_of_run(run: Run) -> Path:
-    """The output folder of a run."""
-    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
-    return ROOT / folder_of(args)
 
 
 def commands_of(run: Run, place: Place, trained: Path | None) -> list[list[str]]:

@@ -9,10 +9,10 @@ import functools
 import sys
 from pathlib import Path
 
-from common import backbone, images_in_round, seed_all
+from common import images_in_round, seed_all
 from plumbing.errors import Stop
 from reproduce.measures.finished import Rebuilt, finished, history, labels, rebuilt
-from reproduce.methods import arguments
+from reproduce.methods import arguments, builder_of
 
 import torch
 from tabulate import tabulate
@@ -58,7 +58,7 @@ def network_cost(module: str, flags: tuple[str, ...]) -> dict[str, float]:
     256x256 in 1e10."""
     args = dataclasses.replace(arguments(module, flags), image_size=256)
     with torch.device("meta"):
-        net = getattr(sys.modules[module], "build", backbone)(args, 3, 10)
+        net = builder_of(sys.modules[module])(args, 3, 10)
         forward, _ = flops(net, (50, 3, 256, 256))
     parameters = sum(p.numel() for p in net.parameters())
     floats = sum(v.numel() for v in net.state_dict().values() if v.is_floating_point())
