@@ -363,7 +363,7 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
     parser = Parser(prog=Path(module.__file__).stem, allow_abbrev=False, usage="%(prog)s [flags]",
                     description=(module.__doc__ or "").split("\nPaper  ")[0], formatter_class=help_format,
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
-                           "own: --show-settings lists what these flags lead to, with origins.")
+                           "own:\n--show-settings lists what these flags lead to, with origins.")
     groups, owner = {}, {}
     for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
         if issubclass(cls, base):
