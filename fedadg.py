@@ -1,4 +1,4 @@
-"""FedADG: federated adversarial domain generalization (Zhang et al., arXiv 2111.10487).
+r"""FedADG: federated adversarial domain generalization (Zhang et al., arXiv 2111.10487).
 
     python fedadg.py --dataset pacs                     # the paper's Table 4, from ImageNet weights
     python fedadg.py --dataset pacs --scale laptop      # minutes on two cores
@@ -9,43 +9,38 @@ Server keeps w = (w_f, w_c, w_g). Client k keeps its discriminator w_d. Down: w.
 projection RP in front of D is drawn from the run's seed, the same for all clients, and does not travel.)
 
 Paper                                           This file
-Sec. 3.1, 5.1   F and classifier C; G; D, RP    build; Generator; Discriminator
 Eqs. (1)-(3)    adversarial losses              loss_d, loss_f, loss_g
-Sec. 3.2 (2)    L_err with label smoothing      Client.step_c3, Client.step_c5
 Eq. (4)         the sum of all losses           - (never minimized as one; Alg. 1 alternates its terms)
-Alg. 1          s1; s2; s3                      Server.__init__; common.rounds; Server.update
-                c1; c2-c9                       Client.__init__, Client.model; Client.train
+Alg. 1          c1; c2-c9                       Client.__init__, Client.model; Client.train
+                s1; s2; s3                      Server.__init__; common.rounds; Server.update
+Sec. 3.2 (2)    L_err with label smoothing      Client.step_c3, Client.step_c5
+Sec. 3.1, 5.1   F and classifier C; G; D, RP    build; Generator; Discriminator
 Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y), lambda_0, lambda_1, E0, K.
 Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-onehot. Table 6: --reference
 gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an adversary: --lambda0 0. Left out:
 nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults are FedSR's.
 
-Where paper, official code (wzml/FedADG) and this file differ, as far as a flag switches it; all else and the
-reasons: docs/methods/fedadg.md. Neither of the code's two programs goes with the paper; what the paper leaves
-open is the code's where it says so, else ours. --variant official: the code's settings (not its networks and
-data), on VLCS those of its program for VLCS, elsewhere those of that for PACS; all rows but the last two.
+Where the paper is silent or the official code (wzml/FedADG) has another value. What its two programs do
+against the text is in official/fedadg.py; all of it: docs/methods/fedadg.md. L_adv_d and L_adv_g are those of
+its program for PACS. Eqs. (1) and (3) as printed: official/fedadg.py, --d-loss printed, --g-loss printed.
   what             paper                  official: VLCS; PACS     here             flag
-  L_adv_d          Eq. (1), least -2      Eq. (1); least squares   least squares    --d-loss
-  L_adv_g          Eq. (3)                no gradient; D(h')^2     D(h')^2          --g-loss
   lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
-  order            (F, C), D, G           D, (F, C), G             as the paper     --order
   lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
   lr of D and G    0.7 times that         0.7 times that           as the paper     --lr-adversarial
-  warm-up of lr    none                   to 14/500; to 9/100      none             --warmup
   momentum, decay  not given              0.9, 1e-5                0, 0             --momentum, --weight-decay
-  momentum kept    not said               that of D                none             --keep-momentum, ...-d
+  momentum kept    not said               that of D                none             --keep-momentum
   E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0, --epochs, --steps
   rounds, batch    not given              20, 16; 30, 10           as the code      --rounds, --batch-size
   label smoothing  value not given        0.25; 0.012 as ours      0.1              --smoothing
   hidden layers    ReLU                   leaky ReLU               leaky ReLU       --slope
-  RP, its size P   no formula, ca. 1000   a trained layer, 1024    N(0, 1/P), 1000  --projection(-size)
-  one-hot          1                      0.6; 0.7                 1                --onehot-value
+  RP, its size P   no formula, ca. 1000   a trained layer, 1024    N(0, 1/P), 1000  --projection-size
   label enters D   not said               before; after RP         after            --label-at
   noise of G       uniform; no size       uniform, 2048            half of h's size --noise
   split, target    VLCS 70/30; PACS's     70/30; lists             see PAPER        --split, --target-part
   AlexNet          not said which         Caffe's, with LRN        torchvision's    --backbone
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -61,35 +56,23 @@ from torch.optim import SGD
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("paper", "settings where paper and code differ", choices=("paper", "official"))
     adversarial: bool = arg(True, "G and D; without them FedADG is FedAvg with label smoothing (Table 5)")
     E0: int = arg(1, "warm-up of a round, steps c2-c3: mini-batches with --steps, else epochs; the rest is "
                      "E1", low=0)
     lambda0: float = arg(0.85, "weight of L_adv_f in step c5; 0: D and G do not act on F and C", low=0)
     lambda1: float = arg(0.15, "weight of L_err in step c5", low=0)
     lr_adversarial: float = arg(0.0, "learning rate of D and G; 0: 0.7 times --lr, as in the paper", low=0)
-    warmup: int = arg(0, "length of the official code's warm-up of the learning rates, in what --E0 counts; "
-                         "it starts anew in each round; 0: none", low=0)
-    d_loss: str = arg("lsgan", "L_adv_d: lsgan, the least squares of its source; or printed: Eq. (1)",
-                      choices=("lsgan", "printed"))
-    g_loss: str = arg("opposite", "L_adv_g: opposite, D(h')^2; printed: Eq. (3); detached: (3) without "
-                                  "gradient, so that G never learns",
-                      choices=("opposite", "printed", "detached"))
-    order: str = arg("paper", "steps c5, c7, c8 in this order, or D before (F, C)",
-                     choices=("paper", "official"))
     reference: str = arg("generated", "h': generated, or drawn from N(0,I), U[-1,1], Laplace(1/sqrt 2) "
                                       "(Table 6)", choices=("generated", "gaussian", "uniform", "laplace"))
-    projection: str = arg("fixed", "random projection in front of D: fixed, trained with D, or none (Table "
-                                   "5)", choices=("fixed", "trained", "none"))
+    projection: str = arg("fixed", "random projection in front of D: fixed, or none (Table 5)",
+                          choices=("fixed", "none"))
     projection_size: int = arg(16, "outputs P of the random projection", low=1)
     label_at: str = arg("after", "the one-hot label enters D after or before the projection",
                         choices=("after", "before"))
     onehot: bool = arg(True, "give the label to G and D (Table 5)")
-    onehot_value: float = arg(1.0, "value that stands for 1 in the one-hot label", above=0)
     noise: int = arg(0, "dimensions of the noise z; 0: half of the features'", low=0)
     slope: float = arg(0.01, "negative slope of the leaky ReLU in G and D; 0: ReLU", low=0)
     keep_momentum: bool = arg(False, "keep each client's SGD momentum over the rounds, else start it anew")
-    keep_momentum_d: bool = arg(False, "keep that of D alone")
     smoothing: float = arg(0.1, "label smoothing of L_err", low=0, high=1)
 
     def __post_init__(self):
@@ -123,57 +106,267 @@ MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, s
              augment="fedsr-crops", lr=0.01, momentum=0.9, keep_momentum=True, clip=5.0,
              split="0.9/0.05/0.05", eval_every=50)
 PAPER = {
-    "digits": dict(rounds=60, epochs=2, lr=0.05, batch_size=32),  # ours
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
     "pacs": PACS,
     "vlcs": VLCS,
+    "rotatedmnist": MNIST,
+    "rotatedmnist-t10k": MNIST,
     "officecaltech": PACS,  # these three are in none of its tables: as PACS
     "officehome": PACS,
     "domainnet": PACS,
-}
-# The official code's programs. They spread the smoothing, 0.01 and 0.2, over the other classes (7 and 5 in
-# all), PyTorch over all.
-OFFICIAL = dict(lambda0=0.15, lambda1=0.85, order="official", projection="trained", momentum=0.9,
-                weight_decay=1e-5, keep_momentum_d=True)
-OFFICIAL_PACS = dict(**OFFICIAL, d_loss="lsgan", g_loss="opposite", onehot_value=0.7, smoothing=0.07 / 6)
-OFFICIAL_PACS_ALEXNET = dict(**OFFICIAL_PACS, projection_size=1024, lr=0.01, warmup=100)
-OFFICIAL_VLCS = dict(**OFFICIAL, d_loss="printed", g_loss="detached", label_at="before", onehot_value=0.6,
-                     smoothing=0.25, projection_size=1024, lr=0.001, warmup=500)
-VARIANTS = {
-    "official": {
-        "digits": OFFICIAL_PACS,
-        "rotatedmnist": OFFICIAL_PACS,
-        "rotatedmnist-t10k": OFFICIAL_PACS,
-        "pacs": OFFICIAL_PACS_ALEXNET,
-        "vlcs": OFFICIAL_VLCS,
-        "officecaltech": OFFICIAL_PACS_ALEXNET,
-        "officehome": OFFICIAL_PACS_ALEXNET,
-        "domainnet": OFFICIAL_PACS_ALEXNET,
-    },
+    "digits": dict(rounds=60, epochs=2, lr=0.05, batch_size=32),  # ours
 }
 # AlexNet needs its ImageNet weights to learn in so few rounds; a ResNet18 learns from scratch. Without
 # momentum: the velocity of E0's full steps would go on while step c5 weighs L_err by 0.15, and the loss rise.
 RESNET = dict(backbone="resnet18", weights="none", image_size=32, rounds=24, steps=20, E0=6, batch_size=32,
-              lr=0.1, momentum=0.0, projection_size=128, warmup=0, eval_every=4)
-LAPTOP = {
+              lr=0.1, momentum=0.0, projection_size=128, eval_every=4)
+LAPTOP = dict.fromkeys(("pacs", "vlcs", "officecaltech", "officehome", "domainnet"), RESNET) | {
     "rotatedmnist": dict(rounds=150),
     "rotatedmnist-t10k": dict(rounds=150),
-    "pacs": RESNET,
-    "vlcs": RESNET,
-    "officecaltech": RESNET,
-    "officehome": RESNET,
-    "domainnet": RESNET,
 }
 BOTH_PHASES = dict(E0=1, epochs=2)
-SMOKE = {
-    "digits": BOTH_PHASES,
-    "pacs": BOTH_PHASES,
-    "vlcs": BOTH_PHASES,
-    "officecaltech": BOTH_PHASES,
-    "officehome": BOTH_PHASES,
-    "domainnet": BOTH_PHASES,
-}
+SMOKE = dict.fromkeys(("digits", "pacs", "vlcs", "officecaltech", "officehome", "domainnet"), BOTH_PHASES)
+
+
+# The losses
+
+
+def loss_d(real: Tensor, reference: Tensor) -> Tensor:
+    r"""L_adv_d of D(h|y) and D(h'|y), both [B] in [0, 1], by least squares. The paper prints
+
+    $$ \begin{aligned}
+       \mathcal{L}_{adv_d} = -\Big( & \mathbb{E}_{x \sim p(h)}\left[(1 - D(h|y))^2\right] \\
+       & + \mathbb{E}_{z \sim p(h')}\left[D(h'|y)^2\right] \Big)
+       \end{aligned} \tag{1} $$
+
+    Both are least at D(h) = 0 and D(h') = 1, Eq. (1) with -2. If D cannot tell h from h', least squares is
+    least at D = 1/2; Eq. (1) is greatest there.
+    """
+    return real.square().mean() + (1 - reference).square().mean()  # in place of Eq. (1)
+
+
+def loss_f(real: Tensor) -> Tensor:
+    r"""L_adv_f of D(h|y) [B]: the extractor wants its features taken for the reference.
+
+    $$ \mathcal{L}_{adv_f} = \mathbb{E}_{x \sim p(h)}\left[(1 - D(h|y))^2\right] \tag{2} $$
+    """
+    return (1 - real).square().mean()
+
+
+def loss_g(reference: Tensor) -> Tensor:
+    r"""L_adv_g of D(h'|y) [B], by which the reference approaches the features. The paper prints its opposite,
+
+    $$ \mathcal{L}_{adv_g} = \mathbb{E}_{z \sim p(h')}\left[(1 - D(h'|y))^2\right] \tag{3} $$
+    """
+    return reference.square().mean()  # in place of Eq. (3)
+
+
+def sgd_adversarial(module: nn.Module, args: Args, t: int, kept: common.Kept | None) -> SGD:
+    """The local SGD of D or of G: at --lr-adversarial, which falls over the rounds as --lr does."""
+    opt = sgd(module, args, t, kept)
+    opt.param_groups[0]["lr"] *= args.lr_adversarial / args.lr
+    return opt
+
+
+class Client:
+    keeps = ("w_d", "momentum")
+
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        r"""
+        $$ w_d \text{ as it was left} \tag{step c1} $$
+        """
+        self.args, self.net, self.k, self.data = args, net, k, data
+        self.w_d = {}
+        if args.adversarial:
+            self.w_d = state(net.D)  # step c1: the initial, later the own discriminator
+        self.momentum = {}  # of F and C, of D, of G
+
+    def train(self, down: Payload, t: int) -> Payload:
+        r"""ClientUpdate(k, w) of Alg. 1.
+
+        $$ S_x \sim S_k, \quad i = 1, \ldots, E_0 \tag{step c2} $$
+        $$ S_x \sim S_k, \quad j = 1, \ldots, E_1 \tag{step c4} $$
+        $$ \mathbf{w} = \{w_f, w_c, w_g\} \tag{step c9} $$
+        """
+        args = self.args
+        model = self.model(down).train()  # w of the server, w_d of step c1
+        modules = self.modules(model)
+        opts = self.optimizers(modules, t)
+        first = self.E0() * self.batches_of_unit()  # mini-batches of the first loop
+        log = defaultdict(list)
+        for i, (x, y) in enumerate(batches(self.data.train, args, t, self.k)):  # x [B, C, H, W]; y [B]
+            if i < first:
+                terms = {"loss": self.step_c3(model, opts["FC"], x, y)}  # x, y are S_x of step c2
+            else:
+                terms = self.second_loop(model, opts, x, y)  # S_x of step c4
+            for name, term in terms.items():
+                log[name].append(term)
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        if args.adversarial:
+            self.w_d = state(model.D)
+        for name in opts:
+            if self.keeps_momentum(name):
+                self.momentum[name] = optimizer_state(modules[name], opts[name])
+        return {"w": shared(model)}  # step c9
+
+    def modules(self, model: "FedADG") -> dict[str, nn.Module]:
+        """What has an optimizer of its own."""
+        modules = {"FC": model.net}
+        if self.args.adversarial:
+            modules["D"] = model.D
+        if model.generates:
+            modules["G"] = model.G
+        return modules
+
+    def optimizers(self, modules: dict[str, nn.Module], t: int) -> dict[str, SGD]:
+        opts = {}
+        for name, module in modules.items():
+            make = sgd if name == "FC" else sgd_adversarial
+            opts[name] = make(module, self.args, t, self.momentum.get(name))
+        return opts
+
+    def E0(self) -> int:
+        """Length of the first loop; without an adversary there is no second one."""
+        if self.args.adversarial:
+            return self.args.E0
+        return self.args.steps or self.args.epochs
+
+    def batches_of_unit(self) -> int:
+        """Mini-batches in what --E0 counts: an epoch, or one with --steps."""
+        if self.args.steps:
+            return 1
+        return steps_in_epoch(len(self.data.train), self.args)
+
+    def keeps_momentum(self, name: str) -> bool:
+        return self.args.keep_momentum
+
+    def second_loop(self, model: "FedADG", opts: dict[str, SGD], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        r"""Steps c5 to c8 on a mini-batch. Step c5 neither uses nor changes what c6 draws.
+
+        $$ S_z \sim U[0, 1) \tag{step c6} $$
+        """
+        code = model.code(y)
+        with autocast(self.args):
+            h_ref = self.reference(code)  # step c6, and h' [B, H]
+        err, adv_f = self.step_c5(model, opts["FC"], x, y, code)
+        adv_d = self.step_c7(model, opts["D"], x, h_ref, code)
+        terms = {"loss": err, "adv_f": adv_f, "adv_d": adv_d}
+        if model.generates:
+            terms["adv_g"] = self.step_c8(model, opts["G"], h_ref, code)
+        return terms
+
+    def step_c3(self, model: "FedADG", opt: SGD, x: Tensor, y: Tensor) -> Tensor:
+        r"""Returns L_err.
+
+        $$ \min_{w_f, w_c} \mathcal{L}_{err} \tag{step c3} $$
+        """
+        args = self.args
+        with autocast(args):
+            h = model.features(x)  # [B, H]
+            loss = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
+        opt.zero_grad()
+        loss.backward()
+        if args.clip:
+            clip_grad_norm_(model.net.parameters(), args.clip)
+        opt.step()
+        return loss.detach()
+
+    def step_c5(self, model: "FedADG", opt: SGD, x: Tensor, y: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Returns L_err and L_adv_f.
+
+        $$ \min_{w_f, w_c} \lambda_0 \mathcal{L}_{adv_f} + \lambda_1 \mathcal{L}_{err} \tag{step c5} $$
+        """
+        args = self.args
+        with autocast(args):
+            h = model.features(x)  # [B, H]
+            err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
+            adv = loss_f(model.D(h, code))  # L_adv_f, Eq. (2)
+        loss = args.lambda0 * adv + args.lambda1 * err
+        opt.zero_grad()
+        loss.backward(inputs=trainable(model.net))
+        if args.clip:
+            clip_grad_norm_(model.net.parameters(), args.clip)
+        opt.step()
+        return err.detach(), adv.detach()
+
+    def step_c7(self, model: "FedADG", opt: SGD, x: Tensor, h_ref: Tensor, code: Tensor) -> Tensor:
+        r"""With the features of the extractor as it is now. Returns L_adv_d.
+
+        $$ \min_{w_d} \mathcal{L}_{adv_d} \tag{step c7} $$
+        """
+        args = self.args
+        model.net.eval()  # no dropout, and BN's statistics are those of training alone
+        with autocast(args):
+            with torch.no_grad():
+                h = model.features(x)  # [B, H]
+            loss = self.loss_d(model.D(h, code), model.D(h_ref.detach(), code))  # L_adv_d
+        model.net.train()
+        opt.zero_grad()
+        loss.backward(inputs=trainable(model.D))
+        if args.clip:
+            clip_grad_norm_(model.D.parameters(), args.clip)
+        opt.step()
+        return loss.detach()
+
+    def step_c8(self, model: "FedADG", opt: SGD, h_ref: Tensor, code: Tensor) -> Tensor:
+        r"""With the S_z and y of step c7. Returns L_adv_g.
+
+        $$ \min_{w_g} \mathcal{L}_{adv_g} \tag{step c8} $$
+        """
+        args = self.args
+        with autocast(args):
+            loss = self.loss_g(model.D(h_ref, code))  # L_adv_g
+        opt.zero_grad()
+        loss.backward(inputs=trainable(model.G))
+        if args.clip:
+            clip_grad_norm_(model.G.parameters(), args.clip)
+        opt.step()
+        return loss.detach()
+
+    def loss_d(self, real: Tensor, reference: Tensor) -> Tensor:
+        return loss_d(real, reference)
+
+    def loss_g(self, reference: Tensor) -> Tensor:
+        return loss_g(reference)
+
+    def reference(self, code: Tensor) -> Tensor:
+        """h' [B, H] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
+        shape, device = (len(code), self.net.dim), code.device
+        match self.args.reference:
+            case "generated":
+                return self.net.G(code)
+            case "gaussian":
+                return torch.randn(shape, device=device)
+            case "uniform":
+                return torch.rand(shape, device=device) * 2 - 1
+        return torch.distributions.Laplace(0.0, 0.5 ** 0.5).sample(shape).to(device)
+
+    def model(self, down: Payload) -> nn.Module:
+        """w from the server, and the client's own w_d."""
+        own = {f"D.{name}": v for name, v in self.w_d.items()}
+        return load(self.net, down["w"] | own)
+
+
+class Server:
+    keeps = ("w",)
+
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        r"""
+        $$ \mathbf{w}_1 = \{w_f, w_c, w_g\} \tag{step s1} $$
+        """
+        self.w = shared(net)  # step s1
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        r"""
+        $$ \mathbf{w}_{t+1} \leftarrow \frac{1}{K} \sum_{k=1}^{K} \mathbf{w}_{t+1}^k \tag{step s3} $$
+        """
+        p = uniform(len(uploads))  # 1/K
+        self.w = average([up["w"] for up in uploads.values()], p)  # step s3, BN's statistics too
+
+
+# The networks
 
 
 class Generator(nn.Module):
@@ -212,7 +405,7 @@ class Discriminator(nn.Module):
             self.project = nn.Linear(width, args.projection_size, bias=False)
             seed_all(args.seed, "projection")  # the same on all clients
             nn.init.normal_(self.project.weight, std=args.projection_size ** -0.5)  # keeps lengths on average
-            self.project.requires_grad_(args.projection == "trained")
+            self.project.requires_grad_(False)
             width = args.projection_size
         if not self.before:
             width += labels
@@ -235,10 +428,11 @@ class FedADG(nn.Module):
     Without `--adversarial` there is neither G nor D, with a fixed reference distribution no G.
     """
 
+    onehot_value = 1.0  # what stands for 1 in a one-hot label
+
     def __init__(self, args: Args, net: Net, dim: int, classes: int):
         super().__init__()
         self.net, self.dim, self.classes = net, dim, classes
-        self.onehot_value = args.onehot_value
         self.labels = classes if args.onehot else 0
         self.generates = args.adversarial and args.reference == "generated"
         if self.generates:
@@ -260,11 +454,11 @@ class FedADG(nn.Module):
         return one_hot(y, self.classes)[:, :self.labels].float() * self.onehot_value
 
 
-def build(args: Args, channels: int, classes: int) -> FedADG:
+def build(args: Args, channels: int, classes: int, Network=FedADG) -> FedADG:
     """F, C, G and D on the chosen backbone. AlexNet's classifier is its last ImageNet layer and an output
     layer (Sec. 5.1)."""
     net = backbone(args, channels, classes, keep_last=args.backbone == "alexnet")
-    return FedADG(args, net, BACKBONES[args.backbone].dim, classes)
+    return Network(args, net, BACKBONES[args.backbone].dim, classes)
 
 
 def shared(net: FedADG) -> dict[str, Tensor]:
@@ -272,214 +466,14 @@ def shared(net: FedADG) -> dict[str, Tensor]:
     return {name: v for name, v in state(net).items() if not name.startswith("D.")}
 
 
-def loss_d(real: Tensor, reference: Tensor, form: str) -> Tensor:
-    """L_adv_d of D(h|y) and D(h'|y), both [B] in [0, 1]: Eq. (1) as printed, or least squares.
-
-    Both are least at D(h) = 0 and D(h') = 1, Eq. (1) with -2. If D cannot tell h from h', least squares is
-    least at D = 1/2; Eq. (1) is greatest there, and least at D = 0 and at D = 1.
-    """
-    if form == "printed":
-        return -((1 - real).square().mean() + reference.square().mean())  # Eq. (1)
-    return real.square().mean() + (1 - reference).square().mean()  # the default, in place of Eq. (1)
-
-
-def loss_f(real: Tensor) -> Tensor:
-    """L_adv_f of D(h|y) [B], Eq. (2): the extractor wants its features taken for the reference."""
-    return (1 - real).square().mean()
-
-
-def loss_g(reference: Tensor, form: str) -> Tensor:
-    """L_adv_g of D(h'|y) [B]: Eq. (3) as printed, or its opposite, by which the reference approaches the
-    features."""
-    if form == "opposite":
-        return reference.square().mean()  # the default, in place of Eq. (3)
-    return (1 - reference).square().mean()  # Eq. (3)
-
-
-def sgd_adversarial(module: nn.Module, args: Args, t: int, kept: common.Kept | None) -> SGD:
-    """The local SGD of D or of G: at --lr-adversarial, which falls over the rounds as --lr does."""
-    opt = sgd(module, args, t, kept)
-    opt.param_groups[0]["lr"] *= args.lr_adversarial / args.lr
-    return opt
-
-
-def warm_up_steps(i: int, E0: int, name: str) -> int:
-    """The step of the official code's warm-up in epoch i of a round: for F and C 1, 1, 1, 2, ..., E0 - 1,
-    then E0 + 1, ...; for D and G, which begin after E0, 1, 1, 2, 3, ..."""
-    if name != "FC":
-        return max(i - E0, 1)
-    if i <= E0:
-        return max(i - 1, 1)
-    return i
-
-
-def warm(lr: float, done: int, steps: int) -> float:
-    """The learning rate at step `done` of the `steps` from 1e-7 to `lr`."""
-    return 1e-7 + (lr - 1e-7) * min(done / steps, 1)
-
-
 def trainable(module: nn.Module) -> list[Tensor]:
     """The parameters of a module, without a fixed random projection."""
     return [p for p in module.parameters() if p.requires_grad]
 
 
-class Client:
-    keeps = ("w_d", "momentum")
-
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
-        self.args, self.net, self.k, self.data = args, net, k, data
-        self.w_d = {}
-        if args.adversarial:
-            self.w_d = state(net.D)  # step c1: the initial, later the own discriminator
-        self.momentum = {}  # of F and C, of D, of G; with --keep-momentum, that of D with --keep-momentum-d
-
-    def train(self, down: Payload, t: int) -> Payload:
-        """ClientUpdate(k, w) of Alg. 1."""
-        args = self.args
-        model = self.model(down).train()  # w of the server, w_d of step c1
-        modules = {"FC": model.net}
-        opts = {"FC": sgd(model.net, args, t, self.momentum.get("FC"))}
-        if args.adversarial:
-            modules["D"] = model.D
-            opts["D"] = sgd_adversarial(model.D, args, t, self.momentum.get("D"))
-        if model.generates:
-            modules["G"] = model.G
-            opts["G"] = sgd_adversarial(model.G, args, t, self.momentum.get("G"))
-        rates = {name: opt.param_groups[0]["lr"] for name, opt in opts.items()}
-        unit = 1  # mini-batches in what E0 counts
-        if not args.steps:
-            unit = steps_in_epoch(len(self.data.train), args)
-        E0 = args.E0
-        if not args.adversarial:
-            E0 = args.steps or args.epochs  # there is no second loop
-        losses = []
-        losses_f, losses_d, losses_g = [], [], []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
-            i = len(losses) // unit
-            if args.warmup:
-                for name, opt in opts.items():
-                    opt.param_groups[0]["lr"] = warm(rates[name], warm_up_steps(i, E0, name), args.warmup)
-            if i < E0:  # Alg. 1's first loop: x, y are S_x of step c2
-                losses.append(self.step_c3(model, opts["FC"], x, y))
-                continue
-            code = model.code(y)  # the second loop: x, y are S_x of step c4
-            with autocast(args):
-                h_ref = self.reference(code)  # step c6, and h' [B, H]; step c5 does not use or change them
-            if args.order == "paper":
-                err, adv_f = self.step_c5(model, opts["FC"], x, y, code)
-                adv_d = self.step_c7(model, opts["D"], x, h_ref, code)
-            else:  # the official code
-                adv_d = self.step_c7(model, opts["D"], x, h_ref, code)
-                err, adv_f = self.step_c5(model, opts["FC"], x, y, code)
-            losses.append(err)
-            losses_f.append(adv_f)
-            losses_d.append(adv_d)
-            if model.generates:
-                losses_g.append(self.step_c8(model, opts["G"], h_ref, code))
-        self.log = {"loss": torch.stack(losses).mean()}
-        for name, values in (("adv_f", losses_f), ("adv_d", losses_d), ("adv_g", losses_g)):
-            if values:
-                self.log[name] = torch.stack(values).mean()
-        if args.adversarial:
-            self.w_d = state(model.D)
-        for name, opt in opts.items():
-            if args.keep_momentum or (args.keep_momentum_d and name == "D"):
-                self.momentum[name] = optimizer_state(modules[name], opt)
-        return {"w": shared(model)}  # step c9
-
-    def step_c3(self, model: FedADG, opt: SGD, x: Tensor, y: Tensor) -> Tensor:
-        """Step c3: w_f and w_c on L_err. Returns it."""
-        args = self.args
-        with autocast(args):
-            h = model.features(x)  # [B, H]
-            loss = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
-        opt.zero_grad()
-        loss.backward()
-        if args.clip:
-            clip_grad_norm_(model.net.parameters(), args.clip)
-        opt.step()
-        return loss.detach()
-
-    def step_c5(self, model: FedADG, opt: SGD, x: Tensor, y: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-        """Step c5: w_f and w_c on lambda_0 L_adv_f + lambda_1 L_err. Returns L_err and L_adv_f."""
-        args = self.args
-        with autocast(args):
-            h = model.features(x)  # [B, H]
-            err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
-            adv = loss_f(model.D(h, code))  # L_adv_f, Eq. (2)
-        loss = args.lambda0 * adv + args.lambda1 * err
-        opt.zero_grad()
-        loss.backward(inputs=trainable(model.net))
-        if args.clip:
-            clip_grad_norm_(model.net.parameters(), args.clip)
-        opt.step()
-        return err.detach(), adv.detach()
-
-    def step_c7(self, model: FedADG, opt: SGD, x: Tensor, h_ref: Tensor, code: Tensor) -> Tensor:
-        """Step c7: w_d on L_adv_d, with the features of the extractor as it is now. Returns L_adv_d."""
-        args = self.args
-        model.net.eval()  # no dropout, and BN's statistics are those of training alone
-        with autocast(args):
-            with torch.no_grad():
-                h = model.features(x)  # [B, H]
-            loss = loss_d(model.D(h, code), model.D(h_ref.detach(), code), args.d_loss)  # L_adv_d, Eq. (1)
-        model.net.train()
-        opt.zero_grad()
-        loss.backward(inputs=trainable(model.D))
-        if args.clip:
-            clip_grad_norm_(model.D.parameters(), args.clip)
-        opt.step()
-        return loss.detach()
-
-    def step_c8(self, model: FedADG, opt: SGD, h_ref: Tensor, code: Tensor) -> Tensor:
-        """Step c8: w_g on L_adv_g, with the S_z and y of step c7. Returns L_adv_g."""
-        args = self.args
-        with autocast(args):
-            loss = loss_g(model.D(h_ref, code), args.g_loss)  # L_adv_g, Eq. (3)
-        if args.g_loss == "detached":
-            return loss.detach()  # G never learns
-        opt.zero_grad()
-        loss.backward(inputs=trainable(model.G))
-        if args.clip:
-            clip_grad_norm_(model.G.parameters(), args.clip)
-        opt.step()
-        return loss.detach()
-
-    def reference(self, code: Tensor) -> Tensor:
-        """h' [B, H] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
-        shape, device = (len(code), self.net.dim), code.device
-        match self.args.reference:
-            case "generated":
-                return self.net.G(code)
-            case "gaussian":
-                return torch.randn(shape, device=device)
-            case "uniform":
-                return torch.rand(shape, device=device) * 2 - 1
-        return torch.distributions.Laplace(0.0, 0.5 ** 0.5).sample(shape).to(device)
-
-    def model(self, down: Payload) -> nn.Module:
-        """w from the server, and the client's own w_d."""
-        own = {f"D.{name}": v for name, v in self.w_d.items()}
-        return load(self.net, down["w"] | own)
-
-
-class Server:
-    keeps = ("w",)
-
-    def __init__(self, args: Args, net: nn.Module, clients: int):
-        self.w = shared(net)  # step s1
-
-    def download(self, k: int) -> Payload:
-        return {"w": self.w}
-
-    def update(self, uploads: dict[int, Payload], t: int) -> None:
-        p = uniform(len(uploads))  # 1/K
-        self.w = average([up["w"] for up in uploads.values()], p)  # step s3, BN's statistics too
-
-
 def arguments(argv: list[str] | None = None) -> Args:
     """The arguments of a run from a command line."""
-    return parse(Args, PAPER, argv, variants=VARIANTS, laptop=LAPTOP, smoke=SMOKE)
+    return parse(Args, PAPER, argv, laptop=LAPTOP, smoke=SMOKE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""FedGaLA: federated domain generalization without labels by aligned gradients (Pourpanah et al., AAAI 2025).
+r"""FedGaLA: domain generalization without labels by aligned gradients (Pourpanah et al., AAAI 2025).
 
     python fedgala.py --dataset pacs --target photo                # SimCLR, a cell of the paper's Table 1
     python fedgala.py --target d0                                  # digits, a minute: the loss falls there
@@ -10,10 +10,10 @@ last, and what else its learner has (predictor, target network, queue). Down: Th
 client's numbers of images and batches.
 
 Paper                                                  This file
-Alg. 1, l. 5-11   global alignment                     Server.weights, aligned_weights
-Alg. 1, l. 12-13  the new model, sent to all           Server.update, Server.download
 Alg. 1, l. 15-16  gradients of the learner's loss      Client.train, Learner.loss
 Alg. 1, l. 17-23  local alignment                      Client.align, unaligned (line 18: Client.train)
+Alg. 1, l. 5-11   global alignment                     Server.weights, aligned_weights
+Alg. 1, l. 12-13  the new model, sent to all           Server.update, Server.download
 Eqs. (54)-(56)    L2 and proximal term (Table 7)       Client.train, squared_norm (--l2, --prox)
 App. B.1, B.3     augmentation, linear evaluation      --augment simclr, common.fit_linear
 Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient of batch j, g_est, tau.
@@ -21,26 +21,22 @@ Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient
 one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-alignment reweight. Figs. 2, 3:
 --batch-size, --tau, --ga-iterations, --label-ratio. Left out: the rows that Table 2 quotes.
 
-Where paper, code (MahdiyarMM/FedGaLA @ 81451db) and this file differ; in full: docs/methods/fedgala.md.
-What the paper leaves open is as in the code where that computes what the paper describes, else ours.
+Where the paper is silent or the code (MahdiyarMM/FedGaLA @ 81451db) has another value. What it does against
+the text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
+the code where that computes what the paper describes, else ours.
   what              paper; official code                              here                  flag
   sign of line 19   cos(gradient, last change) > tau is kept, so a    as printed and coded  --alignment-sign
                     step against the last change; the same
   a layer           not said; each tensor                             ours: weight + bias   --align-unit
   discarded, Adam   not said; the tensor's moments stand still too    as the code           --discard
-  what has one w_i  whole update; each tensor, BN's statistics too    whole, parameters     --ga-unit
-  scale of g_i      g_i; p_i g_i, from their plain mean               g_i                   --ga-vectors
   l. 10 into l. 8   printed: no, Sec. 3.3: yes; yes                   yes, three times      --ga-iterations
   line 6, FedAvg    "averaging all"; by full batches                  ours: by images       --average
   optimizer state   not said; kept over the rounds                    as the code           --keep-optimizer
-  optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4              the paper's           --variant, --lr
+  optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4              the paper's           --optimizer, --lr
   projector         two layers; 512-4096-2048, SimSiam 3, MoCo 1      512-4096-2048         --hidden, --dim
-  predictor         not averaged; SimSiam's is, BYOL's is aligned     local, not aligned    --predictor
   MoCo; BYOL        not said; queue 65536, m 0.999; target frozen     4096, 0.99; 0.99      --queue, --ema
-  proximal term     squared norm; norm of each tensor, not squared    the paper's           --prox
   classifier        "freeze the backbone", lr 3e-3; projector, 1e-4   the encoder, 3e-3     --probe
   10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
-  DomainNet         learns on painting, real, sketch; on five         the paper's           --sources
 As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
 last smaller batch is left out (--drop-last), the classifier's batch of 512 (--linear-batch). Ours: one
 classifier every 10 rounds (--eval-every), of 1,000 epochs on digits and RotatedMNIST (--linear-epochs).
@@ -48,11 +44,12 @@ classifier every 10 rounds (--eval-every), of 1,000 epochs on digits and Rotated
 
 import copy
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, adam, arg, autocast, average, backbone, batches, flatten,
-                    group_by, load, optimizer_state, parse, pick, run, sgd, state, steps_in_epoch)
+                    group_by, load, optimizer_state, parse, run, sgd, state, steps_in_epoch)
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +61,6 @@ LEARNERS = ("simclr", "moco", "byol", "simsiam")
 
 @dataclass
 class Args(common.LinearArgs):
-    variant: str = arg("paper", "settings: the paper's, or the official code's (not its networks)",
-                       choices=("paper", "official-settings"))
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS)
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
                          choices=("adam", "sgd"))
@@ -89,16 +84,10 @@ class Args(common.LinearArgs):
                                       "reweight", low=0)
     global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update")
     ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1)
-    ga_unit: str = arg("model", "what has one weight: the whole update, each layer, or each tensor",
-                       choices=("model", "layer", "tensor"))
-    ga_vectors: str = arg("updates", "what the cosines compare: the updates, or the updates multiplied by "
-                                     "FedAvg's weights", choices=("updates", "scaled"))
     average: str = arg("samples", "FedAvg's weights, where the global alignment starts: by images, by "
                                   "batches, or uniform", choices=("samples", "batches", "uniform"))
     l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0)
     prox: float = arg(0.0, "mu of the proximal term, Eq. (56)", low=0)
-    predictor: str = arg("local", "the predictor of byol and simsiam: stays on its client, or is averaged",
-                         choices=("local", "shared"))
     temperature: float = arg(0.07, "temperature of simclr and moco", above=0)
     hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1)
     dim: int = arg(2048, "outputs of projector and predictor", low=1)
@@ -113,81 +102,279 @@ IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, bat
 DIGITS = dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2, hidden=256,
               dim=128, queue=512, eval_every=10, linear_epochs=1000)
 PAPER = {
-    "digits": DIGITS,
-    "rotatedmnist": DIGITS,
     "pacs": IMAGES,
     "officehome": IMAGES,
     "terrainc": IMAGES,
     "domainnet20": dict(**IMAGES, sources="painting,real,sketch"),
+    "digits": DIGITS,
+    "rotatedmnist": DIGITS,
 }
-OFFICIAL = dict(average="batches", align_unit="tensor", ga_unit="tensor", ga_vectors="scaled",
-                probe="projector", linear_lr=1e-4, queue=65536)
-VARIANTS = {
-    "official-settings": {
-        "digits": OFFICIAL,
-        "rotatedmnist": OFFICIAL,
-        "pacs": OFFICIAL,
-        "officehome": OFFICIAL,
-        "terrainc": OFFICIAL,
-        "domainnet20": OFFICIAL,
-    },
-}
-AT_LAPTOP_SCALE = dict(image_size=64, rounds=10, steps=4, batch_size=64, eval_every=5, queue=1024)
-LAPTOP = {
-    "pacs": AT_LAPTOP_SCALE,
-    "officehome": AT_LAPTOP_SCALE,
-    "terrainc": AT_LAPTOP_SCALE,
-    "domainnet20": AT_LAPTOP_SCALE,
-}
-AT_SMOKE_SCALE = dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1)
-SMOKE = {
-    "digits": dict(eval_every=1, linear_epochs=100),
-    "rotatedmnist": dict(eval_every=1, linear_epochs=100),
-    "pacs": AT_SMOKE_SCALE,
-    "officehome": AT_SMOKE_SCALE,
-    "terrainc": AT_SMOKE_SCALE,
-    "domainnet20": AT_SMOKE_SCALE,
-}
+OF_IMAGES = ("pacs", "officehome", "terrainc", "domainnet20")
+LAPTOP = dict.fromkeys(OF_IMAGES, dict(image_size=64, rounds=10, steps=4, batch_size=64, eval_every=5,
+                                       queue=1024))
+SMOKE = dict.fromkeys(PAPER, dict(eval_every=1, linear_epochs=100)) | dict.fromkeys(
+    OF_IMAGES, dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1))
 
 # What follows from the learner and its optimizer (App. B.3; pairs that it does not name are ours).
 OPTIMIZER = {"simclr": "adam", "moco": "sgd", "byol": "sgd", "simsiam": "sgd"}
-BY_LEARNER = {
-    ("paper", "simclr", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
-    ("paper", "simclr", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
-    ("paper", "moco", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
-    ("paper", "moco", "sgd"): dict(lr=0.025, momentum=0.9, weight_decay=3e-4),
-    ("paper", "byol", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
-    ("paper", "byol", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
-    ("paper", "simsiam", "adam"): dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
-    ("paper", "simsiam", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
-    ("official-settings", "simclr", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0),
-    ("official-settings", "simclr", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=1e-4),
-    ("official-settings", "moco", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0, ema=0.999),
-    ("official-settings", "moco", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=1e-4, ema=0.999),
-    ("official-settings", "byol", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0, ema=1.0),
-    ("official-settings", "byol", "sgd"): dict(lr=0.03, momentum=0.9, weight_decay=1e-4, ema=1.0),
-    ("official-settings", "simsiam", "adam"): dict(lr=1e-4, momentum=0.0, weight_decay=0.0,
-                                                   predictor="shared"),
-    ("official-settings", "simsiam", "sgd"): dict(lr=0.025, momentum=0.9, weight_decay=1e-4,
-                                                  predictor="shared"),
+OF_OPTIMIZER = {
+    "adam": dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
+    "sgd": dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
 }
 
 
 def by_learner(values: dict) -> dict:
-    """Values that follow from others: the learner's optimizer, and what goes with both in the variant."""
-    optimizer = values["optimizer"]
-    if not optimizer:
-        optimizer = OPTIMIZER[values["ssl"]]
-    derived = {"optimizer": optimizer} | BY_LEARNER[values["variant"], values["ssl"], optimizer]
-    short = values["scale"] == "laptop" and values["dataset"] in LAPTOP
-    if short and optimizer == "adam" and values["variant"] == "paper":
+    """Values that follow from others: the learner's optimizer, and what goes with it."""
+    optimizer = values["optimizer"] or OPTIMIZER[values["ssl"]]
+    derived = {"optimizer": optimizer} | OF_OPTIMIZER[optimizer]
+    if (values["ssl"], optimizer) == ("moco", "sgd"):
+        derived["lr"] = 0.025
+    if values["scale"] == "laptop" and values["dataset"] in LAPTOP and optimizer == "adam":
         derived["lr"] = 3e-4  # at 3e-3 forty steps leave SimCLR's loss at that of chance
     if values["dataset"] in ("digits", "rotatedmnist") and optimizer == "adam":
         derived["lr"] = 1e-3
     return derived
 
 
-# Model parts and terms of the objective
+# The local alignment
+
+
+def units(names: list[str], unit: str) -> list[list[str]]:
+    """Entries of a state by what they belong to: a layer (a module: conv1.weight and conv1.bias), or each
+    tensor by itself."""
+    if unit == "tensor":
+        return [[n] for n in names]
+    return list(group_by(names, module_of).values())
+
+
+def module_of(name: str) -> str:
+    """f.conv1.weight -> f.conv1"""
+    return name.rpartition(".")[0]
+
+
+def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[list[str]], tau: float,
+              sign: str) -> Tensor:
+    r"""Of each layer l whether line 19 is false: bool [L]. With sign "descent" it is the cosine of -g_ij. A
+    layer that did not change has no direction: nothing is unaligned to it.
+
+    $$ l = 1, \ldots, L \tag{Alg. 1, line 17} $$
+    $$ \text{Cosine}\left(\mathbf{g}_{i,j}^{(l,t)}, \hat{\mathbf{g}}_{est}^{(l,t)}\right) > \tau
+       \tag{Alg. 1, line 19} $$
+    """
+    products, norms, references = [], [], []
+    for names in layers:  # line 17
+        products.append(inner(g_ij, g_est, names))
+        norms.append(norm(g_ij, names))
+        references.append(norm(g_est, names))
+    reference = torch.stack(references)  # [L]
+    cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
+    if sign == "descent":
+        cosine = -cosine
+    return (cosine <= tau) & (reference > 0)  # the negation of line 19
+
+
+def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:
+    """<a, b> of a layer's tensors."""
+    return torch.stack([torch.dot(a[n].flatten(), b[n].flatten()) for n in names]).sum()
+
+
+def norm(tensors: dict[str, Tensor], names: list[str]) -> Tensor:
+    """The norm of a layer's tensors as one vector."""
+    return torch.stack([tensors[n].square().sum() for n in names]).sum().sqrt()
+
+
+def squared_norm(tensors: list[Tensor]) -> Tensor:
+    """||.||_2^2 of all entries: of Theta_i in Eq. (54), of Theta_i - Theta_g in Eq. (56)."""
+    return sum(v.square().sum() for v in tensors)
+
+
+class Client:
+    keeps = ("own", "before", "opt")
+
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        _, self.own = split(state(net), net.travels)  # predictor, target network, queue
+        self.before = {}  # the global model of the client's last round
+        self.opt = {}  # the optimizer's state by parameter
+
+    def train(self, down: Payload, t: int) -> Payload:
+        r"""Alg. 1, lines 14-25, with E local epochs; Table 7 adds one of two regularizers.
+
+        $$ j = 1, \ldots, N_{\text{batch}} \tag{Alg. 1, line 15} $$
+        $$ \mathbf{g}_{i,j}^{(t)} \leftarrow \nabla l_i(x_{i,j}, \theta_i^{(t)}) \tag{Alg. 1, line 16} $$
+        $$ \hat{\mathbf{g}}_{est}^{(l,t)} = \theta^{(l,t)} - \theta^{(l,t-1)} \tag{Alg. 1, line 18} $$
+        $$ \theta_i^{(l,t)} \leftarrow \theta_i^{(l,t-1)} - \eta\,\nabla l_i^{(l,t)}(x_{i,j},
+           \theta_i^{(l,t)})
+           \tag{Alg. 1, lines 20-21} $$
+        $$ S \leftarrow \Theta_i \tag{Alg. 1, line 25} $$
+        $$ \mathcal{L}_{\text{Total},i} = \mathcal{L}_{SSL,i} + \lambda \|\Theta_i\|_2^2,
+           \qquad \|\Theta_i\|_2^2 = \sum_j \theta_{i,j}^2 \tag{54-55} $$
+        $$ \mathcal{L}_{\text{Total},i} = \mathcal{L}_{SSL,i} + \mu \|\Theta_i - \Theta_g\|_2^2 \tag{56} $$
+        """
+        args = self.args
+        model = self.model(down).train()
+        if not self.before:
+            model.begin()
+        theta_i = dict(model.named_parameters())
+        theta_g = {n: down["w"][n] for n in theta_i if n in down["w"]}  # parameters that travel, as received
+        g_est = {}
+        if self.before:
+            for n, w in theta_g.items():
+                g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
+        if args.optimizer == "sgd":
+            opt = sgd(model, args, t, self.opt)
+        else:
+            opt = adam(model, args, t, self.opt)
+        log = defaultdict(list)
+        for x, _ in batches(self.data.train, args, t, self.k):  # line 15; x [2B, C, crop, crop]: two views
+            with autocast(args):
+                l_i = model.loss(*x.chunk(2))
+            log["loss"].append(l_i.detach())
+            l2 = prox = 0
+            if args.l2:
+                l2 = squared_norm([p for p in model.parameters() if p.requires_grad])
+            if args.prox:
+                prox = squared_norm([theta_i[n] - w for n, w in theta_g.items()])
+            loss = l_i + args.l2 * l2 + args.prox * prox  # Eqs. (54), (56)
+            opt.zero_grad()
+            loss.backward()  # line 16, g_ij
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            if g_est and args.local_alignment != "off":
+                log["discarded"].append(self.align(theta_i, g_est))  # lines 17-19; a share of the layers
+            opt.step()  # lines 20-21
+            model.after_step()
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
+        self.before = down["w"]
+        w, self.own = split(state(model), self.net.travels)
+        n = len(self.data.train)
+        return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
+
+    def align(self, theta_i: dict[str, nn.Parameter], g_est: dict[str, Tensor]) -> Tensor:
+        """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
+        reweighted). Returns the share of these layers."""
+        args = self.args
+        layers = units(list(g_est), args.align_unit)
+        g_ij = {n: theta_i[n].grad for n in g_est}
+        bad = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
+        if args.local_alignment == "discard" and args.discard == "skip":
+            for names, is_bad in zip(layers, bad.tolist()):  # L booleans to the host, once in a batch
+                if is_bad:
+                    for n in names:
+                        theta_i[n].grad = None  # opt.step() then leaves theta_i^l and its moments alone
+            return bad.float().mean()
+        factor = 0.0
+        if args.local_alignment == "reweight":
+            factor = args.reweight_factor
+        for names, is_bad in zip(layers, bad):
+            for n in names:
+                g_ij[n].mul_(torch.where(is_bad, factor, 1.0))
+        return bad.float().mean()
+
+    def model(self, down: Payload) -> nn.Module:
+        """The received encoder and projector with the client's own predictor, target network and queue."""
+        return load(self.net, down["w"] | self.own)
+
+    def chance_loss(self) -> float:
+        return chance_loss(self.args, len(self.data.train))
+
+
+# The global alignment
+
+
+def aligned_weights(g: list[Tensor], p: Tensor, iterations: int) -> Tensor:
+    r"""The weights w [K] of the updates g_i [P] of K clients; line 6 averages by p [K].
+
+    $$ \mathbf{g}^{(t+1)} \leftarrow \sum_i p_i\,\mathbf{g}_i^{(t)} \tag{Alg. 1, line 6} $$
+    $$ j = 1, \ldots, iter \tag{Alg. 1, line 7} $$
+    $$ w_i \leftarrow \frac{\text{Cosine}(\mathbf{g}_i^{(t)}, \mathbf{g}^{(t+1)}) + 1}{2}
+       \tag{Alg. 1, line 8} $$
+    $$ w_i \leftarrow \frac{w_i}{\sum_i w_i} \tag{Alg. 1, line 9} $$
+    $$ \hat{\mathbf{g}}^{(t+1)} \leftarrow \sum_{i=1}^{K} w_i\,\mathbf{g}_i^{(t)} \tag{Alg. 1, line 10} $$
+
+    Line 10's result goes back into line 8 (Sec. 3.3). Sums and cosines are float64. Of float32 updates, which
+    take the memory of the uploads once more, only one is float64 at a time, beside the mean.
+    """
+    g_mean = weighted_sum(g, p)  # line 6, FedAvg
+    for _ in range(iterations):  # line 7
+        cosines = torch.stack([cosine(g_i, g_mean) for g_i in g])  # [K]
+        w = (cosines + 1) / 2  # line 8
+        w = w / w.sum()  # line 9
+        g_mean = weighted_sum(g, w)  # line 10
+    return w
+
+
+def weighted_sum(g: list[Tensor], w: Tensor) -> Tensor:
+    """sum_i w_i g_i [P], in float64."""
+    total = torch.zeros_like(g[0], dtype=torch.float64)
+    for g_i, w_i in zip(g, w.tolist()):
+        total.add_(g_i, alpha=w_i)
+    return total
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of two vectors [P], in float64; 0 if one of them is 0."""
+    a, b = a.double(), b.double()
+    return torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-300)
+
+
+class Server:
+    keeps = ("w",)
+
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args = args
+        self.w, _ = split(state(net), net.travels)
+        trained = dict(net.named_parameters())
+        self.parameters = [n for n in self.w if n in trained]
+
+    def download(self, k: int) -> Payload:
+        r"""
+        $$ \Theta_i \leftarrow \Theta^{(t+1)} \tag{Alg. 1, line 13} $$
+        """
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        """Alg. 1, lines 4-12."""
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        if self.args.average == "samples":
+            p = n / n.sum()
+        elif self.args.average == "batches":
+            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
+            p = n_batches / n_batches.sum()
+        else:
+            p = torch.full_like(n, 1 / len(n))
+        models = [up["w"] for up in uploads.values()]
+        new = self.aligned_average(models, p)
+        for n, theta in self.w.items():
+            if all(torch.equal(theta_i[n], theta) for theta_i in models):
+                new[n] = theta  # discarded by all: the rounding of an average is no direction for line 18
+        self.w = new
+
+    def aligned_average(self, models: list[dict[str, Tensor]], p: Tensor) -> dict[str, Tensor]:
+        r"""The weights sum to 1, so the sum of line 12 is the average of the Theta_i, BN's statistics too.
+
+        $$ \Theta^{(t+1)} \leftarrow \Theta^{(t)} + \hat{\mathbf{g}}^{(t+1)} \tag{Alg. 1, line 12} $$
+        """
+        w = p
+        if self.args.global_alignment:
+            w = self.weights(models, self.parameters, p)
+        return average(models, w)
+
+    def weights(self, models: list[dict[str, Tensor]], names: list[str], p: Tensor) -> Tensor:
+        """The weights w_i [K] by the updates of these parameters."""
+        g = [self.update_of(theta_i, names) for theta_i in models]
+        return aligned_weights(g, p, self.args.ga_iterations)
+
+    def update_of(self, theta_i: dict[str, Tensor], names: list[str]) -> Tensor:
+        r"""g_i [P].
+
+        $$ \mathbf{g}_i^{(t)} \leftarrow \Theta_i^{(t)} - \Theta^{(t-1)} \tag{Alg. 1, line 5} $$
+        """
+        return flatten([theta_i[n] - self.w[n] for n in names])
+
+
+# The learners
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -205,6 +392,8 @@ class Learner(nn.Module):
     BYOL      f, g, q   predictor q, f', g'      regression, both ways   Grill et al., NeurIPS 2020, Eq. (2)
     SimSiam   f, g, q   predictor q              -cosine / 2, both ways  Chen & He, CVPR 2021, Eqs. (1)-(4)
     """
+
+    travels = ("f.", "g.")  # what the names of the entries that are sent begin with
 
     def __init__(self, net: Net, args):
         super().__init__()
@@ -247,7 +436,14 @@ class Learner(nn.Module):
             self.position.zero_()
 
     def loss(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The learner's loss for two views [B, C, H, W]. MoCo remembers the keys for `after_step`."""
+        r"""The learner's loss for two views [B, C, H, W]. MoCo remembers the keys for `after_step`.
+
+        $$ \begin{aligned}
+           \mathcal{D}(p_1, z_2) &= -\frac{p_1}{\|p_1\|_2} \cdot \frac{z_2}{\|z_2\|_2} \\
+           \mathcal{L} &= \tfrac{1}{2} \mathcal{D}(p_1, \mathrm{stopgrad}(z_2)) \\
+           &\quad + \tfrac{1}{2} \mathcal{D}(p_2, \mathrm{stopgrad}(z_1))
+           \end{aligned} \tag{SimSiam Eqs. 1-4} $$
+        """
         ssl = self.args.ssl
         if ssl == "simclr":
             return nt_xent(self.project(torch.cat([x1, x2])), self.args.temperature)
@@ -270,7 +466,10 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """The target network follows: w' <- m w' + (1 - m) w. MoCo's keys take the oldest ones' places."""
+        r"""The target network follows, of BYOL too. MoCo's keys take the oldest ones' places.
+
+        $$ \theta_k \leftarrow m\,\theta_k + (1 - m)\,\theta_q \tag{MoCo Eq. 2} $$
+        """
         if self.args.ssl in ("byol", "moco"):
             trained = [*self.f.parameters(), *self.g.parameters()]
             targets = [*self.target["f"].parameters(), *self.target["g"].parameters()]
@@ -285,8 +484,12 @@ class Learner(nn.Module):
 
 
 def nt_xent(z: Tensor, tau: float) -> Tensor:
-    """SimCLR, Eq. (1): z [2B, D], row i and row i + B of the same image; the mean over all rows of -log
-    softmax of the other view's similarity among those to all other rows."""
+    r"""SimCLR: z [2B, D], row i and row i + B of the same image; the mean over all rows.
+
+    $$ \ell_{i,j} = -\log \frac{\exp(\mathrm{sim}(z_i, z_j)/\tau)}{\sum_{k \neq i} \exp(\mathrm{sim}(z_i,
+       z_k)/\tau)}
+       \tag{SimCLR Eq. 1} $$
+    """
     B = len(z) // 2
     with torch.autocast(z.device.type, enabled=False):  # float32 also where autocast would make products bf16
         z = normalize(z.float())
@@ -296,8 +499,11 @@ def nt_xent(z: Tensor, tau: float) -> Tensor:
 
 
 def info_nce(q: Tensor, k: Tensor, queue: Tensor, tau: float) -> Tensor:
-    """MoCo, Eq. (1): queries q [B, D], their keys k [B, D], old keys [M, D] of unit length; the mean of -log
-    softmax of q k among q k and q times the queue."""
+    r"""MoCo: queries q [B, D], their keys k [B, D], old keys [M, D] of unit length; the mean over queries.
+
+    $$ \mathcal{L}_q = -\log \frac{\exp(q \cdot k_+ / \tau)}{\sum_{i=0}^{M} \exp(q \cdot k_i / \tau)}
+       \tag{MoCo Eq. 1} $$
+    """
     with torch.autocast(q.device.type, enabled=False):
         q, k = normalize(q.float()), normalize(k.float())
         own = (q * k).sum(1, keepdim=True)  # [B, 1]
@@ -321,86 +527,13 @@ def mean_cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def regression(p: Tensor, target: Tensor) -> Tensor:
-    """BYOL, Eq. (2): the mean squared distance of the normalized rows, 2 - 2 cos."""
-    return 2 - 2 * mean_cosine(p, target)
+    r"""BYOL: the mean over the rows.
 
-
-def squared_norm(tensors: list[Tensor]) -> Tensor:
-    """||.||_2^2 of all entries: of Theta_i in Eq. (54), of Theta_i - Theta_g in Eq. (56)."""
-    return sum(v.square().sum() for v in tensors)
-
-
-# Terms of the alignments
-
-
-def units(names: list[str], unit: str) -> list[list[str]]:
-    """Entries of a state by what they belong to: all to one model, to a layer (a module: conv1.weight and
-    conv1.bias), or each tensor by itself."""
-    if unit == "model":
-        return [names]
-    if unit == "tensor":
-        return [[n] for n in names]
-    return list(group_by(names, module_of).values())
-
-
-def module_of(name: str) -> str:
-    """f.conv1.weight -> f.conv1"""
-    return name.rpartition(".")[0]
-
-
-def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[list[str]], tau: float,
-              sign: str) -> Tensor:
-    """Alg. 1, line 19, of each layer l: bool [L], whether Cosine(g_ij^l, g_est^l) <= tau; with sign "descent"
-    it is the cosine of -g_ij. A layer that did not change has no direction: nothing is unaligned to it."""
-    products, norms, references = [], [], []
-    for names in layers:  # line 17
-        products.append(inner(g_ij, g_est, names))
-        norms.append(norm(g_ij, names))
-        references.append(norm(g_est, names))
-    reference = torch.stack(references)  # [L]
-    cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
-    if sign == "descent":
-        cosine = -cosine
-    return (cosine <= tau) & (reference > 0)  # the negation of line 19
-
-
-def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:
-    """<a, b> of a layer's tensors."""
-    return torch.stack([torch.dot(a[n].flatten(), b[n].flatten()) for n in names]).sum()
-
-
-def norm(tensors: dict[str, Tensor], names: list[str]) -> Tensor:
-    """The norm of a layer's tensors as one vector."""
-    return torch.stack([tensors[n].square().sum() for n in names]).sum().sqrt()
-
-
-def aligned_weights(g: list[Tensor], p: Tensor, iterations: int) -> Tensor:
-    """Alg. 1, lines 6-11: the weights w [K] of the updates g_i [P] of K clients; line 6 averages by p [K].
-
-    Line 10's result goes back into line 8 (Sec. 3.3). Sums and cosines are float64. Of float32 updates, which
-    take the memory of the uploads once more, only one is held as float64 at a time, beside the mean.
+    $$ \left\| \bar{q}_\theta(z_\theta) - \bar{z}'_\xi \right\|_2^2
+       = 2 - 2\,\frac{\langle q_\theta(z_\theta), z'_\xi \rangle}{\|q_\theta(z_\theta)\|_2\,\|z'_\xi\|_2}
+       \tag{BYOL Eq. 2} $$
     """
-    g_mean = weighted_sum(g, p)  # line 6, FedAvg
-    for _ in range(iterations):  # line 7
-        cosines = torch.stack([cosine(g_i, g_mean) for g_i in g])  # [K]
-        w = (cosines + 1) / 2  # line 8
-        w = w / w.sum()  # line 9
-        g_mean = weighted_sum(g, w)  # line 10
-    return w
-
-
-def weighted_sum(g: list[Tensor], w: Tensor) -> Tensor:
-    """sum_i w_i g_i [P], in float64."""
-    total = torch.zeros_like(g[0], dtype=torch.float64)
-    for g_i, w_i in zip(g, w.tolist()):
-        total.add_(g_i, alpha=w_i)
-    return total
-
-
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """The cosine of two vectors [P], in float64; 0 if one of them is 0."""
-    a, b = a.double(), b.double()
-    return torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-300)
+    return 2 - 2 * mean_cosine(p, target)
 
 
 def build(args: Args, channels: int, classes: int) -> Learner:
@@ -408,161 +541,20 @@ def build(args: Args, channels: int, classes: int) -> Learner:
     return Learner(backbone(args, channels, classes), args)
 
 
-def shared(name: str, args: Args) -> bool:
-    """Whether an entry of the learner's state travels: f and g, and q with --predictor shared."""
-    if args.predictor == "shared" and name.startswith("q."):
-        return True
-    return name.startswith(("f.", "g."))
-
-
-def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict, dict]:
     """A learner's state in two: what travels, and what stays (predictor, target network, queue)."""
     travels, stays = {}, {}
     for n, v in tensors.items():
-        if shared(n, args):
+        if n.startswith(prefixes):
             travels[n] = v
         else:
             stays[n] = v
     return travels, stays
 
 
-class Client:
-    keeps = ("own", "before", "opt")
-
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
-        self.args, self.net, self.k, self.data = args, net, k, data
-        _, self.own = split(state(net), args)  # predictor, target network, queue
-        self.before = {}  # the global model of the client's last round
-        self.opt = {}  # the optimizer's state by parameter
-
-    def train(self, down: Payload, t: int) -> Payload:
-        """Alg. 1, lines 14-25, with E local epochs."""
-        args = self.args
-        model = self.model(down).train()
-        if not self.before:
-            model.begin()
-        theta_i = dict(model.named_parameters())
-        theta_g = {n: down["w"][n] for n in theta_i if shared(n, args)}  # parameters that travel, as received
-        g_est = {}
-        if self.before:
-            for n, w in theta_g.items():
-                g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
-        if args.optimizer == "sgd":
-            opt = sgd(model, args, t, self.opt)
-        else:
-            opt = adam(model, args, t, self.opt)
-        losses = []
-        discarded = []  # of each batch the share of the layers
-        for x, _ in batches(self.data.train, args, t, self.k):  # line 15; x [2B, C, crop, crop]: two views
-            with autocast(args):
-                loss = model.loss(*x.chunk(2))  # l_i
-            losses.append(loss.detach())
-            if args.l2:
-                trained = [p for p in model.parameters() if p.requires_grad]
-                loss = loss + args.l2 * squared_norm(trained)  # Eq. (54), Eq. (55)
-            if args.prox:
-                moved = [theta_i[n] - w for n, w in theta_g.items()]
-                loss = loss + args.prox * squared_norm(moved)  # Eq. (56)
-            opt.zero_grad()
-            loss.backward()  # line 16, g_ij
-            if args.clip:
-                clip_grad_norm_(model.parameters(), args.clip)
-            if g_est and args.local_alignment != "off":
-                discarded.append(self.align(theta_i, g_est))  # lines 17-19
-            opt.step()  # lines 20-21
-            model.after_step()
-        self.log = {"loss": torch.stack(losses).mean()}
-        if discarded:
-            self.log["discarded"] = torch.stack(discarded).mean()
-        self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
-        self.before = down["w"]
-        w, self.own = split(state(model), args)
-        n = len(self.data.train)
-        return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
-
-    def align(self, theta_i: dict[str, nn.Parameter], g_est: dict[str, Tensor]) -> Tensor:
-        """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
-        reweighted). Returns the share of these layers."""
-        args = self.args
-        layers = units(list(g_est), args.align_unit)
-        g_ij = {n: theta_i[n].grad for n in g_est}
-        bad = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
-        if args.local_alignment == "discard" and args.discard == "skip":
-            for names, is_bad in zip(layers, bad.tolist()):  # L booleans to the host, once in a batch
-                if is_bad:
-                    for n in names:
-                        theta_i[n].grad = None  # opt.step() then leaves theta_i^l and its moments alone
-            return bad.float().mean()
-        factor = 0.0
-        if args.local_alignment == "reweight":
-            factor = args.reweight_factor
-        for names, is_bad in zip(layers, bad):
-            for n in names:
-                g_ij[n].mul_(torch.where(is_bad, factor, 1.0))
-        return bad.float().mean()
-
-    def model(self, down: Payload) -> nn.Module:
-        """The received encoder and projector with the client's own predictor, target network and queue."""
-        return load(self.net, down["w"] | self.own)
-
-    def chance_loss(self) -> float:
-        return chance_loss(self.args, len(self.data.train))
-
-
-class Server:
-    keeps = ("w",)
-
-    def __init__(self, args: Args, net: nn.Module, clients: int):
-        self.args = args
-        self.w, _ = split(state(net), args)
-        self.parameters = {n for n, _ in net.named_parameters()}
-
-    def download(self, k: int) -> Payload:
-        return {"w": self.w}  # line 13
-
-    def update(self, uploads: dict[int, Payload], t: int) -> None:
-        """Alg. 1, lines 4-12."""
-        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
-        if self.args.average == "samples":
-            p = n / n.sum()
-        elif self.args.average == "batches":
-            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
-            p = n_batches / n_batches.sum()
-        else:
-            p = torch.full_like(n, 1 / len(n))
-        models = [up["w"] for up in uploads.values()]
-        new = {}
-        for names in units(list(self.w), self.args.ga_unit):
-            w = p
-            if self.args.global_alignment:
-                w = self.weights(models, names, p)
-            # Line 12: the weights sum to 1, so Theta + sum_i w_i (Theta_i - Theta) is the average of Theta_i.
-            new |= average([pick(theta_i, names) for theta_i in models], w)
-        for n, theta in self.w.items():
-            if all(torch.equal(theta_i[n], theta) for theta_i in models):
-                new[n] = theta  # discarded by all: the rounding of an average is no direction for line 18
-        self.w = new
-
-    def weights(self, models: list[dict[str, Tensor]], names: list[str], p: Tensor) -> Tensor:
-        """Alg. 1, lines 5-11: the weights w_i [K] of one unit's entries. Its parameters decide, also for BN's
-        statistics; statistics that are a unit by themselves have their own, counters FedAvg's p [K]."""
-        compared = [n for n in names if n in self.parameters]
-        if not compared:
-            compared = [n for n in names if self.w[n].is_floating_point()]
-        if not compared:
-            return p
-        g = []
-        for theta_i in models:
-            g.append(flatten([theta_i[n] - self.w[n] for n in compared]))  # line 5; [P]
-        if self.args.ga_vectors == "scaled":  # differs, see "scale of g_i"
-            g = [p_i * g_i.double() for p_i, g_i in zip(p.tolist(), g)]
-            p = torch.full_like(p, 1 / len(p))
-        return aligned_weights(g, p, self.args.ga_iterations)
-
-
 def arguments(argv: list[str] | None = None) -> Args:
     """The arguments of a run from a command line."""
-    return parse(Args, PAPER, argv, variants=VARIANTS, laptop=LAPTOP, smoke=SMOKE, follows=by_learner)
+    return parse(Args, PAPER, argv, laptop=LAPTOP, smoke=SMOKE, follows=by_learner)
 
 
 if __name__ == "__main__":

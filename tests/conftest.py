@@ -22,6 +22,10 @@ import fedavg
 import fedcir
 import fedgala
 import fedsr
+import official.fdse
+import official.fedadg
+import official.fedgala
+import official.fedsr
 from baselines import (
     centralized,
     ditto,
@@ -89,6 +93,13 @@ MODULES = {
     "baselines.fedproc": fedproc,
     "baselines.feddg_ga": feddg_ga,
 }
+OFFICIAL = {
+    "official.fdse": official.fdse,
+    "official.fedsr": official.fedsr,
+    "official.fedadg": official.fedadg,
+    "official.fedgala": official.fedgala,
+}
+PROGRAMS = MODULES | OFFICIAL
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 
 
@@ -98,7 +109,7 @@ METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, m
 def one_run(method: str) -> list[str]:
     """The flags that make a method's default command one run, and a short one: without labels it would be
     one for each target, and half of it the linear classifier's."""
-    if issubclass(MODULES[method].Args, common.LinearArgs):
+    if issubclass(PROGRAMS[method].Args, common.LinearArgs):
         return ["--target", "d0", "--linear-epochs", "20"]
     return []
 
@@ -112,12 +123,13 @@ def script(method: str) -> list[str]:
 
 def parsed(method: str, *flags) -> common.Args:
     """A method's arguments from a command line."""
-    return MODULES[method].arguments([str(flag) for flag in flags])
+    return PROGRAMS[method].arguments([str(flag) for flag in flags])
 
 
 def run_all(method: str, args: common.Args) -> list[dict]:
     """The results of a method, one for each target."""
-    module, build = METHODS[method]
+    module = PROGRAMS[method]
+    build = getattr(module, "build", common.backbone)
     return common.run(module.Server, module.Client, args, build)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from docs import equations
 from docs.equations import ROOT
 from plumbing.settings import flag_of
-from tests.conftest import MODULES
+from tests.conftest import MODULES, OFFICIAL
 
 import pytest
 
@@ -39,21 +39,31 @@ def flags_in(text: str) -> list[list[str]]:
     return [shlex.split(code) for code in CODE.findall(text) if code.startswith("--")]
 
 
+def commands(paper: str) -> list[tuple]:
+    """The method and, if there is one, its module of official/ with the paper's settings: (module, flags)."""
+    found = [(MODULES[paper], [])]
+    if f"official.{paper}" in OFFICIAL:
+        usual = getattr(MODULES[paper].Args, "variant", "paper")
+        found.append((OFFICIAL[f"official.{paper}"], ["--variant", usual]))
+    return found
+
+
 @functools.cache
-def plain(paper: str, dataset: str):
-    """The settings of a method's plain command on a dataset."""
-    return MODULES[paper].arguments(["--dataset", dataset])
+def settings(module, *words: str):
+    return module.arguments([*words])
 
 
 def changes_a_setting(paper: str, words: list[str]) -> bool:
     """Whether these flags are a command line, on some dataset, with other settings than without them."""
-    for dataset in MODULES[paper].PAPER:
-        try:
-            with_flags = MODULES[paper].arguments(["--dataset", dataset, *words])
-        except SystemExit:
-            continue  # such as a variant that has no settings for this dataset
-        if with_flags != plain(paper, dataset):
-            return True
+    for module, flags in commands(paper):
+        for dataset in module.PAPER:
+            plain = settings(module, "--dataset", dataset, *flags)
+            try:
+                with_flags = settings(module, "--dataset", dataset, *flags, *words)
+            except SystemExit:
+                continue  # such as a variant that has no settings for this dataset
+            if with_flags != plain:
+                return True
     return False
 
 
@@ -104,7 +114,7 @@ def test_an_entry_has_its_place_and_what_is_done_here(paper):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_its_flags_are_the_methods(paper):
     """Each flag is there; with its value it is a command line, and one that changes a setting."""
-    names = {flag_of(f.name) for f in dataclasses.fields(MODULES[paper].Args)}
+    names = {flag_of(f.name) for module, _ in commands(paper) for f in dataclasses.fields(module.Args)}
     for words in flags_in(sections()[paper]):
         if len(words) == 1 and words[0] in names:
             continue

@@ -302,8 +302,8 @@ def test_a_round_of_some_clients_by_hand():
 def test_the_adaptation_by_hand():
     """Algorithm 3 on the target's images in batches, twice: BN_DSE normalizes by the batch, all
     else keeps its statistics; only theta_v moves. The images are as they are, whatever training does."""
-    flags = ["--protocol", "lodo", "--target", "d75", "--beta", "0.4", "--adapt-epochs", "2", "--adapt-lr", "3",
-             "--augment", "crops"]
+    flags = ["--protocol", "lodo", "--target", "d75", "--beta", "0.4", "--adapt-epochs", "2",
+             "--adapt-lr", "3", "--augment", "crops"]
     server, clients, net, _ = prepared(small_args(*flags))
     args = official_args(*flags)
     for t in range(2):

@@ -5,12 +5,14 @@ import copy
 import dataclasses
 import itertools
 import json
+import sys
 
 import common
 import fedadg
+import official.fedadg
 from plumbing.files import load_file
 from plumbing.settings import as_now, identity
-from tests.conftest import fails, interrupted, metrics, parsed, run_here
+from tests.conftest import fails, interrupted, metrics, run_here
 
 import pytest
 import torch
@@ -22,8 +24,33 @@ SMALL = ("--limit", 20, "--batch-size", 8, "--steps", 3, "--E0", 1)  # whole run
 COUNTER = "net.body.2.num_batches_tracked"
 
 
+RELEASED = ("--variant", "--warmup", "--d-loss", "--g-loss", "--order", "--onehot-value", "--keep-momentum-d")
+OWN_OF_RELEASE = dict(warmup=0, d_loss="lsgan", g_loss="opposite", order="paper", onehot_value=1.0,
+                      keep_momentum_d=False)
+
+
+def released(flags):
+    """Whether these are flags of official.fedadg alone."""
+    return "trained" in flags or not {*flags}.isdisjoint(RELEASED)
+
+
+def parsed(*flags):
+    """The arguments of fedadg, or, if only it has the flags, of official.fedadg."""
+    words = [str(flag) for flag in flags]
+    if not released(flags):
+        return fedadg.arguments(words)
+    if "--variant" not in flags:
+        words += ["--variant", "paper"]
+    return official.fedadg.arguments(words)
+
+
+def of_release(args, name):
+    """A setting of official.fedadg, which has a default in fedadg."""
+    return getattr(args, name, OWN_OF_RELEASE.get(name))
+
+
 def small_args(*flags):
-    return parsed("fedadg", "--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--batch-size", 3,
+    return parsed("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--batch-size", 3,
                   "--projection-size", P, "--noise", Z, *flags)
 
 
@@ -40,9 +67,11 @@ def federation(args, sizes=(7, 12)):
     """A server and clients of 7 and of 12 images. F is a linear layer with BN and ReLU, C a linear layer."""
     common.seed_all(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, H), nn.BatchNorm1d(H), nn.ReLU())
-    net = fedadg.FedADG(args, common.Net(body, H, C), H, C)
-    server = fedadg.Server(args, net, len(sizes))
-    clients = [fedadg.Client(args, net, k, data(n, k)) for k, n in enumerate(sizes)]
+    method = sys.modules[type(args).__module__]
+    Network = getattr(method, "Network", fedadg.FedADG)
+    net = Network(args, common.Net(body, H, C), H, C)
+    server = method.Server(args, net, len(sizes))
+    clients = [method.Client(args, net, k, data(n, k)) for k, n in enumerate(sizes)]
     return server, clients, net
 
 
@@ -120,11 +149,11 @@ def test_eq1_eq2_eq3_by_hand(which):
     h = tensor([0.2, 0.6], requires_grad=True)
     ref = tensor([0.5, 0.9], requires_grad=True)
     losses = {
-        "d printed": fedadg.loss_d(h, ref, "printed"),
-        "d lsgan": fedadg.loss_d(h, ref, "lsgan"),
+        "d printed": official.fedadg.printed_loss_d(h, ref),
+        "d lsgan": fedadg.loss_d(h, ref),
         "f": fedadg.loss_f(h),
-        "g printed": fedadg.loss_g(ref, "printed"),
-        "g opposite": fedadg.loss_g(ref, "opposite"),
+        "g printed": official.fedadg.printed_loss_g(ref),
+        "g opposite": fedadg.loss_g(ref),
     }
     value, of_h, of_ref = BY_HAND[which]
     assert abs(losses[which].item() - value) < 1e-6
@@ -136,8 +165,8 @@ def test_eq1_eq2_eq3_by_hand(which):
             assert torch.allclose(got, tensor(want))
 
 
-@pytest.mark.parametrize("form", ["printed", "lsgan"])
-def test_eq1_minimized_tells_the_features_from_the_reference(form):
+@pytest.mark.parametrize("loss_d,bound", [(official.fedadg.printed_loss_d, -2), (fedadg.loss_d, 0)])
+def test_eq1_minimized_tells_the_features_from_the_reference(loss_d, bound):
     """Through the sigmoid D(h) falls to 0 and D(h') rises to 1, and the loss keeps its bound, -2 (printed)
     or 0."""
     torch.manual_seed(0)
@@ -146,12 +175,11 @@ def test_eq1_minimized_tells_the_features_from_the_reference(form):
     h, ref = torch.randn(30, H) / 2 + 1, torch.randn(30, H) / 2 - 1
     opt = torch.optim.SGD([p for p in D.parameters() if p.requires_grad], 1.0)
     for _ in range(150):
-        loss = fedadg.loss_d(D(h, code), D(ref, code), form)
+        loss = loss_d(D(h, code), D(ref, code))
         opt.zero_grad()
         loss.backward()
         opt.step()
     assert D(h, code).mean() < 0.05 and D(ref, code).mean() > 0.95
-    bound = -2 if form == "printed" else 0
     assert bound <= loss < bound + 0.2
 
 
@@ -243,7 +271,7 @@ class Hand:
     def c7(self, lr, x, z, code):
         fake = self.D(self.F(x, False).detach(), code)
         ref = self.D(self.G(z, code).detach(), code)
-        if self.a.d_loss == "printed":
+        if of_release(self.a, "d_loss") == "printed":
             terms = -((1 - fake) ** 2 + ref ** 2)
         else:
             terms = fake ** 2 + (1 - ref) ** 2
@@ -251,9 +279,10 @@ class Hand:
 
     def c8(self, lr, z, code):
         ref = self.D(self.G(z, code), code)
-        if self.a.g_loss == "printed":
+        form = of_release(self.a, "g_loss")
+        if form == "printed":
             self.sgd("G.", lr, ((1 - ref) ** 2).mean())
-        elif self.a.g_loss == "opposite":
+        elif form == "opposite":
             self.sgd("G.", lr, (ref ** 2).mean())
 
     def round(self, t, batches, noise, lr_adversarial):
@@ -262,18 +291,19 @@ class Hand:
         lr, lr_adversarial = full, full_adversarial
         if not a.keep_momentum:
             of_d = {name: v for name, v in self.v.items() if name.startswith("D.")}
-            self.v = of_d if a.keep_momentum_d else {}
+            self.v = of_d if of_release(a, "keep_momentum_d") else {}
+        warmup = of_release(a, "warmup")
         for i, (x, y) in enumerate(batches):
-            if a.warmup:
-                lr = 1e-7 + (full - 1e-7) * WARM_UP["FC"][i] / a.warmup
-                lr_adversarial = 1e-7 + (full_adversarial - 1e-7) * WARM_UP["DG"][i] / a.warmup
+            if warmup:
+                lr = 1e-7 + (full - 1e-7) * WARM_UP["FC"][i] / warmup
+                lr_adversarial = 1e-7 + (full_adversarial - 1e-7) * WARM_UP["DG"][i] / warmup
             if i < a.E0:
                 self.c3(lr, x, y)
                 continue
             code = torch.zeros(len(y), C, dtype=torch.float64)
-            code[range(len(y)), y] = a.onehot_value
+            code[range(len(y)), y] = of_release(a, "onehot_value")
             z = noise.pop(0)
-            if a.order == "paper":
+            if of_release(a, "order") == "paper":
                 self.c5(lr, x, y, code)
                 self.c7(lr_adversarial, x, z, code)
             else:
@@ -332,10 +362,10 @@ class Watch:
 
     def spied(self, name):
         """A loss that also notes that it was computed."""
-        plain = getattr(fedadg, name)
+        plain = getattr(fedadg, name, None) or getattr(official.fedadg, name)
 
         def noting(*args, **kw):
-            self.losses.append(name.removeprefix("loss_"))
+            self.losses.append(name.split("loss_")[-1])
             return plain(*args, **kw)
         return noting
 
@@ -360,6 +390,8 @@ def watched(monkeypatch, client, server, t=0):
     with monkeypatch.context() as patch:
         for name in ("cross_entropy", "loss_f", "loss_d", "loss_g"):
             patch.setattr(fedadg, name, watch.spied(name))
+        for name in ("printed_loss_d", "printed_loss_g"):
+            patch.setattr(official.fedadg, name, watch.spied(name))
         before = register_optimizer_step_pre_hook(watch.before)
         after = register_optimizer_step_post_hook(watch.after)
         try:
@@ -491,9 +523,9 @@ def test_the_projection_is_of_the_seed_alone_and_keeps_lengths():
     def projection(*flags):
         return fedadg.Discriminator(small_args("--projection-size", 400, *flags), C, 50).project
 
-    one, again, other = projection(), projection("--projection", "trained"), projection("--seed", 1)
+    one, again, other = projection(), projection(), projection("--seed", 1)
     assert torch.equal(one.weight, again.weight) and not torch.equal(one.weight, other.weight)
-    assert one.bias is None and not one.weight.requires_grad and again.weight.requires_grad
+    assert one.bias is None and not one.weight.requires_grad
     x = torch.randn(50)
     assert abs(one(x).norm() / x.norm() - 1) < 0.1 and one(x).shape == (400,)
     assert projection("--label-at", "before").in_features == 50 + C
@@ -536,7 +568,7 @@ def sizes(module):
 def test_section_5_1_alexnet():
     """F is AlexNet without its last layer, C 4096-1000-classes; G has two layers of 4096, D one and one of
     one output."""
-    args = parsed("fedadg", "--dataset", "pacs", "--image-size", 64, "--weights", "none")
+    args = parsed("--dataset", "pacs", "--image-size", 64, "--weights", "none")
     with torch.device("meta"):
         net = fedadg.build(args, 3, 7)
         x = torch.zeros(2, 3, 64, 64)
@@ -572,7 +604,7 @@ def test_alexnets_last_imagenet_layer_is_the_first_of_its_classifier(tmp_path):
     torch.manual_seed(0)
     whole = torchvision.models.alexnet()
     torch.save(whole.state_dict(), tmp_path / "alexnet.pt")
-    args = parsed("fedadg", "--dataset", "pacs", "--weights", tmp_path / "alexnet.pt", "--image-size", 64)
+    args = parsed("--dataset", "pacs", "--weights", tmp_path / "alexnet.pt", "--image-size", 64)
     net = fedadg.build(args, 3, 7).net.eval()
     assert [m.out_features for m in net.head] == [1000, 7]
     assert torch.equal(net.head[0].weight, whole.classifier[6].weight)
@@ -704,7 +736,7 @@ def test_the_log_has_every_loss():
 
 def rates(*flags):
     """The arguments of a command line, and the learning rates of the steps of its third round."""
-    args = parsed("fedadg", *flags)
+    args = parsed(*flags)
     small = dataclasses.replace(args, steps=2, E0=1, device="cpu", precision="fp32", noise=Z)
     server, (client, _), _ = federation(small)
     seen = []
@@ -728,7 +760,7 @@ def test_learning_rates_and_weights_of_section_5_1(dataset, lr):
     assert seen == [lr, lr, lr_adversarial, lr_adversarial]  # c3, c5, c7, c8
     has(args, lambda0=0.85, lambda1=0.15, momentum=0, weight_decay=0, clip=0)
     has(args, backbone="alexnet", weights="imagenet", protocol="lodo", projection_size=1000)
-    has(args, d_loss="lsgan", g_loss="opposite", order="paper", projection="fixed")
+    has(args, projection="fixed")
     _, seen = rates("--dataset", dataset, "--lr", 0.1, "--lr-decay", 0.5)
     assert seen == [0.025, 0.025, 0.0175, 0.0175]
     _, seen = rates("--dataset", dataset, "--lr-adversarial", 0.4, "--lr-decay", 0.5)
@@ -754,7 +786,7 @@ def test_settings_of_the_official_code():
     for args in (pacs, vlcs):
         has(args, lambda0=0.15, lambda1=0.85, momentum=0.9, weight_decay=1e-5, keep_momentum_d=True)
         has(args, order="official", projection="trained", projection_size=1024, keep_momentum=False)
-    args = parsed("fedadg", "--dataset", "vlcs", "--variant", "official", "--g-loss", "printed")
+    args = parsed("--dataset", "vlcs", "--variant", "official", "--g-loss", "printed")
     assert args.g_loss == "printed"
 
 
@@ -767,7 +799,7 @@ def test_settings_of_the_official_code():
     (("--dataset", "vlcs", "--variant", "official"), 0.7 * 0.001, "derived"),
 ])
 def test_the_rate_of_d_and_g_is_recorded_as_a_number(flags, lr_adversarial, origin):
-    args = parsed("fedadg", *flags)
+    args = parsed(*flags)
     assert args.lr_adversarial == identity(args)["lr_adversarial"] == lr_adversarial
     assert args.origins["lr_adversarial"] == origin
 
@@ -776,7 +808,7 @@ def test_the_rate_of_d_and_g_is_recorded_as_a_number(flags, lr_adversarial, orig
 @pytest.mark.parametrize("dataset", fedadg.PAPER)
 def test_d_and_g_learn_at_seven_tenths_of_the_rate_of_f_and_c(dataset, flags):
     for variant in ("paper", "official"):
-        args = parsed("fedadg", "--dataset", dataset, "--variant", variant, *flags)
+        args = parsed("--dataset", dataset, "--variant", variant, *flags)
         assert args.lr_adversarial == 0.7 * args.lr
 
 
@@ -785,7 +817,7 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     """It spreads its value over the other classes, PyTorch over all: the same targets, by losses of logits
     that are certain."""
     dataset = {5: "vlcs", 7: "pacs"}[classes]
-    assert parsed("fedadg", "--dataset", dataset, "--variant", "official").smoothing == smoothing
+    assert parsed("--dataset", dataset, "--variant", "official").smoothing == smoothing
     logits = -20.0 * (1 - torch.eye(classes))  # row c is certain of class c
     label = torch.zeros(classes, dtype=torch.long)
     losses = nn.functional.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")
@@ -796,7 +828,7 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
 
 def test_the_target_of_vlcs_is_its_30_percent():
     """Sources train on 70%, and the target is tested on the rest, not on the 15% of a source's test part."""
-    args = parsed("fedadg", "--dataset", "vlcs", "--target", "sun09")
+    args = parsed("--dataset", "vlcs", "--target", "sun09")
     images = torch.zeros(200, 1, 1, 3, dtype=torch.uint8)
     order = torch.randperm(200)
     domain = common.Domain("sun09", images, torch.arange(200) % 5)
@@ -823,10 +855,10 @@ HALF_OF_FEATURES = {
 @pytest.mark.parametrize("backbone", common.BACKBONES)
 def test_the_noise_of_g_is_recorded_as_a_number(backbone):
     flags = ("--dataset", "pacs", "--backbone", backbone)
-    args = parsed("fedadg", *flags)
+    args = parsed(*flags)
     assert args.noise == identity(args)["noise"] == HALF_OF_FEATURES[backbone]
     assert args.origins["noise"] == "derived"
-    args = parsed("fedadg", *flags, "--noise", 10)
+    args = parsed(*flags, "--noise", 10)
     assert args.noise == identity(args)["noise"] == 10
     assert args.origins["noise"] == "flag"
 
@@ -841,7 +873,7 @@ def test_settings_json_has_the_derived_numbers(tmp_path):
 @pytest.mark.parametrize("flag", ["--help", "--show-settings"])
 def test_what_is_shown_has_the_derived_numbers(capsys, flag):
     with pytest.raises(SystemExit) as stopped:
-        parsed("fedadg", "--dataset", "vlcs", "--lr", 0.1, flag)
+        parsed("--dataset", "vlcs", "--lr", 0.1, flag)
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     if flag == "--help":
@@ -858,7 +890,7 @@ OLDER = {"lr_adversarial": 0.0, "noise": 0}  # in older records, where the deriv
 @pytest.mark.parametrize("flags", [(), ("--dataset", "pacs"), ("--backbone", "resnet18", "--lr", 0.3),
                                    ("--no-adversarial",)])
 def test_a_run_recorded_with_0_is_the_run_of_today(flags):
-    args = parsed("fedadg", *flags)
+    args = parsed(*flags)
     today = identity(args)
     older = today | OLDER
     assert older != today
@@ -886,7 +918,7 @@ def test_a_run_recorded_with_0_is_not_run_again(tmp_path):
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 def test_every_setting_has_both_phases(dataset, scale):
     for variant in ("paper", "official"):
-        args = parsed("fedadg", "--dataset", dataset, "--scale", scale, "--variant", variant)
+        args = parsed("--dataset", dataset, "--scale", scale, "--variant", variant)
         assert 0 < args.E0
         if args.steps:
             assert args.E0 < args.steps
@@ -898,10 +930,11 @@ def test_every_setting_has_both_phases(dataset, scale):
 @pytest.mark.parametrize("dataset", ["pacs", "vlcs", "officecaltech"])
 def test_settings_of_the_laptop(dataset, variant):
     """Ours."""
-    args = parsed("fedadg", "--dataset", dataset, "--scale", "laptop", "--variant", variant)
+    args = parsed("--dataset", dataset, "--scale", "laptop", "--variant", variant)
     assert (args.backbone, args.weights, args.image_size) == ("resnet18", "none", 32)
     assert (args.rounds, args.steps, args.E0, args.batch_size) == (24, 20, 6, 32)
-    assert (args.lr, args.momentum, args.warmup, args.projection_size) == (0.1, 0, 0, 128)
+    assert (args.lr, args.momentum, args.projection_size) == (0.1, 0, 128)
+    assert of_release(args, "warmup") == 0
 
 
 @pytest.mark.parametrize("flags,unit", [
@@ -955,7 +988,7 @@ def test_resume_with_discriminators_and_momentum(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("flags", [
-    ("--variant", "official", "--g-loss", "detached", "--label-at", "before"),
+    ("--slope", "0", "--label-at", "before"),
     ("--protocol", "lodo", "--target", "d75", "--reference", "gaussian", "--keep-momentum"),
     ("--precision", "bf16", "--projection", "none", "--no-onehot")])
 def test_the_switches_at_smoke_scale(tmp_path, flags):

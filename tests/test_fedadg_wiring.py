@@ -7,8 +7,8 @@ from pathlib import Path
 
 import common
 import fedadg
-from tests.conftest import parsed
-from tests.test_fedadg import COUNTER, Hand, federation, noise_of, of_d, small_args, train, with_d
+import official.fedadg
+from tests.test_fedadg import COUNTER, Hand, federation, noise_of, of_d, parsed, small_args, train, with_d
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 FLAGS = ("--steps", 6, "--E0", 3, "--lr", 0.9, "--lr-adversarial", 0.6, "--lr-decay", 0.6, "--momentum", 0.8,
          "--weight-decay", 0.02, "--clip", 0.004, "--lambda0", 1.3, "--lambda1", 0.4, "--smoothing", 0.15,
-         "--onehot-value", 0.7, "--slope", 0.2)
+         "--slope", 0.2)
 
 
 # Two rounds by hand
@@ -27,7 +27,7 @@ FLAGS = ("--steps", 6, "--E0", 3, "--lr", 0.9, "--lr-adversarial", 0.6, "--lr-de
     ("--keep-momentum",),
     ("--warmup", 7, "--keep-momentum-d", "--projection", "trained", "--label-at", "before",
      "--order", "official", "--d-loss", "printed", "--g-loss", "printed"),
-    ("--warmup", 7, "--order", "official", "--d-loss", "printed"),
+    ("--warmup", 7, "--order", "official", "--d-loss", "printed", "--onehot-value", 0.7),
 ])
 def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
     """Two clients, of 7 and 12 images: all parameters and statistics of w, and each client's D."""
@@ -76,7 +76,7 @@ def filled(tensors, names, seed):
 
 def official_args(dataset, *flags):
     """The settings of the variant, with rates that can be seen in two rounds."""
-    return parsed("fedadg", "--dataset", dataset, "--variant", "official", "--precision", "fp32",
+    return parsed("--dataset", dataset, "--variant", "official", "--precision", "fp32",
                   "--device", "cpu", "--noise", 5, "--projection-size", 4, "--batch-size", 4, "--lr", 0.2,
                   "--lr-adversarial", 0.1, "--weight-decay", 0.01, "--warmup", 20, *flags)
 
@@ -97,7 +97,7 @@ def test_two_rounds_are_those_of_the_official_code(monkeypatch, dataset):
     the label's value, the smoothing, what reaches G, and D with its momentum on the client."""
     args, classes = official_args(dataset), CLASSES[dataset]
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU())
-    net = fedadg.FedADG(args, common.Net(body, 6, classes), 6, classes)
+    net = official.fedadg.Network(args, common.Net(body, 6, classes), 6, classes)
     start = common.state(net)
     start |= filled(start, F_OF_TEST, 1) | filled(start, C_OF_TEST, 2)
     start |= filled(start, [f"G.{name}" for name in G_OF_TEST], 3)
@@ -105,7 +105,7 @@ def test_two_rounds_are_those_of_the_official_code(monkeypatch, dataset):
     server, clients, of_client = fedadg.Server(args, net, 2), [], []
     for k in range(2):
         data, epoch = official_data(k, classes)
-        clients.append(fedadg.Client(args, net, k, data))
+        clients.append(official.fedadg.Client(args, net, k, data))
         clients[k].w_d = filled(of_d(start), D_OF_TEST, 10 + k)
         of_client.append(epoch * args.epochs)
     monkeypatch.setattr(fedadg, "batches", lambda data, args, t, k: of_client[k])
@@ -130,15 +130,16 @@ def test_two_rounds_are_those_of_the_official_code(monkeypatch, dataset):
 def test_learning_rates_are_those_of_the_official_code(dataset):
     """What its optimizers had in each epoch of a round: at most 3% of the rate of its README on VLCS, 9% on
     PACS."""
-    args = parsed("fedadg", "--dataset", dataset, "--variant", "official")
+    args = parsed("--dataset", dataset, "--variant", "official")
     rates = {"FC": args.lr, "D": args.lr_adversarial, "G": args.lr_adversarial}
     for name, of_epochs in OFFICIAL["rates"][dataset].items():
         begins = 0 if name == "FC" else args.E0
         got = []
         for i in range(begins, args.epochs):
-            got.append(fedadg.warm(rates[name], fedadg.warm_up_steps(i, args.E0, name), args.warmup))
+            done = official.fedadg.warm_up_steps(i, args.E0, name)
+            got.append(official.fedadg.warm(rates[name], done, args.warmup))
         assert got == pytest.approx(of_epochs)
-        assert fedadg.warm(rates[name], args.warmup + 1, args.warmup) == pytest.approx(rates[name])
+        assert official.fedadg.warm(rates[name], args.warmup + 1, args.warmup) == pytest.approx(rates[name])
 
 
 @pytest.mark.parametrize("dataset", CLASSES)

@@ -10,7 +10,7 @@ from baselines import fedema
 from reproduce.cells import cells_of
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table
-from tests.conftest import METHODS, fails, interrupted, metrics, one_run, parsed, run_here
+from tests.conftest import PROGRAMS, fails, interrupted, metrics, one_run, parsed, run_here
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ SMALL = ("--limit", "48", "--batch-size", "8", "--hidden", "16", "--dim", "8", "
 
 def federation(method: str, *flags, K=2):
     """(args, server, K clients, net) on a few digits."""
-    module, build = METHODS[method]
+    module = PROGRAMS[method]
     args = parsed(method, *SMALL, *flags)
     domains, classes = common.load_domains(args)
     members, _ = common.split(common.Dataset(domains, classes), args)
     common.seed_all(args.seed, "init")
-    net = build(args, 1, len(classes)).to(memory_format=torch.channels_last)
+    net = module.build(args, 1, len(classes)).to(memory_format=torch.channels_last)
     server = module.Server(args, net, K)
     clients = [module.Client(args, net, k, members[k]) for k in range(K)]
     return args, server, clients, net
@@ -231,7 +231,8 @@ def test_what_a_learner_keeps_and_sends(ssl):
     for part in KEEPS[ssl]:
         kept = [n for n in start if n.startswith(part)]
         assert not all(torch.equal(client.own[n], start[n]) for n in kept), part
-    _, shared, _, _ = federation("fedgala", "--ssl", ssl, "--predictor", "shared")
+    flags = ("--variant", "paper", "--ssl", ssl, "--predictor", "shared")
+    _, shared, _, _ = federation("official.fedgala", *flags)
     sent = parts_of(shared.download(0)["w"])
     assert ("q" in sent) == (ssl in ("byol", "simsiam"))
 
@@ -478,20 +479,20 @@ SHARES = {
 }
 
 
-@pytest.mark.parametrize("flags", [
-    (),
-    ("--ga-unit", "layer"),
-    ("--ga-unit", "tensor"),
-    ("--average", "uniform"),
-    ("--average", "batches"),
-    ("--ga-vectors", "scaled"),
-    ("--ga-vectors", "scaled", "--ga-unit", "tensor"),
-    ("--ga-iterations", "1"),
-    ("--no-global-alignment",),
+@pytest.mark.parametrize("method,flags", [
+    ("fedgala", ()),
+    ("fedgala", ("--average", "uniform")),
+    ("fedgala", ("--average", "batches")),
+    ("fedgala", ("--ga-iterations", "1")),
+    ("fedgala", ("--no-global-alignment",)),
+    ("official.fedgala", ("--variant", "paper", "--ga-unit", "layer")),
+    ("official.fedgala", ("--variant", "paper", "--ga-unit", "tensor")),
+    ("official.fedgala", ("--variant", "paper", "--ga-vectors", "scaled")),
+    ("official.fedgala", ("--variant", "paper", "--ga-vectors", "scaled", "--ga-unit", "tensor")),
 ])
-def test_the_servers_update(flags):
+def test_the_servers_update(method, flags):
     """Lines 4-12 in float64, parameters and BN's statistics."""
-    args, server, _, net = federation("fedgala", *flags)
+    args, server, _, net = federation(method, *flags)
     before, models, uploads = in_float64(server.w), [], {}
     for k in range(3):
         w = noisy(server.w, 0.1)
@@ -504,12 +505,12 @@ def test_the_servers_update(flags):
             continue
         w = SHARES[args.average]
         if args.global_alignment:
-            names = compared(name, args.ga_unit, parameters)
+            names = compared(name, getattr(args, "ga_unit", "model"), parameters)
             start = common.flatten([before[n] for n in names])
             updates = []
             for theta in models:
                 updates.append(common.flatten([theta[n] for n in names]) - start)
-            if args.ga_vectors == "scaled":
+            if getattr(args, "ga_vectors", "updates") == "scaled":
                 updates = [p * update for p, update in zip(w, updates)]
                 w = SHARES["uniform"]
             w = by_products(updates, w, args.ga_iterations)
@@ -526,15 +527,15 @@ def compared(name: str, unit_name: str, parameters: list[str]) -> list[str]:
     return [n for n in parameters if layer_of(n) == layer_of(name)]
 
 
-PLAIN = ("--local-alignment", "off", "--no-global-alignment", "--predictor", "shared")
+PLAIN = ("--variant", "paper", "--local-alignment", "off", "--no-global-alignment", "--predictor", "shared")
 
 
 @pytest.mark.parametrize("ssl", ["simclr", "simsiam"])
 def test_without_alignment_it_is_the_plain_federated_learner(ssl):
     """Three rounds of a federated learner written out here: the same weights."""
     flags = ("--ssl", ssl, "--epochs", "2", *PLAIN)
-    args, server, clients, _ = federation("fedgala", *flags)
-    _, plain, _, net = federation("fedgala", *flags)
+    args, server, clients, _ = federation("official.fedgala", *flags)
+    _, plain, _, net = federation("official.fedgala", *flags)
     w, kept = plain.w, [{}, {}]
     for t in range(3):
         after = []
@@ -633,15 +634,16 @@ def test_settings_that_follow_from_the_learner():
 
 
 def test_settings_are_the_official_codes():
-    official = (*PACS, "--variant", "official-settings", "--ssl")
-    assert values("fedgala", OPTIMIZER, *official, "simclr") == ["adam", 1e-4, 0, 0]
-    assert values("fedgala", OPTIMIZER, *official, "moco") == ["sgd", 0.03, 0.9, 1e-4]
-    assert values("fedgala", "ema queue", *official, "moco") == [0.999, 65536]
-    assert values("fedgala", OPTIMIZER, *official, "byol") == ["sgd", 0.03, 0.9, 1e-4]
-    assert values("fedgala", "ema predictor", *official, "byol") == [1, "local"]
-    assert values("fedgala", OPTIMIZER, *official, "simsiam") == ["sgd", 0.025, 0.9, 1e-4]
-    assert values("fedgala", "ema predictor", *official, "simsiam") == [0.99, "shared"]
-    of_all = values("fedgala", "average align_unit ga_unit ga_vectors probe linear_lr", *official, "simclr")
+    official = (*PACS, "--ssl")
+    assert values("official.fedgala", OPTIMIZER, *official, "simclr") == ["adam", 1e-4, 0, 0]
+    assert values("official.fedgala", OPTIMIZER, *official, "moco") == ["sgd", 0.03, 0.9, 1e-4]
+    assert values("official.fedgala", "ema queue", *official, "moco") == [0.999, 65536]
+    assert values("official.fedgala", OPTIMIZER, *official, "byol") == ["sgd", 0.03, 0.9, 1e-4]
+    assert values("official.fedgala", "ema predictor", *official, "byol") == [1, "local"]
+    assert values("official.fedgala", OPTIMIZER, *official, "simsiam") == ["sgd", 0.025, 0.9, 1e-4]
+    assert values("official.fedgala", "ema predictor", *official, "simsiam") == [0.99, "shared"]
+    names = "average align_unit ga_unit ga_vectors probe linear_lr"
+    of_all = values("official.fedgala", names, *official, "simclr")
     assert of_all == ["batches", "tensor", "tensor", "scaled", "projector", 1e-4]
 
 
@@ -877,7 +879,7 @@ def test_fedema_keeps_lambda_in_its_state():
 def test_fedema_without_mixing_is_fedbyol(tmp_path):
     flags = (*one_run("fedgala"), "--rounds", "3")
     a = run_here("baselines.fedema", tmp_path / "a", "--autoscale", "0", *flags)
-    b = run_here("fedgala", tmp_path / "b", "--ssl", "byol", *PLAIN, *flags)
+    b = run_here("official.fedgala", tmp_path / "b", "--ssl", "byol", *PLAIN, *flags)
     for mine, theirs in zip(metrics(tmp_path / "a"), metrics(tmp_path / "b")):
         for name, log in mine["clients"].items():
             assert log["loss"] == theirs["clients"][name]["loss"]

@@ -4,10 +4,12 @@ neutral value and clipping active; and the functions of the official code on the
 import copy
 import json
 import math
+import sys
 from types import SimpleNamespace
 
 import common
 import fedgala
+import official.fedgala
 from tests.conftest import ROOT, parsed
 from tests.plain_torch import State, batch_norm, in_double, is_trained, leaves_of, linear
 
@@ -25,11 +27,25 @@ ROUNDS = ((0, 1, 2), (2, 0), (0, 1, 2))  # the clients of each round: the second
 SIZES = (24, 13, 19)  # their images: 4, 2 and 3 full batches
 
 
+def with_flags(*flags):
+    """The arguments of fedgala, or, if only it has the flags, of official.fedgala."""
+    if {*flags}.isdisjoint(("--ga-unit", "--ga-vectors", "--predictor")):
+        return parsed("fedgala", *flags)
+    return parsed("official.fedgala", "--variant", "paper", *flags)
+
+
+def method_of(args):
+    return sys.modules[type(args).__module__]
+
+
 def tiny(args) -> fedgala.Learner:
     """A learner whose encoder has one convolution."""
     body = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(),
                          nn.Flatten(), nn.Linear(3 * 8 * 8, 6))
-    return fedgala.Learner(common.Net(body, 6, 10), args)
+    learner = fedgala.Learner(common.Net(body, 6, 10), args)
+    if getattr(args, "predictor", "local") == "shared":
+        learner.travels = ("f.", "g.", "q.")
+    return learner
 
 
 def three_clients(args) -> list[common.ClientData]:
@@ -217,7 +233,7 @@ def server_by_hand(args, before: State, models: list[State], images: list[int],
     counts = {"samples": images, "batches": full_batches, "uniform": [1] * len(models)}[args.average]
     p = [count / sum(counts) for count in counts]
     new = {}
-    for names in groups_of(list(before), args.ga_unit):
+    for names in groups_of(list(before), getattr(args, "ga_unit", "model")):
         weights = p
         if args.global_alignment:
             compared = [n for n in names if is_trained(n)] or [n for n in names if "num_batches" not in n]
@@ -236,7 +252,7 @@ def weights_by_hand(args, before: State, models: list[State], compared: list[str
     """Lines 5-11."""
     updates = [torch.cat([(model[n] - before[n]).flatten() for n in compared]) for model in models]
     weights = p
-    if args.ga_vectors == "scaled":
+    if getattr(args, "ga_vectors", "updates") == "scaled":
         updates = [share * update for share, update in zip(p, updates)]
         weights = [1 / len(models)] * len(models)
     for _ in range(args.ga_iterations):
@@ -262,13 +278,13 @@ def weights_by_hand(args, before: State, models: list[State], compared: list[str
 def test_rounds_by_hand(clip, flags):
     """Uploads, what stays on the clients, what is logged, and the server's model, after each round. No cosine
     is near tau, some gradients are clipped and some layers discarded."""
-    args = parsed("fedgala", *FLAGS, "--clip", clip, *flags)
+    args = with_flags(*FLAGS, "--clip", clip, *flags)
     data = three_clients(args)
     common.seed_all(args.seed)
     net = tiny(args)
-    server = fedgala.Server(args, net, 3)
+    server = method_of(args).Server(args, net, 3)
     clients = [fedgala.Client(args, net, k, data[k]) for k in range(3)]
-    assert ("q.0.weight" in server.w) == (args.predictor == "shared")
+    assert ("q.0.weight" in server.w) == ("--predictor" in flags)
     for name in server.w:
         if is_trained(name):
             server.w[name] = 1.1 * server.w[name]  # what is sent is not what the clients were made with
@@ -308,8 +324,8 @@ def test_rounds_by_hand(clip, flags):
 def test_what_no_client_changed_stays_to_the_last_bit():
     """The rounding of an average would be a direction for line 18."""
     for flags in ((), ("--no-global-alignment",), ("--ga-unit", "tensor")):
-        args = parsed("fedgala", *FLAGS, *flags)
-        server = fedgala.Server(args, tiny(args), 3)
+        args = with_flags(*FLAGS, *flags)
+        server = method_of(args).Server(args, tiny(args), 3)
         uploads = {}
         for k in range(3):
             moved = {name: v + 0.1 * torch.randn(v.shape) for name, v in server.w.items() if "f.4" in name}
@@ -357,14 +373,14 @@ def same(tensors: State, expected: dict[str, list[float]]) -> None:
 
 def official_learner(*flags):
     """(args, learner, server, one client) with the network of the fixtures."""
-    args = parsed("fedgala", "--target", "d75", "--precision", "fp32", "--hidden", 6, "--dim", 4,
-                  "--lr", 0.01, "--temperature", 0.07, "--align-unit", "tensor", "--ga-unit", "tensor",
-                  "--ga-vectors", "scaled", *flags)
+    args = with_flags("--target", "d75", "--precision", "fp32", "--hidden", 6, "--dim", 4, "--lr", 0.01,
+                      "--temperature", 0.07, "--align-unit", "tensor", "--ga-unit", "tensor",
+                      "--ga-vectors", "scaled", *flags)
     body = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU())
     net = fedgala.Learner(common.Net(body, 5, 10), args)
     net.load_state_dict(waves(net.state_dict()))
     data = SimpleNamespace(train=range(12))
-    return args, net, fedgala.Server(args, net, 3), fedgala.Client(args, net, 0, data)
+    return args, net, official.fedgala.Server(args, net, 3), fedgala.Client(args, net, 0, data)
 
 
 def test_losses_are_the_official_codes():
