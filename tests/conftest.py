@@ -84,8 +84,8 @@ VIEWS = "--target d0 --image-size 16 --crop 16 --augment jigen --label-ratio 0.1
 class Tested:
     """A method, and what the tests must know of it.
 
-    Of `learns`: over seeds 0 to 2 the accuracy was at least 9 points higher than `floor`, where chance is 10%,
-    and the loss at least 8% lower than `left`. Without labels the loss is what shows learning, because a
+    Over seeds 0 to 2 the accuracy was at least 9 points higher than `floor`, where chance is 10%. The loss
+    was at least 8% lower than `left`. Without labels the loss is what shows learning, because a
     linear classifier on an untrained network reaches 70 to 77%. The accuracy shows that z is no single point.
     """
 
@@ -99,11 +99,11 @@ class Tested:
 
 LISTED = [
     Tested(fedavg, "", USUAL, 65, 0.5, 1.0),
-    Tested(fdse, LODO, "--rounds 7 --image-size 16", 75, 0.35, 0.65),
-    Tested(fedsr, "--reference local --momentum 0.9", "--rounds 7 --lr 0.03", 50, 0.75, 0.7),
+    Tested(fdse, LODO, "--rounds 7 --image-size 16", 75, 0.35, 0.55),
+    Tested(fedsr, "--reference local --momentum 0.9", "--rounds 7 --lr 0.03", 50, 0.75, 0.55),
     Tested(fedcir, "", "--rounds 6 --lr-decay 0.85", 60, 0.55, 0.7),
-    Tested(fedadg, f"--keep-momentum --momentum 0.9 {LODO}", "--rounds 4 --lr 0.03", 60, 0.75, 0.6),
-    Tested(fedgala, f"{LINEAR} --ssl moco", f"--rounds 5 --temperature 0.2 {VIEWS}", 50, 0.72, 0.7),
+    Tested(fedadg, f"--keep-momentum --momentum 0.9 {LODO}", "--rounds 4 --lr 0.03", 60, 0.75, 0.5),
+    Tested(fedgala, f"{LINEAR} --ssl moco", f"--rounds 5 --temperature 0.2 {VIEWS}", 50, 0.72, 0.65),
     Tested(local, LODO, USUAL, 70, 0.3, 0.6),
     Tested(centralized, "--momentum 0.9", "--rounds 3", 60, 0.3, 0.6),
     Tested(fedprox, f"--mu 0.5 --momentum 0.9 {LODO}", USUAL, 65, 0.5, 0.9),

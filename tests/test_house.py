@@ -121,8 +121,11 @@ def code_lines(path: str) -> list[str]:
 
 @pytest.mark.parametrize("method", TESTED)
 def test_a_diff_to_fedavg_shows_the_method(method):
-    """From `class Client` on, most lines of fedavg.py recur; the parts above are each method's own. FDSE sends
-    four parts in the place of w; FedADG's local loop alternates three optimizers."""
+    """From `class Client` on, most lines of fedavg.py recur; the parts above are each method's own.
+
+    The fewest recur in FedADG, whose local loop alternates three optimizers, and in FDSE, which sends four
+    parts in the place of w.
+    """
     reference = code_lines("fedavg.py")
     reference = reference[reference.index("class Client:"):]
     left, recurring = code_lines(MODULES[method].__file__), 0
