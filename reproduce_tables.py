@@ -21,12 +21,12 @@ from plumbing.errors import Stop, ending
 from plumbing.settings import SCALES, Parser, add_version, with_default
 from reproduce.cells import filled, missing
 from reproduce.check import check
-from reproduce.measuring import measure_folders
+from reproduce.figures import measure
 from reproduce.methods import ROOT
 from reproduce.plan import plan_text, planned
 from reproduce.records import Place, Records
 from reproduce.rendering import refuse_other_readme, render
-from reproduce.runner import Local, Slurm
+from reproduce.runner import run_here, run_on_cluster
 from reproduce.tables import Table, read_tables
 
 FOLDERS = {  # of each flag the repository's own, and what it is
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, checked; `gpus` becomes a list."""
+    """The flags, checked."""
     parser = Parser(prog="reproduce_tables", allow_abbrev=False, description=__doc__.split("\n\n")[0],
                     epilog="In brackets: the default. Without --plan, --run or --check it renders what is "
                            "recorded and trains nothing.")
@@ -72,24 +72,18 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--seeds", "1", "seeds of each cell, 0 to SEEDS - 1; paper: as many as the paper's trials, one where "
         "they are not stated")
     add("--jobs", 1, "runs at a time")
-    add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; with slurm the number that a job asks "
-        "for; empty: the methods' own choice, with slurm 1")
-    add("--executor", "local", "this machine, or jobs of a Slurm cluster through submitit",
-        choices=("local", "slurm"))
-    add("--partition", "", "slurm: partition of the jobs; empty: the cluster's own")
-    add("--account", "", "slurm: account of the jobs; empty: the cluster's own")
-    add("--hours", 24.0, "slurm: time of a job; one that is not done then is queued again and goes on")
-    add("--memory-gb", 0.0, "slurm: memory of a job; 0: the cluster's own")
+    add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; empty: the methods' own choice")
+    add("--slurm", "", "run as jobs of a Slurm cluster with these parameters of submitit, such as "
+        "'timeout_min=720 slurm_partition=gpu gpus_per_node=1'; empty: on this machine")
     add("--data", "data", "folder of the datasets and of the decoded cache")
     add("--archives", "", "folder with archives downloaded before; looked at before the network")
     for name, (own, text) in FOLDERS.items():
         parser.add_argument(f"--{name}", metavar="PATH", help=f"{text} [{own} of this repository]")
     add_version(parser)
     flags = parser.parse_args(argv)
-    wrong = wrong_value(flags) or wrong_gpus(flags) or wrong_folder(flags)
+    wrong = wrong_value(flags) or wrong_folder(flags)
     if wrong:
         parser.error(wrong)
-    flags.gpus = gpu_numbers(flags.gpus)
     for name, (own, _) in FOLDERS.items():
         given = getattr(flags, name)
         setattr(flags, name, Path(given).resolve() if given else ROOT / own)
@@ -104,16 +98,18 @@ def wrong_value(flags: argparse.Namespace) -> str:
         return f"--seeds is {seeds}; it must be at least 1 and at most 9999, or paper"
     if not 1 <= flags.jobs <= 10_000:
         return f"--jobs is {flags.jobs}; it must be at least 1 and at most 10000"
-    if not 0 < flags.hours < math.inf:
-        return f"--hours is {flags.hours:g}; it must be a finite number above 0"
-    for name, value in (("--memory-gb", flags.memory_gb), ("--sample", flags.sample)):
-        if not 0 <= value < math.inf:
-            return f"{name} is {value:g}; it must be a finite number at least 0"
+    if not 0 <= flags.sample < math.inf:
+        return f"--sample is {flags.sample:g}; it must be a finite number at least 0"
+    gpus = words_of(flags.gpus)
+    if flags.gpus and (not all(number.isdecimal() for number in gpus) or len(set(gpus)) < len(gpus)):
+        return f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"
+    if not all("=" in word for word in flags.slurm.split()):
+        return f"--slurm is {flags.slurm!r}; expected parameters such as 'timeout_min=720 mem_gb=32'"
     if flags.commands and not flags.plan:
         return "--commands is of --plan; give both"
     if flags.sample and not flags.check:
         return "--sample is of --check; give both"
-    if flags.only and not patterns_of(flags.only):
+    if flags.only and not words_of(flags.only):
         return f"--only is {flags.only!r}; expected ids of tables, such as 'fdse-1,fedsr-*'"
     return ""
 
@@ -133,19 +129,18 @@ def wrong_folder(flags: argparse.Namespace) -> str:
     return ""
 
 
-def gpu_numbers(text: str) -> list[str]:
-    """'0,1' -> ["0", "1"]."""
-    return [number.strip() for number in text.split(",")] if text else []
+def words_of(text: str) -> list[str]:
+    """'0, 1' -> ["0", "1"]."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def wrong_gpus(flags: argparse.Namespace) -> str:
-    """What is wrong with --gpus, or nothing."""
-    numbers = gpu_numbers(flags.gpus)
-    valid = all(number.isascii() and number.isdigit() for number in numbers)
-    valid = valid and len(set(numbers)) == len(numbers)
-    if flags.executor == "slurm" and (not valid or len(numbers) > 1):
-        return f"--gpus is {flags.gpus}; expected with slurm one number, how many a job asks for"
-    return "" if valid else f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"
+def slurm_parameters(text: str) -> dict[str, int | str]:
+    """'timeout_min=720 slurm_partition=gpu' -> {"timeout_min": 720, "slurm_partition": "gpu"}."""
+    parameters = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        parameters[name] = int(value) if value.isdecimal() else value
+    return parameters
 
 
 def work(flags: argparse.Namespace) -> int:
@@ -176,14 +171,9 @@ def work(flags: argparse.Namespace) -> int:
     return code
 
 
-def patterns_of(only: str) -> list[str]:
-    """'fdse-1, fedsr-*' -> ["fdse-1", "fedsr-*"]."""
-    return [pattern.strip() for pattern in only.split(",") if pattern.strip()]
-
-
 def chosen(every: list[Table], only: str) -> list[Table]:
     """The tables whose ids match one of the patterns of --only; all without one."""
-    patterns = patterns_of(only)
+    patterns = words_of(only)
     if not patterns:
         return every
     ids = [table.id for table in every]
@@ -218,30 +208,27 @@ def place_of(flags: argparse.Namespace) -> Place:
 
 
 def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace, place: Place) -> int:
-    """Run what is missing, and measure the runs' folders; returns the exit code."""
-    seeds = seeds_of(flags)
-    plan = planned(missing(tables, records, flags.scale, seeds), records, place)
-    for why in sorted(set(plan.why.values())):
+    """Run what is missing, and draw the figures of the runs' folders; returns the exit code."""
+    plan = planned(missing(tables, records, flags.scale, seeds_of(flags)), records, place)
+    for why in sorted({entry.why for entry in plan if entry.why}):
         print(f"left out: {why}", file=sys.stderr)
-    counts = executor_of(flags).run([entry.run for entry in plan.missing], place)
+    runs = [entry.run for entry in plan if not entry.why]
+    if flags.slurm:
+        parameters = {"slurm_array_parallelism": flags.jobs} | slurm_parameters(flags.slurm)
+        counts = run_on_cluster(runs, place, parameters)
+    else:
+        counts = run_here(runs, place, flags.jobs, words_of(flags.gpus))
     ended = [f"{n} {outcome}" for outcome, n in counts.items() if outcome != "stopped"]
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:
         return 130
-    if seeds is None:
-        seeds = list(range(max(table.trials for table in tables)))
-    for line in measure_folders(tables, Records(records.path), flags.out, flags.scale, seeds, place):
-        print(f"reproduce_tables: not made: {line}", file=sys.stderr)
+    records = Records(records.path)
+    for table in tables:
+        path = flags.out / "figures" / f"{table.file_name(flags.scale)}.png"
+        problem = measure(table, records, path, flags.scale, place)
+        if problem:
+            print(f"reproduce_tables: not made: {problem}", file=sys.stderr)
     return 1 if counts["failed"] else 0
-
-
-def executor_of(flags: argparse.Namespace) -> Local | Slurm:
-    """Who runs the runs."""
-    if flags.executor == "local":
-        return Local(flags.jobs, flags.gpus)
-    gpus = int(flags.gpus[0]) if flags.gpus else 1
-    return Slurm(flags.jobs, gpus=gpus, partition=flags.partition, account=flags.account, hours=flags.hours,
-                 memory_gb=flags.memory_gb)
 
 
 if __name__ == "__main__":

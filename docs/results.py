@@ -215,8 +215,6 @@ def command(place: Place, scale: str) -> str:
 
 def verdict_words(cell: Cell) -> str:
     """The test behind a verdict: the difference and the probability, or why there is none."""
-    if cell.elsewhere:
-        return "it is a time or a cost of another machine, or counted otherwise"
     difference = f"the difference is {cell.difference:+.2f}"
     if cell.computed:
         return f"the difference is {cell.difference:+.5f}, and one in the last printed digit is allowed"

@@ -12,12 +12,13 @@ from plumbing.settings import identity
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments, short_name
-from reproduce.records import Records, Run, alone, work_of
+from reproduce.records import Records, Run, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
-# Arguments of runs whose rounds take equally long.
-SAME_WORK = ("dataset", "backbone", "image_size", "batch_size", "epochs", "scale")
+
+
+FROM_RECORDS = ("best", "last", "curve", "logs")  # kinds of a column
 
 
 # The run behind a cell
@@ -81,7 +82,6 @@ class Cell:
     differs_now: bool = False  # whether the code of now gives other numbers than one of these
     precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
-    elsewhere: bool = False  # a time or cost of another machine, or counted otherwise: no difference is shown
     corrected: float | None = None  # probability of Welch's test, corrected for all tests of the page
     verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
 
@@ -107,7 +107,7 @@ class Cell:
     @property
     def probability(self) -> float | None:
         """Of Welch's test against the published mean; None if it cannot be tested, or need not."""
-        if self.computed or self.elsewhere:
+        if self.computed:
             return None
         return statistics.welch(self.values, self.published, self.trials)
 
@@ -188,39 +188,21 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
         return cells
     for cell, column in zip(cells, block.columns):
         cell.computed = column.kind == "cost"
-        cell.elsewhere = column.kind in ("seconds", "reach")
-        if column.kind in ("cost", "seconds"):
-            if scale == "paper":
-                fill_without_seeds(cell, column, run_of(block, row, column, scale, 0), records)
-        elif column.kind != "mean":
+        if cell.computed and scale == "paper":
+            run = run_of(block, row, column, scale, 0)
+            cell.values = {0: network_cost(run.module, run.flags)[column.path]}
+        elif column.kind in FROM_RECORDS:
             runs = []
             for seed in sorted(records.seeds_of(row.module, block.dataset, scale) | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
-                    runs.append(dataclasses.replace(run, curve=asks_curve(table, column)))
+                    curve = table.figure in ("curves", "measure") or column.kind == "curve"
+                    runs.append(dataclasses.replace(run, curve=curve))
             if row.start:
                 column = dataclasses.replace(column, value=f"start/{column.path}")
             fill(cell, column, runs, records, seeds)
     fill_means(block, cells)
     return cells
-
-
-def asks_curve(table: Table, column: Column) -> bool:
-    """Whether a column needs the test parts of every evaluation: those of its figure, or until an accuracy is
-    reached."""
-    return table.figure in ("curves", "measure") or column.kind in ("curve", "reach")
-
-
-def fill_without_seeds(cell: Cell, column: Column, run: Run, records: Records) -> None:
-    """The value of a column that has one for all seeds: a network's cost, or a client's time."""
-    if column.kind == "cost":
-        cell.values = {0: network_cost(run.module, run.flags)[column.path]}
-        return
-    record = longest_alone(run, records)
-    if record and record["last"].get("clients"):
-        client_rounds = record["args"]["rounds"] * len(record["last"]["clients"])
-        cell.values = {0: record["seconds"]["train"] / client_rounds}
-        note_origin(cell, record, records)
 
 
 def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: list[int]) -> None:
@@ -236,13 +218,11 @@ def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: l
         record = cell.records.get(run.seed)
         if record is None:
             continue
-        if column.kind == "reach":
-            value = (records.reach_of(record) or {}).get(column.path)
-        else:
-            value = found_at(record, column)
+        value = found_at(record, column)
         if value is not None:
             cell.values[run.seed] = value
-            note_origin(cell, record, records)
+            cell.behind.append(record)
+            cell.differs_now = cell.differs_now or records.differs(record)
 
 
 def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
@@ -255,12 +235,6 @@ def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
     def rank(of_seeds: dict[int, dict]) -> tuple[int, str]:
         return len(of_seeds), max(record["finished"] for record in of_seeds.values())
     return max(by_precision.values(), key=rank, default={})
-
-
-def note_origin(cell: Cell, record: dict, records: Records) -> None:
-    """Keep which record a value is from, and whether the code of now gives it."""
-    cell.behind.append(record)
-    cell.differs_now = cell.differs_now or records.differs(record)
 
 
 def fill_means(block: Block, cells: list[Cell]) -> None:
@@ -290,17 +264,6 @@ def found_at(record: dict, column: Column) -> float | None:
     return 100 * value if column.kind in ("best", "last", "start") else float(value)
 
 
-def longest_alone(run: Run, records: Records) -> dict | None:
-    """The record of the longest run of the same network, images and batch that had its machine to itself."""
-    args = arguments(run.module, run.flags)
-    found = []
-    for record in records.by_key.values():
-        same_work = all(record["args"].get(name) == getattr(args, name) for name in SAME_WORK)
-        if same_work and record["method"] == short_name(run.module) and alone(record):
-            found.append(record)
-    return max(found, key=lambda record: record["args"]["rounds"], default=None)
-
-
 def chance(block: Block, column: Column) -> float | None:
     """The accuracy (%) of guessing one of a dataset's classes; None where the column is no accuracy or the
     catalogue has no classes."""
@@ -321,6 +284,8 @@ class Missing:
 
     run: Run
     tables: list[str]  # their ids
+    seconds: float | None = None  # what it would take, if that is known
+    why: str = ""  # it cannot start here
 
 
 def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None) -> list[Missing]:

@@ -111,11 +111,14 @@ def not_comparable(record: dict, place: Place) -> str:
 # One run
 
 
-def command_again(record: dict, folder: str) -> list[str]:
-    """The command that makes a recorded run again, by its recorded arguments."""
+def command_again(begun: Begun, folder: str) -> list[str]:
+    """The command that begins a recorded run again, by its recorded arguments."""
+    record = begun.record
     module = method(record["method"])
     words = [sys.executable, "-m", module.__name__, "--out", folder, "--no-figures",
              "--checkpoint-every", "86400", "--threads", str(record["hardware"]["threads"])]
+    if begun.rounds < record["args"]["rounds"]:
+        words += ["--stop-after", str(begun.rounds)]
     if has_gaps(record):
         words += ["--test-rounds", "best"]
     for f in dataclasses.fields(module.Args):
@@ -138,18 +141,13 @@ def begin_again(begun: Begun, place: Place, processes: Processes) -> tuple[str, 
     if why:
         return "not comparable", why
     with tempfile.TemporaryDirectory() as folder:
-        metrics, log = Path(folder, "metrics.jsonl"), Path(folder, "log.txt")
-
-        def enough() -> bool:
-            return metrics.exists() and metrics.read_bytes().count(b"\n") >= begun.rounds
-
+        log = Path(folder, "log.txt")
         with open(log, "w") as file:
-            words = [*command_again(begun.record, folder), *place.flags]
-            processes.run(words, {}, enough, stdout=file)
-        if not enough():
+            code = processes.run([*command_again(begun, folder), *place.flags], stdout=file)
+        if code:
             return "interrupted" if processes.stopping else "failed", last_lines(log.read_text(), 1)
-        entries = [json.loads(line) for line in metrics.read_text().splitlines()]
-    difference = first_difference(begun.record, entries[:begun.rounds])
+        metrics = Path(folder, "metrics.jsonl").read_text()
+    difference = first_difference(begun.record, [json.loads(line) for line in metrics.splitlines()])
     return "differs" if difference else "equal", difference
 
 

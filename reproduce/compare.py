@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop, ending
-from plumbing.files import write_json
 from plumbing.results import no_formula
 from plumbing.settings import Parser
 from reproduce.drawing import figure_format, new_figure, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 
+import numpy as np
 from tabulate import tabulate
 
 # Okabe and Ito's colours, without their yellow, that most people with any colour vision can tell apart; after
@@ -34,8 +33,6 @@ STROKES = ("-", "--", ":", "-.")
 ACCURACIES = {"target": "accuracy on the left-out domain (%)", "val": "validation accuracy ALL (%)",
               "ALL": "test accuracy over all images (%)", "AVG": "test accuracy, mean over the clients (%)"}
 
-Rounds = dict[int, dict[str, float]]  # {round: its numbers by name}
-
 
 @dataclass
 class OneRun:
@@ -43,81 +40,47 @@ class OneRun:
 
     folder: Path
     key: dict  # the arguments that decide its numbers
-    rounds: Rounds
+    rounds: list[dict[str, float]]  # of each its numbers by name
     clients: set[str]  # whose accuracies it has
-
-    def curve(self, metric: str) -> dict[int, float]:
-        """{round: value}. Stop if the run has no such metric."""
-        values = {t: numbers[metric] for t, numbers in self.rounds.items() if metric in numbers}
-        if not values:
-            names = {}
-            for numbers in self.rounds.values():
-                names |= dict.fromkeys(numbers)
-            raise Stop(f"{self.folder} has no {metric!r}; it has {', '.join(names)}", 2)
-        return values
-
-    @property
-    def best_round(self) -> int | None:
-        """That of the best validation accuracy, the first of equals."""
-        validated = {t: numbers["val"] for t, numbers in self.rounds.items() if "val" in numbers}
-        return max(validated, key=validated.get) if validated else None
 
 
 @dataclass
 class Group:
     """Runs of the same arguments with different seeds: one curve."""
 
-    label: str
+    label: str  # with the number of seeds, and how far they are if not to the end
     runs: list[OneRun]
     done: int  # rounds that all of them have
     curve: dict[int, list[float]]  # of each of these the values
     best: list[float]  # of each run the value after its best validation round, if that is there
     last: list[float]
 
-    def described(self) -> str:
-        """The label, how many seeds, and how far they are if not to the end."""
-        words, wanted = self.label, self.runs[0].key["rounds"]
-        if len(self.runs) > 1:
-            words += f", {len(self.runs)} seeds"
-        if self.done < wanted:
-            words += f", {self.done} of {wanted} rounds"
-        return words
-
-
-# What the runs have recorded
-
 
 def runs_in(folders: list[str]) -> list[OneRun]:
-    """The runs in these folders and below, each once, in their order; what a shell's * adds of files is left
-    out. Stop if a folder has no run."""
+    """The runs in these folders and below, each once, in their order. Stop if a folder has no run."""
     found = {}
     for folder in folders:
-        if Path(folder).is_file() and len(folders) > 1:
-            continue
         here = [path.parent for path in sorted(Path(folder).rglob("metrics.jsonl"))]
         if not here:
             raise Stop(f"{folder} has no run with a metrics.jsonl in it: give the output folder of a run", 2)
         for path in here:
             found.setdefault(path.resolve(), path)
-    if not found:
-        raise Stop(f"{folders[0]} is a file: give the output folder of a run", 2)
     return [read(path) for path in found.values()]
 
 
 def read(folder: Path) -> OneRun:
-    """A run from its folder: its arguments from its result, or its settings while it is not finished."""
+    """A run from its folder."""
     try:
-        if (folder / "result.json").exists():
-            key = json.loads((folder / "result.json").read_text())["args"]
-        else:
-            key = json.loads((folder / "settings.json").read_text())["identity"]
-        rounds, clients = {}, set()
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
+        key = json.loads((folder / "settings.json").read_text())["identity"]
+        rounds, clients = [], set()
+        for t, line in enumerate((folder / "metrics.jsonl").read_text().splitlines(), 1):
             entry = json.loads(line)
             accuracies = entry.get("test", {}).get("clients", {})
             clients |= accuracies.keys()
-            rounds[entry["round"]] = numbers_of(entry) | accuracies
-        if list(rounds) == list(range(1, len(rounds) + 1)) and rounds and key["method"] and key["rounds"]:
+            rounds.append(numbers_of(entry) | accuracies)
+            if entry["round"] != t:
+                raise ValueError
+        if rounds and key["method"] and key["rounds"]:
             return OneRun(folder, key, rounds, clients)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -139,21 +102,25 @@ def grouped(runs: list[OneRun], metric: str) -> list[Group]:
     return [group_of(name, members, metric) for name, members in zip(names, every)]
 
 
-def group_of(name: str, members: list[OneRun], metric: str) -> Group:
-    """The curve of some runs over the rounds that all of them have done."""
-    done = min(len(run.rounds) for run in members)
+def group_of(label: str, members: list[OneRun], metric: str) -> Group:
+    """The curve of some runs over the rounds that all of them have done. Stop if one has no such metric."""
+    done, wanted = min(len(run.rounds) for run in members), members[0].key["rounds"]
+    curves, best = [], []
     for run in members:
-        run.rounds = {t: numbers for t, numbers in run.rounds.items() if t <= done}
-    curves = [run.curve(metric) for run in members]
+        curve = {t: at[metric] for t, at in enumerate(run.rounds[:done], 1) if metric in at}
+        validated = {t: at["val"] for t, at in enumerate(run.rounds[:done], 1) if "val" in at}
+        if not curve:
+            names = dict.fromkeys(name for at in run.rounds for name in at)
+            raise Stop(f"{run.folder} has no {metric!r}; it has {', '.join(names)}", 2)
+        curves.append(curve)
+        best.append(curve.get(max(validated, key=validated.get, default=0)))
     shared = [t for t in curves[0] if all(t in curve for curve in curves)]
-    best = [curve.get(run.best_round) for run, curve in zip(members, curves)]
-    if None in best:
-        best = []
-    last = [curve[max(curve)] for curve in curves]
-    return Group(name, members, done, {t: [curve[t] for curve in curves] for t in shared}, best, last)
-
-
-# The table and the figure
+    if len(members) > 1:
+        label += f", {len(members)} seeds"
+    if done < wanted:
+        label += f", {done} of {wanted} rounds"
+    return Group(label, members, done, {t: [curve[t] for curve in curves] for t in shared},
+                 [] if None in best else best, [curve[max(curve)] for curve in curves])
 
 
 def shown(values: list[float], factor: float) -> str:
@@ -171,39 +138,32 @@ def table(groups: list[Group], metric: str, factor: float) -> str:
     """A row for each curve."""
     rows = []
     for group in groups:
-        rounds = f"{group.done} of {group.runs[0].key['rounds']}"
-        rows.append([group.label, len(group.runs), rounds, shown(group.best, factor),
-                     shown(group.last, factor)])
+        rows.append([group.label, shown(group.best, factor), shown(group.last, factor)])
     unit = " (%)" if factor == 100 else ""
-    heads = [f"{metric}{unit}", "seeds", "rounds", "best validation round", "last round"]
+    heads = [f"{metric}{unit}", "best validation round", "last round"]
     return tabulate(rows, heads, tablefmt="plain", disable_numparse=True)
 
 
 def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     """Write the curves to a file: mean, and around it the deviation over the seeds."""
-    longest = max(len(group.described()) for group in groups)
-    columns = max(1, min(4, 100 // (longest + 8)))  # of names, as many as are as wide as the figure
-    figure = new_figure(7.2, 4.4 + 0.22 * math.ceil(len(groups) / columns))
+    figure = new_figure(7.2, 4.4 + 0.22 * len(groups))
     panel = figure.subplots()
     for i, group in enumerate(groups):
-        colour = COLOURS[i % len(COLOURS)]
+        colour, stroke = COLOURS[i % len(COLOURS)], STROKES[i // len(COLOURS) % len(STROKES)]
         rounds = sorted(group.curve)
-        means = [factor * statistics.mean(group.curve[t]) for t in rounds]
-        panel.plot(rounds, means, STROKES[i // len(COLOURS) % len(STROKES)], color=colour, linewidth=1.6,
-                   marker="o" if len(rounds) < 30 else None, markersize=3,
-                   label=no_formula(group.described()))
+        values = factor * np.array([group.curve[t] for t in rounds])  # [rounds, seeds]
+        means = values.mean(1)
+        panel.plot(rounds, means, stroke, color=colour, marker="." if len(rounds) < 30 else None,
+                   label=no_formula(group.label))
         if len(group.runs) > 1:
-            deviations = [factor * statistics.stdev(group.curve[t]) for t in rounds]
-            least = [mean - deviation for mean, deviation in zip(means, deviations)]
-            most = [mean + deviation for mean, deviation in zip(means, deviations)]
-            panel.fill_between(rounds, least, most, color=colour, alpha=0.18, linewidth=0)
+            deviations = values.std(1, ddof=1)
+            panel.fill_between(rounds, means - deviations, means + deviations, color=colour, alpha=0.18)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.grid(color="0.9", linewidth=0.6)
     of_other = f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
-    words = ACCURACIES.get(metric, of_other)
-    panel.set(xlabel="round", ylabel=no_formula(words))
+    panel.set(xlabel="round", ylabel=no_formula(ACCURACIES.get(metric, of_other)))
     panel.set_title(no_formula(heading(groups)), fontsize=10)
-    figure.legend(fontsize=8, loc="outside lower center", frameon=False, ncols=columns)
+    figure.legend(fontsize=8, loc="outside lower center", frameon=False)
     write_figure(path, figure)
 
 
@@ -220,9 +180,6 @@ def heading(groups: list[Group]) -> str:
     return ", ".join(words)
 
 
-# The command line
-
-
 def main(argv: list[str] | None = None) -> None:
     """The command line. Bad usage or a folder that is no run ends it with one line and exit code 2."""
     flags = parsed(argv)
@@ -230,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
         if flags.out:
             figure_format(flags.out)
         runs = runs_in(flags.folders)
-        with_target = all("target" in run.rounds[max(run.rounds)] for run in runs)
+        with_target = all("target" in run.rounds[-1] for run in runs)
         metric = flags.metric or ("target" if with_target else "ALL")
         groups = grouped(runs, metric)
         is_accuracy = metric in ACCURACIES or all(metric in run.clients for run in runs)
@@ -239,8 +196,6 @@ def main(argv: list[str] | None = None) -> None:
         if flags.out:
             draw(groups, metric, factor, flags.out)
             print(f"curves in {flags.out}")
-        if flags.json:
-            write_json(Path(flags.json), numbers(groups, metric))
         return
     except (Stop, OSError, KeyboardInterrupt, MemoryError) as e:
         message, code = ending(e, "the runs are as they were")
@@ -258,18 +213,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
                              "log, such as loss [target if all runs have one, else ALL]")
     parser.add_argument("--out", default="", metavar="FILE",
                         help="file of the figure, .png, .pdf or .svg [the table alone]")
-    parser.add_argument("--json", default="", metavar="FILE", help="file for the numbers behind it [none]")
     return parser.parse_args(argv)
-
-
-def numbers(groups: list[Group], metric: str) -> dict:
-    """The curves, for a program: of each the folders, the rounds, and at each round the seeds' values."""
-    curves = []
-    for group in groups:
-        curves.append({"label": group.label, "folders": [str(run.folder) for run in group.runs],
-                       "seeds": [run.key.get("seed") for run in group.runs], "round": list(group.curve),
-                       "values": list(group.curve.values()), "best": group.best, "last": group.last})
-    return {"metric": metric, "curves": curves}
 
 
 if __name__ == "__main__":

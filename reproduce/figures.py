@@ -1,24 +1,24 @@
-"""The papers' figures that are drawn from the records: curves over the rounds, accuracy over a parameter, a
-radar of the domains. Those that reproduce.measures makes of the runs' folders (measuring.py) are only
-shown."""
+"""The papers' figures that are drawn from the records: curves over the rounds, and accuracy over a parameter.
+Those that reproduce.measures makes of the runs' folders are only shown."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
-import common
-from plumbing.catalog import FOLDERS
-from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in
+from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, run_of
 from reproduce.drawing import new_figure, plot_curve, write_figure
+from reproduce.methods import ROOT
+from reproduce.records import Place, Records, folder_of_run
 from reproduce.statistics import means_over_columns
 from reproduce.tables import Table
 
 import numpy as np
-import torch
-
 
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
     """Draw a figure into `path`, a panel for each block; whether there is one."""
@@ -34,20 +34,31 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     figure = new_figure(4.6 * columns, 3.6 * lines + 0.3)
     figure.suptitle(f"{table.title}\n{scale} scale, {seeds_in(shown)}", fontsize=10)
     for i, block in enumerate(shown, 1):
-        if table.figure == "radar":
-            panel = figure.add_subplot(lines, columns, i, projection="polar")
-            draw_radar(panel, block, tested_images(block))
-            panel.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0.95, 1.1))
+        panel = figure.add_subplot(lines, columns, i)
+        if table.figure == "curves":
+            draw_curves(panel, block, table.axis)
         else:
-            panel = figure.add_subplot(lines, columns, i)
-            if table.figure == "curves":
-                draw_curves(panel, block, table.axis)
-            else:
-                draw_parameter(panel, block, table.axis)
-            panel.legend(fontsize=7)
+            draw_parameter(panel, block, table.axis)
+        panel.legend(fontsize=7)
         panel.set_title(block.block.title, fontsize=9)
     write_figure(path, figure)
     return True
+
+
+def measure(table: Table, records: Records, path: Path, scale: str, place: Place) -> str:
+    """Draw a figure that reproduce.measures makes, if it is not there, of the blocks all of whose runs, of seed
+    0, are recorded; returns what went wrong, or nothing."""
+    folders = []
+    for block in table.blocks:
+        runs = [run_of(block, row, block.columns[0], scale, 0) for row in block.rows if row.implemented]
+        if all(run is not None and records.get(run) for run in runs):
+            folders += [str(folder_of_run(run)) for run in runs]
+    if table.figure != "measure" or path.exists() or not folders:
+        return ""
+    what, *flags = shlex.split(table.measure)
+    words = ["-m", "reproduce.measures", what, *folders, *flags, "--out", str(path), *place.flags]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    return f"{table.id}: {done.stderr.strip()}" if done.returncode else ""
 
 
 def mean_of(blocks: list[FilledBlock], title: str) -> FilledBlock:
@@ -138,48 +149,3 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
         panel.plot(*zip(*stated), "x", color="0.3", label="stated in the paper's text")
     panel.set_xticks(range(len(names)), names)
     panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%), higher is better")
-
-
-def tested_images(block: FilledBlock) -> dict[str, int]:
-    """How many test images each domain has that the catalogue has counted."""
-    records = []
-    for line in block.rows:
-        records += line.cells[0].records.values()
-    args, images = records[0]["args"], {}
-    if args["dataset"] not in FOLDERS:
-        return images
-    for domain, (_, count) in FOLDERS[args["dataset"]].domains.items():
-        if count:
-            used = min(count, args["limit"] or count)
-            images[domain] = len(common.cut(torch.arange(used), args["split"])[2])
-    return images
-
-
-def draw_radar(panel, block: FilledBlock, images: dict[str, int]) -> None:
-    """Accuracy on each domain, each axis scaled by its largest value: the mean over the seeds. Beside a
-    domain that value, and how many test images it is of."""
-    by_row = {}  # of each method's runs the accuracies {domain: accuracy}
-    for line in block.rows:
-        runs = [record["best"]["clients"] for record in line.cells[0].records.values()]
-        if runs:
-            by_row[line.row.method] = runs
-    every = sum(by_row.values(), [])
-    domains = [domain for domain in every[0] if all(domain in run for run in every)]
-    means = {}
-    for name, runs in by_row.items():
-        means[name] = np.array([statistics.mean(run[domain] for run in runs) for domain in domains])
-    largest = np.max(list(means.values()), axis=0)
-    largest[largest == 0] = 1
-    angles = 2 * np.pi * np.arange(len(domains)) / len(domains)
-    for name, values in means.items():
-        scaled = values / largest
-        label = f"{name} ({len(by_row[name])})"
-        panel.plot([*angles, angles[0]], [*scaled, scaled[0]], linewidth=1.3, label=label)
-    ticks = []
-    for domain, top in zip(domains, largest):
-        ticks.append(f"{domain}\n{100 * top:.1f}%")
-        if domain in images:
-            ticks[-1] += f"\n{images[domain]} images"
-    panel.set_xticks(angles, ticks, fontsize=7)
-    panel.tick_params(axis="x", pad=14)  # three lines do not reach into the circle
-    panel.set_yticklabels([])

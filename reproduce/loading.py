@@ -56,9 +56,9 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
 
 
 def rebuilt(folder, which: str, client: str | int | None, device: str, data: str, archives: str,
-            any_code: bool) -> tuple[Federation, dict]:
-    """Server and clients of a finished run, for what `load_run` says, and the state they have. They have no
-    images where the network of `client` needs none."""
+            any_code: bool, images: bool = False) -> tuple[Federation, dict]:
+    """Server and clients of a finished run, for what `load_run` says, and the state they have. Without
+    `images` they have some only where the network of `client` needs them."""
     saved = read_run(folder, which)
     module, settings = settings_from(saved, device, data, archives, any_code)
     settings.weights = "none"  # the state has all of them
@@ -69,7 +69,7 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
         names = told["clients"] + told["targets"]
         k = number_of(client, names, len(told["clients"]))
         adapts = any(f.metadata["at_test"] for f in dataclasses.fields(settings))
-        if k >= len(told["clients"]) and adapts:
+        if images or (k >= len(told["clients"]) and adapts):
             dataset = common.open_dataset(settings)
             if dataset.fingerprint and not saved["identity"]["dataset"].endswith(dataset.fingerprint):
                 raise Stop(f"the images in {settings.dataset} are not those of the run in {folder} (by their "

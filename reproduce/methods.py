@@ -6,16 +6,15 @@ import contextlib
 import functools
 import importlib
 import io
-from pathlib import Path
 from types import ModuleType
 
 import common
 from plumbing.errors import Stop
+from plumbing.provenance import ROOT
 from plumbing.settings import Args
-from plumbing.trained import file_of, is_method, method
+from plumbing.trained import file_of, method
 
-__all__ = ["ROOT", "arguments", "builder_of", "file_of", "is_method", "method", "modules", "short_name"]
-ROOT = Path(__file__).resolve().parent.parent
+__all__ = ["ROOT", "arguments", "builder_of", "file_of", "method", "modules", "short_name"]
 
 
 def short_name(module: str) -> str:
@@ -27,10 +26,8 @@ def modules() -> list[str]:
     """All methods of this repository but those of official/, by the names of their modules."""
     found = []
     for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("baselines/*.py"))]:
-        if "\nclass Client" in path.read_text() and path.stem != "common":
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            if is_method(importlib.import_module(name)):
-                found.append(name)
+        if path.stem != "common" and "\nclass Client" in path.read_text():
+            found.append(method(path.stem).__name__)
     return found
 
 
@@ -41,8 +38,7 @@ def builder_of(module: ModuleType):
 
 @functools.cache
 def arguments(module: str, flags: tuple[str, ...]) -> Args:
-    """The arguments of a method's command; Stop with its line if it is none. They are shared: replace, do not
-    change them."""
+    """The arguments of a method's command; Stop with its line if it is none."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -7,7 +7,6 @@ import http.client
 import math
 import urllib.request
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbing.archives import find_archives, unpacked
@@ -20,41 +19,24 @@ from reproduce.records import Place, Records, Run, by_training
 
 import torch
 from tabulate import tabulate
-from torchvision.datasets import MNIST
 
 LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
-@dataclass
-class Plan:
-    """Missing runs, the cheapest first, their seconds (None: not known), and why some cannot start."""
-
-    missing: list[Missing] = field(default_factory=list)
-    elsewhere: list[Missing] = field(default_factory=list)
-    seconds: dict[str, float | None] = field(default_factory=dict)  # by the runs' keys
-    why: dict[str, str] = field(default_factory=dict)  # of those elsewhere, by their keys
-
-
-def planned(missing: list[Missing], records: Records, place: Place) -> Plan:
-    """What can be done here of the missing runs. Of those that one training serves, one that needs the whole
-    curve comes first: it trains, the others test."""
-    plan = Plan()
-    by_key = {entry.run.key: entry for entry in missing}
-    groups = []
+def planned(missing: list[Missing], records: Records, place: Place) -> list[Missing]:
+    """The missing runs, the cheapest first, with their seconds and why some cannot start. Of those that one
+    training serves, one that needs the whole curve comes first: it trains, the others test."""
+    by_key, groups = {entry.run.key: entry for entry in missing}, []
     for group in by_training([entry.run for entry in missing]):
         group.sort(key=lambda run: not run.curve)
-        cost = seconds_of(group[0], records)
-        plan.seconds |= dict.fromkeys([run.key for run in group], cost)
-        groups.append((math.inf if cost is None else cost, group))
-    groups.sort(key=lambda entry: entry[0])
-    for _, group in groups:
+        seconds = seconds_of(group[0], records)
+        groups.append((math.inf if seconds is None else seconds, group))
         for run in group:
-            why = unavailable(arguments(run.module, run.flags), place)
-            if why:
-                plan.why[run.key] = why
-            (plan.elsewhere if why else plan.missing).append(by_key[run.key])
-    return plan
+            entry = by_key[run.key]
+            entry.seconds, entry.why = seconds, unavailable(arguments(run.module, run.flags), place)
+    groups.sort(key=lambda pair: pair[0])
+    return [by_key[run.key] for _, group in groups for run in group]
 
 
 def seconds_of(run: Run, records: Records) -> float | None:
@@ -96,18 +78,13 @@ def weights_lacking(weights: str, backbone: str) -> str:
 
 @functools.cache
 def data_lacking(dataset: str, size: int, place: Place) -> str:
-    """Why a dataset cannot be had here, or nothing: neither unpacked, decoded, as archives nor by network."""
-    sources = {}  # {pattern of a file's name: where it comes from}
-    if dataset.startswith("rotatedmnist"):
-        part = "t10k" if dataset.endswith("t10k") else "train"
-        for name in (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"):
-            sources[name] = MNIST.mirrors[-1] + name
-    elif dataset in FOLDERS:
-        if unpacked(place, dataset) or caches_of(place.data, dataset, size):
-            return ""
-        sources = {pattern: url for pattern, (url, _) in FOLDERS[dataset].files.items()}
+    """Why a dataset of the catalogue cannot be had here, or nothing: neither unpacked, decoded, as archives
+    nor by network. (Digits need nothing; MNIST's files are looked for when a run starts.)"""
+    if dataset not in FOLDERS or unpacked(place, dataset) or caches_of(place.data, dataset, size):
+        return ""
+    sources = FOLDERS[dataset].files  # {pattern of a file's name: (where it comes from, ...)}
     here = find_archives(place, list(sources))
-    for pattern, url in sources.items():
+    for pattern, (url, _) in sources.items():
         if pattern not in here and not answers(url):
             return f"{dataset}: {pattern} is not here and cannot be downloaded from {url}"
     return ""
@@ -127,37 +104,33 @@ def answers(url: str) -> bool:
 # In words
 
 
-def plan_text(plan: Plan, commands: bool) -> str:
+def plan_text(plan: list[Missing], commands: bool) -> str:
     """A line for each table: the runs missing, their time, and those that cannot start here; on request also
     a line for each run."""
-    every = [*plan.missing, *plan.elsewhere]
-    if not every:
+    if not plan:
         return "Nothing is missing."
     by_table = {}
-    for entry in every:
+    for entry in plan:
         for table in entry.tables:
             by_table.setdefault(table, []).append(entry)
-    rows = [line_of(table, entries, plan) for table, entries in sorted(by_table.items())]
-    rows.append(line_of("all, each run once", every, plan))
+    rows = [line_of(table, entries) for table, entries in sorted(by_table.items())]
+    rows.append(line_of("all, each run once", plan))
     lines = [tabulate(rows, ["table", "runs missing", "time, one after the other", "cannot start here"],
                       disable_numparse=True)]
     if commands:
-        lines.append("")
-        for entry in every:
-            lines.append(f"{clock(plan.seconds[entry.run.key]):>10}  {entry.run.command}")
-    for why, runs in Counter(plan.why.values()).items():
+        lines += [f"{clock(entry.seconds):>10}  {entry.run.command}" for entry in plan]
+    for why, runs in Counter(entry.why for entry in plan if entry.why).items():
         lines.append(f"Not here ({runs} runs): {why}")
     return "\n".join(lines)
 
 
-def line_of(name: str, entries: list[Missing], plan: Plan) -> list:
+def line_of(name: str, entries: list[Missing]) -> list:
     """Of the table for the terminal: runs, time, those of unknown time, and those that cannot start."""
-    seconds = [plan.seconds[entry.run.key] for entry in entries]
-    known = [number for number in seconds if number is not None]
+    known = [entry.seconds for entry in entries if entry.seconds is not None]
     words = clock(sum(known) if known else None)
-    if known and len(known) < len(seconds):
-        words += f" and {len(seconds) - len(known)} runs of unknown time"
-    return [name, len(entries), words, sum(entry.run.key in plan.why for entry in entries) or ""]
+    if known and len(known) < len(entries):
+        words += f" and {len(entries) - len(known)} runs of unknown time"
+    return [name, len(entries), words, sum(bool(entry.why) for entry in entries) or ""]
 
 
 def clock(seconds: float | None) -> str:

@@ -3,7 +3,7 @@
     python -m reproduce.predict runs/fdse-... photos --client webcam
     python -m reproduce.predict runs/fdse-... a.jpg b.png --csv predictions.csv
 
-The network is the one that the client is tested with (`common.load_run`), and the images are decoded, resized
+The network is the one that the client is tested with (`load_run`), and the images are decoded, resized
 and normalized as the run's were. Of a folder all images in it are taken, also those in folders inside it.
 Every file that cannot be read is named, and the exit code is then 1.
 """
@@ -25,6 +25,7 @@ from plumbing.errors import Stop, ending
 from plumbing.files import write_whole
 from plumbing.listings import is_image
 from plumbing.settings import Parser
+from reproduce.loading import Trained, load_run
 
 import numpy as np
 import torch
@@ -39,14 +40,14 @@ Row = tuple[Path, str, float]
 
 
 def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
-    """(file, class, probability) of each image, by a network of `common.load_run`; and a line for each file
+    """(file, class, probability) of each image, by a network of `load_run`; and a line for each file
     that cannot be read. Stop if the network has no classifier."""
     run = net.run
     if run.args.protocol == "linear":
         raise Stop("this run had no labels: its network gives representations and no classes; "
-                   "common.load_run returns it, common.fit_linear fits a classifier to them", 2)
+                   "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
     rows, problems = [], []
-    size = common.evaluation_batch(run.args)
+    size = max(run.args.batch_size, 100)
     starts = tqdm(range(0, len(files), size), unit="batch", disable=len(files) < MANY)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's lock
         for start in starts:
@@ -64,7 +65,7 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     return rows, problems
 
 
-def read_image(file: Path, run: common.Trained) -> Tensor | Exception:
+def read_image(file: Path, run: Trained) -> Tensor | Exception:
     """The pixels of a file as the run's are, uint8 [C, S, S]; or why there are none."""
     size = run.args.image_size
     try:
@@ -133,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         flags = parsed(argv)
         files = files_of(flags.images)
-        net = common.load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
+        net = load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
                               archives=flags.archives, any_code=flags.any_code)
         rows, problems = predict(net, files)
         run = net.run

@@ -1,13 +1,12 @@
 """Runs and the records of finished runs: results/runs.jsonl, a line for each, only ever appended to.
 
 A run is known by its method and the arguments that decide its numbers, so that one which serves several
-tables is run once. Of several records of a run the newest counts. Beside the records lie checked.json, which
-says whether the code of now still gives their numbers (check.py), and reach.jsonl, FedCiR's Table 3.
+tables is run once. Of several records of a run the newest counts. Beside the records lies checked.json, which
+says whether the code of now still gives their numbers (check.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -18,15 +17,22 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.results import id_of
+from plumbing.runfolder import folder_of
 from plumbing.settings import Args
-from reproduce.methods import method, short_name
+from reproduce.methods import ROOT, arguments, method, short_name
 
 SCHEMA = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "bytes": dict, "finished": str, "versions": dict, "hardware": dict}
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
-BUSY = 0.5  # processes beside a run with which it is no longer alone on its machine
 # {method: {a field that its file no longer has: the value that the file still has}}.
-REMOVED: dict[str, dict] = {}
+REMOVED: dict[str, dict] = {
+    "fdse": {"variant": "paper", "G": 2, "con_loss": "eq6", "dse_relu": True, "stem_padding": 2, "pad": True,
+             "fc_identity": True},
+    "fedsr": {"norm": "squared", "kl_scale": False},
+    "fedadg": {"variant": "paper", "warmup": 0, "d_loss": "lsgan", "g_loss": "opposite", "order": "paper",
+               "onehot_value": 1.0, "keep_momentum_d": False},
+    "fedgala": {"variant": "paper", "ga_unit": "model", "ga_vectors": "updates", "predictor": "local"},
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,12 @@ def by_training(runs: list[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
+def folder_of_run(run: Run) -> Path:
+    """The output folder of a run."""
+    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
+    return ROOT / folder_of(args)
+
+
 def known_arguments(cls: type[Args], args: dict) -> Args:
     """Recorded arguments as `cls` has them now. Missing fields get defaults; unknown fields are ignored."""
     known = {}
@@ -140,7 +152,6 @@ class Records:
             except (Stop, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
                 self.damaged.append(f"{path}, line {number} is skipped: {str(e)[:80]}")
         self.checked = read_checked(path.with_name("checked.json"))
-        self.reach = read_reach(path.with_name("reach.jsonl"))
 
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
@@ -184,10 +195,6 @@ class Records:
         """Whether the code of now gives other numbers than a record's."""
         return self.check_of(record).get("outcome") == "differs"
 
-    def reach_of(self, record: dict) -> dict[str, float] | None:
-        """What reach.jsonl has of a record; None if it was not measured."""
-        return self.reach.get((record["id"], record["finished"]))
-
     def seeds_of(self, module: str, dataset: str, scale: str) -> set[int]:
         """The seeds of which a method has records, so that nothing else is looked for."""
         return self.seeds.get((short_name(module), dataset, scale), set())
@@ -195,20 +202,6 @@ class Records:
 
 def refuse_number(text: str) -> None:
     raise ValueError(f"{text} is no finite number")
-
-
-def alone(record: dict) -> bool:
-    """Whether its run had the machine to itself, so that its times are worth a comparison: at each start and
-    at the end no more processes wanted a core than it has threads, and no other run shared its GPU. One
-    without a training of its own has no times."""
-    if "trained_by" in record:
-        return False
-    threads = record["hardware"].get("threads", 0)
-    parts = [record["hardware"], *record.get("code", [])]
-    if any(part.get("runs_on_gpu", 1) != 1 for part in parts):
-        return False
-    loads = [part.get("load") for part in parts]
-    return all(type(load) in (int, float) and load <= threads + BUSY for load in loads)
 
 
 def command_of(record: dict) -> str:
@@ -231,16 +224,6 @@ def read_checked(path: Path) -> dict[str, dict]:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as e:
         raise Stop(f"{path} is damaged ({e}): delete it, --check makes it again", 2)
-
-
-def read_reach(path: Path) -> dict[tuple[str, str], dict[str, float]]:
-    """{(id of a run, when it was finished): what a client spends until the accuracy is reached}."""
-    reach = {}
-    for _, line in lines_of(path):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            measured = json.loads(line)
-            reach[measured["id"], measured["finished"]] = measured["reach"]
-    return reach
 
 
 def lines_of(path: Path) -> list[tuple[int, bytes]]:

@@ -1,5 +1,5 @@
-"""The tables as text: pages in markdown, csv, the terminal, results/README.md and the block between two marks
-in README.md."""
+"""The tables as text: pages in markdown, csv, results/README.md and the block between two marks in
+README.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, chance, fill
 from reproduce.methods import ROOT
 from reproduce.records import Records, command_of
 from reproduce.scoreboard import outcome, sentence, strip_of
-from reproduce.statistics import paired, published_order
+from reproduce.statistics import paired
 from reproduce.tables import PAPERS, Row, Table
 
 from tabulate import tabulate
@@ -35,17 +35,13 @@ LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), diff
           "to 5% for all tests of a page together), ~ it differs by its own test alone, ? cannot be tested "
           f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARK}")
 SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
-                  "rows: guessing one of the classes, and whether the rows are in the published order: "
-                  "Kendall's tau with the paper (1: the same order, -1: its reverse), 95% of it over "
-                  "resampled seeds (from three seeds on), the probability p that a random order does as "
-                  "well.")
+                  "row: guessing one of the classes.")
 # Behind a difference.
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
             "deviation", "seeds", "values", "difference", "verdict", "corrected_probability", "precision",
             "differs_now", "runs", "commits", "module"]
-PICTURE = ("A square for each published cell: no difference found, unclear, differs, not testable, laptop "
-           "only, not run")
+PICTURE = "A bar for each table: no difference found, unclear, differs, not testable, laptop only, not run"
 
 
 # All tables
@@ -54,13 +50,13 @@ PICTURE = ("A square for each published cell: no difference found, unclear, diff
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
     """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md and the scoreboard
     into `out`; returns the text for the terminal."""
-    shown, strips = [], {}
-    parts = {scale: [[], [], []] for scale in SCALES}  # of README.md: pages, figures, links to empty pages
+    shown, of_scales, strips = [], {}, []
     for scale in SCALES:
-        pages, pictures, empty = parts[scale]
+        pages, pictures, empty = of_scales[scale] = [], [], []  # of README.md
         for table in tables:
             blocks = filled(table, records, scale)
             name = table.file_name(scale)
+            measured = any(block.measured for block in blocks)
             if table.figure:
                 path = out / "figures" / f"{name}.png"
                 if figures.draw(table, blocks, path, scale):
@@ -68,24 +64,21 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
                     pictures += [f"### {title(table, scale)}", image, *table.notes]
                     shown.append(f"{title(table, scale)}: {path}")
                 continue
-            strips.setdefault(table.id, (table, []))[1].append(blocks)
-            measured = any(block.measured for block in blocks)
             write_page(out / "tables", table, blocks, scale, scale == "paper" or measured)
+            page = "\n\n".join([f"# {title(table, scale)}", *contents(table, blocks, scale)])
             if measured:
-                page = "\n\n".join([f"# {title(table, scale)}", *contents(table, blocks, scale)])
                 pages.append(page.replace("\n## ", "\n#### ").replace("# ", "### ", 1).strip())
             elif scale == "paper":
                 empty.append(f"[{name}](tables/{name}.md)")
             if scale == "paper" or measured:
-                shown.append(as_text(table, blocks, scale))
-    of_scales = list(SCALES)
-    paper, laptop = of_scales.index("paper"), of_scales.index("laptop")
-    strips = [strip_of(table, blocks[paper], blocks[laptop]) for table, blocks in strips.values()]
+                shown.append(page)
+            if scale == "paper":
+                strips.append(strip_of(table, blocks, filled(table, records, "laptop")))
     state = sentence(strips)
     if whole:
         scoreboard.draw(strips, out / "scoreboard.png")
         write_text(out / "scoreboard.md", scoreboard.as_markdown(strips))
-        write_text(out / "README.md", overview(parts, state, len(records.every)))
+        write_text(out / "README.md", overview(of_scales, state, len(records.every)))
         readme = out.parent / "README.md"
         if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
             update_readme(readme, state, read_agreement(out / "agreement.toml"))
@@ -114,13 +107,13 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def overview(parts: dict[str, list[list[str]]], state: str, count_of_runs: int) -> str:
+def overview(of_scales: dict[str, tuple], state: str, count_of_runs: int) -> str:
     """results/README.md: the scoreboard, then every table and figure that has something."""
     origin = (f"{MADE_BY} from {count_of_runs} recorded runs; in words: "
               f"[findings.md](findings.md); the counts of each table: [scoreboard.md](scoreboard.md).")
     text = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
-        pages, pictures, empty = parts[scale]
+        pages, pictures, empty = of_scales[scale]
         text += [head, legend(scale), *pages, *pictures]
         if empty:
             text.append(f"Nothing is measured yet of {', '.join(empty)}.")
@@ -159,14 +152,6 @@ def title(table: Table, scale: str) -> str:
     return f"{table.title} - at {scale.upper()} scale, not comparable with the published numbers"
 
 
-def as_text(table: Table, blocks: list[FilledBlock], scale: str) -> str:
-    """A table for the terminal."""
-    parts = [title(table, scale), table.protocol]
-    for block in blocks:
-        parts.append(f"{block.block.title}\n{grid(block, scale, 'simple')}")
-    return "\n".join(parts)
-
-
 def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     """A page."""
     head = [f"# {title(table, scale)}", legend(scale)]
@@ -186,7 +171,7 @@ def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
     for block in blocks:
         if scale != "paper" and not block.measured:
             continue
-        parts += [f"## {block.block.title}", grid(block, scale, "github")]
+        parts += [f"## {block.block.title}", grid(block, scale)]
         if scale != "paper":
             parts.append(budgets(block, scale))
         command = first_command(block, scale)
@@ -256,7 +241,7 @@ def line_of(cell: Cell, scale: str) -> list:
     published, difference = ["", ""], ""
     if scale == "paper":
         published = [*cell.printed, "", ""][:2]
-        if cell.difference is not None and not cell.elsewhere:
+        if cell.difference is not None:
             difference = fixed(cell.difference)
     seeds = " ".join(map(str, cell.values))
     values = " ".join(map(fixed, cell.values.values()))
@@ -279,9 +264,9 @@ def bullets(lines: list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def grid(block: FilledBlock, scale: str, style: str) -> str:
-    """The rows and columns of a block, in a style of tabulate; at a smaller scale without the published
-    numbers and the rows of which nothing is measured."""
+def grid(block: FilledBlock, scale: str) -> str:
+    """The rows and columns of a block; at a smaller scale without the published numbers and the rows of which
+    nothing is measured."""
     lines = []
     for line in shown_rows(block, scale):
         if scale == "paper":
@@ -289,9 +274,10 @@ def grid(block: FilledBlock, scale: str, style: str) -> str:
         else:
             lines.append([label(line.row), *(ours(cell) or "-" for cell in line.cells)])
     if scale != "paper":
-        lines += [chances(block), orders(block)]
+        accuracies = [chance(block.block, column) for column in block.block.columns]
+        lines.append(["chance", *("-" if accuracy is None else number(accuracy) for accuracy in accuracies)])
     head = ["", *(column.name for column in block.block.columns)]
-    return tabulate(lines, head, style, disable_numparse=True)
+    return tabulate(lines, head, "github", disable_numparse=True)
 
 
 def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
@@ -299,31 +285,6 @@ def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
     if scale == "paper":
         return block.rows
     return [line for line in block.rows if any(cell.values for cell in line.cells)]
-
-
-def chances(block: FilledBlock) -> list[str]:
-    """A row of a smaller scale: guessing one of the classes."""
-    cells = []
-    for column in block.block.columns:
-        accuracy = chance(block.block, column)
-        cells.append("-" if accuracy is None else number(accuracy))
-    return ["chance", *cells]
-
-
-def orders(block: FilledBlock) -> list[str]:
-    """A row of a smaller scale: whether the rows are in the published order."""
-    cells = []
-    for i in range(len(block.block.columns)):
-        both = [line.cells[i] for line in block.rows if line.cells[i].values and line.cells[i].published]
-        order = published_order([cell.published[0] for cell in both], [cell.values for cell in both])
-        cells.append("-")
-        if order:
-            cells[-1] = f"{order.tau:.2f}"
-            if order.interval:
-                low, high = order.interval
-                cells[-1] += f", {low:.2f} to {high:.2f}"
-            cells[-1] += f" (p {order.by_chance:.2f})"
-    return ["order as published, tau", *cells]
 
 
 def label(row: Row) -> str:
@@ -352,7 +313,7 @@ def ours(cell: Cell) -> str:
         words += f" ± {number(cell.deviation)}"
     if not cell.computed:
         words += f" ({len(cell.values)})"
-    if cell.verdict and not cell.elsewhere:
+    if cell.verdict:
         words += f", {cell.difference:+.2f}"
     return words + VERDICT_MARKS[cell.verdict] + (" †" if cell.differs_now else "")
 

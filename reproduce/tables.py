@@ -24,15 +24,15 @@ PAPERS = {
     "fedcir": "FedCiR (Li et al., IEEE TMC)",
     "fdse": "FDSE (Wang et al., CVPR 2025)",
 }
-KINDS = ("best", "last", "curve", "logs", "mean", "cost", "reach", "seconds")  # of a column's value
+KINDS = ("best", "last", "curve", "logs", "mean", "cost", "none")  # of a column's value
 PUBLISHED = "published"  # the folder of the published numbers beside the tables
-FIGURES = ("curves", "parameter", "radar", "measure")  # how a figure is drawn, see figures.py
+FIGURES = ("curves", "parameter", "measure")  # how a figure is drawn, see figures.py
 
 
 @dataclass
 class Column:
     """`value`: a path in the record such as best/ALL; `mean` of the other columns; `cost/...` of the network;
-    `seconds` of a client's training in a round; or `reach/...`, what is measured of the run's folder."""
+    or `none`, what no record has."""
 
     name: str
     value: str

@@ -4,7 +4,7 @@ import dataclasses
 
 import common
 from plumbing.catalog import FOLDERS
-from plumbing.runfolder import of_target, several_runs
+from plumbing.several import expand_targets
 from reproduce.cells import run_of
 from reproduce.methods import arguments
 from reproduce.tables import read_tables
@@ -99,10 +99,7 @@ def test_every_cell_has_its_clients():
     assert {args.dirichlet for args, _ in settings.values()} >= {0.1, 0.5, 1, 5}
     for args, where in settings.values():
         seeds = SEEDS if args.dirichlet else SEEDS[:1]
-        targets = [args.target]
-        if several_runs(args):
-            targets = common.targets_of(args, [d.name for d in stand_in(args)[0]])
+        names = [d.name for d in stand_in(args)[0]]
         for seed in seeds:
-            for target in targets:
-                of_seed = dataclasses.replace(of_target(args, target), seed=seed, device="cpu")
-                check_clients(of_seed, where)
+            for of_target in expand_targets(args, names):
+                check_clients(dataclasses.replace(of_target, seed=seed, device="cpu"), where)

@@ -7,6 +7,7 @@ import math
 import common
 import fedgala
 from baselines import fedema
+from plumbing import linear
 from reproduce.cells import cells_of
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table
@@ -723,9 +724,9 @@ def test_the_untrained_network():
     """What the start of a run evaluates: the first network, whose BN has the plain mean over the batches of
     each client's first epoch, averaged by images; and chance, when all features are alike."""
     args, _, _, _ = federation("fedgala", "--epochs", "1")
-    domains, classes = common.load_domains(args)
-    fed = common.federation(fedgala.Server, fedgala.Client, args, fedgala.build, domains, classes)
-    found = common.evaluate_start(fed)
+    dataset = common.open_dataset(args)
+    fed = common.federation(fedgala.Server, fedgala.Client, args, fedgala.build, dataset)
+    found = linear.evaluate_start(fed, common.representations, common.batches)
     w = fed.server.w
     by_client = []
     for k in range(5):
@@ -739,7 +740,9 @@ def test_the_untrained_network():
     model = target.model(fed.server.download(5))
     statistics = {}
     for k in range(5):
-        of_client = common.batch_statistics(model, fed.clients[k].data.train, args, k)
+        common.seed_all(args.seed, "start", k)
+        epoch = common.batches(fed.clients[k].data.train, args, 0, k)
+        of_client = linear.batch_statistics(model, epoch, args)
         assert_close(of_client["f.1.running_mean"], by_client[k], atol=1e-5, rtol=1e-4)
         for name, v in of_client.items():
             statistics[name] = statistics.get(name, 0) + v / 5
@@ -748,8 +751,7 @@ def test_the_untrained_network():
     model.load_state_dict(statistics, strict=False)
     z, y = common.representations(model, target.data.test, args)
     seed = common.seed_all(args.seed, "linear", "d75").initial_seed()
-    how = dict(lr=args.linear_lr, epochs=args.linear_epochs, batch=args.linear_batch)
-    expected = common.linear_accuracy(z, y, 10, 0.1, seed, **how)
+    expected = linear.accuracies(z, y, 10, args, seed)["0.1"]
     assert found["linear"]["d75"]["0.1"] == pytest.approx(expected, abs=0.05)
     assert found["chance_loss"] == pytest.approx(float(fedgala.nt_xent(torch.ones(16, 3), args.temperature)))
 

@@ -34,15 +34,9 @@ def accuracy_on_target(run: Rebuilt, **changed) -> float:
     Stop if the adaptation to it diverges."""
     fed = run.federation
     client = fed.clients[fed.K]
-    own = client.args
     client.args = dataclasses.replace(run.args, **changed)
-    common.seed_all(run.args.seed, "evaluate", run.round, fed.K)  # as common.tested_model
-    try:
-        model = client.model(fed.server.download(fed.K))
-        (right,) = common.correct(model, [client.data.test], client.args)
-        return right / len(client.data.test)
-    finally:
-        client.args = own
+    model = common.tested_model(fed, fed.K, run.round)
+    return common.correct(model, client.data.test, client.args) / len(client.data.test)
 
 
 def tested_with(result: dict, runs: dict[str, Rebuilt], changed: dict) -> dict:
@@ -89,49 +83,48 @@ def command_with(command: str, changed: dict) -> str:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flags", action="append", default=[], metavar="'--FLAG VALUE ...'",
-                        help="flags of the method to test with; may be given several times [those of FDSE's "
-                             "Table 2: no adaptation, statistics alone, and the run's own]")
+                        help="flags of the method to test with; may be given several times [the run's own]")
     parser.add_argument("--record", default="", metavar="FILE",
                         help="JSONL file to which a record of each is added [none]")
 
 
-def ways_of(flags, run: Rebuilt) -> list[dict]:
-    """The changed flags of each test."""
+def changed_flags(words: str, run: Rebuilt) -> dict:
+    """'--adapt-lr 0' -> {"adapt_lr": 0.0}."""
     own = flags_at_test(run.args)
     if run.args.protocol != "lodo" or not own:
         raise Stop(f"{run.folder} has no flags that act on a left-out domain alone: give a run of fdse or "
                    "fedbn with --protocol lodo", 2)
-    if not flags.flags:
-        return [{"adapt_epochs": 0}, {"adapt_lr": 0.0}, own] if "adapt_lr" in own else [own]
     parser = Parser(prog="adaptation --flags", allow_abbrev=False, add_help=False)
     for f in dataclasses.fields(run.args):
         if f.name in own:
             add_flag(parser, f, ())
-    return [vars(parser.parse_args(shlex.split(words))) for words in flags.flags]
+    return vars(parser.parse_args(shlex.split(words))) or own
 
 
-def show(flags) -> dict:
-    """A row for each run and way, and a record of each if one is wanted."""
+def show(flags) -> list[dict]:
+    """A row for each run and its flags, and a record of each if one is wanted."""
     refuse_record(flags.record)
     rows, numbers = [], []
     for folder, name in zip(flags.folders, labels(flags.folders)):
         result = finished(folder)
         torch.set_num_threads(result["hardware"]["threads"])  # the bytes of the adaptation depend on them
-        runs = {which: rebuilt(folder, which, flags.data, flags.archives) for which in ("best", "last")}
+        runs = {}
+        for which in ("best", "last"):
+            runs[which] = rebuilt(folder, which, flags.data, flags.archives, flags.any_code)
         args = runs["last"].args
         if args.device.split(":")[0] != result["args"]["device"]:
             raise Stop(f"{folder} is a run on {result['args']['device']}: test it again on one", 2)
-        for changed in ways_of(flags, runs["last"]):
-            words = " ".join(f"{flag_of(field)} {value}" for field, value in changed.items())
-            entry = {"folder": str(folder), "target": args.target, "flags": changed, "accuracy": None}
-            numbers.append(entry)
+        for words in flags.flags or [""]:
+            changed = changed_flags(words, runs["last"])
             try:
                 found = tested_with(result, runs, changed)
             except Stop:
                 rows.append([name, args.target, words, "diverges"])
                 continue
             record(dataclasses.replace(args, record=flags.record), found)
-            entry["accuracy"] = found[flags.which]["target"]
-            rows.append([name, args.target, words, f"{100 * entry['accuracy']:.2f}"])
+            accuracy = found[flags.which]["target"]
+            numbers.append({"folder": str(folder), "target": args.target, "flags": changed,
+                            "accuracy": accuracy})
+            rows.append([name, args.target, words, f"{100 * accuracy:.2f}"])
     print(tabulate(rows, ["method", "target", "flags", "accuracy (%)"], disable_numparse=True))
-    return {"runs": numbers}
+    return numbers

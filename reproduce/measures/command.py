@@ -19,15 +19,14 @@ COMMANDS = {"tsne": tsne, "pad": pad, "risk": risks, "cost": overhead, "gradient
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line. Bad usage or a folder that is no run ends it with one line on stderr and exit code
-    2."""
+    """The command line. Bad usage or a folder that is no run ends it with one line and exit code 2."""
     flags = parsed(argv)
     try:
         if flags.out:
             figure_format(flags.out)
         numbers = COMMANDS[flags.what].show(flags)
         if flags.json:
-            write_json(Path(flags.json), numbers)
+            write_json(Path(flags.json), {"runs": numbers})
         return
     except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
         message, code = ending(e, "the runs are as they were")
@@ -49,5 +48,6 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         command.add_argument("--json", default="", metavar="FILE", help="file for the numbers [none]")
         command.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
         command.add_argument("--archives", default="", help="folder with archives downloaded before [none]")
+        command.add_argument("--any-code", action="store_true", help="also runs that other code has trained")
         module.add_flags(command)
     return parser.parse_args(argv)

@@ -1,5 +1,4 @@
-"""A finished run from its output folder: what it has recorded, and its server and clients put together
-again."""
+"""A finished run from its output folder: what it has recorded, its server and clients, and its name."""
 
 from __future__ import annotations
 
@@ -10,22 +9,12 @@ from pathlib import Path
 
 import common
 from plumbing.errors import Stop
-from plumbing.files import load_file
-from plumbing.processes import open_device, set_precision, to_device
 from plumbing.settings import Args, shown_value
-from plumbing.trained import arguments_from, fitting, refuse_other_images, refuse_other_weights
-from reproduce.methods import builder_of, method
+from reproduce import loading
+from reproduce.methods import method
 
 import numpy as np
 from torch import nn
-
-FILES = {"best": "best.pt", "last": "checkpoint.pt"}  # where a run keeps its state after these rounds
-# Variants that have a name of their own.
-ABLATIONS = {"fedavg": "FedAvg", "fedl2r": "FedL2R", "fedcmi": "FedCMI", "fedreg": "FedReg",
-             "fedalign": "FedAlign"}
-
-
-# What a run has recorded
 
 
 def finished(folder) -> dict:
@@ -73,53 +62,6 @@ def numbers_of(entry: dict) -> dict[str, float]:
     return found
 
 
-def arguments_of(folder, data: str, archives: str) -> Args:
-    """The arguments of a finished run from its result. A GPU is used if the run had one and one is here."""
-    key, file = finished(folder)["args"], Path(folder) / "result.json"
-    args = arguments_from(key, file, "cpu" if key.get("device") == "cpu" else "auto", data, archives)
-    refuse_other_weights(args, key)
-    refuse_other_images(args, key)
-    return args
-
-
-def training_sizes(args: Args) -> dict[str, int]:
-    """{client: its training images}."""
-    domains, classes = common.load_domains(args)
-    clients, _ = common.make_clients(args, domains, len(classes))
-    return {client.name: len(client.train) for client in clients}
-
-
-# Put together again
-
-
-def federation(folder, which: str = "best", data: str = "data", archives: str = "") -> common.Federation:
-    """The server and clients of the finished run in `folder`, after its best validation round or its last
-    one.
-
-    `federation.clients[k].model(federation.server.download(k))` is the network that client k was tested with.
-    One scratch network is shared by all of them, so a call of model() overwrites what the call before
-    returned. `data` and `archives` as the flags of a run. Stop if the folder does not hold a whole finished
-    run.
-    """
-    if which not in FILES:
-        raise Stop(f"which is {which!r}; expected best or last", 2)
-    result = finished(folder)
-    module = method(result["method"])
-    args = arguments_of(folder, data, archives)
-    file = FILES["last" if args.protocol == "linear" else which]  # without labels the last round is the best
-    path = Path(folder) / file
-    saved = load_file(path, "checkpoint")
-    open_device(args)
-    set_precision(args)
-    domains, classes = common.load_domains(args)
-    with fitting(path, result["method"]):
-        if json.loads(saved["identity"]) != result["args"] or saved["round"] != result[which]["round"]:
-            raise Stop(f"{path} and result.json beside it are of different runs or rounds", 2)
-        fed = common.federation(module.Server, module.Client, args, builder_of(module), domains, classes)
-        fed.load_state_dict(to_device(saved, args.device))
-    return fed
-
-
 @dataclass
 class Rebuilt:
     """A finished run, put together again as it was after one of its rounds: what the measures look at."""
@@ -132,34 +74,35 @@ class Rebuilt:
 
     @property
     def args(self) -> Args:
-        return self.federation.args
+        return self.federation.settings
 
     def tested(self) -> Iterator[tuple[common.ClientProtocol, nn.Module]]:
-        """(client, the network it was tested with) for each client of a run and last for its targets, seeded
-        as the round loop does. Use a network before the next is asked for: they share their memory."""
+        """(client, the network it was tested with) for each client of a run and last for its targets. Use a
+        network before the next is asked for: they share their memory."""
         for k, client in self.federation.clients.items():
-            common.seed_all(self.args.seed, "evaluate", self.round, k)  # as common.evaluate
-            yield client, client.model(self.federation.server.download(k))
+            yield client, common.tested_model(self.federation, k, self.round)
 
     def heading(self) -> dict[str, str]:
         """With what the numbers of a run begin."""
         return {"folder": self.folder, "method": self.label, "which": self.which}
 
 
-def rebuilt(folder, which: str = "best", data: str = "data", archives: str = "") -> Rebuilt:
-    """The finished run in `folder` with its `federation`."""
-    fed = federation(folder, which, data, archives)
-    result = finished(folder)
-    name = name_of(result["method"], result["args"].get("variant"))
-    return Rebuilt(str(folder), which, result[which]["round"], name, fed)
+def rebuilt(folder, which: str = "best", data: str = "data", archives: str = "",
+            any_code: bool = False) -> Rebuilt:
+    """The finished run in `folder`, after its best validation round or its last one. A GPU is used if the run
+    had one and one is here."""
+    key = finished(folder)["args"]
+    device = "cpu" if key.get("device") == "cpu" else "auto"
+    fed, saved = loading.rebuilt(folder, which, None, device, data, archives, any_code, images=True)
+    return Rebuilt(str(folder), which, saved["round"], name_of(key), fed)
 
 
 def all_rebuilt(flags) -> list[Rebuilt]:
     """The runs of a command, labelled so that they can be told apart."""
     runs = []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, flags.which, flags.data, flags.archives)
-        run.label = name
+    for folder, label in zip(flags.folders, labels(flags.folders)):
+        run = rebuilt(folder, flags.which, flags.data, flags.archives, flags.any_code)
+        run.label = label
         runs.append(run)
     return runs
 
@@ -167,13 +110,11 @@ def all_rebuilt(flags) -> list[Rebuilt]:
 # Names
 
 
-def name_of(method_name: str, variant: str | None) -> str:
-    """A method as the papers write it: the first word of its file, or the ablation that its variant is, or
-    both."""
-    module = method(method_name)
-    if variant in ABLATIONS:
-        return ABLATIONS[variant]
-    name = (module.__doc__ or method_name).split(":")[0].split("\n")[0]
+def name_of(key: dict) -> str:
+    """A method as its file's first word, and its variant if that is not the file's own."""
+    module = method(key["method"])
+    name = (module.__doc__ or key["method"]).split(":")[0].split("\n")[0]
+    variant = key.get("variant")
     if variant in (None, getattr(module.Args, "variant", None)):
         return name
     return f"{name} ({variant})"
@@ -182,7 +123,7 @@ def name_of(method_name: str, variant: str | None) -> str:
 def labels_of(keys: list[dict]) -> list[str]:
     """For each set of arguments the method, and where several are of one method, the arguments in which these
     differ."""
-    plain = [name_of(key["method"], key.get("variant")) for key in keys]
+    plain = [name_of(key) for key in keys]
     names = []
     for name, key in zip(plain, keys):
         same = [other for other, of_other in zip(keys, plain) if of_other == name]

@@ -124,10 +124,7 @@ def draw_gradients(path, runs: list[dict]) -> None:
         x = [pair["information"] for pair in run["pairs"].values()]
         y = [pair["covariance"] for pair in run["pairs"].values()]
         panel.scatter(x, y, s=36, label=run["method"])
-        for name, place in zip(run["pairs"], zip(x, y)):
-            panel.annotate(name, place, textcoords="offset points", xytext=(0, 5), ha="center", fontsize=7)
     panel.set(xlabel="mutual information of the images, Eq. (3) (nats)", ylabel="covariance of the gradients")
-    panel.margins(0.2)
     panel.legend(fontsize=8)
     write_figure(path, figure)
 
@@ -137,7 +134,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         help="batches behind the gradient of a domain [16]")
 
 
-def show(flags) -> dict:
+def show(flags) -> list[dict]:
     """A table, the figure, and the numbers."""
     if flags.batches < 1:
         raise Stop(f"--batches is {flags.batches}; it must be at least 1", 2)
@@ -151,4 +148,4 @@ def show(flags) -> dict:
         draw_gradients(flags.out, runs)
     head = ["method", "domains", "covariance", "cosine", "information (nats)", "by chance"]
     print(tabulate(table, head, floatfmt=("", "", ".3e", ".3f", ".1f", ".1f")))
-    return {"runs": runs}
+    return runs

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from common import images_in_round, seed_all
 from plumbing.errors import Stop
-from reproduce.measures.finished import (Rebuilt, arguments_of, finished, history, labels, rebuilt,
-                                         training_sizes)
+from reproduce.measures.finished import Rebuilt, finished, history, labels, rebuilt
 from reproduce.methods import arguments, builder_of
 
 import torch
@@ -82,32 +81,27 @@ def training_flops(run: Rebuilt) -> float:
     return count.get_total_flops() / images_in_round(fed.sizes[k], args)
 
 
-def cost_to_reach(folder, accuracy: float, flops_per_image: float, sizes: dict[str, int] | None = None,
-                  by: str = "AVG", data: str = "data", archives: str = "") -> dict | None:
-    """What a client has spent, on average, when a run first reaches an accuracy (FedCiR, Table 3); None if it
-    never does.
+def cost_to_reach(run: Rebuilt, accuracy: float, by: str = "AVG") -> dict | None:
+    """What a client has spent, on average, when a run first reaches an accuracy by AVG, ALL or target (FedCiR,
+    Table 3); None if it never does.
 
-    `by`: AVG, ALL or target. `sizes`: training images of each client by name (None: from the data). Returns
-    the round; TFLOPs of local training and GB up and down until then, means over the clients; and the peaks
-    of the whole run's memory in MiB.
+    The round; TFLOPs of local training and GB up and down until then, means over the clients; the FLOPs of
+    an image; and the peaks of the whole run's memory in MiB.
     """
-    if not 0 < accuracy <= 1:
-        raise Stop(f"the accuracy to reach is {accuracy}; expected a share such as 0.6", 2)
-    result, entries = finished(folder), history(folder)
-    args = arguments_of(folder, data, archives)
-    reached = first_round(entries, accuracy, by, folder)
+    result, entries = finished(run.folder), history(run.folder)
+    reached = first_round(entries, accuracy, by, run.folder)
     if reached is None:
         return None
-    if sizes is None:
-        sizes = training_sizes(args)
-    images, exchanged = 0, 0
+    fed, images, exchanged = run.federation, 0, 0
+    sizes = dict(zip(fed.names, fed.sizes))
     for entry in entries[:reached]:
         for name, log in entry["clients"].items():
-            images += images_in_round(sizes[name], args)
+            images += images_in_round(sizes[name], run.args)
             exchanged += log["bytes_up"] + log["bytes_down"]
-    return {"round": reached, "tflops": images * flops_per_image / len(sizes) / 1e12,
-            "gb": exchanged / len(sizes) / 1e9, "memory_mib": result["peak_memory_mib"],
-            "gpu_memory_mib": result.get("hardware", {}).get("gpu_peak_memory_mib")}
+    per_image = training_flops(run)
+    return {"round": reached, "tflops": images * per_image / fed.K / 1e12, "gb": exchanged / fed.K / 1e9,
+            "memory_mib": result["peak_memory_mib"],
+            "gpu_memory_mib": result["hardware"]["gpu_peak_memory_mib"], "flops_per_image": per_image}
 
 
 def first_round(entries: list[dict], accuracy: float, by: str, folder) -> int | None:
@@ -128,16 +122,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", default="AVG", choices=("AVG", "ALL", "target"), help="which accuracy [AVG]")
 
 
-def show(flags) -> dict:
+def show(flags) -> list[dict]:
     """A table, and the numbers."""
+    if not 0 < flags.accuracy <= 1:
+        raise Stop(f"the accuracy to reach is {flags.accuracy}; expected a share such as 0.6", 2)
     runs, table = [], []
     for folder, name in zip(flags.folders, labels(flags.folders)):
-        per_image = training_flops(rebuilt(folder, "last", flags.data, flags.archives))
-        cost = cost_to_reach(folder, flags.accuracy, per_image, None, flags.by, flags.data, flags.archives)
-        runs.append({"folder": str(folder), "method": name, "flops_per_image": per_image, "cost": cost})
-        table.append([name, *(cost.values() if cost else [None] * 5)])
+        run = rebuilt(folder, "last", flags.data, flags.archives, flags.any_code)
+        cost = cost_to_reach(run, flags.accuracy, flags.by)
+        runs.append({"folder": str(folder), "method": name, "cost": cost})
+        table.append([name, *(cost.values() if cost else [None] * 6)])
     print(f"each client until {flags.by} reaches {100 * flags.accuracy:g}% (-: never, or no GPU)")
-    head = ["method", "round", "TFLOPs", "GB up and down", "memory (MiB)", "GPU memory (MiB)"]
-    formats = (".0f", ".0f", ".3f", ".4f", ".0f", ".0f")
+    head = ["method", "round", "TFLOPs", "GB up and down", "memory (MiB)", "GPU memory (MiB)",
+            "FLOPs an image"]
+    formats = (".0f", ".0f", ".3f", ".4f", ".0f", ".0f", ".4g")
     print(tabulate(table, head, floatfmt=formats, missingval="-"))
-    return {"by": flags.by, "accuracy": flags.accuracy, "runs": runs}
+    return runs

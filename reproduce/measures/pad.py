@@ -112,18 +112,14 @@ def draw_pad(path, run_a: dict, run_b: dict) -> None:
     if run_a["pairs"].keys() != run_b["pairs"].keys():
         raise Stop(f"{a} and {b} have different clients: compare runs on the same domains", 2)
     x = [run_b["pairs"][pair] for pair in run_a["pairs"]]
-    y = list(run_a["pairs"].values())
-    everything = [*x, *y, run_a["mean_global"], run_b["mean_global"]]
-    edge = max(0.06 * (max(everything) - min(everything)), 0.05)
-    limits = min(everything) - edge, max(everything) + edge
     figure = new_figure(4.8, 4.8)
     panel = figure.subplots()
-    panel.plot(limits, limits, "--", color="0.5", linewidth=1, label="equal")
-    panel.scatter(x, y, s=34, facecolors="none", edgecolors="tab:blue", label="pair of clients")
-    panel.scatter([run_b["mean_global"]], [run_a["mean_global"]], s=190, marker="*", color="hotpink",
-                  edgecolors="0.3", zorder=3, label="mixture and client (mean)")
-    panel.set(xlabel=f"PAD, {b}", ylabel=f"PAD, {a}", xlim=limits, ylim=limits, aspect="equal")
-    panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3, frameon=False)
+    panel.axline((0, 0), slope=1, linestyle="--", color="0.5", linewidth=1, label="equal")
+    panel.plot(x, list(run_a["pairs"].values()), "o", fillstyle="none", label="pair of clients")
+    panel.plot(run_b["mean_global"], run_a["mean_global"], "*", color="hotpink", markersize=14,
+               label="mixture and client (mean)")
+    panel.set(xlabel=f"PAD, {b}", ylabel=f"PAD, {a}", aspect="equal")
+    panel.legend(fontsize=8)
     write_figure(path, figure)
 
 
@@ -132,19 +128,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         help="images of each client: its test images, or all [test]")
 
 
-def show(flags) -> dict:
+def show(flags) -> list[dict]:
     """A table, the figure of two runs, and the numbers."""
     if flags.out and len(flags.folders) != 2:
         raise Stop(f"--out draws one run against another: give two folders, not {len(flags.folders)}", 2)
     runs = [pad_table(run, flags.part) for run in all_rebuilt(flags)]
-    rows = {}
-    for i, run in enumerate(runs):
-        found = run["pairs"] | {f"mixture / {name}": pad for name, pad in run["global"].items()}
-        found |= {"mean of the pairs": run["mean_pairs"], "mean of mixture and client": run["mean_global"]}
-        for name, pad in found.items():
-            rows.setdefault(name, [None] * len(runs))[i] = pad
+    table = []
+    for run in runs:
+        for pair, distance in run["pairs"].items():
+            table.append([run["method"], pair, distance])
+        for name, distance in run["global"].items():
+            table.append([run["method"], f"mixture / {name}", distance])
+        table.append([run["method"], "mean of the pairs", run["mean_pairs"]])
+        table.append([run["method"], "mean of mixture and client", run["mean_global"]])
     if flags.out:
         draw_pad(flags.out, *runs)
-    table = [[name, *pads] for name, pads in rows.items()]
-    print(tabulate(table, ["PAD", *(run["method"] for run in runs)], floatfmt=".3f"))
-    return {"runs": runs}
+    print(tabulate(table, ["method", "domains", "PAD"], floatfmt=".3f"))
+    return runs

@@ -1,5 +1,4 @@
-"""The risk of a global model on the clients' images, and the training loss over the rounds (FedCiR, Sec. 6.4,
-Fig. 11)."""
+"""The risk of a global model on the clients' images (FedCiR, Sec. 6.4, Fig. 11)."""
 
 from __future__ import annotations
 
@@ -8,8 +7,8 @@ import argparse
 from common import Data, autocast, in_order
 from plumbing.errors import Stop
 from plumbing.settings import Args
-from reproduce.drawing import Curves, new_figure, plot_curves, write_figure
-from reproduce.measures.finished import Rebuilt, all_rebuilt, history, numbers_of
+from reproduce.drawing import new_figure, write_figure
+from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ def risk(model: nn.Module, data: Data, args: Args) -> float:
     """The mean cross-entropy of `model` on `data`, in eval mode, in nats."""
     model.eval()
     total = 0.0
-    for x, y in in_order([data], args):
+    for x, y in in_order(data, args):
         with autocast(args):
             logits = model(x)
         total += float(cross_entropy(logits.float(), y, reduction="sum"))
@@ -50,33 +49,23 @@ def local_risks(run: Rebuilt) -> dict:
     return run.heading() | {"clients": clients, "mean": mean} | target
 
 
-def draw_risks(path, runs: list[dict], curves: Curves) -> None:
-    """FedCiR, Fig. 11. Left: for each result of `local_risks` the global model's cross-entropy on the test
-    images of each client and its mean, a dot where that of the training images is; right: the clients' mean
-    training loss over the rounds."""
-    names = {}  # of all clients, as an ordered set
-    for run in runs:
-        names |= dict.fromkeys(run["clients"])
-    names = list(names)
-    widths = max(5.0, 0.9 * len(names) + 2.6), 4.4
-    figure = new_figure(sum(widths), 3.8)
-    left, right = figure.subplots(1, 2, width_ratios=widths)
+def draw_risks(path, runs: list[dict]) -> None:
+    """FedCiR, Fig. 11, left: of each run the global model's risk on the test images of each client and its
+    mean; a dot where that of the training images is. (Right is reproduce.compare --metric loss.)"""
+    names = [*runs[0]["clients"], "mean"]
+    figure = new_figure(max(5.0, 0.9 * len(names) + 1.7), 3.8)
+    panel = figure.subplots()
     width = 0.8 / len(runs)
     for i, run in enumerate(runs):
-        x, test, train = [], [], []
-        for j, name in enumerate([*names, "mean"]):
-            risks = run["mean"] if name == "mean" else run["clients"].get(name)
-            if risks:
-                x.append(j + (i + 0.5) * width - 0.4)
-                test.append(risks["test"])
-                train.append(risks["train"])
-        left.bar(x, test, 0.9 * width, color=f"C{i}", label=run["method"])
-        dots = "on its training images" if run is runs[-1] else None  # once in the legend
-        left.plot(x, train, ".", color="0.2", label=dots)
-    left.set_xticks(range(len(names) + 1), [*names, "mean"], rotation=20 if len(names) > 4 else 0)
-    left.set(ylabel="cross-entropy of the global model (nats)")
-    left.legend(fontsize=8)
-    plot_curves(right, curves, "training loss of the local models")
+        risks = run["clients"] | {"mean": run["mean"]}
+        if [*risks] != names:
+            raise Stop("the runs have different clients: compare runs on the same domains", 2)
+        x = np.arange(len(names)) + (i + 0.5) * width - 0.4
+        panel.bar(x, [risks[name]["test"] for name in names], 0.9 * width, label=run["method"])
+        panel.plot(x, [risks[name]["train"] for name in names], ".", color="0.2")
+    panel.set_xticks(range(len(names)), names)
+    panel.set(ylabel="cross-entropy (nats); dots: training images")
+    panel.legend(fontsize=8)
     write_figure(path, figure)
 
 
@@ -84,23 +73,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """It has none of its own."""
 
 
-def show(flags) -> dict:
+def show(flags) -> list[dict]:
     """A table, the figure, and the numbers."""
-    runs, curves, table = [], {}, []
-    for rebuilt in all_rebuilt(flags):
-        run = local_risks(rebuilt)
+    runs, table = [local_risks(run) for run in all_rebuilt(flags)], []
+    for run in runs:
         name = run["method"]
-        losses = {entry["round"]: numbers_of(entry).get("loss") for entry in history(run["folder"])}
-        rounds = [t for t, loss in losses.items() if loss is not None]
-        losses = [losses[t] for t in rounds]
-        runs.append(run | {"curve": {"round": rounds, "loss": losses}})
-        curves[name] = rounds, losses
         for client, risks in run["clients"].items():
             table.append([name, client, risks["train"], risks["test"]])
         if "target" in run:
             table.append([name, f"{run['target']['name']} (left out)", None, run["target"]["test"]])
         table.append([name, "mean of the clients", run["mean"]["train"], run["mean"]["test"]])
     if flags.out:
-        draw_risks(flags.out, runs, curves)
+        draw_risks(flags.out, runs)
     print(tabulate(table, ["method", "client", "train risk", "test risk"], floatfmt=".4f"))
-    return {"runs": runs}
+    return runs
