@@ -97,33 +97,9 @@ PAPER = {
     "iwildcam": dict(**IMAGES, lambda_align=1e-6),
 }
 VARIANTS = {
-    "fedreg": {
-        "digits": dict(lambda_align=0.0),
-        "officecaltech": dict(lambda_align=0.0),
-        "pacs": dict(lambda_align=0.0),
-        "domainnet10": dict(lambda_align=0.0),
-        "domainnet": dict(lambda_align=0.0),
-        "camelyon17": dict(lambda_align=0.0),
-        "iwildcam": dict(lambda_align=0.0),
-    },
-    "fedalign": {
-        "digits": dict(lambda_reg=0.0),
-        "officecaltech": dict(lambda_reg=0.0),
-        "pacs": dict(lambda_reg=0.0),
-        "domainnet10": dict(lambda_reg=0.0),
-        "domainnet": dict(lambda_reg=0.0),
-        "camelyon17": dict(lambda_reg=0.0),
-        "iwildcam": dict(lambda_reg=0.0),
-    },
-    "control": {
-        "digits": dict(lambda_reg=0.0, lambda_align=0.0),
-        "officecaltech": dict(lambda_reg=0.0, lambda_align=0.0),
-        "pacs": dict(lambda_reg=0.0, lambda_align=0.0),
-        "domainnet10": dict(lambda_reg=0.0, lambda_align=0.0),
-        "domainnet": dict(lambda_reg=0.0, lambda_align=0.0),
-        "camelyon17": dict(lambda_reg=0.0, lambda_align=0.0),
-        "iwildcam": dict(lambda_reg=0.0, lambda_align=0.0),
-    },
+    "fedreg": dict.fromkeys(PAPER, dict(lambda_align=0.0)),
+    "fedalign": dict.fromkeys(PAPER, dict(lambda_reg=0.0)),
+    "control": dict.fromkeys(PAPER, dict(lambda_reg=0.0, lambda_align=0.0)),
 }
 # A twelfth of the rounds, so the generator learns faster.
 LAPTOP = {

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import common
 import fdse
@@ -69,30 +71,58 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # else libraries report what is left as leaks
 
 
-MODULES = {
-    "fedavg": fedavg,
-    "fdse": fdse,
-    "fedsr": fedsr,
-    "fedcir": fedcir,
-    "fedadg": fedadg,
-    "fedgala": fedgala,
-    "baselines.local": local,
-    "baselines.centralized": centralized,
-    "baselines.fedprox": fedprox,
-    "baselines.fedbn": fedbn,
-    "baselines.ditto": ditto,
-    "baselines.fedfa": fedfa,
-    "baselines.fedheal": fedheal,
-    "baselines.fedema": fedema,
-    "baselines.partialfed": partialfed,
-    "baselines.fedgen": fedgen,
-    "baselines.feddyn": feddyn,
-    "baselines.scaffold": scaffold,
-    "baselines.moon": moon,
-    "baselines.lgfedavg": lgfedavg,
-    "baselines.fedproc": fedproc,
-    "baselines.feddg_ga": feddg_ga,
-}
+# What a new method adds here: all tests of all methods read this list.
+
+LINEAR = "--target d0 --linear-epochs 20"  # without labels: one run, and a short one
+LODO = "--protocol lodo --target d30"
+USUAL = "--rounds 6 --lr 0.03"
+# Weak crops of small images: SimCLR's own crops leave too little of a digit to learn from in a few rounds.
+VIEWS = "--target d0 --image-size 16 --crop 16 --augment jigen --label-ratio 0.1 --linear-epochs 1000"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A method, and what the tests must know of it.
+
+    Over seeds 0 to 2 the accuracy was at least 9 points higher than `floor`, where chance is 10%. The loss
+    was at least 8% lower than `left`. Without labels the loss is what shows learning, because a
+    linear classifier on an untrained network reaches 70 to 77%. The accuracy shows that z is no single point.
+    """
+
+    module: ModuleType
+    keeping: str  # flags with which it keeps all that it can between rounds
+    learns: str  # flags with which it learns the digits in a few rounds
+    floor: int  # the accuracy (%) that its last round must reach
+    left: float  # how much of the first round's loss may be left
+    recurring: float  # share of fedavg.py's lines that recur, from `class Client` on
+
+
+LISTED = [
+    Tested(fedavg, "", USUAL, 65, 0.5, 1.0),
+    Tested(fdse, LODO, "--rounds 7 --image-size 16", 75, 0.35, 0.55),
+    Tested(fedsr, "--reference local --momentum 0.9", "--rounds 7 --lr 0.03", 50, 0.75, 0.55),
+    Tested(fedcir, "", "--rounds 6 --lr-decay 0.85", 60, 0.55, 0.7),
+    Tested(fedadg, f"--keep-momentum --momentum 0.9 {LODO}", "--rounds 4 --lr 0.03", 60, 0.75, 0.5),
+    Tested(fedgala, f"{LINEAR} --ssl moco", f"--rounds 5 --temperature 0.2 {VIEWS}", 50, 0.72, 0.65),
+    Tested(local, LODO, USUAL, 70, 0.3, 0.6),
+    Tested(centralized, "--momentum 0.9", "--rounds 3", 60, 0.3, 0.6),
+    Tested(fedprox, f"--mu 0.5 --momentum 0.9 {LODO}", USUAL, 65, 0.5, 0.9),
+    Tested(fedbn, f"{LODO} --evaluated trained", USUAL, 60, 0.5, 0.75),
+    Tested(ditto, "--lambda 0.5 --momentum 0.9", USUAL, 60, 0.5, 0.75),
+    Tested(fedfa, f"--prob 0.7 --participation 0.5 {LODO}", USUAL, 60, 0.5, 0.9),
+    Tested(fedheal, f"--participation 0.5 {LODO}", USUAL, 65, 0.5, 0.75),
+    Tested(fedema, LINEAR, f"--rounds 4 {VIEWS}", 55, 0.55, 0.7),
+    Tested(partialfed, "--strategy adaptive", USUAL, 60, 0.5, 0.7),
+    Tested(fedgen, "--participation 0.5 --lambda-decay 0.9", USUAL, 40, 0.75, 0.7),
+    Tested(feddyn, "--participation 0.5", USUAL, 60, 0.6, 0.7),
+    Tested(scaffold, "--participation 0.5", USUAL, 65, 0.5, 0.7),
+    Tested(moon, "", USUAL, 65, 0.5, 0.75),
+    Tested(lgfedavg, f"{LODO} --evaluated trained", USUAL, 60, 0.5, 0.75),
+    Tested(fedproc, f"--participation 0.5 {LODO}", USUAL, 60, 0.6, 0.75),
+    Tested(feddg_ga, f"--participation 0.8 {LODO}", USUAL, 65, 0.5, 0.75),
+]
+TESTED = {method.module.__name__: method for method in LISTED}
+MODULES = {name: method.module for name, method in TESTED.items()}
 OFFICIAL = {
     "official.fdse": official.fdse,
     "official.fedsr": official.fedsr,

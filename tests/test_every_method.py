@@ -11,6 +11,7 @@ from plumbing import linear
 from tests.conftest import (
     METHODS,
     MODULES,
+    TESTED,
     fails,
     interrupted,
     metrics,
@@ -113,42 +114,16 @@ def linear_accuracies(net: torch.nn.Module, data: common.ClientData) -> dict:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_loaded_network_has_the_recorded_accuracies(tmp_path, method):
     """With all that a method keeps, and in the machine's precision."""
-    result = run_here(method, tmp_path, *KEEPING[method], "--precision", "auto", "--rounds", 3)
+    result = run_here(method, tmp_path, *TESTED[method].keeping.split(), "--precision", "auto", "--rounds", 3)
     for which in ("best", "last"):
         assert loaded_accuracies(tmp_path, which) == recorded_accuracies(result[which])
 
 
-# What a method keeps between rounds decides whether a resumed run is the same, so each keeps all that it can.
-KEEPING = {
-    "fedavg": [],
-    "fdse": ["--protocol", "lodo", "--target", "d30"],
-    "fedsr": ["--reference", "local", "--momentum", "0.9"],
-    "fedcir": [],
-    "fedadg": ["--keep-momentum", "--momentum", "0.9", "--protocol", "lodo", "--target", "d30"],
-    "fedgala": [*one_run("fedgala"), "--ssl", "moco"],
-    "baselines.fedema": one_run("baselines.fedema"),
-    "baselines.ditto": ["--lambda", "0.5", "--momentum", "0.9"],
-    "baselines.partialfed": ["--strategy", "adaptive"],
-    "baselines.fedheal": ["--participation", "0.5", "--protocol", "lodo", "--target", "d30"],
-    "baselines.fedfa": ["--prob", "0.7", "--participation", "0.5", "--protocol", "lodo", "--target", "d30"],
-    "baselines.fedbn": ["--protocol", "lodo", "--target", "d30", "--evaluated", "trained"],
-    "baselines.fedgen": ["--participation", "0.5", "--lambda-decay", "0.9"],
-    "baselines.feddyn": ["--participation", "0.5"],
-    "baselines.scaffold": ["--participation", "0.5"],
-    "baselines.fedprox": ["--mu", "0.5", "--momentum", "0.9", "--protocol", "lodo", "--target", "d30"],
-    "baselines.centralized": ["--momentum", "0.9"],
-    "baselines.moon": [],
-    "baselines.local": ["--protocol", "lodo", "--target", "d30"],
-    "baselines.lgfedavg": ["--protocol", "lodo", "--target", "d30", "--evaluated", "trained"],
-    "baselines.fedproc": ["--participation", "0.5", "--protocol", "lodo", "--target", "d30"],
-    "baselines.feddg_ga": ["--participation", "0.8", "--protocol", "lodo", "--target", "d30"],
-}
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, method, monkeypatch):
+    """What a method keeps between rounds decides it, so each keeps all that it can."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    flags = [*KEEPING[method], "--rounds", 4, "--checkpoint-every", 0]
+    flags = [*TESTED[method].keeping.split(), "--rounds", 4, "--checkpoint-every", 0]
     result = run_here(method, whole, *flags)
     interrupted(method, monkeypatch, parts, *flags, after=2)
     assert len(metrics(parts)) == 2 and not (parts / "result.json").exists()
@@ -169,57 +144,21 @@ def test_flags_that_no_method_takes(capsys, method, flags, words):
 
 # Learning
 
-# Small images with weak crops; SimCLR's own crops leave too little of a digit to learn from in a few rounds.
-VIEWS = ["--target", "d0", "--image-size", "16", "--crop", "16", "--augment", "jigen", "--label-ratio", "0.1",
-         "--linear-epochs", "1000"]
-
-# Of each method: flags, the accuracy (%) that the last round must reach, where chance is 10%, and how much of
-# the first round's loss may be left. Over seeds 0 to 2 the accuracy was at least 9 points higher and the loss
-# at least 8% lower than that.
-#
-# Without labels the loss is what shows learning: a linear classifier on a network that was never trained
-# reaches as much (70 to 77%). The accuracy shows that the loss did not fall by a collapse of z to a point.
-LEARNS = {
-    "fedavg": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
-    "fdse": (["--rounds", "7", "--image-size", "16"], 75, 0.35),
-    "fedsr": (["--rounds", "7", "--lr", "0.03"], 50, 0.75),
-    "fedcir": (["--rounds", "6", "--lr-decay", "0.85"], 60, 0.55),
-    "fedadg": (["--rounds", "4", "--lr", "0.03"], 60, 0.75),
-    "fedgala": (["--rounds", "5", "--temperature", "0.2", *VIEWS], 50, 0.72),
-    "baselines.fedema": (["--rounds", "4", *VIEWS], 55, 0.55),
-    "baselines.ditto": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
-    "baselines.partialfed": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
-    "baselines.fedheal": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
-    "baselines.fedfa": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
-    "baselines.fedbn": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
-    "baselines.fedgen": (["--rounds", "6", "--lr", "0.03"], 40, 0.75),
-    "baselines.feddyn": (["--rounds", "6", "--lr", "0.03"], 60, 0.6),
-    "baselines.scaffold": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
-    "baselines.fedprox": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
-    "baselines.centralized": (["--rounds", "3"], 60, 0.3),
-    "baselines.moon": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
-    "baselines.local": (["--rounds", "6", "--lr", "0.03"], 70, 0.3),
-    "baselines.lgfedavg": (["--rounds", "6", "--lr", "0.03"], 60, 0.5),
-    "baselines.fedproc": (["--rounds", "6", "--lr", "0.03"], 60, 0.6),
-    "baselines.feddg_ga": (["--rounds", "6", "--lr", "0.03"], 65, 0.5),
-}
-
-
 @pytest.mark.parametrize("method", LEARNING)
 def test_it_learns(tmp_path, method):
     """On the digits, in a few rounds, far more than chance."""
-    flags, floor, left = LEARNS[method]
+    tested = TESTED[method]
     quick = ["--precision", "fp32", "--eval-every", 100, "--no-figures"]
-    args = parsed(method, *quick, "--out", tmp_path, *flags)
+    args = parsed(method, *quick, "--out", tmp_path, *tested.learns.split())
     result, = run_all(method, args)
     losses = []
     for entry in metrics(tmp_path):
         losses.append(sum(log.get("loss", 0) for log in entry["clients"].values()))
-    assert losses[-1] < left * losses[0]
+    assert losses[-1] < tested.left * losses[0]
     key = "ALL"
     if args.protocol == "linear":
         key = "target"
-    assert 100 * result["last"][key] > floor
+    assert 100 * result["last"][key] > tested.floor
 
 
 # Several processes

@@ -11,8 +11,8 @@ import warnings
 import torch
 from common import LinearArgs
 from reproduce.measures import federation
-from tests.conftest import METHODS, MODULES, interrupted, metrics, one_run, run_here
-from tests.test_every_method import KEEPING, same_metrics
+from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, run_here
+from tests.test_every_method import same_metrics
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_two_rounds_are_those_of_the_cpu(tmp_path, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_goes_on(tmp_path, method, monkeypatch):
     """As a run in one piece would, up to the order of sums: the seeds are those of round and client."""
-    flags = [*KEEPING[method], "--rounds", 3, "--checkpoint-every", 0, "--device", DEVICE]
+    flags = [*TESTED[method].keeping.split(), "--rounds", 3, "--checkpoint-every", 0, "--device", DEVICE]
     run_here(method, tmp_path / "whole", *flags)
     interrupted(method, monkeypatch, tmp_path / "parts", *flags, after=2)
     result = run_here(method, tmp_path / "parts", *flags)
