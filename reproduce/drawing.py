@@ -1,4 +1,4 @@
-"""What all figures share: an empty one, curves over the rounds, and the file that it becomes."""
+"""What all figures share: an empty one, and the file that it becomes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,11 @@ from pathlib import Path
 from plumbing.errors import Stop
 from plumbing.files import write_whole
 
-Curves = dict[str, tuple[list[int], list[float]]]  # {label: (rounds, values)}
-
 
 def new_figure(width: float, height: float):
     """An empty figure, in inches; matplotlib is loaded when the first one is drawn."""
     from matplotlib.figure import Figure
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def plot_curve(panel, rounds: list[int], values: list[float], label: str):
-    """One curve, with its points if they are few; returns the line."""
-    marker = "." if len(rounds) < 30 else None
-    line, = panel.plot(rounds, values, linewidth=1.4, label=label, marker=marker)
-    return line
-
-
-def plot_curves(panel, curves: Curves, ylabel: str) -> None:
-    """Curves over the rounds."""
-    for name, (rounds, values) in curves.items():
-        plot_curve(panel, rounds, values, name)
-    panel.xaxis.get_major_locator().set_params(integer=True)
-    panel.set(xlabel="round", ylabel=ylabel)
-    panel.legend(fontsize=8)
 
 
 def write_figure(path, figure) -> None:

@@ -36,6 +36,7 @@ LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), diff
           f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARK}")
 SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
                   "row: guessing one of the classes.")
+LEGENDS = {True: LEGEND, False: SMALLER_LEGEND}  # by whether the scale is the paper's
 # Behind a difference.
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
@@ -114,7 +115,7 @@ def overview(of_scales: dict[str, tuple], state: str, count_of_runs: int) -> str
     text = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
         pages, pictures, empty = of_scales[scale]
-        text += [head, legend(scale), *pages, *pictures]
+        text += [head, LEGENDS[scale == "paper"], *pages, *pictures]
         if empty:
             text.append(f"Nothing is measured yet of {', '.join(empty)}.")
     return "\n\n".join(text) + "\n"
@@ -154,13 +155,8 @@ def title(table: Table, scale: str) -> str:
 
 def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     """A page."""
-    head = [f"# {title(table, scale)}", legend(scale)]
+    head = [f"# {title(table, scale)}", LEGENDS[scale == "paper"]]
     return "\n\n".join([*head, *contents(table, blocks, scale), where_from(table, scale)]) + "\n"
-
-
-def legend(scale: str) -> str:
-    """What the signs of a page mean."""
-    return LEGEND if scale == "paper" else SMALLER_LEGEND
 
 
 def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
@@ -223,36 +219,30 @@ def published_place(id: str) -> str:
 
 
 def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
-    """A line for each cell."""
+    """A line for each cell: what is published, ours with its seeds, what the difference says, and the runs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEAD)
     for block in blocks:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
-                where = [table.id, scale, block.block.title, line.row.method, column.name]
-                writer.writerow([*where, *line_of(cell, scale), line.row.module])
+                published = [*cell.printed, "", ""][:2] if scale == "paper" else ["", ""]
+                difference = fixed(cell.difference) if scale == "paper" else ""
+                precisions = [record["args"].get("precision", "unknown") for record in cell.behind]
+                commits = [(record.get("commit") or "unknown")[:12] for record in cell.behind]
+                writer.writerow([
+                    table.id, scale, block.block.title, line.row.method, column.name, *published,
+                    fixed(cell.mean), fixed(cell.deviation), " ".join(map(str, cell.values)),
+                    " ".join(map(fixed, cell.values.values())), difference, cell.verdict,
+                    fixed(cell.corrected), each_once(precisions),
+                    int(cell.differs_now) if cell.behind else "",
+                    each_once([record["id"] for record in cell.behind]), each_once(commits),
+                    line.row.module])
     return out.getvalue()
 
 
-def line_of(cell: Cell, scale: str) -> list:
-    """Of a line of the csv: published mean and deviation, ours, seeds and their values, the difference and
-    what it says; precision, whether the code of now gives other numbers, and the runs with their commits."""
-    published, difference = ["", ""], ""
-    if scale == "paper":
-        published = [*cell.printed, "", ""][:2]
-        if cell.difference is not None:
-            difference = fixed(cell.difference)
-    seeds = " ".join(map(str, cell.values))
-    values = " ".join(map(fixed, cell.values.values()))
-    precisions, ids, commits = {}, {}, {}  # as ordered sets
-    for record in cell.behind:
-        precisions[record["args"].get("precision", "unknown")] = True
-        ids[record["id"]] = True
-        commits[(record.get("commit") or "unknown")[:12]] = True
-    differs = int(cell.differs_now) if cell.behind else ""
-    return [*published, fixed(cell.mean), fixed(cell.deviation), seeds, values, difference, cell.verdict,
-            fixed(cell.corrected), " ".join(precisions), differs, " ".join(ids), " ".join(commits)]
+def each_once(words: list[str]) -> str:
+    return " ".join(dict.fromkeys(words))
 
 
 def fixed(value: float | None) -> str:
@@ -282,9 +272,7 @@ def grid(block: FilledBlock, scale: str) -> str:
 
 def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
     """All rows at the paper's scale, at a smaller one those of which something is measured."""
-    if scale == "paper":
-        return block.rows
-    return [line for line in block.rows if any(cell.values for cell in line.cells)]
+    return [line for line in block.rows if scale == "paper" or any(cell.values for cell in line.cells)]
 
 
 def label(row: Row) -> str:
@@ -346,9 +334,8 @@ def budgets(block: FilledBlock, scale: str) -> str:
             if run:
                 words = budget(json.loads(run.work)[1])
                 rows_of.setdefault(words, {})[line.row.method] = True
-    if len(rows_of) == 1:
-        return f"Budget: {next(iter(rows_of))}."
-    return "Budget: " + "; ".join(f"{', '.join(names)}: {words}" for words, names in rows_of.items()) + "."
+    parts = [f"{', '.join(names)}: {words}" for words, names in rows_of.items()]
+    return f"Budget: {'; '.join(rows_of if len(rows_of) == 1 else parts)}."
 
 
 def budget(args: dict) -> str:
