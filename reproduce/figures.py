@@ -3,17 +3,12 @@ Those that reproduce.measures makes of the runs' folders are only shown."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import statistics
 from pathlib import Path
 
-from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in
-from reproduce.drawing import new_figure, write_figure
-from reproduce.statistics import means_over_columns
+from reproduce.cells import FilledBlock, cells_in
+from reproduce.drawing import draw_line, new_figure, write_figure
 from reproduce.tables import Table
-
-import numpy as np
 
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
     """Draw a figure into `path`, a panel for each block; whether there is one."""
@@ -22,8 +17,6 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     shown = [block for block in blocks if has_something(table, block)]
     if not shown:
         return False
-    if table.average and len(shown) == len(blocks):
-        shown.append(mean_of(blocks, table.average))
     columns = min(3, len(shown))
     lines = math.ceil(len(shown) / columns)
     figure = new_figure(4.6 * columns, 3.6 * lines + 0.3)
@@ -38,19 +31,6 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
         panel.set_title(block.block.title, fontsize=9)
     write_figure(path, figure)
     return True
-
-
-def mean_of(blocks: list[FilledBlock], title: str) -> FilledBlock:
-    """A panel with the mean over the others, row by row and column by column, of the seeds that all have."""
-    rows = []
-    for lines in zip(*(block.rows for block in blocks)):
-        cells = []
-        for of_column in zip(*(line.cells for line in lines)):
-            values = means_over_columns([cell.values for cell in of_column])
-            behind = {seed: record for seed, record in of_column[0].records.items() if seed in values}
-            cells.append(Cell([], values=values, records=behind))
-        rows.append(FilledRow(lines[0].row, cells))
-    return FilledBlock(dataclasses.replace(blocks[0].block, title=title, levels=[]), rows)
 
 
 def seeds_in(blocks: list[FilledBlock]) -> str:
@@ -100,17 +80,3 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
         panel.plot(*zip(*stated), "x", color="0.3", label="published")
     panel.set_xticks(range(len(names)), names)
     panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%), higher is better")
-
-
-def draw_line(panel, places: list, values: list[list[float]], label: str) -> None:
-    """The mean over the seeds at each place, and where there are three seeds their deviation."""
-    if not places:
-        return
-    means = [statistics.mean(of_seeds) for of_seeds in values]
-    deviations = [statistics.stdev(of_seeds) if len(of_seeds) > 2 else 0 for of_seeds in values]
-    marker = "." if len(places) < 30 else None
-    line, = panel.plot(places, means, linewidth=1.4, label=label, marker=marker)
-    if any(deviations):
-        middle, spread = np.array(means), np.array(deviations)
-        panel.fill_between(places, middle - spread, middle + spread, alpha=0.2, color=line.get_color())
-    panel.xaxis.get_major_locator().set_params(integer=True)

@@ -15,7 +15,6 @@ from plumbing.files import write_whole
 from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
 from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
-from reproduce.methods import ROOT
 from reproduce.records import Records, command_of
 from reproduce.scoreboard import outcome, sentence, strip_of
 from reproduce.statistics import paired
@@ -23,7 +22,6 @@ from reproduce.tables import PAPERS, Row, Table
 
 from tabulate import tabulate
 
-PUBLISHED = ROOT / "tables" / "published" / "README.md"  # where the published numbers are from
 # Each paper's own method.
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
@@ -155,8 +153,11 @@ def title(table: Table, scale: str) -> str:
 
 def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     """A page."""
-    head = [f"# {title(table, scale)}", LEGENDS[scale == "paper"]]
-    return "\n\n".join([*head, *contents(table, blocks, scale), where_from(table, scale)]) + "\n"
+    head, name = [f"# {title(table, scale)}", LEGENDS[scale == "paper"]], table.file_name(scale)
+    where_from = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
+    if scale == "paper":
+        where_from += " The published numbers, and where they stand: [tables/published](../../tables/published)."
+    return "\n\n".join([*head, *contents(table, blocks, scale), where_from]) + "\n"
 
 
 def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
@@ -197,25 +198,6 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
     if differing:
         words += f"; {differing} that the code of now does not give (†)"
     return words + "."
-
-
-def where_from(table: Table, scale: str) -> str:
-    """Where the numbers of a page are from: the published ones, and the runs behind ours."""
-    name = table.file_name(scale)
-    ours = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
-    if scale != "paper":
-        return ours
-    place = published_place(table.id) or "where they are from"
-    return f"{ours} The published numbers: {place} ([tables/published](../../tables/published/README.md))."
-
-
-def published_place(id: str) -> str:
-    """Of a table's published numbers, where they stand and what to know of them; empty if nothing is said."""
-    for line in PUBLISHED.read_text().splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if cells and cells[0] == f"{id}.csv":
-            return f"{cells[1]}; {cells[-1]}"
-    return ""
 
 
 def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
