@@ -19,9 +19,8 @@ from pathlib import Path
 
 from plumbing.errors import Stop, ending
 from plumbing.settings import SCALES, Parser, add_version, with_default
-from reproduce.cells import filled, missing
+from reproduce.cells import missing
 from reproduce.check import check
-from reproduce.figures import measure
 from reproduce.methods import ROOT
 from reproduce.plan import plan_text, planned
 from reproduce.records import Place, Records
@@ -105,6 +104,8 @@ def wrong_value(flags: argparse.Namespace) -> str:
         return f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"
     if not all("=" in word for word in flags.slurm.split()):
         return f"--slurm is {flags.slurm!r}; expected parameters such as 'timeout_min=720 mem_gb=32'"
+    if flags.only and flags.check:
+        return "--only is not of --check, which takes every setting: give --sample"
     if flags.commands and not flags.plan:
         return "--commands is of --plan; give both"
     if flags.sample and not flags.check:
@@ -116,12 +117,7 @@ def wrong_value(flags: argparse.Namespace) -> str:
 
 def wrong_folder(flags: argparse.Namespace) -> str:
     """What is wrong with the folders together, or nothing."""
-    others = []
-    for name, (own, _) in FOLDERS.items():
-        given = getattr(flags, name)
-        if given and Path(given).resolve() != ROOT / own:
-            others.append(name)
-    if others and "out" not in others and not flags.plan:
+    if (flags.tables or flags.records) and not flags.out and not flags.plan:
         return "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"
     may_lack = flags.plan or flags.run
     if flags.records and not may_lack and not Path(flags.records).exists():
@@ -162,8 +158,7 @@ def work(flags: argparse.Namespace) -> int:
     if flags.run:
         code = run_missing(tables, records, flags, place)
     if flags.check:
-        behind = records.every if tables is every else records_behind(tables, records)
-        code = check(records, behind, place, flags.jobs, flags.sample)
+        code = check(records, place, flags.jobs, flags.sample)
     if flags.run or flags.check:
         records = Records(flags.records)
         tables = every  # what was run may stand in others too, and the overviews are of all
@@ -183,18 +178,6 @@ def chosen(every: list[Table], only: str) -> list[Table]:
     return [table for table in every if any(fnmatch.fnmatch(table.id, pattern) for pattern in patterns)]
 
 
-def records_behind(tables: list[Table], records: Records) -> list[dict]:
-    """The records behind the cells of some tables, at all scales, each once."""
-    found = {}
-    for table in tables:
-        for scale in SCALES:
-            for block in filled(table, records, scale):
-                for line in block.rows:
-                    for cell in line.cells:
-                        found |= {id(record): record for record in [*cell.records.values(), *cell.behind]}
-    return list(found.values())
-
-
 def seeds_of(flags: argparse.Namespace) -> list[int] | None:
     """The seeds of --seeds; None where each paper's number of trials says it."""
     return None if flags.seeds == "paper" else list(range(int(flags.seeds)))
@@ -208,7 +191,7 @@ def place_of(flags: argparse.Namespace) -> Place:
 
 
 def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace, place: Place) -> int:
-    """Run what is missing, and draw the figures of the runs' folders; returns the exit code."""
+    """Run what is missing; returns the exit code."""
     plan = planned(missing(tables, records, flags.scale, seeds_of(flags)), records, place)
     for why in sorted({entry.why for entry in plan if entry.why}):
         print(f"left out: {why}", file=sys.stderr)
@@ -222,12 +205,6 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:
         return 130
-    records = Records(records.path)
-    for table in tables:
-        path = flags.out / "figures" / f"{table.file_name(flags.scale)}.png"
-        problem = measure(table, records, path, flags.scale, place)
-        if problem:
-            print(f"reproduce_tables: not made: {problem}", file=sys.stderr)
     return 1 if counts["failed"] else 0
 
 

@@ -16,8 +16,6 @@ from reproduce.records import Records, Run, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
-
-
 FROM_RECORDS = ("best", "last", "curve", "logs")  # kinds of a column
 
 
@@ -153,7 +151,7 @@ def judge(blocks: list[FilledBlock]) -> None:
             continue
         cell.verdict = "untested"
         if cell.computed:
-            last_digit = 10 ** -decimals(cell.printed[0])
+            last_digit = 10 ** -len(cell.printed[0].partition(".")[2])
             cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
         elif cell.probability is not None:
             tested.append(cell)
@@ -173,11 +171,6 @@ def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
         for line in block.rows:
             cells += line.cells
     return cells
-
-
-def decimals(printed: str) -> int:
-    """With how many decimals a number is printed."""
-    return len(printed.partition(".")[2])
 
 
 def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
@@ -294,21 +287,19 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
     by_key = {}
     for table in tables:
         asked = list(range(table.trials or 1)) if seeds is None else seeds
-        for run in missing_in(table, records, scale, asked):
-            run = dataclasses.replace(run, replace=run.key in records.by_key)
-            known = by_key.setdefault(run.key, Missing(run, []))
-            if run.curve:  # also if another table does without
-                known.run = run
-            if table.id not in known.tables:
-                known.tables.append(table.id)
+        for block in table.blocks:
+            for row in block.rows:
+                for cell in cells_of(table, block, row, records, scale, asked):
+                    for run in cell.missing:
+                        note_missing(by_key, run, table.id, records)
     return list(by_key.values())
 
 
-def missing_in(table: Table, records: Records, scale: str, seeds: list[int]) -> list[Run]:
-    """The runs that one table needs and that are not recorded."""
-    runs = []
-    for block in table.blocks:
-        for row in block.rows:
-            for cell in cells_of(table, block, row, records, scale, seeds):
-                runs += cell.missing
-    return runs
+def note_missing(by_key: dict[str, Missing], run: Run, table: str, records: Records) -> None:
+    """Add a run that a table needs to those that are missing."""
+    run = dataclasses.replace(run, replace=run.key in records.by_key)
+    known = by_key.setdefault(run.key, Missing(run, []))
+    if run.curve:  # also if another table does without
+        known.run = run
+    if table not in known.tables:
+        known.tables.append(table)

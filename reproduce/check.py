@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import sys
 import tempfile
@@ -71,18 +70,16 @@ def representatives(records: list[dict]) -> list[Begun]:
 
 def sampled(settings: list[Begun], seconds: float) -> list[Begun]:
     """The settings that fit into some seconds: the cheapest of each method, then the second ones, ..."""
-    earlier = Counter()
-    turns = []
+    earlier, turns = Counter(), []
     for begun in settings:
-        name = begun.record["method"]
-        turns.append((earlier[name], begun.seconds, begun))
-        earlier[name] += 1
-    turns.sort(key=lambda turn: turn[:2])
-    chosen, total = [], 0.0
-    for _, needed, begun in turns:
-        if total + needed <= seconds:
+        turns.append((earlier[begun.record["method"]], begun))
+        earlier[begun.record["method"]] += 1
+    turns.sort(key=lambda turn: (turn[0], turn[1].seconds))
+    chosen = []
+    for _, begun in turns:
+        if begun.seconds <= seconds:
             chosen.append(begun)
-            total += needed
+            seconds -= begun.seconds
     return chosen
 
 
@@ -171,12 +168,12 @@ def first_difference(record: dict, entries: list[dict]) -> str:
 # All of them
 
 
-def check(records: Records, chosen: list[dict], place: Place, jobs: int, minutes: float) -> int:
-    """Begin one run of each setting of some records again, and write what came out; returns the exit code.
+def check(records: Records, place: Place, jobs: int, minutes: float) -> int:
+    """Begin one run of each recorded setting again, and write what came out; returns the exit code.
     Settings that were compared by this commit are not compared again; with `minutes` only a sample is."""
     path, commit = records.path.with_name("checked.json"), commit_now()
     settings = []
-    for begun in representatives(chosen):
+    for begun in representatives(records.every):
         found = records.check_of(begun.record)
         if minutes or found.get("outcome") not in COMPARED or found.get("commit") != commit:
             settings.append(begun)
@@ -184,16 +181,14 @@ def check(records: Records, chosen: list[dict], place: Place, jobs: int, minutes
         comparable = [begun for begun in settings if not not_comparable(begun.record, place)]
         settings = sampled(comparable, 60 * minutes * jobs)
     counts, processes = Counter(), Processes()
-    total = math.ceil(sum(begun.seconds for begun in settings))
-    with tqdm(total=total, unit="s", desc=f"{len(settings)} settings", disable=not settings,
-              bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}") as bar:
+    with tqdm(total=len(settings), unit="run", desc="settings", disable=not settings) as bar:
 
         def work(_, begun: Begun) -> None:
             if processes.stopping:
                 return
             outcome, why = begin_again(begun, place, processes)
             counts[outcome] += 1
-            bar.update(begun.seconds)
+            bar.update()
             bar.set_postfix(counts)
             if outcome != "interrupted":
                 note(path, begun, commit, outcome, why)

@@ -4,7 +4,7 @@
     python -m reproduce.compare runs/fedavg-... runs/fdse-... --metric loss
 
 A folder stands for the run in it, or for all runs below it. Runs that differ in the seed alone are one curve:
-their mean at the rounds that all of them have, and around it their sample deviation. The legend says in what
+their mean at the rounds that all of them have, and from three seeds on around it their sample deviation. The legend says in what
 the curves differ.
 """
 
@@ -20,16 +20,11 @@ from pathlib import Path
 from plumbing.errors import Stop, ending
 from plumbing.results import no_formula
 from plumbing.settings import Parser
-from reproduce.drawing import figure_format, new_figure, write_figure
+from reproduce.drawing import draw_line, figure_format, new_figure, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 
-import numpy as np
 from tabulate import tabulate
 
-# Okabe and Ito's colours, without their yellow, that most people with any colour vision can tell apart; after
-# the last one they come again with another stroke.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STROKES = ("-", "--", ":", "-.")
 ACCURACIES = {"target": "accuracy on the left-out domain (%)", "val": "validation accuracy ALL (%)",
               "ALL": "test accuracy over all images (%)", "AVG": "test accuracy, mean over the clients (%)"}
 
@@ -145,39 +140,19 @@ def table(groups: list[Group], metric: str, factor: float) -> str:
 
 
 def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
-    """Write the curves to a file: mean, and around it the deviation over the seeds."""
+    """Write the curves to a file: mean, and from three seeds on around it their deviation."""
     figure = new_figure(7.2, 4.4 + 0.22 * len(groups))
     panel = figure.subplots()
-    for i, group in enumerate(groups):
-        colour, stroke = COLOURS[i % len(COLOURS)], STROKES[i // len(COLOURS) % len(STROKES)]
-        rounds = sorted(group.curve)
-        values = factor * np.array([group.curve[t] for t in rounds])  # [rounds, seeds]
-        means = values.mean(1)
-        panel.plot(rounds, means, stroke, color=colour, marker="." if len(rounds) < 30 else None,
-                   label=no_formula(group.label))
-        if len(group.runs) > 1:
-            deviations = values.std(1, ddof=1)
-            panel.fill_between(rounds, means - deviations, means + deviations, color=colour, alpha=0.18)
-    panel.xaxis.get_major_locator().set_params(integer=True)
-    panel.grid(color="0.9", linewidth=0.6)
+    for group in groups:
+        values = [[factor * value for value in of_seeds] for of_seeds in group.curve.values()]
+        draw_line(panel, list(group.curve), values, no_formula(group.label))
     of_other = f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
+    panel.grid(color="0.9", linewidth=0.6)
     panel.set(xlabel="round", ylabel=no_formula(ACCURACIES.get(metric, of_other)))
-    panel.set_title(no_formula(heading(groups)), fontsize=10)
+    datasets = {group.runs[0].key["dataset"] for group in groups}
+    panel.set_title(no_formula(", ".join(sorted(datasets))), fontsize=10)
     figure.legend(fontsize=8, loc="outside lower center", frameon=False)
     write_figure(path, figure)
-
-
-def heading(groups: list[Group]) -> str:
-    """What all runs have in common: dataset, protocol with its target, scale; and what the band is."""
-    keys = [group.runs[0].key for group in groups]
-    words = []
-    for name in ("dataset", "protocol", "target", "scale"):
-        values = {str(key.get(name)) for key in keys}
-        if len(values) == 1 and values != {"all"}:
-            words.append(values.pop() + (" scale" if name == "scale" else ""))
-    if any(len(group.runs) > 1 for group in groups):
-        words.append("band: sample deviation over the seeds")
-    return ", ".join(words)
 
 
 def main(argv: list[str] | None = None) -> None:

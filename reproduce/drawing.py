@@ -1,14 +1,15 @@
-"""What all figures share: an empty one, curves over the rounds, and the file that it becomes."""
+"""What all figures share: an empty one, a line with its band, and the file that it becomes."""
 
 from __future__ import annotations
 
 import io
+import statistics
 from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import write_whole
 
-Curves = dict[str, tuple[list[int], list[float]]]  # {label: (rounds, values)}
+import numpy as np
 
 
 def new_figure(width: float, height: float):
@@ -17,20 +18,17 @@ def new_figure(width: float, height: float):
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def plot_curve(panel, rounds: list[int], values: list[float], label: str):
-    """One curve, with its points if they are few; returns the line."""
-    marker = "." if len(rounds) < 30 else None
-    line, = panel.plot(rounds, values, linewidth=1.4, label=label, marker=marker)
-    return line
-
-
-def plot_curves(panel, curves: Curves, ylabel: str) -> None:
-    """Curves over the rounds."""
-    for name, (rounds, values) in curves.items():
-        plot_curve(panel, rounds, values, name)
+def draw_line(panel, places: list, values: list[list[float]], label: str) -> None:
+    """The mean over the seeds at each place, and where there are three seeds their deviation."""
+    if not places:
+        return
+    means = np.array([statistics.mean(of_seeds) for of_seeds in values])
+    marker = "." if len(places) < 30 else None
+    line, = panel.plot(places, means, linewidth=1.4, label=label, marker=marker)
+    if max(map(len, values)) > 2:
+        spread = np.array([statistics.stdev(of_seeds) if len(of_seeds) > 2 else 0 for of_seeds in values])
+        panel.fill_between(places, means - spread, means + spread, alpha=0.2, color=line.get_color())
     panel.xaxis.get_major_locator().set_params(integer=True)
-    panel.set(xlabel="round", ylabel=ylabel)
-    panel.legend(fontsize=8)
 
 
 def write_figure(path, figure) -> None:

@@ -16,7 +16,6 @@ import io
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import common
@@ -31,10 +30,6 @@ import numpy as np
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
-from tqdm import tqdm
-
-COLUMNS = ("file", "class", "probability")
-MANY = 500  # images from which on a bar shows the progress
 
 Row = tuple[Path, str, float]
 
@@ -48,34 +43,31 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
                    "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
     rows, problems = [], []
     size = max(run.args.batch_size, 100)
-    starts = tqdm(range(0, len(files), size), unit="batch", disable=len(files) < MANY)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's lock
-        for start in starts:
+        for start in range(0, len(files), size):
             images = {}
-            some = files[start:start + size]
-            for file, image in zip(some, pool.map(partial(read_image, run=run), some)):
-                if isinstance(image, Exception):
-                    problems.append(f"{file} cannot be read as an image ({type(image).__name__})")
-                else:
-                    images[file] = image
-            if images:
-                p, labels = probabilities(net, torch.stack(list(images.values()))).max(1)
+            for file in files[start:start + size]:
+                images[file] = pool.submit(read_image, file, run)
+            pixels = {}
+            for file, reading in images.items():
+                try:
+                    pixels[file] = reading.result()
+                except Exception as e:  # whatever the system or the decoder makes of a file
+                    problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
+            if pixels:
+                p, labels = probabilities(net, torch.stack(list(pixels.values()))).max(1)
                 names = [run.classes[c] for c in labels.tolist()]
-                rows += zip(images, names, p.tolist())
+                rows += zip(pixels, names, p.tolist())
     return rows, problems
 
 
-def read_image(file: Path, run: Trained) -> Tensor | Exception:
-    """The pixels of a file as the run's are, uint8 [C, S, S]; or why there are none."""
-    size = run.args.image_size
-    try:
-        content = file.read_bytes()
-        if run.channels == 3:
-            return torch.from_numpy(np.array(to_rgb(content, size))).permute(2, 0, 1)
-        gray = torch.from_numpy(np.array(to_gray(content)))
-        return common.rotate(gray[None, None], 0, size)[0]
-    except Exception as e:  # whatever the system or the decoder makes of a file
-        return e
+def read_image(file: Path, run: Trained) -> Tensor:
+    """The pixels of a file as the run's are, uint8 [C, S, S]."""
+    size, content = run.args.image_size, file.read_bytes()
+    if run.channels == 3:
+        return torch.from_numpy(np.array(to_rgb(content, size))).permute(2, 0, 1)
+    gray = torch.from_numpy(np.array(to_gray(content)))
+    return common.rotate(gray[None, None], 0, size)[0]
 
 
 @torch.no_grad()
@@ -115,18 +107,13 @@ def files_of(paths: list[str]) -> list[Path]:
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
+    """A line for each image."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(["file", "class", "probability"])
     writer.writerows(rows)
     content = text.getvalue().encode("utf-8", "surrogateescape")
     write_whole(path, lambda file: file.write(content))
-
-
-def table(rows: list[Row]) -> str:
-    """A line for each image, for people."""
-    lines = [[c, f"{p:.4f}", str(file)] for file, c, p in rows]
-    return tabulate(lines, ["class", "probability", "file"], tablefmt="plain", disable_numparse=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -143,7 +130,8 @@ def main(argv: list[str] | None = None) -> None:
         if flags.csv:
             write_csv(Path(flags.csv), rows)
         else:
-            print(table(rows))
+            lines = [[c, f"{p:.4f}", str(file)] for file, c, p in rows]
+            print(tabulate(lines, ["class", "probability", "file"], "plain", disable_numparse=True))
         for problem in problems:
             print(f"predict: {problem}", file=sys.stderr)
         if problems:

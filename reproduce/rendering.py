@@ -15,7 +15,6 @@ from plumbing.files import write_whole
 from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
 from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
-from reproduce.methods import ROOT
 from reproduce.records import Records, command_of
 from reproduce.scoreboard import outcome, sentence, strip_of
 from reproduce.statistics import paired
@@ -23,7 +22,6 @@ from reproduce.tables import PAPERS, Row, Table
 
 from tabulate import tabulate
 
-PUBLISHED = ROOT / "tables" / "published" / "README.md"  # where the published numbers are from
 # Each paper's own method.
 OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
@@ -36,6 +34,7 @@ LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), diff
           f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARK}")
 SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
                   "row: guessing one of the classes.")
+LEGENDS = {True: LEGEND, False: SMALLER_LEGEND}  # by whether the scale is the paper's
 # Behind a difference.
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
@@ -114,7 +113,7 @@ def overview(of_scales: dict[str, tuple], state: str, count_of_runs: int) -> str
     text = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
         pages, pictures, empty = of_scales[scale]
-        text += [head, legend(scale), *pages, *pictures]
+        text += [head, LEGENDS[scale == "paper"], *pages, *pictures]
         if empty:
             text.append(f"Nothing is measured yet of {', '.join(empty)}.")
     return "\n\n".join(text) + "\n"
@@ -154,13 +153,11 @@ def title(table: Table, scale: str) -> str:
 
 def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     """A page."""
-    head = [f"# {title(table, scale)}", legend(scale)]
-    return "\n\n".join([*head, *contents(table, blocks, scale), where_from(table, scale)]) + "\n"
-
-
-def legend(scale: str) -> str:
-    """What the signs of a page mean."""
-    return LEGEND if scale == "paper" else SMALLER_LEGEND
+    head, name = [f"# {title(table, scale)}", LEGENDS[scale == "paper"]], table.file_name(scale)
+    where_from = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
+    if scale == "paper":
+        where_from += " The published numbers, and where they stand: [tables/published](../../tables/published)."
+    return "\n\n".join([*head, *contents(table, blocks, scale), where_from]) + "\n"
 
 
 def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
@@ -203,56 +200,31 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
     return words + "."
 
 
-def where_from(table: Table, scale: str) -> str:
-    """Where the numbers of a page are from: the published ones, and the runs behind ours."""
-    name = table.file_name(scale)
-    ours = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
-    if scale != "paper":
-        return ours
-    place = published_place(table.id) or "where they are from"
-    return f"{ours} The published numbers: {place} ([tables/published](../../tables/published/README.md))."
-
-
-def published_place(id: str) -> str:
-    """Of a table's published numbers, where they stand and what to know of them; empty if nothing is said."""
-    for line in PUBLISHED.read_text().splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if cells and cells[0] == f"{id}.csv":
-            return f"{cells[1]}; {cells[-1]}"
-    return ""
-
-
 def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
-    """A line for each cell."""
+    """A line for each cell: what is published, ours with its seeds, what the difference says, and the runs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEAD)
     for block in blocks:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
-                where = [table.id, scale, block.block.title, line.row.method, column.name]
-                writer.writerow([*where, *line_of(cell, scale), line.row.module])
+                published = [*cell.printed, "", ""][:2] if scale == "paper" else ["", ""]
+                difference = fixed(cell.difference) if scale == "paper" else ""
+                precisions = [record["args"].get("precision", "unknown") for record in cell.behind]
+                commits = [(record.get("commit") or "unknown")[:12] for record in cell.behind]
+                writer.writerow([
+                    table.id, scale, block.block.title, line.row.method, column.name, *published,
+                    fixed(cell.mean), fixed(cell.deviation), " ".join(map(str, cell.values)),
+                    " ".join(map(fixed, cell.values.values())), difference, cell.verdict,
+                    fixed(cell.corrected), each_once(precisions),
+                    int(cell.differs_now) if cell.behind else "",
+                    each_once([record["id"] for record in cell.behind]), each_once(commits),
+                    line.row.module])
     return out.getvalue()
 
 
-def line_of(cell: Cell, scale: str) -> list:
-    """Of a line of the csv: published mean and deviation, ours, seeds and their values, the difference and
-    what it says; precision, whether the code of now gives other numbers, and the runs with their commits."""
-    published, difference = ["", ""], ""
-    if scale == "paper":
-        published = [*cell.printed, "", ""][:2]
-        if cell.difference is not None:
-            difference = fixed(cell.difference)
-    seeds = " ".join(map(str, cell.values))
-    values = " ".join(map(fixed, cell.values.values()))
-    precisions, ids, commits = {}, {}, {}  # as ordered sets
-    for record in cell.behind:
-        precisions[record["args"].get("precision", "unknown")] = True
-        ids[record["id"]] = True
-        commits[(record.get("commit") or "unknown")[:12]] = True
-    differs = int(cell.differs_now) if cell.behind else ""
-    return [*published, fixed(cell.mean), fixed(cell.deviation), seeds, values, difference, cell.verdict,
-            fixed(cell.corrected), " ".join(precisions), differs, " ".join(ids), " ".join(commits)]
+def each_once(words: list[str]) -> str:
+    return " ".join(dict.fromkeys(words))
 
 
 def fixed(value: float | None) -> str:
@@ -282,9 +254,7 @@ def grid(block: FilledBlock, scale: str) -> str:
 
 def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
     """All rows at the paper's scale, at a smaller one those of which something is measured."""
-    if scale == "paper":
-        return block.rows
-    return [line for line in block.rows if any(cell.values for cell in line.cells)]
+    return [line for line in block.rows if scale == "paper" or any(cell.values for cell in line.cells)]
 
 
 def label(row: Row) -> str:
@@ -346,9 +316,8 @@ def budgets(block: FilledBlock, scale: str) -> str:
             if run:
                 words = budget(json.loads(run.work)[1])
                 rows_of.setdefault(words, {})[line.row.method] = True
-    if len(rows_of) == 1:
-        return f"Budget: {next(iter(rows_of))}."
-    return "Budget: " + "; ".join(f"{', '.join(names)}: {words}" for words, names in rows_of.items()) + "."
+    parts = [f"{', '.join(names)}: {words}" for words, names in rows_of.items()]
+    return f"Budget: {'; '.join(rows_of if len(rows_of) == 1 else parts)}."
 
 
 def budget(args: dict) -> str:

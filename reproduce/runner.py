@@ -3,17 +3,15 @@
 Runs that differ in flags that act at test time alone are trained once: the first of them trains, the others
 test what it has trained (measures/adaptation.py).
 
-Nothing is lost or repeated: a run's process holds a lock while it is going on, also when its runner is gone,
-so that another runner in the same folder passes it by; a finished run is one line of the records, written
+Nothing is lost or repeated: a run's process holds the lock of its folder while it is going on, also when its
+runner is gone, so that another runner in the same folder passes it by; a finished run is one line of the records, written
 under a lock by the run itself; a run that was cut off goes on from its checkpoint. What a run prints is in
 log.txt in its folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
 import importlib.util
 import os
 import signal
@@ -26,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from plumbing.errors import Stop, handled, interrupt
-from plumbing.files import locked
 from plumbing.settings import flag_of
 from reproduce.measures.adaptation import flags_at_test
 from reproduce.methods import ROOT, arguments
@@ -89,12 +86,6 @@ def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -
 # One run
 
 
-def claim(run: Run):
-    """The lock of a run, held by whoever is on it in this folder."""
-    name = hashlib.blake2b(run.key.encode(), digest_size=8).hexdigest()
-    return locked(ROOT / "runs" / ".claims" / f"{name}.lock", wait=False)
-
-
 def commands_of(run: Run, place: Place, trained: Path | None) -> list[list[str]]:
     """What does a run: the test of what was `trained` with other flags at test time, and then, if there is
     nothing or the test is refused, its own training."""
@@ -111,30 +102,27 @@ def execute(run: Run, place: Place, processes: Processes, env: dict[str, str] | 
             trained: Path | None = None) -> tuple[str, str]:
     """Run one run to its end: ("done" | "skipped" | "failed", its last lines). Skipped: recorded, or another
     runner has it."""
+    if Records(Path(place.record)).get(run):
+        return "skipped", "recorded meanwhile"
     path = folder_of_run(run) / "log.txt"
-    with contextlib.ExitStack() as stack:
-        try:
-            lock = stack.enter_context(claim(run))
-        except Stop:
-            return "skipped", "another runner is on it"
-        if Records(Path(place.record)).get(run):
-            return "skipped", "recorded meanwhile"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            log = stack.enter_context(open(path, "a"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a") as log:
             log.write(f"$ {run.command}\n")
             log.flush()
             for words in commands_of(run, place, trained):
                 begun = log.tell()
-                code = processes.run(words, env, stdout=log, pass_fds=(lock.fileno(),))
+                code = processes.run(words, env, stdout=log)
                 log.seek(0, os.SEEK_END)
                 if code not in (1, 2):  # done, or ended by a signal
                     break
-        except OSError as e:
-            return "failed", f"it could not be started: {e}"
+    except OSError as e:
+        return "failed", f"it could not be started: {e}"
     said = last_lines(path.read_bytes()[begun:].decode(errors="replace"))
     if code == 0:
         return "done", said
+    if "another process is running in" in said:
+        return "skipped", "another runner is on it"
     return "failed", f"{said}\nall it said: {path}"
 
 

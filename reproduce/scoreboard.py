@@ -118,10 +118,7 @@ def draw(strips: list[Strip], path: Path) -> None:
     states = [state for state in STATES if every.counts[state]]
     figure = new_figure(9.5, 0.19 * len(strips) + 1.2)
     panel = figure.add_subplot()
-    names = []
     for row, strip in enumerate(strips):
-        title = strip.table.title
-        names.append(title if len(title) <= 54 else title[:51] + "...")
         left = 0
         for state in states:
             count = strip.counts[state]
@@ -131,7 +128,7 @@ def draw(strips: list[Strip], path: Path) -> None:
     for state in states:
         words, colour = STATES[state]
         marks.append(panel.barh(0, 0, color=colour, edgecolor="0.5", label=f"{words}: {every.counts[state]}"))
-    panel.set_yticks(range(len(names)), names, fontsize=8)
-    panel.set(ylim=(len(names), -1), xlabel="numbers that a paper printed of its own experiments")
+    panel.set_yticks(range(len(strips)), [strip.table.title for strip in strips], fontsize=8)
+    panel.set(ylim=(len(strips), -1), xlabel="numbers that a paper printed of its own experiments")
     figure.legend(handles=marks, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     write_figure(path, figure)

@@ -93,8 +93,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     figure: str = ""  # of a figure: one of FIGURES
     axis: str = ""  # of a figure: its x axis (parameter) or y axis (curves)
-    average: str = ""  # of a figure over a parameter: the title of a last panel, the mean over the others
-    measure: str = ""  # of a figure that reproduce.measures makes of the runs' folders: its command
+    measure: str = ""  # of a figure that reproduce.measures draws of the runs' folders: its command
 
     def file_name(self, scale: str) -> str:
         """The name of its files at a scale, without their ending."""
@@ -105,23 +104,15 @@ def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
     """All tables of a folder, in the papers' order. Stop, with the file's name, if one is not as it should
     be."""
     tables = []
-    for path in sorted(folder.glob("*.toml"), key=place_in_order):
+    for path in sorted(folder.glob("*.toml")):
         try:
             tables.append(read_table(path))
         except (AttributeError, KeyError, TypeError, ValueError) as e:  # TOMLDecodeError too
             raise Stop(f"{path} is no table ({type(e).__name__}: {e})", 2)
     if not tables:
         raise Stop(f"{folder} has no tables", 2)
-    return tables
-
-
-def place_in_order(path: Path) -> tuple[int, str]:
-    """What tables are sorted by: the place of the paper, and the name."""
     papers = list(PAPERS)
-    paper = path.stem.partition("-")[0]
-    if paper not in papers:
-        return len(papers), path.stem
-    return papers.index(paper), path.stem
+    return sorted(tables, key=lambda table: papers.index(table.paper))
 
 
 def read_table(path: Path) -> Table:

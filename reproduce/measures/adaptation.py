@@ -48,34 +48,20 @@ def tested_with(result: dict, runs: dict[str, Rebuilt], changed: dict) -> dict:
     began = time.perf_counter()
     for which, run in runs.items():
         found[which] = result[which] | {"target": accuracy_on_target(run, **changed)}
-    found["curve"] = two_rounds(result["curve"], found["best"], found["last"])
+    targets = {found[which]["round"]: found[which]["target"] for which in runs}
+    kept = [i for i, t in enumerate(result["curve"]["round"]) if t in targets]
+    curve = {name: [values[i] for i in kept] for name, values in result["curve"].items()}
+    found["curve"] = curve | {"target": [round(targets[t], 5) for t in curve["round"]]}
     found["seconds"] = dict.fromkeys(result["seconds"], 0.0)
     found["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
-    found["command"] = command_with(result["command"], changed)
+    found["command"] = f"{result['command']} {in_words(changed)}"  # of a flag given twice the last counts
     found["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return found
 
 
-def two_rounds(curve: dict[str, list], best: dict, last: dict) -> dict[str, list]:
-    """Of a curve the best and the last round, with the target's accuracies of now."""
-    targets = {best["round"]: best["target"], last["round"]: last["target"]}
-    kept = [i for i, t in enumerate(curve["round"]) if t in targets]
-    short = {name: [values[i] for i in kept] for name, values in curve.items()}
-    short["target"] = [round(targets[t], 5) for t in short["round"]]
-    return short
-
-
-def command_with(command: str, changed: dict) -> str:
-    """A run's command with other values of some flags."""
-    words, kept = iter(shlex.split(command)), []
-    for word in words:
-        if word in map(flag_of, changed):
-            next(words, None)  # its value
-        else:
-            kept.append(word)
-    for name, value in changed.items():
-        kept += [flag_of(name), str(value)]
-    return shlex.join(kept)
+def in_words(changed: dict) -> str:
+    """--adapt-epochs 5 --adapt-lr 0.0"""
+    return " ".join(f"{flag_of(name)} {value}" for name, value in changed.items())
 
 
 # The command
@@ -119,12 +105,12 @@ def show(flags) -> list[dict]:
             try:
                 found = tested_with(result, runs, changed)
             except Stop:
-                rows.append([name, args.target, words, "diverges"])
+                rows.append([name, args.target, in_words(changed), "diverges"])
                 continue
             record(dataclasses.replace(args, record=flags.record), found)
             accuracy = found[flags.which]["target"]
             numbers.append({"folder": str(folder), "target": args.target, "flags": changed,
                             "accuracy": accuracy})
-            rows.append([name, args.target, words, f"{100 * accuracy:.2f}"])
+            rows.append([name, args.target, in_words(changed), f"{100 * accuracy:.2f}"])
     print(tabulate(rows, ["method", "target", "flags", "accuracy (%)"], disable_numparse=True))
     return numbers

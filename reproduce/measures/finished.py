@@ -123,16 +123,15 @@ def name_of(key: dict) -> str:
 def labels_of(keys: list[dict]) -> list[str]:
     """For each set of arguments the method, and where several are of one method, the arguments in which these
     differ."""
-    plain = [name_of(key) for key in keys]
-    names = []
-    for name, key in zip(plain, keys):
-        same = [other for other, of_other in zip(keys, plain) if of_other == name]
-        different = []
+    labels = []
+    for key in keys:
+        same = [other for other in keys if name_of(other) == name_of(key)]
+        words = [name_of(key)]
         for argument in sorted(set().union(*same) - {"seed"}):
             if any(other.get(argument) != key.get(argument) for other in same):
-                different.append(f"{argument.strip('_')} {shown_value(key.get(argument))}")
-        names.append(f"{name}, {', '.join(different)}" if different else name)
-    return names
+                words.append(f"{argument.strip('_')} {shown_value(key.get(argument))}")
+        labels.append(", ".join(words))
+    return labels
 
 
 def labels(folders) -> list[str]:

@@ -81,15 +81,18 @@ def training_flops(run: Rebuilt) -> float:
     return count.get_total_flops() / images_in_round(fed.sizes[k], args)
 
 
-def cost_to_reach(run: Rebuilt, accuracy: float, by: str = "AVG") -> dict | None:
-    """What a client has spent, on average, when a run first reaches an accuracy by AVG, ALL or target (FedCiR,
-    Table 3); None if it never does.
+def cost_to_reach(run: Rebuilt, accuracy: float) -> dict | None:
+    """What a client has spent, on average, when AVG first reaches an accuracy (FedCiR, Table 3); None if it
+    never does.
 
-    The round; TFLOPs of local training and GB up and down until then, means over the clients; the FLOPs of
-    an image; and the peaks of the whole run's memory in MiB.
+    The round; TFLOPs of local training and GB up and down until then, means over the clients; the peaks of
+    the whole run's memory in MiB; and the FLOPs of an image.
     """
     result, entries = finished(run.folder), history(run.folder)
-    reached = first_round(entries, accuracy, by, run.folder)
+    of_rounds = {entry["round"]: entry["test"]["AVG"] for entry in entries if "test" in entry}
+    if not of_rounds:
+        raise Stop(f"{Path(run.folder) / 'metrics.jsonl'} has no accuracy AVG", 2)
+    reached = next((t for t, average in of_rounds.items() if average >= accuracy), None)
     if reached is None:
         return None
     fed, images, exchanged = run.federation, 0, 0
@@ -104,22 +107,8 @@ def cost_to_reach(run: Rebuilt, accuracy: float, by: str = "AVG") -> dict | None
             "gpu_memory_mib": result["hardware"]["gpu_peak_memory_mib"], "flops_per_image": per_image}
 
 
-def first_round(entries: list[dict], accuracy: float, by: str, folder) -> int | None:
-    """The first evaluated round at which an accuracy is reached; None if there is none. Stop if it was never
-    evaluated."""
-    measured = {}
-    for entry in entries:
-        found = entry.get("test", {}) | {"target": entry.get("target")}
-        if found.get(by) is not None:
-            measured[entry["round"]] = found[by]
-    if not measured:
-        raise Stop(f"{Path(folder) / 'metrics.jsonl'} has no accuracy {by}", 2)
-    return next((t for t, value in measured.items() if value >= accuracy), None)
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accuracy", type=float, default=0.6, help="accuracy to reach, a share [0.6]")
-    parser.add_argument("--by", default="AVG", choices=("AVG", "ALL", "target"), help="which accuracy [AVG]")
 
 
 def show(flags) -> list[dict]:
@@ -129,10 +118,10 @@ def show(flags) -> list[dict]:
     runs, table = [], []
     for folder, name in zip(flags.folders, labels(flags.folders)):
         run = rebuilt(folder, "last", flags.data, flags.archives, flags.any_code)
-        cost = cost_to_reach(run, flags.accuracy, flags.by)
+        cost = cost_to_reach(run, flags.accuracy)
         runs.append({"folder": str(folder), "method": name, "cost": cost})
         table.append([name, *(cost.values() if cost else [None] * 6)])
-    print(f"each client until {flags.by} reaches {100 * flags.accuracy:g}% (-: never, or no GPU)")
+    print(f"each client until AVG reaches {100 * flags.accuracy:g}% (-: never, or no GPU)")
     head = ["method", "round", "TFLOPs", "GB up and down", "memory (MiB)", "GPU memory (MiB)",
             "FLOPs an image"]
     formats = (".0f", ".0f", ".3f", ".4f", ".0f", ".0f", ".4g")

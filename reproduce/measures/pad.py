@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import warnings
 
 from common import ClientProtocol, representations, seed_all
@@ -36,11 +37,9 @@ def represented(client: ClientProtocol, model: nn.Module, args: Args, part: str)
 def proxy_a_distance(a, b, seed: int = 0) -> float:
     """PAD = 2(1 - 2 eps) between two sets of representations [N, D] and [M, D] (FedCiR, Sec. 6.4).
 
-    eps is the test error of a linear SVM that tells the sets apart. `seed` draws as many rows of the larger
-    set as the smaller has; one half of each trains the SVM and the other tests it, standardized by the
-    training half. 2: a hyperplane separates the sets; 0 or slightly below: it is no better than chance. The
-    paper gives neither C nor the split. C = 0.1 was within 0.04 of the best C on most Gaussian sets that were
-    tried; it is not chosen by the test half, which would bias eps downwards.
+    eps is the test error of a linear SVM that tells the sets apart: 2 where a hyperplane separates them, 0 or
+    slightly below where it is no better than chance. `seed` draws as many rows of the larger set as the
+    smaller has; one half of each trains the SVM, the other tests it. The paper gives neither C nor the split.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.preprocessing import StandardScaler
@@ -69,40 +68,30 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
 def pad_table(run: Rebuilt, part: str = "test", seed: int = 0) -> dict:
     """PAD between each pair of a run's clients, and between the mixture of all and each of them (Fig. 12).
 
-    The mixture is the union of the clients' images, FedCiR's Eq. (1). It holds the client too: its PAD to a
-    client with the share p of all images is at most 2(1 - p) in the limit.
+    The mixture is the union of the clients' images, FedCiR's Eq. (1). It holds the client too, so that its PAD
+    to a client with the share p of all images is at most 2(1 - p) in the limit. The images drawn for it are
+    left out of the client: no image is on both sides.
     """
     z = {}  # of each client; a target is none
     for client, model in run.tested():
         if not client.data.unseen:
             z[client.data.name], _ = represented(client, model, run.args, part)
-    names = list(z)
-    if len(names) < 2:
+    if len(z) < 2:
         raise Stop(f"{run.folder} has one client; a distance needs two", 2)
-    pairs = {}
-    for i, a in enumerate(names):
-        for b in names[i + 1:]:
-            pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b], seed)
-    to_global = pad_to_mixture(z, seed)
-    return run.heading() | {"part": part, "images": {name: len(rows) for name, rows in z.items()},
-                            "pairs": pairs, "global": to_global,
-                            "mean_pairs": float(np.mean(list(pairs.values()))),
-                            "mean_global": float(np.mean(list(to_global.values())))}
-
-
-def pad_to_mixture(z: dict[str, Tensor], seed: int) -> dict[str, float]:
-    """{client: PAD between the mixture of all clients and its images}. The images drawn for the mixture are
-    left out of the client, so that no image is on both sides."""
+    pairs, to_mixture = {}, {}
+    for a, b in itertools.combinations(z, 2):
+        pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b], seed)
     pool = torch.cat(list(z.values()))
     owner = torch.cat([torch.full((len(rows),), k) for k, rows in enumerate(z.values())])
     order = torch.randperm(len(pool), generator=seed_all(seed, "mixture"))
-    distances = {}
     for k, (name, rows) in enumerate(z.items()):
         m = int(len(rows) / (1 + len(rows) / len(pool)))  # m in the mixture leave about m of the client
-        mixture, rest = order[:m], order[m:]
+        rest = order[m:]
         of_client = rest[owner[rest] == k]
-        distances[name] = proxy_a_distance(pool[mixture], pool[of_client], seed)
-    return distances
+        to_mixture[name] = proxy_a_distance(pool[order[:m]], pool[of_client], seed)
+    return run.heading() | {"part": part, "pairs": pairs, "global": to_mixture,
+                            "mean_pairs": float(np.mean(list(pairs.values()))),
+                            "mean_global": float(np.mean(list(to_mixture.values())))}
 
 
 def draw_pad(path, run_a: dict, run_b: dict) -> None:

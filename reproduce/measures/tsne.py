@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from common import seed_all
 from plumbing.errors import Stop
@@ -13,7 +14,6 @@ from reproduce.measures.pad import represented
 
 import numpy as np
 import torch
-from tabulate import tabulate
 from torch import Tensor
 
 SHAPES = "o^sDvPX*<>"  # of the domains
@@ -45,17 +45,6 @@ def embed(points: Points) -> dict[str, np.ndarray]:
     places = TSNE(init="pca", perplexity=min(30, (len(z) - 1) / 3), random_state=0).fit_transform(z.numpy())
     ends = np.cumsum([len(y) for _, y in points.values()])
     return dict(zip(points, np.split(places, ends[:-1])))
-
-
-def silhouettes(points: Points) -> tuple[float, float | None]:
-    """The mean silhouette of the representations by class, and by domain if there are two: 1 where groups lie
-    apart, 0 where they overlap."""
-    from sklearn.metrics import silhouette_score
-    z = torch.cat([z for z, _ in points.values()]).numpy()
-    y = torch.cat([y for _, y in points.values()]).numpy()
-    of_domain = np.repeat(np.arange(len(points)), [len(y) for _, y in points.values()])
-    by_domain = float(silhouette_score(z, of_domain)) if len(points) > 1 else None
-    return float(silhouette_score(z, y)), by_domain
 
 
 def draw(path, runs: list[Rebuilt], points: list[Points], places: list[dict[str, np.ndarray]]) -> None:
@@ -91,7 +80,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def show(flags) -> list[dict]:
-    """The figure, a table, and how well classes and domains stand apart."""
+    """The figure, and what it shows."""
     if flags.images < 4:
         raise Stop(f"--images is {flags.images}; it must be at least 4", 2)
     domains = [name for name in flags.domains.split(",") if name]
@@ -99,14 +88,7 @@ def show(flags) -> list[dict]:
     if len({run.federation.dataset.classes for run in runs}) > 1:
         raise Stop("the runs have different classes: draw those of one dataset together", 2)
     points = [points_of(run, domains, flags.part, flags.images) for run in runs]
-    places = [embed(of_run) for of_run in points]
-    if flags.out:
-        draw(flags.out, runs, points, places)
-    numbers, table = [], []
-    for run, of_run in zip(runs, points):
-        by_class, by_domain = silhouettes(of_run)
-        numbers.append(run.heading() | {"domains": list(of_run), "silhouette_of_classes": by_class,
-                                        "silhouette_of_domains": by_domain})
-        table.append([run.label, ", ".join(of_run), by_class, by_domain])
-    print(tabulate(table, ["method", "domains", "silhouette of classes", "of domains"], floatfmt=".3f"))
-    return numbers
+    out = flags.out or str(Path(flags.folders[0]) / "tsne.png")
+    draw(out, runs, points, [embed(of_run) for of_run in points])
+    print(f"figure in {out}")
+    return [run.heading() | {"domains": list(of_run)} for run, of_run in zip(runs, points)]
