@@ -55,7 +55,7 @@ def open_images(dataset: str, size: int, data: str, archives: str = "") -> Image
     if missing:
         cache = cache_without_archive(dataset, size, data, missing)
     if cache is None:
-        files = ImageFiles(paths or download_missing(dataset, data, archives, missing))
+        files = ImageFiles(paths or download_missing(dataset, data, archives))
         cache = Path(data) / "cache" / cache_name(dataset, size, files)
         if own_folder(dataset):
             fingerprint = files.fingerprint()

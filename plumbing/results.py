@@ -184,29 +184,25 @@ def record(args: Args, result: dict) -> None:
 
 
 def command(args: Args | None = None) -> str:
-    """The command of this process, as typed from the repository's folder, without the flags that change no
-    number: the folders are this machine's. Of a run also what its bytes depend on and this machine chose:
-    precision and threads."""
+    """The command of this process. Of a run it has the flags that can change a number, and what its bytes
+    depend on and this machine chose: precision and threads."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
+    start = ["python", Path(sys.argv[0]).name]
     if spec and spec.name != "__main__":
         start = ["python", "-m", spec.name]
-    else:
-        start = ["python", Path(sys.argv[0]).name]
-    left_out = {flag_of(f.name): f.default for f in dataclasses.fields(Args) if not f.metadata["numbers"]}
-    kept, words = [], iter(sys.argv[1:])
-    for word in words:
-        flag, has_value, _ = word.replace("--no-", "--").partition("=")
-        if args and flag == "--seeds":  # each run is that of one seed
-            kept += ["--seed", str(args.seed)]
-        if flag not in left_out:
-            kept.append(word)
-        elif not has_value and not isinstance(left_out[flag], bool):
-            next(words, None)  # its value
-    if args and "--precision" not in " ".join(kept):
-        kept += ["--precision", args.precision]
-    if args:
-        kept += ["--threads", str(torch.get_num_threads())]
-    return shlex.join(start + kept)
+    if args is None:
+        return shlex.join(start + sys.argv[1:])
+    flags = []
+    for f in dataclasses.fields(args):
+        value = getattr(args, f.name)
+        if args.origins.get(f.name) != "flag" or not f.metadata["numbers"] or f.name == "precision":
+            continue
+        if isinstance(value, bool):
+            flags.append(flag_of(f.name) if value else flag_of(f.name).replace("--", "--no-", 1))
+        else:
+            flags += [flag_of(f.name), str(value)]
+    flags += ["--precision", args.precision, "--threads", str(torch.get_num_threads())]
+    return shlex.join(start + flags)
 
 
 def no_formula(text: str) -> str:
