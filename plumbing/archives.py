@@ -71,35 +71,31 @@ def download(url: str, path: Path, md5: str | None = None) -> Path:
     """Fetch `url` to `path`, with a progress bar. An interrupted download goes on where it stopped."""
     try:
         with locked(path.with_name(f".{path.name}.lock")):
-            for _ in range(2):
-                if path.exists() or fetch(url, path, md5):
-                    return path
-        raise OSError("the server refuses to go on with the part that is there")
+            if not path.exists():
+                fetch(url, path, md5)
+            return path
     except (OSError, ValueError, http.client.HTTPException) as e:
         raise Stop(f"could not download {path.name} from {url} ({e}); download it by hand, under this name, "
                    "and name its folder with --archives")
 
 
-def fetch(url: str, path: Path, md5: str | None) -> bool:
-    """One request for what is missing of `path`; False if the part that was there was useless; it is gone."""
+def fetch(url: str, path: Path, md5: str | None) -> None:
+    """Request what is missing of `path`. A part to which the server has nothing to add is whole, or deleted
+    if its md5 is another."""
     part = path.with_name(path.name + ".part")
-    headers = {}
-    if part.exists() and part.stat().st_size:
-        headers["Range"] = f"bytes={part.stat().st_size}-"
-    request = urllib.request.Request(url, headers=headers)
+    headers = {"Range": f"bytes={part.stat().st_size}-"} if part.exists() else {}
     try:
-        reply = urllib.request.urlopen(request, timeout=30)
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as reply:
+            receive(reply, part, path.name)
     except urllib.error.HTTPError as e:
-        if e.code != 416:  # 416: nothing lies behind the part, so it is whole or wrong
+        if e.code != 416:  # 416: nothing lies behind the part
             raise
+    with open(part, "rb") as file:
+        actual = hashlib.file_digest(file, "md5").hexdigest()
+    if md5 and actual != md5:
         part.unlink()
-        return False
-    with reply:
-        receive(reply, part, path.name)
-    if md5:
-        check_md5(part, md5)
+        raise OSError(f"expected md5 {md5}, found {actual}; what was downloaded is deleted")
     os.replace(part, path)
-    return True
 
 
 def receive(reply, part: Path, name: str) -> None:
@@ -107,64 +103,38 @@ def receive(reply, part: Path, name: str) -> None:
     if "text/html" in (reply.headers["Content-Type"] or ""):
         raise OSError("the answer is a web page instead of the file: Google Drive asks for a confirmation "
                       "in a browser")
-    mode = "ab" if reply.status == 206 else "wb"
-    with open(part, mode) as file:
-        whole = None
-        if reply.headers["Content-Length"]:
-            whole = file.tell() + int(reply.headers["Content-Length"])
+    with open(part, "ab" if reply.status == 206 else "wb") as file:
+        whole = file.tell() + int(reply.headers["Content-Length"] or 0)
         bar = tqdm(total=whole, initial=file.tell(), unit="B", unit_scale=True, desc=name, disable=None)
         with bar:
             for block in iter(partial(reply.read, MIB), b""):
                 bar.update(file.write(block))
-        if whole is not None and file.tell() != whole:
+        if file.tell() < whole:
             raise OSError(f"expected {whole} bytes, got {file.tell()}; the same command goes on from there")
 
 
-def check_md5(part: Path, md5: str) -> None:
-    """Delete what was downloaded and raise if its md5 is another."""
-    with open(part, "rb") as file:
-        actual = hashlib.file_digest(file, "md5").hexdigest()
-    if actual != md5:
-        part.unlink()
-        raise OSError(f"expected md5 {md5}, found {actual}; what was downloaded is deleted")
-
-
 def unpacked(dataset: str, data: str, archives: str) -> Path | None:
-    """The folder with the unpacked images of a dataset of the catalogue, if there is one.
+    """The folder with the unpacked images of a dataset of the catalogue, if there is one with folders in it.
 
     It is `dataset` in `data`, or its archive's folder in `archives` or `data`.
     """
-    own = Path(data) / dataset
-    if own.is_dir():
-        return own
-    name = FOLDERS[dataset].unpacked
-    for base in (archives, data):
-        if not base or not name:
-            continue
-        folder = Path(base) / name
+    folders = [Path(data) / dataset]
+    if FOLDERS[dataset].unpacked:
+        folders += [Path(base) / FOLDERS[dataset].unpacked for base in (archives, data) if base]
+    for folder in folders:
         if folder.is_dir() and any(path.is_dir() for path in folder.iterdir()):  # else it holds only archives
             return folder
     return None
 
 
-def existing(folder: Path) -> Path:
-    """The folder of one's own images. Stop if there is none."""
-    if folder.is_dir():
-        return folder
-    what = "is a file" if folder.exists() else "does not exist"
-    raise Stop(f"--dataset folder:{folder}: {what}; expected a folder with images in <domain>/<class>/", 2)
-
-
 def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
     """What a dataset is read from, its folder or its archives; or none, and what is missing, in words."""
-    own = own_folder(dataset)
-    if own:
-        return [existing(own)], ""
-    folder = unpacked(dataset, data, archives)
+    folder = own_folder(dataset)
+    if folder and not folder.is_dir():
+        raise Stop(f"{folder} is no folder; expected one with images in <domain>/<class>/", 2)
+    folder = folder or unpacked(dataset, data, archives)
     if folder:
-        if next(below(folder), None):
-            return [folder], ""
-        return [], f"{folder} has no files"
+        return [folder], ""
     files = FOLDERS[dataset].files
     found = find_archives(files, data, archives)
     missing = [name for name in files if name not in found]
@@ -175,23 +145,14 @@ def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
     return [], f"{missing[0]}{more} not in {places}"
 
 
-def download_missing(dataset: str, data: str, archives: str, missing: str) -> list[Path]:
-    """The archives of a dataset of the catalogue, downloaded where they are missing, which is said in words.
-
-    Stop if that fails, or if there is a folder for them without files.
-    """
-    source = FOLDERS[dataset]
-    if unpacked(dataset, data, archives):
-        raise Stop(f"{missing}: unpack {source.archive} into it, or remove it so that that is looked for")
-    paths = find_archives(source.files, data, archives)
-    for name, (url, md5) in source.files.items():
-        if name in paths:
-            continue
-        try:
+def download_missing(dataset: str, data: str, archives: str) -> list[Path]:
+    """The archives of a dataset of the catalogue, downloaded where they are missing."""
+    files = FOLDERS[dataset].files
+    paths = find_archives(files, data, archives)
+    for name, (url, md5) in files.items():
+        if name not in paths:
             paths[name] = download(url, Path(data) / "downloads" / name.replace("*", ""), md5)
-        except Stop as stop:
-            raise Stop(f"{missing}; {stop}")
-    return [paths[name] for name in source.files]
+    return [paths[name] for name in files]
 
 
 # Read
@@ -288,20 +249,15 @@ class ImageFiles:
     def rows(self, name: str, *columns: str) -> tuple[str, list[list[str]]]:
         """A csv table: the folder it is in, and of each row the values in `columns`."""
         folder, text = self.table(name)
-        reader = csv.DictReader(io.StringIO(text))
         values = []
         try:
-            header = reader.fieldnames or []
-            missing = [column for column in columns if column not in header]
-            if missing:
-                raise Stop(f"{self}: {name} has no column {missing[0]}; expected {', '.join(columns)}, "
-                           f"found {', '.join(header)}")
-            for row in reader:
+            for row in csv.DictReader(io.StringIO(text)):
                 if None in row or None in row.values():
-                    raise Stop(f"{self}: line {reader.line_num} of {name} has not {len(header)} values")
+                    raise ValueError(f"row {len(values) + 1} has more or fewer values than the header")
                 values.append([row[column] for column in columns])
-        except csv.Error as e:
-            raise Stop(f"{self}: {name} is no csv table ({e}, after line {reader.line_num}); get it again")
+        except (csv.Error, ValueError, KeyError) as e:
+            raise Stop(f"{self}: {name} is no table with the columns {', '.join(columns)} ({e}); get it "
+                       "again")
         return folder, values
 
 

@@ -55,7 +55,7 @@ def open_images(dataset: str, size: int, data: str, archives: str = "") -> Image
     if missing:
         cache = cache_without_archive(dataset, size, data, missing)
     if cache is None:
-        files = ImageFiles(paths or download_missing(dataset, data, archives, missing))
+        files = ImageFiles(paths or download_missing(dataset, data, archives))
         cache = Path(data) / "cache" / cache_name(dataset, size, files)
         if own_folder(dataset):
             fingerprint = files.fingerprint()
@@ -74,14 +74,10 @@ def open_images(dataset: str, size: int, data: str, archives: str = "") -> Image
 def tell_missing(dataset: str, domains: list[tuple[str, np.memmap, Tensor]],
                  classes: tuple[str, ...]) -> None:
     """Say which classes some domains of one's own images lack: it may be meant, or two spellings of one."""
-    lacking = []
     for name, _, labels in domains:
-        present = set(labels.tolist())
-        missing = [c for label, c in enumerate(classes) if label not in present]
+        missing = [c for label, c in enumerate(classes) if label not in labels]
         if missing:
-            lacking.append(f"{name} has none of {', '.join(missing)}")
-    if lacking:
-        print(f"{dataset}: not every class is in every domain: {'; '.join(lacking)}", file=sys.stderr)
+            print(f"{dataset}: {name} has no images of {', '.join(missing)}", file=sys.stderr)
 
 
 # The cache: <domain>.npy, files.json and, written last, index.json; its folder is named by the dataset, the
@@ -121,9 +117,7 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
     return caches[0]
 
 
-def open_cache(
-    cache: Path, source: Folders, size: int
-) -> tuple[list[tuple[str, np.memmap, Tensor]], tuple[str, ...], list[str]]:
+def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], list[str]]:
     """The domains, each (name, pixels [N, size, size, 3], labels [N]), the classes, and the files left out.
     Stop if the cache is damaged."""
     domains = []
@@ -135,8 +129,8 @@ def open_cache(
         for name in source.domains or index["domains"]:
             labels = torch.tensor(index["domains"][name]["labels"])
             pixels = np.load(cache / f"{name}.npy", mmap_mode="r")
-            if pixels.shape != (len(labels), size, size, 3) or pixels.dtype != np.uint8:
-                raise ValueError(f"{name}.npy holds {pixels.dtype} {pixels.shape} for {len(labels)} labels")
+            if pixels.shape != (len(labels), size, size, 3):
+                raise ValueError(f"{name}.npy holds {pixels.shape} for {len(labels)} labels")
             domains.append((name, pixels, labels))
         return domains, classes, index["left_out"]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as e:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
-import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from plumbing.errors import Stop
+from plumbing.errors import Stop, said_if_long
 
 import torch
-
-
-WAIT = 3.0, 3600.0  # seconds of waiting for a lock until that is said, and until it is given up
 
 
 def write_whole(path: Path, write: Callable) -> None:
@@ -39,16 +33,12 @@ def write_whole(path: Path, write: Callable) -> None:
 
 
 def save(content, file) -> None:
-    """torch.save to an open file; a write that fails is an OSError, whatever torch makes of it."""
+    """torch.save to an open file. Of a write that fails the error is the one behind torch's own."""
     try:
         torch.save(content, file)
     except RuntimeError as e:
-        if isinstance(e.__context__, KeyboardInterrupt):  # its words for whatever ends a write
+        if isinstance(e.__context__, OSError | KeyboardInterrupt):
             raise e.__context__
-        file.write(bytes(1 << 20))
-        file.flush()  # raises the OSError behind it: no space left, say
-        if "inline_container" in str(e):  # there is room again meanwhile
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name) from e
         raise
 
 
@@ -67,31 +57,16 @@ def write_json(path: Path, value) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True):
-    """Hold an exclusive lock on a file; Stop if another process holds it, without `wait` at once, else after
-    an hour. That it waits is said."""
+    """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     with open(path, "a") as file:
-        began, said = time.monotonic(), False
-        while not taken(file):
-            waited = time.monotonic() - began
-            if not wait:
-                raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
-            if waited > WAIT[1]:
-                raise Stop(f"another process has held {path} for {waited / 60:.0f} minutes: end it, or wait")
-            if waited > WAIT[0] and not said:
-                print(f"waiting for another process, which holds {path}", file=sys.stderr, flush=True)
-                said = True
-            time.sleep(0.05)
+        try:
+            with said_if_long(f"waiting for another process, which holds {path}", shown=wait):
+                fcntl.flock(file, how)
+        except BlockingIOError:
+            raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
         yield file
-
-
-def taken(file) -> bool:
-    """Whether the lock on a file could be had at once."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
 
 
 def load_file(path: Path, what: str):

@@ -12,7 +12,6 @@ from plumbing.catalog import Folders
 from plumbing.errors import Stop
 
 KEPT = 10  # cameras, and classes, of iWildCam
-NAMED = 10  # classes that a message names at most
 
 
 @dataclass
@@ -33,28 +32,38 @@ class Listing:
 
 def list_images(files: ImageFiles, source: Folders) -> Listing:
     """The images of a dataset, whose files are scanned; Stop if they are not as many as expected."""
-    listing = LAYOUTS[source.layout](files, source)
+    try:
+        listing = LAYOUTS[source.layout](files, source)
+    except Stop as stop:
+        if not files.unread:
+            raise
+        raise Stop(f"{stop}; links that lead nowhere, or folders that cannot be opened: "
+                   f"{some(files.unread)}", stop.code)
     for domain, images in listing.images.items():
         folder, expected = source.domains.get(domain, (domain, None))
-        if images and expected in (None, len(images)):
-            continue
-        counts = collections.Counter(listing.classes[label] for _, label in images)
-        fewest = [f"{c} {counts[c]}" for c in sorted(listing.classes, key=counts.__getitem__)]
-        odd = [name for name in listing.left_out + files.unread if f"/{folder}/" in f"/{name}"]
-        no_image = f"; no images: {some(odd, 3)} ({len(odd)} files)" if odd else ""
-        raise Stop(f"{files}: domain {domain} has {len(images)} images; expected {expected or 'some'}; "
-                   f"by class, in {folder}: {some(fewest, NAMED)}{no_image}")
+        if not images or expected not in (None, len(images)):
+            odd = [name for name in listing.left_out + files.unread if f"/{folder}/" in f"/{name}"]
+            raise Stop(f"{files}: domain {domain} has {len(images)} images in {folder}; "
+                       f"expected {expected or 'some'}; no images: {some(odd)}; get what is missing again")
     return listing
 
 
-def some(names: list[str], count: int) -> str:
+def some(names: list[str]) -> str:
     """The first names of a list."""
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+    return (", ".join(names[:3]) or "none") + (", ..." if len(names) > 3 else "")
 
 
 def is_image(name: str) -> bool:
     """By the ending of its name; ._x.jpg is what macOS puts beside x.jpg."""
     return name.lower().endswith(IMAGE_ENDINGS) and not Path(name).name.startswith("._")
+
+
+def the_file(files: ImageFiles, table: str, *names: str) -> str:
+    """The first of these names that is there. Stop if none is, although a table names it."""
+    for name in names:
+        if name in files.inside:
+            return name
+    raise Stop(f"{files}: {table} names {names[0]}, which is not there; get the archive again")
 
 
 def label_first(image: tuple[str, int]) -> tuple[int, str]:
@@ -72,54 +81,27 @@ def in_folders(files: ImageFiles, source: Folders) -> Listing:
     listing = Listing(source.classes, {})
     for domain, (folder, _) in source.domains.items():
         of_class = files_by_class(files, f"{root}{folder}/")
-        if not of_class:
-            raise Stop(no_folder(files, source, folder, root))
-        images = []
+        listing.images[domain] = []
         for label, c in enumerate(source.classes):
             there = of_class.get(c, [])
             names = [name for name in there if is_image(name)]
             if not names:
-                raise Stop(f"{files}: domain {domain} has no images in {folder}/{c}; expected the class "
-                           f"folders {', '.join(source.classes)}, found {', '.join(sorted(of_class))}"
-                           + not_read(files, f"{root}{folder}/{c}"))
-            images += [(name, label) for name in names]
+                raise Stop(f"{files}: found no images in {folder}/{c}; expected folders of "
+                           f"{', '.join(source.classes)}, found {', '.join(sorted(of_class)) or 'none'}")
+            listing.images[domain] += [(name, label) for name in names]
             listing.left_out += [name for name in there if not is_image(name)]
-        listing.images[domain] = images
     return listing
 
 
-def not_read(files: ImageFiles, folder: str) -> str:
-    """That something in a folder could not be read; nothing if all could."""
-    names = [name for name in files.unread if f"{name}/".startswith(f"{folder}/")]
-    if not names:
-        return ""
-    return f"; {some(names, 3)} cannot be read: it is a link that leads nowhere, or may not be opened"
-
-
-def no_folder(files: ImageFiles, source: Folders, folder: str, root: str) -> str:
-    """That the folder of a domain is not there, and which ones are."""
-    present = set()
-    for name in files.inside:
-        if name.startswith(root):
-            present |= set(name.removeprefix(root).split("/")[:-1])
-    present -= set(source.classes)
-    folders = ", ".join(folder for folder, _ in source.domains.values())
-    return (f"{files}: found no folder {folder}; expected the folders {folders}, each with class folders; "
-            f"found {some(sorted(present), NAMED) or 'none'}" + not_read(files, f"{root}{folder}"))
-
-
 def root_of_domains(files: ImageFiles, source: Folders) -> str:
-    """The folder ("" or "x/y/") in which the folder of the first domain is."""
-    folders = [folder for folder, _ in source.domains.values()]
-    inside_first = f"/{folders[0]}/"
+    """The folder ("" or "x/y/") in which the folder of the first domain is; "" if there is none."""
+    first, _ = next(iter(source.domains.values()))
     roots = set()
     for name in files.inside:
-        root, first, _ = f"/{name}".partition(inside_first)
-        if first:
+        root, found, _ = f"/{name}".partition(f"/{first}/")
+        if found:
             roots.add(root)
-    if not roots:
-        raise Stop(no_folder(files, source, folders[0], ""))
-    root = min(roots, key=shortest)
+    root = min(roots, key=shortest, default="")
     return f"{root}/".removeprefix("/")
 
 
@@ -157,17 +139,15 @@ def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
                    f"found the domains {', '.join(of_domain) or 'none'} and the classes "
                    f"{', '.join(classes) or 'none'}", 2)
     for name in (*of_domain, *classes):
-        if not name.isprintable():  # as in no UTF-8
-            raise Stop(f"{files}: the name of the folder {name!r} cannot be shown; rename it", 2)
+        is_a_word = name in of_domain and (name == "all" or "," in name)  # of --target and --sources
+        if is_a_word or not name.isprintable():  # as in no UTF-8
+            raise Stop(f"{files}: a folder cannot have the name {name!r} here; rename it", 2)
     listing = Listing(tuple(classes), {}, left_out)
     for domain in sorted(of_domain):
-        if domain == "all" or "," in domain:
-            raise Stop(f"{files}: the domain {domain!r} cannot be named in --target and --sources, where all "
-                       "and commas mean something else: give its folder another name", 2)
-        images = []
+        listing.images[domain] = []
         for label, c in enumerate(classes):
-            images += [(name, label) for name in of_domain[domain].get(c, [])]
-        listing.images[domain] = images
+            names = of_domain[domain].get(c, [])
+            listing.images[domain] += [(name, label) for name in names]
     return listing
 
 
@@ -181,17 +161,12 @@ def in_lists(files: ImageFiles, source: Folders) -> Listing:
     for domain, (folder, _) in source.domains.items():
         images = set()
         for table in (f"{folder}_train.txt", f"{folder}_test.txt"):
-            images |= images_in_list(files, folder, table, labels)
-        present = {label for _, label in images}
-        missing = [c for c, label in labels.items() if label not in present]
-        if missing:
-            raise Stop(f"{files}: the lists of domain {domain} name no image of {', '.join(missing)}; "
-                       "get them again")
+            images |= images_in_list(files, table, labels)
         listing.images[domain] = sorted(images, key=label_first)
     return listing
 
 
-def images_in_list(files: ImageFiles, folder: str, table: str, labels: dict[str, int]) -> set:
+def images_in_list(files: ImageFiles, table: str, labels: dict[str, int]) -> set:
     """(file, label) of each image of the classes in `labels` that a list names.
 
     A line of it is "<domain>/<class>/<file> <number of the class>", as in the zip archive <domain>.zip.
@@ -200,18 +175,11 @@ def images_in_list(files: ImageFiles, folder: str, table: str, labels: dict[str,
     images = set()
     for line in text.splitlines():
         image = line.rpartition(" ")[0]
-        if image.count("/") != 2:
-            raise Stop(f"{files}: expected lines such as '{folder}/bird/x.jpg 31' in {table}, found '{line}'")
-        c = image.split("/")[1]
-        if c not in labels:
-            continue
-        if image in files.inside:
-            name = image
-        elif root + image in files.inside:
-            name = root + image
-        else:
-            raise Stop(f"{files}: {table} names {image}, which is not there; get {folder}.zip again")
-        images.add((name, labels[c]))
+        _, _, c = image.rpartition("/")[0].rpartition("/")
+        if not c:
+            raise Stop(f"{files}: expected lines such as 'real/bird/x.jpg 31' in {table}, found '{line}'")
+        if c in labels:
+            images.add((the_file(files, table, image, root + image), labels[c]))
     return images
 
 
@@ -228,16 +196,10 @@ def in_camera_traps(files: ImageFiles, source: Folders) -> Listing:
     paths = {Path(name).name: name for name in files.inside if is_image(name)}
     listing = Listing(source.classes, {domain: [] for domain in source.domains})
     for location, image, c in read_annotations(files):
-        if location not in listing.images or c not in source.classes:
-            continue
-        if image not in paths:
-            raise Stop(f"{files}: the annotations name {image}, which is in no archive; "
-                       f"get {source.archive} again")
-        listing.images[location].append((paths[image], source.classes.index(c)))
-    for location, images in listing.images.items():
-        if not images:
-            raise Stop(f"{files}: the annotations name no image of {location}; "
-                       "expected *_annotations.json of ECCV 2018")
+        if location in listing.images and c in source.classes:
+            name = paths.get(image) or the_file(files, "*_annotations.json", image)
+            listing.images[location].append((name, source.classes.index(c)))
+    for images in listing.images.values():
         images.sort(key=label_first)
     return listing
 
@@ -273,10 +235,10 @@ def in_camelyon17(files: ImageFiles, source: Folders) -> Listing:
     for patient, node, x, y, tumor, center in rows:
         slide = f"patient_{patient}_node_{node}"
         name = f"{root}patches/{slide}/patch_{slide}_x_{x}_y_{y}.png"
-        if center not in hospitals or tumor not in ("0", "1") or name not in files.inside:
+        if center not in hospitals or tumor not in ("0", "1"):
             raise Stop(f"{files}: metadata.csv names {name} of center {center} with tumor {tumor}; "
-                       f"expected a patch that is there, a center of {', '.join(hospitals)}, and 0 or 1; "
-                       "get the archive again")
+                       f"expected a center of {', '.join(hospitals)}, and 0 or 1; get the archive again")
+        name = the_file(files, "metadata.csv", name)
         listing.images[hospitals[center]].append((name, int(tumor)))
     for images in listing.images.values():
         images.sort(key=label_first)
@@ -301,12 +263,11 @@ def in_iwildcam(files: ImageFiles, source: Folders) -> Listing:
                    f"metadata.csv, found {len(cameras)} and {len(classes)}; get the archive again")
     listing = Listing(tuple(classes), {})
     for camera in cameras:
-        images = [(name, classes.index(c)) for name, c in of_camera[camera] if c in classes]
-        images.sort(key=label_first)
-        for name, _ in images:
-            if name not in files.inside:
-                raise Stop(f"{files}: metadata.csv names {name}, which is not there; get the archive again")
-        listing.images[camera] = images
+        images = []
+        for name, c in of_camera[camera]:
+            if c in classes:
+                images.append((the_file(files, "metadata.csv", name), classes.index(c)))
+        listing.images[camera] = sorted(images, key=label_first)
     return listing
 
 

@@ -6,17 +6,15 @@ import atexit
 import contextlib
 import ctypes
 import os
+import signal
 import sys
-import threading
 
-from plumbing.errors import Interrupted, Stop, ending, handled, interrupt, leave_to_the_system, say, speaks
+from plumbing.errors import ENDING, Interrupted, Stop, ending, handled, interrupt, said_if_long, say, speaks
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # noqa: F401  before a group begins, see join_processes
 from torch import Tensor
-
-SAID_AFTER = 3.0  # seconds of waiting for the other processes until that is said
 
 
 def process() -> tuple[int, int]:
@@ -35,23 +33,19 @@ def join_processes() -> None:
     default argument of its functions. Hence its import above.
     """
     count = os.environ.get("WORLD_SIZE", "1")
-    if not (count.isascii() and count.isdigit() and int(count)):
-        raise Stop(f"WORLD_SIZE is {count!r}; expected the number of processes, as torchrun sets it: unset "
-                   "it, or start with torchrun", 2)
-    if int(count) == 1 or dist.is_initialized():
+    if count in ("", "1") or dist.is_initialized():
         return
-    waiting = threading.Timer(SAID_AFTER, say, [f"waiting for all {count} processes to start", sys.stderr])
-    waiting.start()
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)  # it waits in code that is not Python's
     try:
-        leave_to_the_system()  # it waits in code that is not Python's
-        dist.init_process_group("gloo")  # gives up after half an hour
+        with said_if_long(f"waiting for all {count} processes to start"):
+            dist.init_process_group("gloo")  # gives up after half an hour
         atexit.register(dist.destroy_process_group)
     except (ValueError, RuntimeError) as e:
         why = str(e).splitlines()[0][:80]
         raise Stop(f"WORLD_SIZE is {count!r}, but the processes cannot meet ({why}): "
                    "start them with torchrun, or unset WORLD_SIZE", 2)
-    finally:
-        waiting.cancel()
 
 
 def gathered(mine: dict) -> dict:

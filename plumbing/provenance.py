@@ -90,32 +90,28 @@ def git(*words: str) -> str | None:
 def version_line() -> str:
     """CleanFDG 0.1.0 (commit 1a2b3c4d5e6f, with changes), torch 2.6.0, Python 3.11.2. The version is that of
     CITATION.cff, the commit that of a git checkout."""
-    ours = "CleanFDG"
     for line in (ROOT / "CITATION.cff").read_text().splitlines():
         if line.startswith("version: "):
-            ours += " " + line.partition(": ")[2].strip("\"'")
-    commit = git("rev-parse", "--short=12", "HEAD")
-    if commit and Path(git("rev-parse", "--show-toplevel")) == ROOT:  # not of a repository around this folder
+            version = line.removeprefix("version: ").strip("\"'")
+    commit = ""
+    if git("rev-parse", "--show-toplevel") == str(ROOT):  # not of a repository around this folder
         changed = ", with changes" if git("status", "--porcelain") else ""
-        ours += f" (commit {commit}{changed})"
-    return f"{ours}, torch {torch.__version__}, Python {platform.python_version()}"
+        commit = f" (commit {git('rev-parse', '--short=12', 'HEAD')}{changed})"
+    return f"CleanFDG {version}{commit}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def cpu_name() -> str:
     """The processor's name, by Linux if it says it."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    for line in info.read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor()
 
 
-def load() -> float | None:
-    """How many processes wanted a core in the last minute, on average; None where the system does not say."""
-    with contextlib.suppress(OSError, AttributeError):
-        return round(os.getloadavg()[0], 2)
+def load() -> float:
+    """How many processes wanted a core in the last minute, on average."""
+    return round(os.getloadavg()[0], 2)
 
 
 def forget_peak_memory(args) -> None:

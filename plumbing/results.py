@@ -9,6 +9,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from plumbing.errors import Stop
@@ -34,25 +35,24 @@ def result_of(args: Args, key: dict, history: list[dict]) -> dict:
     """Accuracies, curves and bytes of the rounds in `history`, for result.json. `key`: the run's identity."""
     evaluated = [entry for entry in history if "val" in entry or "linear" in entry]
     last = evaluated[-1]
-    if args.protocol == "linear":  # no labels to choose a round by
-        best = last
-        curve = curves_of_linear(evaluated)
-    else:
+    best, logged = last, history
+    if args.protocol != "linear":  # without labels there is no best round
         best_round = best_of(history)["round"]
         best = next(entry for entry in evaluated if entry["round"] == best_round)
-        curve = curves_of_parts(evaluated)
+        logged = evaluated  # the rounds of the curve alone
     result = {
         "id": id_of(key), "method": key["method"], "args": key, "command": command(args),
-        "best": outcome(best), "last": outcome(last), "curve": curve,
+        "best": outcome(best), "last": outcome(last), "curve": curves(evaluated), "logs": mean_logs(logged),
     }
-    if args.protocol == "linear":
-        result["logs"] = mean_logs(history)
+    if "start" in history[0]:
         result["start"] = history[0]["start"]
-    else:
-        result["logs"] = mean_logs(evaluated)  # at the rounds of the curve alone
-    up, down = bytes_in_rounds(history, "bytes_up"), bytes_in_rounds(history, "bytes_down")
-    result["bytes"] = {"up": sum(up), "down": sum(down),
-                       "up_per_round": sum(up) / len(up), "down_per_round": sum(down) / len(down)}
+    result["bytes"] = {}
+    for direction in ("up", "down"):
+        total = 0
+        for entry in history:
+            total += sum(log[f"bytes_{direction}"] for log in entry["clients"].values())
+        result["bytes"][direction] = total
+        result["bytes"][f"{direction}_per_round"] = total / len(history)
     result["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return result
 
@@ -62,41 +62,34 @@ def id_of(key: dict) -> str:
     return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def bytes_in_rounds(history: list[dict], direction: str) -> list[int]:
-    """Of each round the bytes of all its clients, `bytes_up` or `bytes_down`."""
-    return [sum(log[direction] for log in entry["clients"].values()) for entry in history]
-
-
 def outcome(entry: dict) -> dict:
     """The accuracies of a round, as result.json has them."""
     if "linear" in entry:
         return {"round": entry["round"], "target": entry["target"], "linear": entry["linear"]}
-    found = {"round": entry["round"], "val": entry["val"]["ALL"], **entry["test"]}
+    found = {"round": entry["round"], "val": entry["val"]["ALL"], **entry.get("test", {})}
     if "target" in entry:
         found["target"] = entry["target"]
     return found
 
 
-def curves_of_parts(evaluated: list[dict]) -> dict[str, list]:
-    """The curves of a run with labels: validation, test ALL and AVG, and the target if there is one; None
-    where the test parts were not evaluated."""
-    curve = {"round": [entry["round"] for entry in evaluated]}
-    curve["val"] = [round(entry["val"]["ALL"], 5) for entry in evaluated]
-    for name in ("ALL", "AVG"):
-        curve[name] = [round(entry["test"][name], 5) if "test" in entry else None for entry in evaluated]
-    if "target" in evaluated[-1]:
-        curve["target"] = [round(entry["target"], 5) if "test" in entry else None for entry in evaluated]
-    return curve
+def curves(evaluated: list[dict]) -> dict[str, list]:
+    """The accuracies of each round: validation, test ALL and AVG, and the target if there is one; of linear
+    classifiers each target and share of labels. None where the test parts were not evaluated."""
+    accuracies = []
+    for entry in evaluated:
+        of_round = {}
+        for name, of_target in entry.get("linear", {}).items():
+            of_round |= {f"{name} {ratio}": accuracy for ratio, accuracy in of_target.items()}
+        accuracies.append(of_round | outcome(entry))
+    found = {"round": [entry["round"] for entry in evaluated]}
+    for name in accuracies[-1]:
+        if name not in ("round", "clients", "linear"):
+            found[name] = [rounded(of_round.get(name)) for of_round in accuracies]
+    return found
 
 
-def curves_of_linear(evaluated: list[dict]) -> dict[str, list]:
-    """The curves of a run without labels: of each target and share of labels, and of what `target` is."""
-    curve = {"round": [entry["round"] for entry in evaluated]}
-    for name, accuracies in evaluated[-1]["linear"].items():
-        for ratio in accuracies:
-            curve[f"{name} {ratio}"] = [round(entry["linear"][name][ratio], 5) for entry in evaluated]
-    curve["target"] = [round(entry["target"], 5) for entry in evaluated]
-    return curve
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
 
 
 def mean_logs(history: list[dict]) -> dict[str, list]:
@@ -111,7 +104,7 @@ def mean_logs(history: list[dict]) -> dict[str, list]:
         means[name] = []
         for entry in history:
             values = [log[name] for log in entry["clients"].values() if name in log]
-            means[name].append(round(float(np.mean(values)), 5) if values else None)
+            means[name].append(rounded(float(np.mean(values))) if values else None)
     return means
 
 
@@ -119,11 +112,9 @@ def summary(result: dict) -> str:
     """One line: the model of the best validation round, and the cost."""
     best, last, seconds = result["best"], result["last"], result["seconds"]
     if "linear" in last:
-        accuracies = "last round, linear classifier: " + "; ".join(
-            f"{name} {shown_shares(of_target)}" for name, of_target in last["linear"].items())
+        accuracies = f"last round, linear classifier: {in_words_of_linear(last['linear'])}"
         if "start" in result:
-            accuracies += "; untrained: " + "; ".join(
-                f"{name} {shown_shares(of_target)}" for name, of_target in result["start"]["linear"].items())
+            accuracies += f"; untrained: {in_words_of_linear(result['start']['linear'])}"
     else:
         accuracies = f"best validation round {best['round']}: {in_words(best)}; last round: {in_words(last)}"
     return (f"{accuracies}; {seconds['train']:.0f} s training, {seconds['server']:.0f} s server, "
@@ -133,26 +124,26 @@ def summary(result: dict) -> str:
 
 def in_words(outcome: dict) -> str:
     """target 61.02%, ALL 95.48%, AVG 95.50%"""
+    names = [name for name in ("target", "ALL", "AVG") if name in outcome]
+    return ", ".join(f"{name} {100 * outcome[name]:.2f}%" for name in names)
+
+
+def in_words_of_linear(linear: dict[str, dict[str, float]]) -> str:
+    """d0 49.60% with 10% of the labels, d0 53.60% with 30% of the labels"""
     shown = []
-    for name in ("target", "ALL", "AVG"):
-        if name in outcome:
-            shown.append(f"{name} {100 * outcome[name]:.2f}%")
+    for name, accuracies in linear.items():
+        for ratio, accuracy in accuracies.items():
+            shown.append(f"{name} {100 * accuracy:.2f}% with {100 * float(ratio):g}% of the labels")
     return ", ".join(shown)
 
 
-def shown_shares(accuracies: dict[str, float]) -> str:
-    """49.60% with 10% of the labels, 53.60% with 30% of the labels."""
-    shown = []
-    for ratio, accuracy in accuracies.items():
-        shown.append(f"{100 * accuracy:.2f}% with {100 * float(ratio):g}% of the labels")
-    return ", ".join(shown)
-
-
-def is_object(line: bytes) -> bool:
-    """Whether a line is a JSON object."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return isinstance(json.loads(line), dict)
-    return False
+def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
+    """(tag, number) of each number in nested dicts: clients/amazon/loss, test/ALL."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from numbers_in(inner, f"{name}/{key}".strip("/"))
+    elif name != "round":
+        yield name, value
 
 
 def refuse_record(name: str) -> None:
@@ -160,17 +151,17 @@ def refuse_record(name: str) -> None:
     if not name:
         return
     path = Path(name)
-    if path.is_dir():
-        raise Stop(f"--record {path} is a folder; expected a JSONL file such as runs.jsonl", 2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab"), open(path, "rb") as file:
             first = file.readline(LONGEST)
-            if first.strip() and not is_object(first):
-                raise Stop(f"--record {path} is no JSONL file (it begins with {first[:20]!r}): give another "
-                           "file; nothing was changed", 2)
+        if first.strip() and not isinstance(json.loads(first), dict):
+            raise ValueError
     except OSError as e:
         raise Stop(f"--record {path} cannot be written ({e.strerror}): give another file", 2)
+    except (ValueError, RecursionError):
+        raise Stop(f"--record {path} is no JSONL file (it begins with {first[:20]!r}): give another file; "
+                   "nothing was changed", 2)
 
 
 def record(args: Args, result: dict) -> None:
@@ -193,29 +184,25 @@ def record(args: Args, result: dict) -> None:
 
 
 def command(args: Args | None = None) -> str:
-    """The command of this process, as typed from the repository's folder, without the flags that change no
-    number: the folders are this machine's. Of a run also what its bytes depend on and this machine chose:
-    precision and threads."""
+    """The command of this process. Of a run it has the flags that can change a number, and what its bytes
+    depend on and this machine chose: precision and threads."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
+    start = ["python", Path(sys.argv[0]).name]
     if spec and spec.name != "__main__":
         start = ["python", "-m", spec.name]
-    else:
-        start = ["python", Path(sys.argv[0]).name]
-    left_out = {flag_of(f.name): f.default for f in dataclasses.fields(Args) if not f.metadata["numbers"]}
-    kept, words = [], iter(sys.argv[1:])
-    for word in words:
-        flag, has_value, _ = word.replace("--no-", "--").partition("=")
-        if args and flag == "--seeds":  # each run is that of one seed
-            kept += ["--seed", str(args.seed)]
-        if flag not in left_out:
-            kept.append(word)
-        elif not has_value and not isinstance(left_out[flag], bool):
-            next(words, None)  # its value
-    if args and "--precision" not in " ".join(kept):
-        kept += ["--precision", args.precision]
-    if args:
-        kept += ["--threads", str(torch.get_num_threads())]
-    return shlex.join(start + kept)
+    if args is None:
+        return shlex.join(start + sys.argv[1:])
+    flags = []
+    for f in dataclasses.fields(args):
+        value = getattr(args, f.name)
+        if args.origins.get(f.name) != "flag" or not f.metadata["numbers"] or f.name == "precision":
+            continue
+        if isinstance(value, bool):
+            flags.append(flag_of(f.name) if value else flag_of(f.name).replace("--", "--no-", 1))
+        else:
+            flags += [flag_of(f.name), str(value)]
+    flags += ["--precision", args.precision, "--threads", str(torch.get_num_threads())]
+    return shlex.join(start + flags)
 
 
 def no_formula(text: str) -> str:
@@ -224,52 +211,25 @@ def no_formula(text: str) -> str:
 
 
 def draw_curves(path: Path, history: list[dict], title: str) -> None:
-    """Accuracy of validation, ALL, AVG and each client, or of the linear classifiers, and the mean training
-    loss, over the rounds."""
+    """Every accuracy, by the names that TensorBoard shows too, and the clients' mean training losses, over
+    the rounds."""
     from matplotlib.figure import Figure
+    lines = {}  # of each name: (round, value)
+    for entry in history:
+        for name, value in numbers_in(entry):
+            lines.setdefault(name, []).append((entry["round"], value))
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    evaluated = [entry for entry in history if "val" in entry or "linear" in entry]
-
-    def line(label: str, *path: str, **style) -> None:
-        """The line of what stands at this path in the entries that have it."""
-        rounds, accuracies = [], []
-        for entry in evaluated:
-            if path[0] not in entry:
-                continue
-            rounds.append(entry["round"])
-            for key in path:
-                entry = entry[key]
-            accuracies.append(100 * entry)
-        left.plot(rounds, accuracies, label=no_formula(label), **style)
-
-    if "linear" in evaluated[0]:
-        for name, accuracies in evaluated[0]["linear"].items():
-            for ratio in accuracies:
-                line(f"{name}, {100 * float(ratio):g}% of the labels", "linear", name, ratio, marker=".")
-        if "start" in history[0]:
-            for accuracies in history[0]["start"]["linear"].values():
-                for accuracy in accuracies.values():
-                    left.axhline(100 * accuracy, color="0.6", linestyle=":")  # the untrained network
-    else:
-        for name in evaluated[-1]["test"]["clients"]:
-            line(name, "test", "clients", name, linewidth=0.8, alpha=0.6)
-        line("test ALL", "test", "ALL", color="k")
-        line("test AVG", "test", "AVG", color="k", linestyle="--")
-        line("validation ALL", "val", "ALL", color="r", linestyle=":")
-        if "target" in evaluated[-1]:
-            line("left-out domain", "target", color="b", linewidth=2)
+    for name, points in lines.items():
+        rounds, values = zip(*points)
+        label, width = no_formula(name), 0.8 if "clients/" in name else 2
+        if name.startswith(("test/", "target", "linear/")) or name == "val/ALL":
+            left.plot(rounds, [100 * value for value in values], label=label, linewidth=width)
+        elif name.endswith("/loss"):
+            right.plot(rounds, values, label=label, linewidth=width)
     left.set(xlabel="round", ylabel="accuracy (%)", title=no_formula(title))
-    left.legend(fontsize=7, ncols=2, loc="lower right")
-
-    losses = {}  # of each client: rounds and mean training losses
-    for entry in history:
-        for name, log in entry["clients"].items():
-            if "loss" in log:
-                losses.setdefault(name, []).append((entry["round"], log["loss"]))
-    for name in sorted(losses):
-        right.plot(*zip(*losses[name]), linewidth=0.8, label=no_formula(name))
     right.set(xlabel="round", ylabel="mean training loss", title="training")
-    if losses:
-        right.legend(fontsize=7, loc="upper right")
+    for plot in (left, right):
+        if plot.lines:
+            plot.legend(fontsize=7)
     write_whole(path, lambda file: figure.savefig(file, dpi=130, format="png"))

@@ -17,7 +17,6 @@ round and are cut to the checkpoint on a resume. With torchrun process 0 alone w
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -32,7 +31,8 @@ from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
 from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, forget_peak_memory, hardware, load, peak_memory
-from plumbing.results import best_of, draw_curves, record, refuse_record, result_of, summary
+from plumbing.results import (best_of, draw_curves, numbers_in, outcome, record, refuse_record, result_of,
+                              summary)
 from plumbing.settings import Args, differences, settings_of
 
 import numpy as np
@@ -40,8 +40,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-FILES = ("result.json", "checkpoint.pt", "best.pt", "metrics.jsonl", "timing.jsonl", "curves.png",
-         "settings.json")
+STATE = {"identity", "round", "seconds", "images", "code", "server", "clients"}  # what a checkpoint has
+FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
+         "curves.png")
+INSTEAD = "give another --out, or --no-resume to replace it"
 AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
 DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
@@ -85,29 +87,18 @@ class Run:
             if run.rank == 0:
                 refuse_foreign(run.path)
                 refuse_record(args.record)
-                run.lock()
-                run.read()
+                stack.enter_context(locked(run.path / ".lock", wait=False))
+                if args.resume:
+                    run.read()
             run.saved, run.history, run.result = from_server((run.saved, run.history, run.result))
             yield run
 
-    def lock(self) -> None:
-        """Keep other processes out of the folder; a finished run in a folder that cannot be written is only
-        shown and needs no lock."""
-        try:
-            self.stack.enter_context(locked(self.path / ".lock", wait=False))
-        except OSError as e:
-            may_show = e.errno in (errno.EACCES, errno.EROFS, errno.EPERM) and self.args.resume
-            if not may_show or not read_result(self.path):
-                raise
-
     def read(self) -> None:
         """What the folder holds of this run: its checkpoint with the metrics up to there, and its result."""
-        if not self.args.resume:
-            return
         result = read_result(self.path)
         file = self.path / "checkpoint.pt"
         if file.exists():
-            self.saved = read_state(file, "give another --out, or --no-resume to replace it")
+            self.saved = read_state(file, INSTEAD)
             refuse_another(self.path, self.saved, self.args, self.key)
             self.history = read_history(self.path, self.saved["round"])
         elif result:
@@ -127,11 +118,11 @@ class Run:
                            "precision": self.args.precision, "load": load()})
         self.saved_at, self.room_is_known = time.monotonic(), False
         if self.rank == 0:
-            self.clean()
-            self.announce(federation)
             settings = {"method": self.key["method"], "identity": self.key, "code": self.parts,
                         "settings": settings_of(self.args), "data": federation.data()}
             write_json(self.path / "settings.json", settings)
+            self.clean()
+            self.announce(federation)
             wide = bool(sys.stderr and sys.stderr.isatty())
             title = f"{self.key['method']} {short_name(self.args.dataset)}"
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
@@ -153,8 +144,7 @@ class Run:
             federation.restore(self.saved)
         except DAMAGED as e:
             why = " ".join(f"{type(e).__name__}: {e}".split())[:100]  # torch names tensors on many lines
-            raise Stop(f"{self.path / 'checkpoint.pt'} does not fit this method ({why}): give another --out, "
-                       "or --no-resume to replace it")
+            raise Stop(f"{self.path / 'checkpoint.pt'} does not fit this method ({why}): {INSTEAD}")
         self.saved = None  # its memory is free again
 
     def clean(self) -> None:
@@ -163,23 +153,23 @@ class Run:
         stale = [file for name in FILES for file in self.path.glob(f"{name}.*.tmp")]  # of killed writes
         stale.append(self.path / "result.json")
         if self.t == 0:
-            stale += [self.path / name for name in FILES]
+            stale += [self.path / name for name in FILES if name != "settings.json"]
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         for file in stale:
             file.unlink(missing_ok=True)
-        for name in ("metrics.jsonl", "timing.jsonl"):
-            file = self.path / name
-            lines = file.read_bytes().splitlines(keepends=True)[:self.t] if self.t and file.exists() else []
-            write_whole(file, lambda opened, lines=lines: opened.write(b"".join(lines)))
+        for name in ("metrics.jsonl", "timing.jsonl") if self.t else ():
+            lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
+            write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
 
     def announce(self, federation) -> None:
         """Who takes part, on a line, and each setting that differs from its default."""
-        print(f"output in {self.path}\n{described(federation)}")
-        lines = differences(self.args)
-        if lines:
-            print("settings that differ from the defaults, by origin (all: settings.json or "
-                  "--show-settings):")
-            print("\n".join(lines))
+        clients, targets = federation.names[:federation.K], federation.names[federation.K:]
+        who = f"{len(clients)} clients ({first_names(clients)}), {sum(federation.sizes):,} training images"
+        if targets:
+            who += f", tested on {first_names(targets)} ({federation.tested:,} images), which no client has"
+        print(f"output in {self.path}\n{who}\nsettings that differ from the defaults, by origin (all: "
+              "settings.json or --show-settings):")
+        print("\n".join(differences(self.args)))
         if self.t:
             print(f"going on after round {self.t} of {self.args.rounds}")
         sys.stdout.flush()
@@ -208,20 +198,13 @@ class Run:
             for tag, value in numbers_in(entry):
                 self.scalars.add_scalar(tag, value, entry["round"])
             self.scalars.flush()
-        shown = {}
         losses = [log["loss"] for log in entry["clients"].values() if "loss" in log]
-        if losses:
-            shown["loss"] = f"{np.mean(losses):.3f}"
-        if "val" in entry:
-            shown["val"] = f"{100 * entry['val']['ALL']:.1f}"
-        if "test" in entry:
-            shown["ALL"] = f"{100 * entry['test']['ALL']:.1f}"
-            shown["AVG"] = f"{100 * entry['test']['AVG']:.1f}"
-        if "target" in entry:
-            shown["target"] = f"{100 * entry['target']:.1f}"
-        if "val" in entry or "target" in entry:
-            self.shown = shown  # stays on the bar until the next evaluation
-        self.bar.set_postfix(self.shown | shown, refresh=False)
+        loss = {"loss": f"{np.mean(losses):.3f}"} if losses else {}
+        if "val" in entry or "linear" in entry:
+            found = outcome(entry)
+            names = [name for name in ("val", "ALL", "AVG", "target") if name in found]
+            self.shown = {name: f"{100 * found[name]:.1f}" for name in names}  # until the next evaluation
+        self.bar.set_postfix(loss | self.shown, refresh=False)
         self.bar.update()
 
     def save(self, federation) -> None:
@@ -297,15 +280,6 @@ class Run:
         return self.result
 
 
-def described(federation) -> str:
-    """4 clients (amazon, caltech, dslr, webcam), 2,025 images to train on, tested on ..."""
-    clients, targets = federation.names[:federation.K], federation.names[federation.K:]
-    words = f"{len(clients)} clients ({first_names(clients)}), {sum(federation.sizes):,} training images"
-    if targets:
-        words += f", tested on {first_names(targets)} ({federation.tested:,} images), which no client has"
-    return words
-
-
 def first_names(names: list[str]) -> str:
     """Up to eight names."""
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
@@ -325,46 +299,22 @@ def append_line(path: Path, entry: dict) -> None:
         file.write(json.dumps(entry) + "\n")
 
 
-def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
-    """(tag, number) of each number in nested dicts: clients/amazon/loss, test/ALL."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from numbers_in(inner, f"{name}/{key}".strip("/"))
-    elif name != "round":
-        yield name, value
-
-
-def tensors_in(value) -> Iterator[Tensor]:
-    """The tensors in nested dicts and lists."""
+def bytes_of(value) -> int:
+    """Bytes of the tensors in nested dicts and lists."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for inner in value:
-            yield from tensors_in(inner)
-    elif isinstance(value, Tensor):
-        yield value
-
-
-def bytes_of(state: dict) -> int:
-    """Bytes that torch.save writes of a state: of each storage once."""
-    storages = [v.untyped_storage() for v in tensors_in(state)]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+        return sum(bytes_of(inner) for inner in value)
+    return value.nbytes if isinstance(value, Tensor) else 0
 
 
 # What is in a folder
 
 
 def read_state(file: Path, advice: str) -> dict:
-    """A checkpoint: identity, round, seconds, images, code, server, clients. Stop if it is no whole one."""
+    """A checkpoint. Stop if it is no whole one."""
     saved = load_file(file, "checkpoint")
-    try:
-        whole = saved["round"] > 0 and isinstance(saved["identity"]["method"], str)
-        whole = whole and all(isinstance(saved[name], dict) for name in ("seconds", "server", "clients"))
-        whole = whole and all(isinstance(part["files"], dict) for part in saved["code"])
-        whole = whole and not any(bool(torch.isnan(v).any()) for v in tensors_in(saved))
-    except DAMAGED:
-        whole = False
-    if not whole:
+    if not isinstance(saved, dict) or not STATE <= saved.keys():
         raise Stop(f"{file} is no whole checkpoint: {advice}")
     return saved
 
@@ -373,16 +323,12 @@ def read_history(path: Path, rounds: int) -> list[dict]:
     """The metrics of the first rounds. Stop if they are not all there."""
     file = path / "metrics.jsonl"
     try:
-        lines = file.read_text().splitlines()[:rounds]
-        history = [json.loads(line) for line in lines]
-        whole = [entry["round"] for entry in history] == list(range(1, rounds + 1))
-        whole = whole and all(log["bytes_up"] >= 0 for entry in history for log in entry["clients"].values())
+        history = [json.loads(line) for line in file.read_text().splitlines()[:rounds]]
+        if [entry["round"] for entry in history] == list(range(1, rounds + 1)):
+            return history
     except (OSError, *DAMAGED):
-        whole = False
-    if not whole:
-        raise Stop(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: give another --out, "
-                   "or --no-resume to replace it")
-    return history
+        pass
+    raise Stop(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: {INSTEAD}")
 
 
 def read_result(path: Path) -> dict | None:
@@ -390,34 +336,25 @@ def read_result(path: Path) -> dict | None:
     checkpoint."""
     try:
         result = json.loads((path / "result.json").read_text())
-        whole = bool(summary(result)) and isinstance(result["args"]["method"], str)
-        return result if whole and isinstance(result["code"], list) else None
+        return result if summary(result) else None
     except (OSError, *DAMAGED):
         return None
 
 
+def is_run(path: Path) -> bool:
+    """Whether a run has written into a folder: its settings say so, which it writes first."""
+    try:
+        return "identity" in json.loads((path / "settings.json").read_text())
+    except (OSError, *DAMAGED):
+        return False
+
+
 def refuse_foreign(path: Path) -> None:
     """Stop if the folder has files of a run's names that no run has written: they would be lost."""
-    if path.exists() and not path.is_dir():
-        raise Stop(f"{path} is a file; expected a folder for the output: give another --out", 2)
-    there = [name for name in FILES if (path / name).exists()]
-    if (path / "tensorboard").exists():
-        there.append("tensorboard")
+    there = [name for name in (*FILES, "tensorboard") if (path / name).exists()]
     if there and not is_run(path):
         raise Stop(f"{path} has files that are of no run ({', '.join(there)}): give another --out; nothing "
                    "was changed", 2)
-
-
-def is_run(path: Path) -> bool:
-    """Whether a run has written into a folder: its settings, its result or its checkpoint say so."""
-    with contextlib.suppress(OSError, *DAMAGED):
-        settings = json.loads((path / "settings.json").read_text())
-        return isinstance(settings["code"], list) and bool(settings["settings"]["dataset"]["value"])
-    if read_result(path):
-        return True
-    with contextlib.suppress(Stop):
-        return bool(read_state(path / "checkpoint.pt", ""))
-    return False
 
 
 def refuse_another(path: Path, saved: dict, args: Args, key: dict) -> None:
@@ -429,7 +366,7 @@ def refuse_another(path: Path, saved: dict, args: Args, key: dict) -> None:
     words = ", ".join(f"{name} {theirs.get(name)}, not {key.get(name)}" for name in different[:3])
     if len(different) > 3:
         words += ", ..."
-    advice = "give another --out, or --no-resume to replace it"
+    advice = INSTEAD
     if different == ["rounds"] and theirs["rounds"] < key["rounds"]:
         why = args.depends_on_rounds()
         if saved["round"] % args.eval_every or args.test_rounds == "best":

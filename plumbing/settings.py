@@ -21,22 +21,28 @@ import difflib
 import hashlib
 import importlib.util
 import math
+import operator
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from plumbing.augment import AUGMENTATIONS
-from plumbing.catalog import OWN, own_folder
+from plumbing.catalog import FOLDERS, OWN, own_folder
 from plumbing.errors import Stop, speaks
 from plumbing.provenance import ROOT, version_line
+
+import torch
 
 LARGEST = (1 << 63) - 1  # a whole number that torch takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
 SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
+LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}
 
 
 def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False):
@@ -46,6 +52,8 @@ def arg(default, text: str, *, choices=None, low=None, high=None, above=None, nu
     number of a run (folders, checkpoint interval): it may differ when a run is resumed. `at_test=True` marks
     what acts on the tested network of a left-out domain alone: one training serves all its values.
     """
+    if high is None and type(default) is int:
+        high = LARGEST
     meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers, at_test=at_test)
     return field(default=default, metadata=meta)
 
@@ -191,37 +199,21 @@ class LinearArgs(Args):
 
 
 # Settings by dataset for the smaller scales; a method's own go over them, see the layers above.
-IMAGES_AT_LAPTOP_SCALE = dict(image_size=64, rounds=20, epochs=1, limit=2000, weights="none", eval_every=2)
-DIGITS_AT_SMOKE_SCALE = dict(rounds=2, limit=40, batch_size=16, weights="none")
-IMAGES_AT_SMOKE_SCALE = dict(image_size=160, rounds=2, limit=40, epochs=1, steps=0, weights="none")
+LAPTOP = dict(image_size=64, rounds=20, epochs=1, limit=2000, weights="none", eval_every=2)
+SMOKE = dict(image_size=160, rounds=2, limit=40, epochs=1, steps=0, weights="none")
+SMOKE_DIGITS = dict(rounds=2, limit=40, batch_size=16, weights="none")
 SCALES = {
     "paper": {},
-    "laptop": {
+    "laptop": dict.fromkeys(FOLDERS, LAPTOP) | {
         "officecaltech": dict(image_size=160, rounds=60),
         "pacs": dict(image_size=160, rounds=15, epochs=1),
-        "vlcs": IMAGES_AT_LAPTOP_SCALE,
-        "officehome": IMAGES_AT_LAPTOP_SCALE,
-        "terrainc": IMAGES_AT_LAPTOP_SCALE,
-        "domainnet": IMAGES_AT_LAPTOP_SCALE,
-        "domainnet10": IMAGES_AT_LAPTOP_SCALE,
-        "domainnet20": IMAGES_AT_LAPTOP_SCALE,
-        "camelyon17": IMAGES_AT_LAPTOP_SCALE,
-        "iwildcam": IMAGES_AT_LAPTOP_SCALE,
     },
-    "smoke": {
-        "digits": DIGITS_AT_SMOKE_SCALE,
-        "rotatedmnist": DIGITS_AT_SMOKE_SCALE,
-        "rotatedmnist-t10k": DIGITS_AT_SMOKE_SCALE,
-        "officecaltech": IMAGES_AT_SMOKE_SCALE,
-        "pacs": IMAGES_AT_SMOKE_SCALE,
-        "vlcs": IMAGES_AT_SMOKE_SCALE,
-        "terrainc": IMAGES_AT_SMOKE_SCALE,
-        "domainnet10": IMAGES_AT_SMOKE_SCALE,
-        "domainnet20": IMAGES_AT_SMOKE_SCALE,
-        "camelyon17": IMAGES_AT_SMOKE_SCALE,
-        "iwildcam": IMAGES_AT_SMOKE_SCALE,
-        "officehome": IMAGES_AT_SMOKE_SCALE | dict(limit=100),  # 65 classes
-        "domainnet": IMAGES_AT_SMOKE_SCALE | dict(limit=400),  # 345 classes
+    "smoke": dict.fromkeys(FOLDERS, SMOKE) | {
+        "digits": SMOKE_DIGITS,
+        "rotatedmnist": SMOKE_DIGITS,
+        "rotatedmnist-t10k": SMOKE_DIGITS,
+        "officehome": SMOKE | dict(limit=100),  # 65 classes
+        "domainnet": SMOKE | dict(limit=400),  # 345 classes
     },
 }
 
@@ -241,7 +233,10 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     parser = parser_of(cls, tuple(paper))
     given = vars(parser.parse_args(argv))
     show = given.pop("show_settings", False)
-    dataset = LIKE_OWN if own_folder(given.get("dataset", cls.dataset)) else given.get("dataset", cls.dataset)
+    dataset = given.get("dataset", cls.dataset)
+    own_images = own_folder(dataset) is not None
+    if own_images:
+        dataset = LIKE_OWN
     scale = given.get("scale", cls.scale)
     variant = given.get("variant", getattr(cls, "variant", ""))
 
@@ -256,7 +251,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         own = laptop if scale == "laptop" else smoke
         layers.append((scale, SCALES[scale].get(dataset, {})))
         layers.append((scale, (own or {}).get(dataset, {})))
-    if own_folder(given.get("dataset", cls.dataset)):
+    if own_images:
         layers.append(("own images", {"target_part": "all"}))  # on PACS it is as its paper has it
     layers.append(("flag", given))
     if follows:
@@ -316,23 +311,13 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
 
 def violation(value, limits) -> str:
     """What a number must be, if it is not; else nothing. `limits`: low, high (included), above (excluded)."""
-    low, high, above = limits["low"], limits["high"], limits["above"]
-    if high is None and isinstance(value, int):
-        high = LARGEST
-    wrong = isinstance(value, float) and not math.isfinite(value)
-    wrong = wrong or (low is not None and value < low)
-    wrong = wrong or (high is not None and not isinstance(value, str) and value > high)
-    wrong = wrong or (above is not None and value <= above)
-    if not wrong:
-        return ""
     words = []
-    if low is not None:
-        words.append(f"at least {low}")
-    if above is not None:
-        words.append(f"above {above}")
-    if high is not None:
-        words.append(f"at most {high}")
-    return " and ".join(words)
+    fits = not isinstance(value, float) or math.isfinite(value)
+    for name, (relation, holds) in LIMITS.items():
+        if limits[name] is not None:
+            words.append(f"{relation} {limits[name]}")
+            fits = fits and holds(value, limits[name])
+    return "" if fits else " and ".join(words)
 
 
 class Parser(argparse.ArgumentParser):
@@ -352,16 +337,13 @@ class Parser(argparse.ArgumentParser):
         print_and_exit(self.format_help())
 
 
-def help_format(prog: str) -> argparse.HelpFormatter:
-    """Help in columns that have room for the flags' names."""
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=110)
-
-
 def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
     """The command line of a method: its own flags first, then those of data, training and the run."""
     module = sys.modules[cls.__module__]
     parser = Parser(prog=Path(module.__file__).stem, allow_abbrev=False, usage="%(prog)s [flags]",
-                    description=(module.__doc__ or "").split("\nPaper  ")[0], formatter_class=help_format,
+                    description=(module.__doc__ or "").split("\nPaper  ")[0],
+                    formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
+                                            width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
                            "own:\n--show-settings lists what these flags lead to, with origins.")
     groups, owner = {}, {}
@@ -373,10 +355,9 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
             owner.setdefault(f.name, base)
     for f in dataclasses.fields(cls):
         add_flag(groups[owner.get(f.name, Args)], f, datasets)
-    of_run = groups[RunArgs]
-    of_run.add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
-                        help="print every setting with its origin, and stop")
-    add_version(of_run)
+    groups[RunArgs].add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
+                                 help="print every setting with its origin, and stop")
+    add_version(groups[RunArgs])
     return parser
 
 
@@ -444,11 +425,9 @@ def shown_value(value) -> str:
 
 
 def print_and_exit(text: str) -> None:
-    """Print and end with 0, also if the reader has gone, as `head` has after ten lines."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is written at the end
+    """Print and end with 0. A reader that has gone, as `head` has after ten lines, ends it too."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text, flush=True)
     sys.exit(0)
 
 
@@ -472,24 +451,14 @@ def settings_table(args: Args, method: str) -> str:
 
 
 def differences(args: Args) -> list[str]:
-    """A line for each origin with the settings that differ from the flags' defaults, the weakest first."""
+    """A line for each origin with the settings that differ from the flags' defaults."""
     of_origin = {}
     for f in dataclasses.fields(args):
         value = getattr(args, f.name)
         if value != f.default and f.name not in SHOWN_ANYWAY:
             origin = args.origins.get(f.name, "set directly")
             of_origin.setdefault(origin, []).append(f"{f.name.strip('_')} {shown_value(value)}")
-    lines = []
-    for origin in sorted(of_origin, key=strength):
-        lines.append(f"  {origin}: {', '.join(of_origin[origin])}")
-    return lines
-
-
-def strength(origin: str) -> int:
-    """The place of a layer among the others, the weakest first."""
-    if origin.startswith("variant "):
-        return 2
-    return {"derived": 0, "laptop": 3, "smoke": 3, "own images": 3, "flag": 4}.get(origin, 1)  # 1: a dataset
+    return [f"  {origin}: {', '.join(found)}" for origin, found in of_origin.items()]
 
 
 # What a run is known by
@@ -562,56 +531,39 @@ def ratios(text: str) -> list[float]:
 
 def seed_numbers(text: str) -> list[int]:
     """'0,1,2' -> [0, 1, 2]; none comes twice. An empty text has none."""
-    words = [word.strip() for word in text.split(",")] if text else []
-    whole = all(word.isascii() and word.isdigit() and len(word) < 19 for word in words)
-    if not whole or len({int(word) for word in words}) < len(words):
+    try:
+        seeds = [int(word) for word in text.split(",")] if text else []
+        if not all(0 <= seed <= LARGEST for seed in seeds) or len(set(seeds)) < len(seeds):
+            raise ValueError
+    except ValueError:
         raise Stop(f"--seeds is {text}; expected whole numbers from 0 on, each once, such as 0,1,2", 2)
-    return [int(word) for word in words]
+    return seeds
 
 
 def choose_device(device: str) -> str:
     """'auto' becomes cuda:N or cpu; a GPU that is named must exist. It is not opened for this: a program that
     only plans runs takes none of its memory (plumbing/processes.py opens it)."""
-    import torch
-    kind, _, number = device.partition(":")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device, re.ASCII):
         raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
     if device == "auto":
-        kind = device = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda":
-        count = torch.cuda.device_count()
-        if not number:  # with torchrun each process takes its own GPU
-            rank = os.environ.get("LOCAL_RANK", "0")
-            if not (rank.isascii() and rank.isdigit()):
-                raise Stop(f"LOCAL_RANK is {rank!r}; expected this process's number on its machine, as "
-                           "torchrun sets it: unset it, or start with torchrun", 2)
-            number = str(int(rank) % max(count, 1))
-        if int(number) >= count:
-            raise Stop(f"--device {device} cannot be used here: {gpus_there(count)}", 2)
-        return f"cuda:{int(number)}"
-    return device
-
-
-def gpus_there(count: int) -> str:
-    """Which GPUs PyTorch finds, in words."""
-    import torch
-    if torch.version.cuda is None and torch.version.hip is None:
-        return "this PyTorch is built without CUDA"
-    if count == 0:
-        return "PyTorch finds no GPU"
-    return "it finds " + ", ".join(f"cuda:{n}" for n in range(count))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    number = device.partition(":")[2]
+    if not number:  # with torchrun each process takes its own GPU
+        number = int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
+    if int(number) >= count:
+        raise Stop(f"--device {device} cannot be used here: PyTorch finds {count} GPUs", 2)
+    return f"cuda:{int(number)}"
 
 
 def choose_precision(precision: str, device: str) -> str:
     """'auto' becomes bf16 where the processor has bf16 instructions, else fp32; tf32 needs a GPU."""
-    import torch
     cuda = device.startswith("cuda")
-    if precision == "auto":
-        if cuda:
-            has_bf16 = torch.cuda.is_bf16_supported()
-        else:
-            has_bf16 = device == "cpu" and torch.cpu._is_avx512_bf16_supported()
-        precision = "bf16" if has_bf16 else "fp32"
     if precision == "tf32" and not cuda:
         raise Stop(f"--precision tf32 needs a GPU; the device is {device}: use fp32 or bf16", 2)
-    return precision
+    if precision != "auto":
+        return precision
+    has_bf16 = torch.cuda.is_bf16_supported() if cuda else torch.cpu._is_avx512_bf16_supported()
+    return "bf16" if has_bf16 else "fp32"

@@ -42,22 +42,13 @@ def method(name) -> ModuleType:
 def read_run(folder, which: str) -> dict:
     """The state of a run and `data`, who takes part in it, from its folder: best (validation round) or last.
     Stop if there is none."""
-    folder = Path(folder)
+    folder, advice = Path(folder), "give the output folder of a run"
     if which not in ("best", "last"):
         raise Stop(f"which is {which!r}; expected best or last", 2)
-    runs = sorted(file.parent for file in folder.glob("*/checkpoint.pt"))
-    file = folder / "checkpoint.pt"
-    if not file.exists() and runs:
-        raise Stop(f"{folder} has several runs in it: give the folder of one, such as {runs[0]}", 2)
-    if not file.exists():
-        raise Stop(f"{folder} has no state of a run: expected an output folder with checkpoint.pt; if it was "
-                   "deleted, the run has to be made again", 2)
-    advice = "give the output folder of a run"
-    saved = read_state(file, advice)
-    if which == "best" and saved["identity"].get("protocol") != "linear":
-        if not (folder / "best.pt").exists():
-            raise Stop(f"{folder} has no best.pt, the state after the best validation round; the last "
-                       "round's is there (which=\"last\")", 2)
+    if not (folder / "checkpoint.pt").exists():
+        raise Stop(f"{folder} has no checkpoint.pt, the state of a run: {advice}", 2)
+    saved = read_state(folder / "checkpoint.pt", advice)
+    if which == "best" and saved["identity"]["protocol"] != "linear":
         saved = read_state(folder / "best.pt", advice)
     try:
         settings = json.loads((folder / "settings.json").read_text())
@@ -77,12 +68,8 @@ def settings_from(run: dict, device: str, data: str, archives: str,
         refuse_other_code(run["folder"], run["code"], code(Path(module.__file__)))
     values = {"data": data, "archives": archives, "out": str(run["folder"]), "device": choose_device(device)}
     for f in dataclasses.fields(module.Args):
-        if f.name not in key or f.name == "device":
-            continue
-        value, kind = key[f.name], type(f.default)
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise Stop(f"{run['folder']}: {f.name} is {value!r}; expected a value like {f.default!r}", 2)
-        values[f.name] = value
+        if f.name in key and f.name != "device":
+            values[f.name] = key[f.name]
     if own_folder(values["dataset"]):  # its fingerprint follows its name
         values["dataset"] = values["dataset"].rpartition(" ")[0]
     if values["weights"] not in ("none", "imagenet"):  # a file; its hash follows its name

@@ -26,19 +26,14 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
             raise Stop(f"could not get the weights {imagenet} ({e}); download them by hand and give "
                        "--weights FILE")
     weights = load_file(Path(origin), "weights")
-    if not isinstance(weights, dict) or not all(is_weight(name, value) for name, value in weights.items()):
+    try:
+        finite = all(isinstance(name, str) and torch.isfinite(v).all() for name, v in weights.items())
+    except (AttributeError, TypeError, RuntimeError):  # no dict, no tensor, or a sparse one
+        finite = False
+    if not finite:
         raise Stop(f"--weights {origin} is no file of weights: expected a "
                    "dict of names and finite tensors", 2)
     return weights
-
-
-def is_weight(name, value) -> bool:
-    """Whether an entry is a name with a plain tensor of finite numbers."""
-    if not isinstance(name, str) or not isinstance(value, Tensor):
-        return False
-    if value.layout != torch.strided or value.is_quantized:
-        return False
-    return bool(torch.isfinite(value).all())
 
 
 def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: str) -> None:
@@ -47,12 +42,11 @@ def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: 
     have = module.state_dict()
     kept = {}
     for name, value in weights.items():
-        in_skipped_layer = bool(skip) and name.startswith(f"{skip}.")
-        if not in_skipped_layer or (name in have and value.shape == have[name].shape):
+        if not skip or not name.startswith(f"{skip}.") or (name in have and value.shape == have[name].shape):
             kept[name] = value
-    wrong = sorted(name for name, v in kept.items() if name not in have or v.shape != have[name].shape)
-    missing = sorted(name for name in have if name not in kept and not (skip and name.startswith(f"{skip}.")))
-    if wrong or missing:
-        raise Stop(f"--weights {origin} does not fit the network: {len(missing)} tensors are missing and "
-                   f"{len(wrong)} do not fit, such as {(missing + wrong)[0]}", 2)
+    wrong = [name for name, v in kept.items() if name not in have or v.shape != have[name].shape]
+    wrong += [name for name in have if name not in kept and not (skip and name.startswith(f"{skip}."))]
+    if wrong:
+        raise Stop(f"--weights {origin} does not fit the network: {len(wrong)} tensors are missing or do not "
+                   f"fit, such as {wrong[0]}", 2)
     module.load_state_dict(kept, strict=False)
