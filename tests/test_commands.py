@@ -1,12 +1,11 @@
 """Every command of the documentation and the docstrings: each one parses (quick), each one runs (slow).
 
 They are read from the files, so that none can rot. What stands for a value of the reader's is replaced by
-SUBSTITUTES; a program that is in none of the tables below fails the test.
+SUBSTITUTES.
 """
 
 import argparse
 import importlib
-import json
 import re
 import runpy
 import shutil
@@ -17,26 +16,21 @@ from pathlib import Path
 
 import common
 import reproduce_tables
-from bench import bench
-from docs import build
 from plumbing.catalog import FOLDERS, OWN
-from reproduce.measures import command as measures
 from reproduce.tables import read_tables
 from tests.commands import Command, all_commands, commands_in_backticks, commands_of_line
-from tests.conftest import MODULES, ROOT, run_here
-from tests.mutations import __main__ as mutations
+from tests.conftest import PROGRAMS, ROOT, run_here
 from tests.small_table import two_tables
 
 import pytest
 import torch
 
 COMMANDS = all_commands()
+TABLES = read_tables()
 
-# What stands for something of the reader's, and what takes its place here; RUN is the folder of a finished
-# run of a method.
+# What takes the place of a word; RUN is the folder of a finished run of a method.
 SUBSTITUTES = {
     "DIR": ["archives"],
-    "F": ["f.png"],
     "NAME": ["fedprox"],
     "baselines.NAME": ["baselines.fedprox"],
     "baselines.mine": ["baselines.fedprox"],  # test_start.py makes it
@@ -44,42 +38,36 @@ SUBSTITUTES = {
     "cuda": ["cpu"],
     "cuda:1": ["cpu"],
     "<paper>-<number>": ["fdse-1"],
-    "FOLDER": ["RUN fedavg"],
     "FEDCIR": ["RUN fedcir"],
     "FEDAVG": ["RUN fedavg"],
     "...": [],  # further flags
 }
 A_RUN = re.compile(r"runs/(\w+)-\.\.\.")  # runs/fdse-...: RUN fdse
-# Commands of reproduce.measures that a sentence names without a folder.
-FOLDER_OF = {"gradients": "fedgala", "adaptation": "fdse"}
+FOLDER_OF = {"gradients": "fedgala", "adaptation": "fdse"}  # measures that a sentence names without a run
 
-# Commands that are not for every machine, and why.
-NEITHER = {
-    "python baselines/NAME.py": "it says how a baseline is started; test_errors.py runs it",
-}
+# The beginnings of commands that are not for every machine, and why.
 NOT_RUN = {
     "pip": "it fetches from the network; .ci/run installs from the files",
     "python3 -m venv": "an environment of its own; .ci/run makes one",
     "python fdse.py --dataset folder:my_images": "it needs images; test_own_images.py has some",
     "python -m reproduce.predict": "it needs images; test_predict.py has some",
-    "python fedavg.py --rounds 100 --extend": "it needs a shorter run; test_extending.py goes on with one",
-    "python reproduce_tables.py --run --seeds paper --executor slurm": "it needs a Slurm cluster",
+    "python reproduce_tables.py --check": "it takes minutes; test_check.py checks small runs",
+    "python reproduce_tables.py --run --seeds paper --jobs 8 --slurm": "it needs a Slurm cluster",
     "python reproduce_tables.py --run --gpus": "it needs a GPU",
     "python -m bench": "it takes minutes, or an archive; test_bench.py runs it on small images",
 }
+SHOWING = {"--help", "--show-settings", "--version"}  # with which a method trains nothing
 
 
-def substituted(command: Command) -> list[str]:
-    """The words of a command with what stands for the reader's values replaced."""
+def substituted(command: Command, runs: Path) -> list[str]:
+    """The words of a command with what stands for the reader's values replaced; `runs` has the folders."""
     words = []
     for word in command.words:
-        if A_RUN.fullmatch(word):
-            words.append(f"RUN {A_RUN.fullmatch(word)[1]}")
-        else:
-            words += SUBSTITUTES.get(word, [word])
+        a_run = A_RUN.fullmatch(word)
+        words += [f"RUN {a_run[1]}"] if a_run else SUBSTITUTES.get(word, [word])
     if words[1:3] == ["-m", "reproduce.measures"] and len(words) == 4:
         words.append(f"RUN {FOLDER_OF[words[3]]}")
-    return words
+    return [str(runs / word.removeprefix("RUN ")) if word.startswith("RUN ") else word for word in words]
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]]:
@@ -90,46 +78,22 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
         return words[0], words[1:]
     if words[1] == "-m":
         return words[2], words[3:]
-    return words[1].removesuffix(".py"), words[2:]
+    return words[1].removesuffix(".py").replace("/", "."), words[2:]
 
 
-def reason_not_to(command: Command, reasons: dict[str, str]) -> str:
-    """Why a command is left out; empty: it is not."""
-    for beginning, reason in reasons.items():
-        if f"{command} ".startswith((f"{beginning} ", f"{beginning}.")):
-            return reason
-    return ""
-
-
-SHOWING = {"--help", "--show-settings", "--version"}  # with which a method trains nothing
-TRIED = [command for command in COMMANDS if not reason_not_to(command, NEITHER)]
-
-
-# They are found
-
-# One of each way in which they stand there.
-EXPECTED = [
-    "python fdse.py",
-    "ruff check .",
-    "python -m baselines.fedprox --dataset pacs --mu 0.1",
-    "python -m baselines.ditto --dataset domainnet10",
-    "torchrun --nproc-per-node=4 fdse.py ...",
-    "python -m baselines.feddg_ga --dataset officecaltech --protocol lodo --target-part test",
-    "python -m reproduce.measures adaptation runs/fdse-...",
-]
+def is_run(command: Command) -> bool:
+    return not any(f"{command} ".startswith((f"{start} ", f"{start}.")) for start in NOT_RUN)
 
 
 def test_the_commands_are_found():
     shown = [str(command) for command in COMMANDS]
     assert len(shown) > 180
-    for expected in EXPECTED:
+    for expected in ("python fdse.py", "ruff check .", "python -m baselines.fedprox --dataset pacs --mu 0.1",
+                     "python -m official.fdse", "torchrun --nproc-per-node=4 fdse.py ...",
+                     "python -m baselines.ditto --dataset domainnet10"):
         assert expected in shown
-
-
-def test_reasons_are_of_commands_that_there_are():
-    shown = [str(command) for command in COMMANDS]
-    for beginning in [*NEITHER, *NOT_RUN]:
-        assert any(f"{line} ".startswith((f"{beginning} ", f"{beginning}.")) for line in shown), beginning
+    for start in NOT_RUN:
+        assert any(f"{line} ".startswith((f"{start} ", f"{start}.")) for line in shown), start
     for word in SUBSTITUTES:
         assert any(word in command.words for command in COMMANDS), word
 
@@ -150,50 +114,8 @@ def test_what_is_a_command():
 # They parse
 
 
-@pytest.fixture(scope="module")
-def results_of_runs(tmp_path_factory) -> Path:
-    """A folder for each method with the little of a result that a command line is checked with."""
-    place = tmp_path_factory.mktemp("results")
-    for name in MODULES:
-        method = name.removeprefix("baselines.")
-        (place / method).mkdir()
-        result = {"method": method, "args": {"method": method}, "best": {"round": 1}, "last": {"round": 1}}
-        (place / method / "result.json").write_text(json.dumps(result))
-    return place
-
-
-def with_runs(words: list[str], place: Path) -> list[str]:
-    """The words with the folders of runs in `place`."""
-    return [str(place / word.removeprefix("RUN ")) if word.startswith("RUN ") else word for word in words]
-
-
-def domain_names(dataset: str) -> list[str]:
-    if dataset == "digits":
-        return [f"d{angle}" for angle in common.ANGLES]
-    if dataset.startswith("rotatedmnist"):
-        return [f"m{angle}" for angle in common.ANGLES]
-    return list(FOLDERS[dataset].domains)
-
-
-def parse_method(program: str, flags: list[str]) -> None:
-    try:
-        args = MODULES[program].arguments(flags)
-    except SystemExit as end:
-        assert end.code == 0 and SHOWING & {*flags}
-        return
-    if not args.dataset.startswith(OWN):
-        common.targets_of(args, domain_names(args.dataset))  # stops if --target or --sources is no domain
-
-
-TABLES = read_tables()
-
-
-def parse_tables(flags: list[str]) -> None:
-    reproduce_tables.chosen(TABLES, reproduce_tables.parsed(flags).only)
-
-
-def parse_measures(flags: list[str]) -> None:
-    measures.parsed(flags)
+class Parsed(Exception):
+    """A program has taken its flags."""
 
 
 def parse_pytest(flags: list[str]) -> None:
@@ -201,30 +123,46 @@ def parse_pytest(flags: list[str]) -> None:
     markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
     parser.add_argument("-m", choices=[marker.split(":")[0] for marker in markers])
     parser.add_argument("-n", type=int)
-    parser.add_argument("files", nargs="*", type=Path)
-    for path in parser.parse_args(flags).files:
-        assert (ROOT / path).exists()
+    parser.add_argument("files", nargs="*")
+    files_are_there(parser.parse_args(flags).files)
 
 
-def parse_pip(flags: list[str]) -> None:
-    assert flags[0] == "install"
-    if flags[1] == "-r":
-        assert (ROOT / flags[2]).exists()
+def files_are_there(names: list[str]) -> None:
+    for name in names:
+        assert (ROOT / name).exists(), name
 
 
-class Parsed(Exception):
-    """A program has taken its flags."""
+OTHER_PROGRAMS = {
+    "pytest": parse_pytest,
+    "venv": lambda flags: None,
+    "pip": lambda flags: files_are_there(flags[2:] if flags[1] == "-r" else []),
+    "ruff": lambda flags: files_are_there(flags[1:]),
+    "bash": lambda flags: files_are_there(flags[:1]),
+    "diff": files_are_there,
+}
+
+
+def parse_method(program: str, flags: list[str]) -> None:
+    try:
+        args = PROGRAMS[program].arguments(flags)
+    except SystemExit as end:
+        assert end.code == 0 and SHOWING & {*flags}
+        return
+    if not args.dataset.startswith(OWN):
+        known = common.known_domains(args.dataset)
+        common.targets_of(args, known)  # stops if --target or --sources is no domain
 
 
 def parse_module(name: str, flags: list[str]) -> None:
     """Another program of the repository: up to where its parser has taken the flags."""
+    assert (ROOT / f"{name.replace('.', '/')}.py").exists() or (ROOT / name.replace(".", "/")).is_dir(), name
     parse_args = argparse.ArgumentParser.parse_args
 
     def stop(*words, **how):
         parse_args(*words, **how)
         raise Parsed
-    assert (ROOT / f"{name.replace('.', '/')}.py").exists(), f"what is {name}? list it in PARSERS"
-    module = importlib.import_module(name.replace("/", "."))
+    main = f"{name}.__main__" if (ROOT / name.replace(".", "/")).is_dir() else name
+    module = importlib.import_module(main)
     expected = (Parsed, SystemExit) if "--help" in flags else Parsed
     with pytest.MonkeyPatch.context() as patch, pytest.raises(expected):
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
@@ -232,103 +170,88 @@ def parse_module(name: str, flags: list[str]) -> None:
         module.main()
 
 
-def files_are_there(flags: list[str]) -> None:
-    for name in flags:
-        assert (ROOT / name).exists(), name
-
-
-PARSERS = {
-    "reproduce_tables": parse_tables,
-    "reproduce.measures": parse_measures,
-    "bench.bench": bench.parsed,
-    "docs/build": build.parsed,
-    "tests.mutations": mutations.parsed,
-    "pytest": parse_pytest,
-    "venv": lambda flags: None,
-    "pip": parse_pip,
-    "ruff": lambda flags: files_are_there(flags[1:]),
-    "bash": lambda flags: files_are_there(flags[:1]),
-    "diff": files_are_there,
-}
-
-
-def check(command: Command, place: Path) -> None:
+def check(command: Command, runs: Path) -> None:
     """An error unless the command's program has its flags and takes their values."""
-    program, flags = program_of(with_runs(substituted(command), place))
-    if program in MODULES:
+    program, flags = program_of(substituted(command, runs))
+    if program in PROGRAMS:
         parse_method(program, flags)
-    elif program in PARSERS:
-        PARSERS[program](flags)
+    elif program in OTHER_PROGRAMS:
+        OTHER_PROGRAMS[program](flags)
+    elif program == "reproduce_tables":
+        reproduce_tables.chosen(TABLES, reproduce_tables.parsed(flags).only)
     else:
         parse_module(program, flags)
 
 
+# It says how a baseline is started; test_errors.py runs it.
+TRIED = [command for command in COMMANDS if str(command) != "python baselines/NAME.py"]
+
+
 @pytest.mark.parametrize("command", TRIED, ids=str)
-def test_each_command_parses(command, results_of_runs, capsys):
-    check(command, results_of_runs)
+def test_each_command_parses(command, tmp_path, capsys):
+    check(command, tmp_path)
 
 
 @pytest.mark.parametrize("line", [
     "python fdse.py --no-such-flag",
     "python fdse.py --dataset pacs --protocol lodo --target dslr",
     "python -m baselines.ditto --dataset vlcs",
+    "python -m official.fdse --variant second",
     "python reproduce_tables.py --only fdse-77",
-    "python -m reproduce.measures risk FOLDER --accuracy 1",
-    "python -m tests.mutations fedx",
+    "python -m reproduce.measures risk FEDCIR --accuracy 1",
     "python -m tests.gone",
     "python -m pytest -m long",
     "bash .ci/gone",
 ])
-def test_a_command_that_has_rotted_is_noticed(line, results_of_runs, capsys):
+def test_a_command_that_has_rotted_is_noticed(line, tmp_path, capsys):
     with pytest.raises((SystemExit, AssertionError, argparse.ArgumentError, common.Stop)):
-        check(Command("here", commands_of_line(line)[0]), results_of_runs)
+        check(Command("here", commands_of_line(line)[0]), tmp_path)
 
 
 # They run
 
-TINY = 40  # images of a domain, more if it has more classes
-MANY = 400  # where a command deals a domain out to many clients
 # What makes a training quick, behind the command's own flags: the last one counts.
-SHORT = ["--scale", "smoke", "--rounds", "1", "--epochs", "1", "--steps", "0", "--batch-size", "16",
-         "--device", "cpu"]
-# The same for other programs; they run in a copy of the repository, where they may write.
-SHORTER = {
-    "reproduce_tables": [],
-    "pytest": ["--collect-only", "-q"],
-    "tests.mutations": ["--list"],
-}
+SHORT = "--scale smoke --rounds 1 --epochs 1 --steps 0 --batch-size 16 --device cpu".split()
+SHORTER = {"pytest": ["--collect-only", "-q"], "tests.mutations": ["--list"], "bash": ["-n"]}
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "data", "runs", "site", "__pycache__", "*.tmp")
+RUN = [command for command in TRIED if is_run(command)]
+TRAINING = []
+for found in RUN:
+    if program_of(substituted(found, ROOT))[0] in PROGRAMS and not SHOWING & {*found.words}:
+        TRAINING += [found] if found.words[0] == "python" else []
+OTHERS = [command for command in RUN if command not in TRAINING]
 
 
-def tiny_domains(args: common.Args) -> tuple[list[common.Domain], tuple[str, ...]]:
-    """In the place of common.load_domains: domains of noise with the names and classes of the dataset."""
-    names = domain_names(args.dataset) or [f"camera_{i}" for i in range(10)]
-    classes = tuple("0123456789")
-    channels = 1
+def tiny_dataset(args: common.Args) -> common.Dataset:
+    """In the place of common.open_dataset: domains of noise with the names and classes of the dataset."""
+    names = common.known_domains(args.dataset) or [f"camera_{i}" for i in range(10)]
+    classes, channels = common.DIGITS, 1
     if args.dataset in FOLDERS:
-        classes = FOLDERS[args.dataset].classes or classes
-        channels = 3
-    count = max(TINY if args.clients_per_domain == 1 else MANY, 2 * len(classes))  # one to fit, one to test
+        classes, channels = FOLDERS[args.dataset].classes or classes, 3
+    count = max(40 if args.clients_per_domain == 1 else 400, 2 * len(classes))  # one to fit, one to test
     domains = []
     for name in names:
         shape = (count, args.image_size, args.image_size, channels)
         images = torch.randint(0, 256, shape, dtype=torch.uint8).permute(0, 3, 1, 2)
         domains.append(common.Domain(name, images, torch.arange(count) % len(classes)))
-    return domains, classes
+    return common.Dataset(domains, classes)
 
 
-def train(program: str, flags: list[str], folder: Path, monkeypatch) -> None:
-    """Run a method as its own program, in this process; an exit code would be a SystemExit."""
-    short = [*SHORT, "--out", str(folder / "run")]
-    if MODULES[program].arguments(flags).dataset in FOLDERS:
+@pytest.mark.slow
+@pytest.mark.parametrize("command", TRAINING, ids=str)
+def test_each_training_runs(command, tmp_path, monkeypatch, capsys):
+    """As its own program, in this process; an exit code would be a SystemExit."""
+    program, flags = program_of(substituted(command, tmp_path))
+    short = [*SHORT, "--out", str(tmp_path / "run")]
+    if program.startswith("official"):
+        short += ["--image-size", "160"] if PROGRAMS[program].arguments(flags).dataset in FOLDERS else []
+    elif PROGRAMS[program].arguments(flags).dataset in FOLDERS:
         short += ["--image-size", "64"]
-    without_scale = [flag for flag in flags if flag != "laptop"]
-    without_scale = [flag for flag in without_scale if flag != "--scale"]
-    file = Path(MODULES[program].__file__)
-    monkeypatch.setattr(sys, "argv", [str(file), *without_scale, *short])
-    monkeypatch.setattr(common, "load_domains", tiny_domains)
-    runpy.run_path(str(file), run_name="__main__")
-    assert [*(folder / "run").rglob("result.json")]
+    flags = [flag for flag in flags if flag not in ("--scale", "laptop")]
+    monkeypatch.setattr(sys, "argv", [PROGRAMS[program].__file__, *flags, *short])
+    monkeypatch.setattr(common, "open_dataset", tiny_dataset)
+    runpy.run_path(PROGRAMS[program].__file__, run_name="__main__")
+    assert [*(tmp_path / "run").rglob("result.json")]
 
 
 @pytest.fixture(scope="module")
@@ -343,53 +266,30 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
-    """A copy of the repository."""
+    """A copy of the repository, in which programs may write."""
     return shutil.copytree(ROOT, tmp_path_factory.mktemp("copy") / "tree", ignore=NOT_COPIED)
-
-
-def shortened(program: str, flags: list[str], folder: Path) -> list[str]:
-    """The flags with what makes the program quick. What trains table rows gets two small tables."""
-    flags = [*flags, *SHORTER.get(program, [])]
-    if program == "reproduce_tables" and "--run" in flags:
-        small = two_tables(folder, with_failing=False)[2:]
-        if "--only" in flags:
-            small = [*small, "--only", "fdse-91"]
-        flags = [*flags, *map(str, small)]
-    return flags
-
-
-RUN = [command for command in TRIED if not reason_not_to(command, NOT_RUN)]
-IN_ONE_PROCESS = [command for command in RUN if command.words[0] == "python"]
-TRAINING = [command for command in IN_ONE_PROCESS
-            if program_of(substituted(command))[0] in MODULES and not SHOWING & {*command.words}]
-OTHERS = [command for command in RUN if command not in TRAINING]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", TRAINING, ids=str)
-def test_each_training_runs(command, tmp_path, monkeypatch, capsys):
-    program, flags = program_of(substituted(command))
-    train(program, flags, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", OTHERS, ids=str)
 def test_each_other_command_runs(command, tmp_path, runs, copy):
-    program, flags = program_of(with_runs(substituted(command), runs))
-    flags = shortened(program, flags, tmp_path)
-    if program == "docs/build" and "--notes" not in flags:
+    program, flags = program_of(substituted(command, runs))
+    flags = [*SHORTER.get(program, []), *flags]
+    if program == "reproduce_tables" and "--run" in flags:  # what trains table rows gets two small tables
+        flags += map(str, two_tables(tmp_path, with_failing=False)[2:])
+        flags += ["--only", "fdse-91"] if "--only" in flags else []
+    if program == "docs.build" and "--notes" not in flags:
         pytest.importorskip("markdown_it", reason="needs `pip install -r requirements-docs.txt`")
+    words = [sys.executable, "-m", program, *flags]
     if command.words[0] == "torchrun":
-        words = [*command.words[1:-1], *SHORT, "--out", str(tmp_path)]
-        flags = ["-m", "torch.distributed.run", "--standalone", *words]
+        own = [*command.words[1:-1], *SHORT, "--out", str(tmp_path)]
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", *own]
     elif program in ("bash", "diff"):
-        flags = [program, *{"bash": ["-n"], "diff": []}[program], *flags]
-    elif (copy / f"{program}.py").exists():
-        flags = [f"{program}.py", *flags]
-    else:
-        flags = ["-m", program, *flags]
-    if program not in ("bash", "diff"):
-        flags = [sys.executable, *flags]
-    done = subprocess.run(flags, cwd=copy, capture_output=True, text=True)
+        words = [program, *flags]
+    elif (copy / f"{program.replace('.', '/')}.py").exists():
+        words = [sys.executable, f"{program.replace('.', '/')}.py", *flags]
+        if command.words[1] == "-m":
+            words = [sys.executable, "-m", program, *flags]
+    done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
     expected = 1 if program == "diff" else 0  # the files differ
     assert done.returncode == expected, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
