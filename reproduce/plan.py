@@ -118,7 +118,8 @@ def plan_text(plan: list[Missing], commands: bool) -> str:
     lines = [tabulate(rows, ["table", "runs missing", "time, one after the other", "cannot start here"],
                       disable_numparse=True)]
     if commands:
-        lines += [f"{clock(entry.seconds):>10}  {entry.run.command}" for entry in plan]
+        for entry in plan:
+            lines.append(f"{clock(entry.seconds):>10}  {entry.run.command} --record results/runs.jsonl")
     for why, runs in Counter(entry.why for entry in plan if entry.why).items():
         lines.append(f"Not here ({runs} runs): {why}")
     return "\n".join(lines)
