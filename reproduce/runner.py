@@ -64,9 +64,11 @@ def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -
     """Do `work(number, item)` for all items, in `jobs` threads. Whether all was done: Ctrl-C ends the
     processes of the items that are going on, and no other begins."""
     with handled(interrupt), ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(work, number, item) for number, item in enumerate(items)]
+        futures = []
         while True:
             try:
+                if not futures and not processes.stopping:
+                    futures = [pool.submit(work, number, item) for number, item in enumerate(items)]
                 for future in as_completed(futures):
                     if not future.cancelled():
                         future.result()
@@ -128,6 +130,8 @@ def execute_group(group: list[Run], place: Place, processes: Processes,
     """The outcomes of runs that one training serves, one after the other."""
     outcomes, trained = [], None
     for run in group:
+        if processes.stopping:
+            break
         outcome, said = execute(run, place, processes, env, trained)
         trained = trained or folder_of_run(run)
         if outcome == "failed" and processes.stopping:

@@ -51,7 +51,7 @@ SUBSTITUTES = {
 }
 A_RUN = re.compile(r"runs/(\w+)-\.\.\.")  # runs/fdse-...: RUN fdse
 # Commands of reproduce.measures that a sentence names without a folder.
-FOLDER_OF = {"gradients": "fedgala", "adaptation": "fdse"}
+FOLDER_OF = {"adaptation": "fdse"}
 
 # Commands that are not for every machine, and why.
 NEITHER = {
@@ -63,7 +63,6 @@ NOT_RUN = {
     "python fdse.py --dataset folder:my_images": "it needs images; test_own_images.py has some",
     "python -m reproduce.predict": "it needs images; test_predict.py has some",
     "python fedavg.py --rounds 100 --extend": "it needs a shorter run; test_extending.py goes on with one",
-    "python reproduce_tables.py --run --seeds paper --executor slurm": "it needs a Slurm cluster",
     "python reproduce_tables.py --run --gpus": "it needs a GPU",
     "python -m bench": "it takes minutes, or an archive; test_bench.py runs it on small images",
 }
