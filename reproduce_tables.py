@@ -25,7 +25,7 @@ from reproduce.methods import ROOT
 from reproduce.plan import plan_text, planned
 from reproduce.records import Place, Records
 from reproduce.rendering import refuse_other_readme, render
-from reproduce.runner import run_here, run_on_cluster
+from reproduce.runner import run_all
 from reproduce.tables import Table, read_tables
 
 FOLDERS = {  # of each flag the repository's own, and what it is
@@ -64,7 +64,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     what.add_argument("--run", action="store_true", help="run them, cheapest first, and render")
     what.add_argument("--check", action="store_true",
                       help="begin a recorded run of each setting again, compare the numbers, and render")
-    parser.add_argument("--commands", action="store_true", help="with --plan: also the command of each run")
+    parser.add_argument("--commands", action="store_true",
+                        help="with --plan: also the command of each run, such as for jobs of a cluster")
     add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: every setting")
     add("--only", "", "ids of tables, such as 'fdse-1,fedsr-*'; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
@@ -72,8 +73,6 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         "they are not stated")
     add("--jobs", 1, "runs at a time")
     add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; empty: the methods' own choice")
-    add("--slurm", "", "run as jobs of a Slurm cluster with these parameters of submitit, such as "
-        "'timeout_min=720 slurm_partition=gpu gpus_per_node=1'; empty: on this machine")
     add("--data", "data", "folder of the datasets and of the decoded cache")
     add("--archives", "", "folder with archives downloaded before; looked at before the network")
     for name, (own, text) in FOLDERS.items():
@@ -102,8 +101,6 @@ def wrong_value(flags: argparse.Namespace) -> str:
     gpus = words_of(flags.gpus)
     if flags.gpus and (not all(number.isdecimal() for number in gpus) or len(set(gpus)) < len(gpus)):
         return f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"
-    if not all("=" in word for word in flags.slurm.split()):
-        return f"--slurm is {flags.slurm!r}; expected parameters such as 'timeout_min=720 mem_gb=32'"
     if flags.only and flags.check:
         return "--only is not of --check, which takes every setting: give --sample"
     if flags.commands and not flags.plan:
@@ -128,15 +125,6 @@ def wrong_folder(flags: argparse.Namespace) -> str:
 def words_of(text: str) -> list[str]:
     """'0, 1' -> ["0", "1"]."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def slurm_parameters(text: str) -> dict[str, int | str]:
-    """'timeout_min=720 slurm_partition=gpu' -> {"timeout_min": 720, "slurm_partition": "gpu"}."""
-    parameters = {}
-    for word in text.split():
-        name, _, value = word.partition("=")
-        parameters[name] = int(value) if value.isdecimal() else value
-    return parameters
 
 
 def work(flags: argparse.Namespace) -> int:
@@ -196,11 +184,7 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     for why in sorted({entry.why for entry in plan if entry.why}):
         print(f"left out: {why}", file=sys.stderr)
     runs = [entry.run for entry in plan if not entry.why]
-    if flags.slurm:
-        parameters = {"slurm_array_parallelism": flags.jobs} | slurm_parameters(flags.slurm)
-        counts = run_on_cluster(runs, place, parameters)
-    else:
-        counts = run_here(runs, place, flags.jobs, words_of(flags.gpus))
+    counts = run_all(runs, place, flags.jobs, words_of(flags.gpus))
     ended = [f"{n} {outcome}" for outcome, n in counts.items() if outcome != "stopped"]
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:

@@ -4,8 +4,7 @@
     python -m reproduce.compare runs/fedavg-... runs/fdse-... --metric loss
 
 A folder stands for the run in it, or for all runs below it. Runs that differ in the seed alone are one curve:
-their mean at the rounds that all of them have, and from three seeds on around it their sample deviation. The legend says in what
-the curves differ.
+their mean at the rounds that all of them have, and from three seeds on their sample deviation around it.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def grouped(runs: list[OneRun], metric: str) -> list[Group]:
         if other is not run:
             raise Stop(f"{other.folder} and {run.folder} are the same run: give one of them", 2)
     every = [list(members.values()) for members in by_arguments.values()]
-    names = labels_of([members[0].key for members in every])
+    names = labels_of([members[0].key for members in every], ("seed",))
     return [group_of(name, members, metric) for name, members in zip(names, every)]
 
 

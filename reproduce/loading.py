@@ -43,10 +43,9 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
     finished or not; what is known of it is in `net.run`, see `Trained`.
 
     `client` is its name or number; None is the left-out domain, or the first client where none is left out.
-    `which` is best (validation round) or last; without labels the last one is taken, and the outputs are
-    representations in the place of logits. The images are needed only for a network that adapts to those of
-    the left-out domain; `data` and `archives` say where they are, as the flags of a run. Stop if the folder
-    holds no run, or one by other code without `any_code`.
+    `which` is best (validation round) or last; without labels it is the last, and the outputs are
+    representations. Images are needed only for a network that adapts to those of the left-out domain; `data`
+    and `archives` are flags of a run. Stop if there is no run, or one by other code without `any_code`.
     """
     fed, saved = rebuilt(folder, which, client, device, data, archives, any_code)
     k = number_of(client, fed.names, fed.K)

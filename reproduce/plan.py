@@ -80,10 +80,10 @@ def weights_lacking(weights: str, backbone: str) -> str:
 def data_lacking(dataset: str, size: int, place: Place) -> str:
     """Why a dataset of the catalogue cannot be had here, or nothing: neither unpacked, decoded, as archives
     nor by network. (Digits need nothing; MNIST's files are looked for when a run starts.)"""
-    if dataset not in FOLDERS or unpacked(place, dataset) or caches_of(place.data, dataset, size):
+    if dataset not in FOLDERS or unpacked(dataset, place.data, place.archives) or caches_of(place.data, dataset, size):
         return ""
     sources = FOLDERS[dataset].files  # {pattern of a file's name: (where it comes from, ...)}
-    here = find_archives(place, list(sources))
+    here = find_archives(list(sources), place.data, place.archives)
     for pattern, (url, _) in sources.items():
         if pattern not in here and not answers(url):
             return f"{dataset}: {pattern} is not here and cannot be downloaded from {url}"
@@ -118,7 +118,8 @@ def plan_text(plan: list[Missing], commands: bool) -> str:
     lines = [tabulate(rows, ["table", "runs missing", "time, one after the other", "cannot start here"],
                       disable_numparse=True)]
     if commands:
-        lines += [f"{clock(entry.seconds):>10}  {entry.run.command}" for entry in plan]
+        for entry in plan:
+            lines.append(f"{clock(entry.seconds):>10}  {entry.run.command} --record results/runs.jsonl")
     for why, runs in Counter(entry.why for entry in plan if entry.why).items():
         lines.append(f"Not here ({runs} runs): {why}")
     return "\n".join(lines)

@@ -146,9 +146,11 @@ class Records:
         self.by_work: dict[str, dict[str, dict]] = {}  # {work: {precision: record}}
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
         self.damaged: list[str] = []
-        for number, line in lines_of(path):
+        content = path.read_bytes() if path.exists() else b""
+        for number, line in enumerate(content.split(b"\n"), 1):
             try:
-                self.add(line)
+                if line.strip():
+                    self.add(line)
             except (Stop, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
                 self.damaged.append(f"{path}, line {number} is skipped: {str(e)[:80]}")
         self.checked = read_checked(path.with_name("checked.json"))
@@ -224,14 +226,6 @@ def read_checked(path: Path) -> dict[str, dict]:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as e:
         raise Stop(f"{path} is damaged ({e}): delete it, --check makes it again", 2)
-
-
-def lines_of(path: Path) -> list[tuple[int, bytes]]:
-    """(number, line) of what is not empty; nothing if there is no file."""
-    if not path.exists():
-        return []
-    lines = enumerate(path.read_bytes().split(b"\n"), 1)
-    return [(number, line) for number, line in lines if line.strip()]
 
 
 def has_gaps(record: dict) -> bool:

@@ -156,7 +156,7 @@ def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     head, name = [f"# {title(table, scale)}", LEGENDS[scale == "paper"]], table.file_name(scale)
     where_from = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
     if scale == "paper":
-        where_from += " The published numbers, and where they stand: [tables/published](../../tables/published)."
+        where_from += " Where the published ones stand: [tables/published](../../tables/published)."
     return "\n\n".join([*head, *contents(table, blocks, scale), where_from]) + "\n"
 
 
@@ -201,7 +201,7 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
 
 
 def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
-    """A line for each cell: what is published, ours with its seeds, what the difference says, and the runs."""
+    """A line for each cell: what is published, ours with its seeds, the difference, and the runs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_HEAD)

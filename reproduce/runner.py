@@ -1,18 +1,15 @@
-"""Runs what is missing: on this machine, several runs at once, or as jobs of a Slurm cluster.
+"""Runs what is missing, several runs at once. (For a cluster: --plan --commands has a command for each job.)
 
 Runs that differ in flags that act at test time alone are trained once: the first of them trains, the others
 test what it has trained (measures/adaptation.py).
 
 Nothing is lost or repeated: a run's process holds the lock of its folder while it is going on, also when its
-runner is gone, so that another runner in the same folder passes it by; a finished run is one line of the records, written
-under a lock by the run itself; a run that was cut off goes on from its checkpoint. What a run prints is in
-log.txt in its folder.
+runner is gone, so that another runner passes it by; a finished run is one line of the records, which the run
+itself writes; a run that was cut off goes on from its checkpoint. What it prints is in log.txt in its folder.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 import os
 import signal
 import subprocess
@@ -23,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from plumbing.errors import Stop, handled, interrupt
+from plumbing.errors import handled, interrupt
 from plumbing.settings import flag_of
 from reproduce.measures.adaptation import flags_at_test
 from reproduce.methods import ROOT, arguments
@@ -43,8 +40,8 @@ class Processes:
     def run(self, words: list[str], env: dict[str, str] | None = None, **how) -> int:
         """Run a command to its end; returns its exit code."""
         with self.lock:
-            process = subprocess.Popen(words, cwd=ROOT, env=os.environ | (env or {}), stderr=subprocess.STDOUT,
-                                       start_new_session=True, **how)  # Ctrl-C is for us to pass on
+            process = subprocess.Popen(words, cwd=ROOT, env=os.environ | (env or {}),
+                                       stderr=subprocess.STDOUT, start_new_session=True, **how)
             self.running.add(process)
         if self.stopping:
             self.end()
@@ -67,9 +64,11 @@ def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -
     """Do `work(number, item)` for all items, in `jobs` threads. Whether all was done: Ctrl-C ends the
     processes of the items that are going on, and no other begins."""
     with handled(interrupt), ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(work, number, item) for number, item in enumerate(items)]
+        futures = []
         while True:
             try:
+                if not futures and not processes.stopping:
+                    futures = [pool.submit(work, number, item) for number, item in enumerate(items)]
                 for future in as_completed(futures):
                     if not future.cancelled():
                         future.result()
@@ -131,6 +130,8 @@ def execute_group(group: list[Run], place: Place, processes: Processes,
     """The outcomes of runs that one training serves, one after the other."""
     outcomes, trained = [], None
     for run in group:
+        if processes.stopping:
+            break
         outcome, said = execute(run, place, processes, env, trained)
         trained = trained or folder_of_run(run)
         if outcome == "failed" and processes.stopping:
@@ -149,15 +150,20 @@ def last_lines(said: str, count: int = 3) -> str:
 # All of them
 
 
-def run_here(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counter:
-    """Run all on this machine, `jobs` at a time, on each of the GPUs in turn. How many are done, skipped,
-    failed or interrupted, and "stopped" after Ctrl-C."""
+def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counter:
+    """Run all, `jobs` at a time, on each of the GPUs in turn. How many are done, skipped, failed or
+    interrupted, and "stopped" after Ctrl-C."""
     counts, processes = Counter(), Processes()
     with tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
 
         def work(number: int, group: list[Run]) -> None:
-            env = environment(number, jobs, gpus)
-            count(counts, bar, group, execute_group(group, place, processes, env))
+            outcomes = execute_group(group, place, processes, environment(number, jobs, gpus))
+            for run, (outcome, said) in zip(group, outcomes):
+                counts[outcome] += 1
+                bar.update()
+                if outcome == "failed":
+                    indented = said.replace("\n", "\n    ")
+                    tqdm.write(f"failed: {run.command}\n    {indented}", file=sys.stderr)
 
         if not side_by_side(jobs, work, by_training(runs), processes):
             counts["stopped"] = 1
@@ -170,61 +176,3 @@ def environment(number: int, jobs: int, gpus: list[str]) -> dict[str, str]:
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     return env
-
-
-def count(counts: Counter, bar: tqdm, group: list[Run], outcomes: list[tuple[str, str]]) -> None:
-    """Count outcomes, and say above the bar which runs have failed."""
-    for run, (outcome, said) in zip(group, outcomes):
-        counts[outcome] += 1
-        bar.update()
-        if outcome == "failed":
-            indented = said.replace("\n", "\n    ")
-            tqdm.write(f"failed: {run.command}\n    {indented}", file=sys.stderr)
-
-
-# On a cluster
-
-
-def run_on_cluster(runs: list[Run], place: Place, parameters: dict, cluster: str = "slurm") -> Counter:
-    """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
-    `run_here`. `cluster` is "local" for a test on this machine."""
-    counts, submitted = Counter(), []
-    groups = by_training(runs)
-    if importlib.util.find_spec("submitit") is None:
-        raise Stop("--slurm needs submitit: pip install submitit", 2)
-    import submitit
-    try:
-        executor = submitit.AutoExecutor(folder=str(ROOT / "runs" / "slurm"), cluster=cluster)
-        executor.update_parameters(**parameters)
-    except (RuntimeError, NameError, TypeError) as e:
-        raise Stop(f"--slurm: {e}", 2)
-    with handled(interrupt), tqdm(total=len(runs), unit="run", desc="jobs", disable=not runs) as bar:
-        try:
-            submitted = executor.map_array(Job(), groups, [place] * len(groups)) if groups else []
-            for group, job in zip(groups, submitted):
-                try:
-                    outcomes = job.result()
-                except Exception as e:  # whatever a job dies of is reported, the others go on
-                    outcomes = [("failed", str(e).strip() or type(e).__name__)] * len(group)
-                count(counts, bar, group, outcomes)
-        except KeyboardInterrupt:
-            for job in submitted:
-                job.cancel()
-            counts["stopped"] = 1
-    return counts
-
-
-class Job:
-    """What a job on a cluster does: the runs that one training serves, unless they are recorded meanwhile."""
-
-    def __call__(self, group: list[Run], place: Place) -> list[tuple[str, str]]:
-        os.chdir(ROOT)
-        sys.path.insert(0, str(ROOT))
-        return execute_group(group, place, Processes())
-
-    def checkpoint(self, group: list[Run], place: Place):
-        """submitit calls it when the job's time is over: it is queued again, and its run goes on from its
-        last checkpoint."""
-        import submitit
-        group = [dataclasses.replace(run, replace=False) for run in group]
-        return submitit.helpers.DelayedSubmission(Job(), group, place)

@@ -1,4 +1,4 @@
-"""The state of all published cells at a glance: a bar for each table, the counts in a table, and one sentence.
+"""The state of all published cells: a bar for each table, the counts in a table, and one sentence.
 
 A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out.
 """

@@ -5,10 +5,8 @@ import json
 
 from reproduce import runner
 from reproduce.cells import run_with
-from reproduce.measures.adaptation import command_with
 from reproduce.measures.command import main
-from reproduce.measures.finished import FILES
-from reproduce.records import Place, Records, has_gaps
+from reproduce.records import Place, Records, by_training, has_gaps
 from tests.conftest import fails, run_here
 from tests.small_table import recorded
 
@@ -46,17 +44,15 @@ def test_its_record_is_what_a_training_of_its_own_gives(trained, tmp_path, metho
 
 
 def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
-    """Without flags: none, statistics alone, and its own, with the accuracy that the run recorded."""
+    """Without flags its own, with the accuracy that the run recorded; an adaptation that diverges is said."""
     folder, numbers = trained / "fdse", tmp_path / "n.json"
     before = sorted(path.name for path in folder.iterdir())
-    main(["adaptation", str(folder), "--which", "last", "--json", str(numbers)])
-    none, statistics, own = json.loads(numbers.read_text())["runs"]
-    assert none["flags"] == {"adapt_epochs": 0} and statistics["flags"] == {"adapt_lr": 0.0}
+    ways = ["--flags", "--adapt-epochs 0", "--flags", "--adapt-lr 0", "--flags", "", "--flags", "--adapt-lr 1e30"]
+    main(["adaptation", str(folder), "--which", "last", "--json", str(numbers), *ways])
+    none, statistics, own, diverging = json.loads(numbers.read_text())["runs"]
     assert own["accuracy"] == json.loads((folder / "result.json").read_text())["last"]["target"]
     assert len({none["accuracy"], statistics["accuracy"], own["accuracy"]}) > 1
-    main(["adaptation", str(folder), "--flags", "--adapt-lr 1e30", "--json", str(numbers)])
-    assert json.loads(numbers.read_text())["runs"][0]["accuracy"] is None
-    assert "diverges" in capsys.readouterr().out
+    assert diverging["accuracy"] is None and "diverges" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was
 
 
@@ -68,31 +64,20 @@ def test_what_it_cannot_test(trained, tmp_path, capsys):
           ["adaptation", str(tmp_path / "fedavg")])
 
 
-def test_other_values_in_a_command():
-    command = "python fdse.py --adapt-lr 0 --seed 1 --adapt-epochs 5 --clip 3"
-    assert (command_with(command, {"adapt_lr": 0.5, "adapt_epochs": 2})
-            == "python fdse.py --seed 1 --clip 3 --adapt-lr 0.5 --adapt-epochs 2")
-
-
 def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch):
-    """The second run of a training takes its folder; without the folder it trains."""
+    """The second run of a training takes its folder; without a folder it trains."""
     flags = ["--dataset", "digits", "--scale", "smoke", *LODO[:4], "--precision", "fp32"]
     none, statistics = (dataclasses.replace(run_with("fdse", [*flags, *words], 0), curve=False)
                         for words in (("--adapt-epochs", "0"), ("--adapt-lr", "0")))
+    assert len(by_training([none, statistics])) == 1
     place = Place(str(runner.ROOT / "data"), record=str(tmp_path / "runs.jsonl"))
-    monkeypatch.setattr(runner, "folder_of", lambda args: tmp_path / "run")
-    assert runner.trained_for(none, Records(tmp_path / "runs.jsonl")) == []
+    monkeypatch.setattr(runner, "folder_of_run", lambda run: tmp_path / "run")
     run_here("fdse", tmp_path / "run", *none.flags[4:], "--test-rounds", "best", "--record", place.record)
-    records = Records(tmp_path / "runs.jsonl")
-    words, training = runner.commands_of(statistics, place, records)
+    words, training = runner.commands_of(statistics, place, tmp_path / "run")
     assert training[1] == "fdse.py"
     assert words[1:7] == ["-m", "reproduce.measures", "adaptation", str(tmp_path / "run"), "--flags",
                           "--adapt-epochs 5 --adapt-lr 0.0"]
-    assert runner.trained_for(dataclasses.replace(statistics, curve=True), records) == []
-    assert runner.trained_for(dataclasses.replace(statistics, precision="bf16"), records) == []
-    outcome, said = runner.execute(statistics, place, runner.Processes())
-    records = Records(tmp_path / "runs.jsonl")
-    assert outcome == "done" and len(records.by_key) == 2, said
-    assert records.get(statistics)["trained_by"]
-    (tmp_path / "run" / FILES["last"]).unlink()
-    assert len(runner.commands_of(statistics, place, records)) == 1
+    outcomes = runner.execute_group([none, statistics], place, runner.Processes())
+    assert [outcome for outcome, _ in outcomes] == ["skipped", "done"], outcomes
+    assert Records(tmp_path / "runs.jsonl").get(statistics)["trained_by"]
+    assert len(runner.commands_of(statistics, place, tmp_path / "none")) == 1

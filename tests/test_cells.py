@@ -44,8 +44,6 @@ def test_numbers_of_a_cell_by_hand():
     cell = Cell(["90.0", "2.0"], three, trials=4)
     assert (cell.mean, cell.deviation, cell.difference) == (96, 1, 6)
     assert cell.probability == pytest.approx(welch(three, [90.0, 2.0], 4))
-    cell.elsewhere = True
-    assert cell.probability is None
 
 
 def judged(cells: list[Cell]) -> list[str]:
@@ -135,21 +133,11 @@ def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
     assert again.run.replace == ("fp32" == again.run.precision)
 
 
-def test_times_are_from_runs_that_were_alone(tmp_path):
-    block = Block("", "digits", [Column("s", "seconds")], [Row("FedAvg", [["2.0"]], module="fedavg")])
-    outcome = {"seconds": {"train": 1000.0}, "last": {"clients": {"a": 0.5, "b": 0.5}}}
-    for load, values in ((1.2, {0: 1000 / 60 / 2}), (1.8, {})):
-        made = record("fedavg", ["--rounds", "60"], hardware={"threads": 1, "load": load}, **outcome)
-        records = Records(write_records(tmp_path / "r.jsonl", [made]))
-        (cell,) = cells_of(TABLE, block, block.rows[0], records, "paper", [])
-        assert cell.values == values
-
-
 def test_chance_of_a_column():
     pacs = Block("", "pacs", [], [])
     assert chance(pacs, Column("", "last/target")) == pytest.approx(100 / 7)
     assert chance(DIGITS_ALL, Column("", "mean")) == 10
-    assert chance(pacs, Column("", "reach/tflops")) is None
+    assert chance(pacs, Column("", "none")) is None
 
 
 def test_without_seeds_a_table_has_its_papers_trials(tmp_path):

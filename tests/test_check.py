@@ -38,7 +38,7 @@ def checked(folder, records: list[dict], **how) -> tuple[int, dict]:
     """The exit code, and what is in checked.json, by method."""
     path = write_records(folder / "runs.jsonl", records)
     every = Records(path)
-    code = check.check(every, every.every, PLACE, how.get("jobs", 1), how.get("minutes", 0))
+    code = check.check(every, PLACE, how.get("jobs", 1), how.get("minutes", 0))
     found = json.loads((folder / "checked.json").read_text()).values()
     return code, {entry["method"]: entry for entry in found}
 

@@ -56,10 +56,10 @@ def said(capsys, *words) -> list[list[str]]:
 def test_the_table(runs, capsys):
     """Best is after the round of the best validation accuracy; a run without a test there has none."""
     heads, seeds, unfinished, other = said(capsys, runs / "seeds", runs / "unfinished", runs / "other")
-    assert heads == ["ALL (%)", "seeds", "rounds", "best validation round", "last round"]
-    assert seeds == ["FedAvg, lr 0.1", "2", "3 of 3", "-", f"50.00 +- {100 * statistics.stdev([.7, .3]):.2f}"]
-    assert unfinished == ["FedAvg, lr 0.05", "1", "1 of 3", "80.00", "80.00"]
-    assert other == ["FDSE", "1", "3 of 3", "20.00", "0.00"]
+    assert heads == ["ALL (%)", "best validation round", "last round"]
+    assert seeds == ["FedAvg, lr 0.1, 2 seeds", "-", f"50.00 +- {100 * statistics.stdev([.7, .3]):.2f}"]
+    assert unfinished == ["FedAvg, lr 0.05, 1 of 3 rounds", "80.00", "80.00"]
+    assert other == ["FDSE", "20.00", "0.00"]
 
 
 @pytest.mark.parametrize("metric, head, last", [
@@ -73,18 +73,12 @@ def test_metrics(runs, capsys, metric, head, last):
     assert heads[0] == head and row[-1] == last
 
 
-def test_an_unfinished_seed_is_of_the_same_curve(runs, capsys):
+def test_a_curve_has_the_rounds_that_all_its_runs_have(runs, capsys):
+    """A run that is named twice is one."""
     a_run(runs / "seeds" / "s2", [0.7], finished=False, lr=0.1, seed=2)
-    assert said(capsys, runs / "seeds")[1][:3] == ["FedAvg", "3", "1 of 3"]
-
-
-def test_a_curve_has_the_rounds_that_all_its_runs_have(runs, tmp_path, capsys):
-    a_run(runs / "more", [0.1], seed=7, lr=0.1)
-    out = tmp_path / "numbers.json"
-    said(capsys, runs / "seeds", runs / "more", runs / "seeds" / "s0", "--metric", "val", "--json", out)
-    (curve,) = json.loads(out.read_text())["curves"]  # s0, named twice, is one run
-    assert curve["seeds"] == [0, 1, 7] and curve["round"] == [1] and curve["values"] == [[0.5, 0.5, 0.1]]
-    assert curve["best"] == curve["last"] == [0.5, 0.5, 0.1] and curve["label"] == "FedAvg"
+    row = said(capsys, runs / "seeds", runs / "seeds" / "s0", "--metric", "val")[1]
+    assert row[0] == "FedAvg, 3 seeds, 1 of 3 rounds"
+    assert row[1] == row[2] == f"{100 * statistics.mean([.5, .5, .7]):.2f} +- {100 * statistics.stdev([.5, .5, .7]):.2f}"
 
 
 def test_the_left_out_domain_is_what_is_shown_if_all_have_one(runs, capsys):
@@ -95,14 +89,8 @@ def test_the_left_out_domain_is_what_is_shown_if_all_have_one(runs, capsys):
     assert said(capsys, folder, runs / "other")[0][0] == "ALL (%)"
 
 
-def test_the_legend_says_what_differs():
-    keys = [{"method": "fedavg", "lr": 0.1, "seed": 0}, {"method": "fedavg", "lr": 0.2, "seed": 1},
-            {"method": "fedsr", "variant": "fedl2r", "lr": 0.2}]
-    assert compare.labels_of(keys) == ["FedAvg, lr 0.1", "FedAvg, lr 0.2", "FedL2R"]
-
-
 def test_the_figure(runs, tmp_path, capsys, monkeypatch):
-    """A line for each curve with its mean, a band where there are seeds, axes and title named."""
+    """A line for each curve with its mean, a band from three seeds on, axes and title named."""
     figures = []
 
     def kept(*size):
@@ -110,40 +98,21 @@ def test_the_figure(runs, tmp_path, capsys, monkeypatch):
         return figures[-1]
 
     monkeypatch.setattr(compare, "new_figure", kept)
+    a_run(runs / "seeds" / "s2", [0.5, 0.6, 0.6], lr=0.1, seed=2)
     said(capsys, runs / "seeds", runs / "unfinished", runs / "other", "--out", tmp_path / "x.png")
     assert Image.open(tmp_path / "x.png").size[0] > 500
     panel, = figures[0].axes
     seeds, unfinished, other = panel.lines
     assert list(seeds.get_xdata()) == [1, 3] and list(seeds.get_ydata()) == pytest.approx([40, 50])
     assert len(unfinished.get_xdata()) == 1 and len(panel.collections) == 1
-    assert len({line.get_color() for line in panel.lines}) == 3
-    names = [line.get_label() for line in panel.lines]
-    assert names == ["FedAvg, lr 0.1, 2 seeds", "FedAvg, lr 0.05, 1 of 3 rounds", "FDSE"]
-    assert panel.get_xlabel() == "round" and panel.get_ylabel() == "test accuracy over all images (%)"
-    assert panel.get_title() == ("digits, indomain, smoke scale, band: sample deviation over the seeds")
-
-
-def test_many_names_stand_below_the_curves(runs, tmp_path, capsys, monkeypatch):
-    figures = []
-
-    def kept(*size):
-        figures.append(new_figure(*size))
-        return figures[-1]
-
-    monkeypatch.setattr(compare, "new_figure", kept)
-    for i in range(5):
-        a_run(runs / f"lr{i}", [0.5, 0.6, 0.7], lr=0.5 + i)
-    said(capsys, *(runs / f"lr{i}" for i in range(5)), "--out", tmp_path / "x.svg")
-    assert figures[0].axes[0].get_legend() is None
     names = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert names == [f"FedAvg, lr {i}.5" for i in range(5)]
+    assert names == ["FedAvg, lr 0.1, 3 seeds", "FedAvg, lr 0.05, 1 of 3 rounds", "FDSE"]
+    assert panel.get_xlabel() == "round" and panel.get_ylabel() == "test accuracy over all images (%)"
+    assert panel.get_title() == "digits"
 
 
 def test_bad_usage(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    file = str(runs / "other" / "result.json")
-    fails(capsys, 2, "result.json is a file: give the output folder", compare.main, [file, file])
-    assert said(capsys, runs / "other", file)[1][0] == "FDSE"
     fails(capsys, 2, "empty has no run with a metrics.jsonl", compare.main, [str(tmp_path / "empty")])
     other = str(runs / "other")
     fails(capsys, 2, "no 'lss'; it has ALL, AVG, val, loss, a, b", compare.main, [other, "--metric", "lss"])
@@ -157,6 +126,6 @@ def test_bad_usage(runs, tmp_path, capsys):
         (runs / "again" / "metrics.jsonl").write_text(line)
         fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
     (runs / "again" / "metrics.jsonl").write_text('{"round": 1, "clients": {}}\n')
-    for content in ('{"args": {"method": "fedavg"}}', "["):
-        (runs / "again" / "result.json").write_text(content)
+    for content in ('{"identity": {"method": "fedavg"}}', "["):
+        (runs / "again" / "settings.json").write_text(content)
         fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])

@@ -46,20 +46,6 @@ def test_curves_are_means_over_the_seeds(panel_of):
     assert len(panel.lines) == 2
 
 
-def test_a_radar_is_scaled_by_its_largest_value(panel_of):
-    panel = panel_of("fdse-fig3", first_and_last("fdse-fig3", RECORDS))
-    assert panel.lines[0].get_ydata().tolist() == [1, 1, 1]
-    assert panel.get_xticklabels()[0].get_text() == "a\n60.0%"
-
-
-def test_a_radar_says_of_how_many_images(panel_of):
-    """Office-Caltech10's dslr has 15 test images."""
-    records = {0: {"best": {"clients": {"dslr": 0.8, "webcam": 0.5}}, "args": ARGS}}
-    panel = panel_of("fdse-fig3", first_and_last("fdse-fig3", records))
-    ticks = [label.get_text() for label in panel.get_xticklabels()]
-    assert ticks == ["dslr\n80.0%\n15 images", "webcam\n50.0%\n29 images"]
-
-
 def test_the_title_says_scale_and_seeds(panel_of):
     panel = panel_of("fdse-fig5", first_and_last("fdse-fig5", RECORDS))
     title = panel.figure.get_suptitle()
@@ -104,24 +90,3 @@ def test_levels_that_the_text_states(panel_of):
     cells = [[Cell([], values={0: 60.0}, records={0: {}}) for _ in range(6)]]
     panel = panel_of("fedgala-fig3c", cells)
     assert panel.lines[-1].get_xydata().tolist() == [[0, 64], [2, 72], [5, 74]]
-
-
-def test_a_panel_with_the_mean_over_the_others(monkeypatch, tmp_path):
-    """Of the seeds that all panels have; none while a panel is empty."""
-    drawn = []
-    monkeypatch.setattr(figures, "write_figure", lambda path, figure: drawn.append(figure))
-    blocks = []
-    for n, block in enumerate(BY_ID["fedadg-fig4"].blocks):
-        cells = [Cell([], values={0: 10.0 * n + i, 1: 50.0}, records={0: {}, 1: {}}) for i in range(7)]
-        del cells[2].values[n % 2]  # a seed is not recorded
-        blocks.append(FilledBlock(block, [FilledRow(block.rows[0], cells)]))
-    assert figures.draw(BY_ID["fedadg-fig4"], blocks, tmp_path / "f.png", "paper")
-    *_, mean = drawn[0].axes
-    assert len(drawn[0].axes) == 5 and mean.get_title() == "PACS, mean over the four"
-    places, values = mean.containers[0].lines[0].get_data()
-    assert places.tolist() == [0, 1, 3, 4, 5, 6] and values[0] == pytest.approx((15 + 50) / 2)
-    for cell in blocks[3].rows[0].cells:
-        cell.values.clear()
-        cell.records.clear()
-    figures.draw(BY_ID["fedadg-fig4"], blocks, tmp_path / "f.png", "paper")
-    assert len(drawn[1].axes) == 3

@@ -1,16 +1,13 @@
 """FLOPs against hand counts, and what a client has spent until an accuracy."""
 
 import common
-from plumbing.errors import Stop
-from reproduce.measures.finished import rebuilt
+from reproduce.measures.finished import history, rebuilt
 from reproduce.measures.overhead import cost_to_reach, flops, network_cost, training_flops
-from tests.finished_runs import labelled_runs, written_run
+from tests.finished_runs import labelled_runs
 
 import pytest
 import torch
 from torch import nn
-
-SIZES = {"a": 10, "b": 20}
 
 
 @pytest.fixture
@@ -54,25 +51,13 @@ def test_the_cost_of_fdses_network_is_the_papers():
     assert cost["mib"] == pytest.approx(24.87, rel=0.01)
 
 
-def test_cost_by_hand(tmp_path):
-    run = written_run(tmp_path / "a", [0.5, None, 0.6, 0.9], epochs=2)
-    cost = cost_to_reach(run, 0.6, 1e12, SIZES)
-    # a trains three rounds of 2 x 10 images, b two of 2 x 20: 140 images and 5 exchanges of 10 bytes for two
-    assert cost == {"round": 3, "tflops": pytest.approx(70), "gb": pytest.approx(25e-9), "memory_mib": 12,
-                    "gpu_memory_mib": None}
-    assert cost_to_reach(run, 0.5, 1e12, SIZES)["round"] == 1
-    assert cost_to_reach(run, 0.4, 1e12, SIZES, by="ALL")["round"] == 4
-    assert cost_to_reach(run, 0.95, 1e12, SIZES) is None
-
-
-def test_cost_of_steps_by_hand(tmp_path):
-    run = written_run(tmp_path / "b", [0.5], steps=3)  # of 4 + 4 + 2 and of 4 + 4 + 4 images
-    assert cost_to_reach(run, 0.5, 1e12, SIZES)["tflops"] == pytest.approx(11)
-
-
-@pytest.mark.parametrize("wrong", [dict(accuracy=60), dict(accuracy=0), dict(by="target"), dict(by="x")])
-def test_a_cost_that_cannot_be_told(tmp_path, wrong):
-    run = written_run(tmp_path / "a", [0.5, None, 0.6, 0.9])
-    right = dict(folder=run, accuracy=0.5, flops_per_image=1, sizes=SIZES)
-    with pytest.raises(Stop):
-        cost_to_reach(**right | wrong)
+def test_cost_by_hand(runs):
+    """Of both rounds: 32 images of six clients in each, and the bytes that the rounds have logged."""
+    run = rebuilt(runs / "fedavg-indomain", "last")
+    entries = history(runs / "fedavg-indomain")
+    cost = cost_to_reach(run, entries[-1]["test"]["AVG"])
+    done = entries[:cost["round"]]
+    exchanged = sum(log["bytes_up"] + log["bytes_down"] for one in done for log in one["clients"].values())
+    assert cost["tflops"] == pytest.approx(32 * len(done) * training_flops(run) / 1e12)
+    assert cost["gb"] == pytest.approx(exchanged / 6 / 1e9) and cost["gpu_memory_mib"] is None
+    assert cost_to_reach(run, 1.1) is None

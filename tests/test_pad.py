@@ -66,4 +66,4 @@ def test_pad_table(runs):
     assert len(table["pairs"]) == 10 and len(table["global"]) == 5
     assert "d0" not in table["global"]  # the target is no client
     assert table["mean_pairs"] == pytest.approx(np.mean(list(table["pairs"].values())))
-    assert set(table["images"].values()) == {40} and table["method"] == "FDSE"
+    assert table["method"] == "FDSE"

@@ -10,6 +10,7 @@ import common
 from baselines.local import Ensemble
 from plumbing.errors import Stop
 from reproduce import predict
+from reproduce.loading import Trained, load_run
 from tests.conftest import run_here
 from tests.own_images import FLAGS, write_images
 
@@ -39,11 +40,11 @@ def predicted(capsys, *words) -> tuple[list[list[str]], str]:
 def expected(net: torch.nn.Module, data: common.Data) -> torch.Tensor:
     """The probabilities of all images of `data`, as the run's evaluation has them."""
     with torch.no_grad(), common.autocast(net.run.args):
-        return torch.cat([net(x).float().softmax(1) for x, _ in common.in_order([data], net.run.args)])
+        return torch.cat([net(x).float().softmax(1) for x, _ in common.in_order(data, net.run.args)])
 
 
 def test_images_are_prepared_as_the_runs_to_the_bit(own):
-    net = common.load_run(own / "run", "south")
+    net = load_run(own / "run", "south")
     args = dataclasses.replace(net.run.args, data=str(own / "data"), limit=0)  # all, in their order
     domains, classes = common.load_domains(args)
     d = domains[1]
@@ -59,7 +60,7 @@ def test_embedded_digits_and_gray_images(tmp_path):
     """Of 8x8 pixels, as scikit-learn has them, and of the run's 28x28."""
     from sklearn.datasets import load_digits
     run_here("fedavg", tmp_path / "run", "--rounds", "1")
-    net = common.load_run(tmp_path / "run", "d0")
+    net = load_run(tmp_path / "run", "d0")
     small = torch.from_numpy(load_digits().images[:30] * (255 / 16)).round().to(torch.uint8)
     large = common.rotate(small[:, None], 0, 28)
     whole = common.Data(large, torch.arange(30), torch.zeros(30, dtype=torch.long), "cpu", "unit")
@@ -121,7 +122,7 @@ def test_a_batch_without_a_readable_file(own, tmp_path, capsys):
 
 
 def test_an_ensembles_outputs_are_probabilities_already(own):
-    net = common.load_run(own / "run")
+    net = load_run(own / "run")
     both = Ensemble(net, [common.state(net), common.state(net)]).eval()
     both.run = net.run
     pixels = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
@@ -149,7 +150,7 @@ def test_bad_usage(own, capsys, words, said):
 
 def test_a_run_without_labels_has_no_classes():
     net = common.Net(torch.nn.Flatten(), 4, 2)
-    net.run = common.Trained(common.LinearArgs(), "a", 1, ("x", "y"), 3)
+    net.run = Trained(common.LinearArgs(), "a", 1, ("x", "y"), 3)
     with pytest.raises(Stop, match="this run had no labels") as stopped:
         predict.predict(net, [])
     assert stopped.value.code == 2

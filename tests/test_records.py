@@ -5,7 +5,7 @@ import json
 import reproduce.records
 from reproduce.cells import missing, run_of
 from reproduce.methods import method
-from reproduce.records import Records, alone, command_of, moved, setting_of
+from reproduce.records import Records, command_of, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.conftest import ROOT, run_here
 from tests.small_table import record, recorded, small_folder, write_records
@@ -92,17 +92,6 @@ def test_no_record_is_lost():
     records = Records(path)
     assert records.damaged == [] and len(records.every) == len(recorded(path)) >= 504
     assert all(method(one["method"]) for one in records.every)
-
-
-def test_a_run_is_alone_if_nobody_else_wants_a_core():
-    def with_loads(*loads):
-        hardware = {"threads": 2, "load": loads[-1]}
-        return {"hardware": hardware, "code": [{"load": load} for load in loads[:-1]]}
-    assert alone(with_loads(0.3, 2.1)) and alone(with_loads(0.3, 2.4, 2.4))
-    assert not alone(with_loads(0.3, 2.6)) and not alone(with_loads(3.0, 2.0))
-    assert not alone(with_loads(None, 2.0)) and not alone({"hardware": {"threads": 2}})
-    shared = {"hardware": {"threads": 2, "load": 1.0, "runs_on_gpu": 2}}
-    assert not alone(shared) and not alone(with_loads(0.3, 1.0) | {"trained_by": "x"})
 
 
 def test_the_command_that_gives_a_records_bytes():

@@ -11,7 +11,7 @@ from plumbing.settings import identity
 from reproduce.cells import Cell
 from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.rendering import (MARKS, budget, cell_text, ours, published_place, read_agreement, render,
+from reproduce.rendering import (MARKS, budget, cell_text, ours, read_agreement, render,
                                  update_readme)
 from reproduce.tables import PAPERS, read_tables
 from tests.conftest import ROOT, fails
@@ -63,12 +63,6 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
 
 
-def test_a_page_says_where_its_published_numbers_are_from():
-    assert published_place("fdse-A8") == "Table A8, appendix; ResNet50 on DomainNet, ViT-B/8 on PACS"
-    tables = [table for table in read_tables() if not table.figure]
-    assert all(published_place(table.id) for table in tables) and not published_place("fdse-99")
-
-
 def test_cells_as_text():
     """The published numbers with the decimals that are printed."""
     three = {0: 95.0, 1: 97.0, 2: 96.0}
@@ -77,12 +71,11 @@ def test_cells_as_text():
     one_seed = Cell(["90.0", "0.16"], {0: 96.0}, verdict="untested", differs_now=True)
     assert cell_text(one_seed) == "90.0 ± 0.16 / 96.00 (1), +6.00 ? †"
     assert ours(Cell(["90.0"], three)) == "96.00 ± 1.00 (3)"
-    assert ours(Cell(["90.0"], {0: 2.0}, verdict="untested", elsewhere=True)) == "2.00 (1) ?"
     assert cell_text(Cell([])) == "- / -"
     assert cell_text(Cell(["90.00"])) == "90.00 / -"
 
 
-def test_a_smaller_scale_answers_whether_the_order_is_seen(tmp_path):
+def test_a_smaller_scale_has_chance(tmp_path):
     """Without the published numbers, with chance, and without rows of which nothing is measured."""
     small_folder(tmp_path)
     lines = []
@@ -103,8 +96,7 @@ def test_a_smaller_scale_answers_whether_the_order_is_seen(tmp_path):
     assert rows[1:] == [
         ["FedAvg", "96.00 ± 1.00 (3)", "94.00 ± 1.00 (3)", "95.00 ± 0.87 (3)"],
         ["FDSE without C", "95.10 (1)", "90.00 (1)", "92.55 (1)"],
-        ["chance", "10.00", "10.00", "10.00"],
-        ["order as published, tau", "-1.00 (p 1.00)", "-", "-"]]
+        ["chance", "10.00", "10.00", "10.00"]]
 
 
 def test_a_smaller_scale_prints_its_budget():

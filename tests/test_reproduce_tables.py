@@ -20,8 +20,8 @@ def test_the_help_explains_every_flag(capsys):
         reproduce_tables.main(["--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
-    for flag in ("plan commands run check sample only scale seeds jobs gpus executor "
-                 "partition account hours memory-gb data archives tables records out").split():
+    for flag in ("plan commands run check sample only scale seeds jobs gpus data archives tables records "
+                 "out").split():
         explained = text.split("options:")[1].split(f"--{flag} ")[1].split("\n  --")[0].split()
         assert len(explained) > 2, flag
 

@@ -56,21 +56,15 @@ def test_the_sentence_and_the_table_have_the_counts(tmp_path):
     assert last == ["all", "18", "0", "0", "2", "6", "0", "0", "6", "4"]
 
 
-def test_the_picture_has_a_square_for_each_cell(tmp_path, monkeypatch):
-    """In lines of sixty; how many are measured stands beside them."""
+def test_the_picture_has_a_bar_for_each_table(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(scoreboard, "write_figure", lambda path, figure: drawn.append(figure))
     strip = strip_of_small_table(tmp_path)
     strip.squares = ["agrees"] * 61 + ["lost"]
-    scoreboard.draw([strip], tmp_path / "s.png")
+    scoreboard.draw([strip, strip], tmp_path / "s.png")
     (panel,) = drawn[0].axes
-    squares = panel.collections[0].get_paths()
-    of_legend = 2  # agrees, lost: those that there are
-    assert len(squares) == of_legend + 62
-    texts = [text.get_text() for text in panel.texts]
-    words = ("61 numbers and 1 that were lost when the papers were read as text; 61 measured at the paper's "
-             "scale")
-    assert words in panel.get_title()
-    assert "61 of 61 measured, 1 lost" in texts and "A small table" in texts
-    assert "no difference found: 61" in texts
-    assert len({path.vertices[0][1] for path in squares[of_legend:]}) == 2
+    widths = [bar.get_width() for bar in panel.patches if bar.get_width()]
+    assert widths == [61, 1, 61, 1]
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["A small table"] * 2
+    words = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert words == ["no difference found: 122", "lost in the text of the paper: 2"]

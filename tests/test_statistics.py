@@ -1,6 +1,6 @@
 """What is said of several seeds, by hand."""
 
-from reproduce.statistics import holm, means_over_columns, paired, published_order, welch
+from reproduce.statistics import holm, means_over_columns, paired, welch
 
 import pytest
 from scipy import stats
@@ -36,23 +36,3 @@ def test_holm_by_hand():
     """The smallest of four times 4, the next times 3, ...; none is smaller than one before it."""
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.9, 0.6]) == [1.0, 1.0] and holm([]) == []
-
-
-def test_the_published_order():
-    """Kendall's tau by hand: of the three pairs one is in the other order; three of the six orders are as
-    near."""
-    order = published_order([1.0, 2.0, 3.0], [{0: 5.0}, {0: 7.0}, {0: 6.0}])
-    assert order.tau == pytest.approx(1 / 3) and order.rows == 3 and order.interval is None
-    assert order.by_chance == pytest.approx(3 / 6)
-    assert published_order([1.0], [{0: 5.0}]) is None
-    assert published_order([1.0, 1.0], [{0: 5.0}, {0: 6.0}]) is None
-
-
-def test_the_uncertainty_of_the_order_is_that_of_its_seeds():
-    same = [{0: 1.0, 1: 2.0, 2: 1.5}, {0: 4.0, 1: 5.0, 2: 4.5}]
-    assert published_order([1.0, 2.0], same).interval == (1, 1)
-    crossing = [{0: 1.0, 1: 2.0, 2: 9.0}, {0: 4.0, 1: 5.0, 2: 4.5}]
-    assert published_order([1.0, 2.0], crossing).interval == (-1, 1)
-    six = [{seed: float(seed) for seed in range(6)}, dict.fromkeys(range(6), 9.0)]
-    assert published_order([1.0, 2.0], six).interval == (1, 1)
-    assert published_order([1.0, 2.0], [{0: 1.0, 1: 2.0}, {0: 4.0, 1: 5.0}]).interval is None

@@ -9,6 +9,7 @@ target's curve such a record has the best and the last round, and no time of tra
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import shlex
 import time
@@ -18,7 +19,7 @@ from plumbing.errors import Stop
 from plumbing.provenance import git
 from plumbing.results import id_of, record, refuse_record
 from plumbing.settings import Args, Parser, add_flag, flag_of
-from reproduce.measures.finished import Rebuilt, finished, labels, rebuilt
+from reproduce.measures.finished import Rebuilt, finished, rebuilt
 
 import torch
 from tabulate import tabulate
@@ -91,26 +92,23 @@ def show(flags) -> list[dict]:
     """A row for each run and its flags, and a record of each if one is wanted."""
     refuse_record(flags.record)
     rows, numbers = [], []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
+    for folder in flags.folders:
         result = finished(folder)
         torch.set_num_threads(result["hardware"]["threads"])  # the bytes of the adaptation depend on them
         runs = {}
         for which in ("best", "last"):
             runs[which] = rebuilt(folder, which, flags.data, flags.archives, flags.any_code)
-        args = runs["last"].args
+        args, name = runs["last"].args, runs["last"].label
         if args.device.split(":")[0] != result["args"]["device"]:
             raise Stop(f"{folder} is a run on {result['args']['device']}: test it again on one", 2)
         for words in flags.flags or [""]:
-            changed = changed_flags(words, runs["last"])
-            try:
+            changed, accuracy = changed_flags(words, runs["last"]), None
+            with contextlib.suppress(Stop):  # the adaptation diverges
                 found = tested_with(result, runs, changed)
-            except Stop:
-                rows.append([name, args.target, in_words(changed), "diverges"])
-                continue
-            record(dataclasses.replace(args, record=flags.record), found)
-            accuracy = found[flags.which]["target"]
-            numbers.append({"folder": str(folder), "target": args.target, "flags": changed,
-                            "accuracy": accuracy})
-            rows.append([name, args.target, in_words(changed), f"{100 * accuracy:.2f}"])
+                record(dataclasses.replace(args, record=flags.record), found)
+                accuracy = found[flags.which]["target"]
+            numbers.append({"folder": folder, "target": args.target, "flags": changed, "accuracy": accuracy})
+            shown = "diverges" if accuracy is None else f"{100 * accuracy:.2f}"
+            rows.append([name, args.target, in_words(changed), shown])
     print(tabulate(rows, ["method", "target", "flags", "accuracy (%)"], disable_numparse=True))
     return numbers

@@ -100,10 +100,10 @@ def rebuilt(folder, which: str = "best", data: str = "data", archives: str = "",
 def all_rebuilt(flags) -> list[Rebuilt]:
     """The runs of a command, labelled so that they can be told apart."""
     runs = []
-    for folder, label in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, flags.which, flags.data, flags.archives, flags.any_code)
+    for folder in flags.folders:
+        runs.append(rebuilt(folder, flags.which, flags.data, flags.archives, flags.any_code))
+    for run, label in zip(runs, labels_of([finished(folder)["args"] for folder in flags.folders])):
         run.label = label
-        runs.append(run)
     return runs
 
 
@@ -120,24 +120,15 @@ def name_of(key: dict) -> str:
     return f"{name} ({variant})"
 
 
-def labels_of(keys: list[dict]) -> list[str]:
+def labels_of(keys: list[dict], left_out: tuple[str, ...] = ()) -> list[str]:
     """For each set of arguments the method, and where several are of one method, the arguments in which these
-    differ."""
+    differ, but for those that are left out."""
     labels = []
     for key in keys:
         same = [other for other in keys if name_of(other) == name_of(key)]
         words = [name_of(key)]
-        for argument in sorted(set().union(*same) - {"seed"}):
+        for argument in sorted(set().union(*same) - set(left_out)):
             if any(other.get(argument) != key.get(argument) for other in same):
                 words.append(f"{argument.strip('_')} {shown_value(key.get(argument))}")
         labels.append(", ".join(words))
     return labels
-
-
-def labels(folders) -> list[str]:
-    """The labels of several finished runs; those that are equal get the folder's name."""
-    names = labels_of([finished(folder)["args"] for folder in folders])
-    unique = []
-    for folder, name in zip(folders, names):
-        unique.append(f"{name} [{Path(folder).resolve().name}]" if names.count(name) > 1 else name)
-    return unique

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import images_in_round, seed_all
 from plumbing.errors import Stop
-from reproduce.measures.finished import Rebuilt, finished, history, labels, rebuilt
+from reproduce.measures.finished import Rebuilt, all_rebuilt, finished, history
 from reproduce.methods import arguments, builder_of
 
 import torch
@@ -115,12 +115,11 @@ def show(flags) -> list[dict]:
     """A table, and the numbers."""
     if not 0 < flags.accuracy <= 1:
         raise Stop(f"the accuracy to reach is {flags.accuracy}; expected a share such as 0.6", 2)
-    runs, table = [], []
-    for folder, name in zip(flags.folders, labels(flags.folders)):
-        run = rebuilt(folder, "last", flags.data, flags.archives, flags.any_code)
+    flags.which, runs, table = "last", [], []
+    for run in all_rebuilt(flags):
         cost = cost_to_reach(run, flags.accuracy)
-        runs.append({"folder": str(folder), "method": name, "cost": cost})
-        table.append([name, *(cost.values() if cost else [None] * 6)])
+        runs.append(run.heading() | {"cost": cost})
+        table.append([run.label, *(cost.values() if cost else [None] * 6)])
     print(f"each client until AVG reaches {100 * flags.accuracy:g}% (-: never, or no GPU)")
     head = ["method", "round", "TFLOPs", "GB up and down", "memory (MiB)", "GPU memory (MiB)",
             "FLOPs an image"]

@@ -68,9 +68,8 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
 def pad_table(run: Rebuilt, part: str = "test", seed: int = 0) -> dict:
     """PAD between each pair of a run's clients, and between the mixture of all and each of them (Fig. 12).
 
-    The mixture is the union of the clients' images, FedCiR's Eq. (1). It holds the client too, so that its PAD
-    to a client with the share p of all images is at most 2(1 - p) in the limit. The images drawn for it are
-    left out of the client: no image is on both sides.
+    The mixture is the union of the clients' images, FedCiR's Eq. (1), the client's own too: its PAD to a
+    client with the share p of all images is at most 2(1 - p) in the limit. No image is on both sides.
     """
     z = {}  # of each client; a target is none
     for client, model in run.tested():

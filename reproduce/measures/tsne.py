@@ -1,5 +1,4 @@
-"""Representations by t-SNE: of a source and the target (FedSR, App. C.2, Fig. 1), or of all domains (FDSE, Fig.
-4)."""
+"""Representations by t-SNE: of two domains (FedSR, App. C.2, Fig. 1), or of all (FDSE, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ Points = dict[str, tuple[Tensor, Tensor]]  # {domain: (representations [N, D], c
 
 
 def points_of(run: Rebuilt, domains: list[str], part: str, most: int) -> Points:
-    """The representations of some domains by a run, of all without names; at most `most` images of each, drawn
-    by the run's seed."""
+    """The representations of some domains by a run, of all without names; at most `most` images of each."""
     points, names = {}, run.federation.names
     for name in domains:
         if name not in names:
