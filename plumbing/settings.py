@@ -345,7 +345,7 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
                     formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
                                             width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
-                           "own: --show-settings lists what these flags lead to, with origins.")
+                           "own:\n--show-settings lists what these flags lead to, with origins.")
     groups, owner = {}, {}
     for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
         if issubclass(cls, base):

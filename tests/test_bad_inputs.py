@@ -149,7 +149,7 @@ RUNS = [
     ("fedavg --out {run} --seed 7", 2, "holds a run of other arguments .seed 0, not 7.: give another --out"),
     ("baselines.fedprox --out {run}", 2, "holds a run of other arguments .*method fedavg, not fedprox"),
     # --record
-    ("fedavg --record {folder}", 2, "--record .*foreign cannot be written .Is a directory."),
+    ("fedavg --record {folder}", 2, "--record .*foreign cannot be written .Is a dir"),
     ("fedavg --record {file}/x", 2, "--record .*file.txt/x cannot be written .*: give another file"),
     ("fedavg --record /proc/x.jsonl", 2, "--record /proc/x.jsonl cannot be written .*: give another file"),
     ("fedavg --record {file}", 2, "--record .*file.txt is no JSONL file .it begins with b'a,b"),
@@ -202,7 +202,7 @@ OTHERS = [
     ("measures risk {run} --accuracy 0.5", 2, "--accuracy is not a flag of measures"),
     ("measures adaptation {run}", 2, "has no flags that act on a left-out domain alone: give a run of fdse"),
     ("measures adaptation {lodo} --flags '--adapt-lr x'", 2, "--adapt-lr: invalid float value: 'x'"),
-    ("measures adaptation {lodo} --record {folder}", 2, "--record .*foreign cannot be written .Is a directory."),
+    ("measures adaptation {lodo} --record {folder}", 2, "--record .*foreign cannot be written .Is a dir"),
     ("measures tsne {run} --images 3", 2, "--images is 3; it must be at least 4"),
     ("measures tsne {run} --part train", 2, "--part: invalid choice: 'train'"),
     ("measures cost {run} --accuracy 60", 2, "the accuracy to reach is 60.0; expected a share"),

@@ -12,7 +12,7 @@ import common
 from plumbing.catalog import short_name
 from plumbing.decoding import to_rgb
 from plumbing.errors import Stop
-from plumbing.runfolder import Run, folder_of
+from plumbing.runfolder import folder_of
 from reproduce import predict
 from tests.conftest import METHODS, MODULES, ROOT, fails, metrics, one_run, parsed, run_all, run_here
 from tests.own_images import FLAGS, write_images
@@ -233,22 +233,6 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
           parsed("fedavg", *flags, "--out", there))
     run_all("fedavg", parsed("fedavg", *flags))
     assert len(list(Path("runs").iterdir())) == 2
-
-
-def test_images_that_change_between_two_targets_are_noticed(flags, folder, monkeypatch, capsys):
-    """The images are read once: the second run would name those of now and have trained on those of before.
-    """
-    write_images(folder, ("east",))
-    finish = Run.finish
-
-    def and_add(self):
-        (folder / "north" / "ill" / "new.png").write_bytes((folder / "south" / "ill" / "0.png").read_bytes())
-        return finish(self)
-    monkeypatch.setattr(Run, "finish", and_add)
-    args = parsed("fedavg", *flags, "--protocol", "lodo", "--rounds", "1", "--no-figures", "--out", "x")
-    words = "images have changed since they were read: give the same command again"
-    fails(capsys, 2, words, run_all, "fedavg", args)
-    assert [path.name for path in Path("x").iterdir()] == ["east"]
 
 
 @pytest.mark.parametrize("name", ["$5_$10", "a%b", "a{b}"])
