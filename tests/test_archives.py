@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_opened_is_named(unpacked_office, monkeypatch):
             raise PermissionError
         return listdir(path)
     monkeypatch.setattr(archives.os, "listdir", refusing)
-    message = "no images in amazon/bike; .*folders that cannot be opened: amazon/bike/"
+    message = "no images in amazon/bike; .*folders that cannot be opened: .*bike/"
     stops(message, load, unpacked_office.parent.parent, "officecaltech")
 
 
