@@ -69,7 +69,7 @@ def locked(path: Path, wait: bool = True):
         yield file
 
 
-def load_file(path: Path, what: str):
+def load_file(path: Path, what: str, advice: str = "give another file or folder"):
     """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run.
 
     torch.save writes a zip archive, whose checksums torch.load does not look at: here they are compared, so
@@ -86,4 +86,4 @@ def load_file(path: Path, what: str):
         raise Stop(f"{path}: no such file of {what}", 2)
     except Exception as e:
         raise Stop(f"{path} cannot be read as a file of {what}: it is damaged or holds more than tensors "
-                   f"({type(e).__name__}); give another file or folder")
+                   f"({type(e).__name__}): {advice}")

@@ -313,7 +313,7 @@ def bytes_of(value) -> int:
 
 def read_state(file: Path, advice: str) -> dict:
     """A checkpoint. Stop if it is no whole one."""
-    saved = load_file(file, "checkpoint")
+    saved = load_file(file, "checkpoint", advice)
     if not isinstance(saved, dict) or not STATE <= saved.keys():
         raise Stop(f"{file} is no whole checkpoint: {advice}")
     return saved

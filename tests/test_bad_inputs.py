@@ -17,7 +17,7 @@ from pathlib import Path
 import common
 import reproduce_tables
 from bench import bench
-from plumbing.settings import LARGEST, flag_of
+from plumbing.settings import flag_of
 from reproduce.measures import command as measures
 from tests.conftest import MODULES, ROOT, fails, one_run, run_all, run_here, script
 
@@ -42,7 +42,6 @@ FLAGS = [
     ("fedavg --dataset PACS", "--dataset: there are no settings for 'PACS' here; choose from .*pacs"),
     ("fedsr --dataset vlcs", "--dataset: there are no settings for 'vlcs' here; choose from .*officehome"),
     ("fedavg --dataset ''", "--dataset: there are no settings for '' here; choose from"),
-    ("fedavg --dataset folder:", "--dataset: folder: has no path; expected folder:PATH, with images"),
     ("fedavg --scale tiny", "--scale: invalid choice: 'tiny'.*laptop.*smoke"),
     ("fedavg --protocol linear", "--protocol: invalid choice: 'linear'.*lodo"),
     ("fedgala --protocol lodo", "--protocol: invalid choice: 'lodo'.*linear"),
@@ -54,7 +53,6 @@ FLAGS = [
     ("fedavg --test-rounds last", "--test-rounds: invalid choice: 'last'.*best"),
     ("fedgala --ssl dino", "--ssl: invalid choice: 'dino'.*simclr"),
     ("fedgala --probe head", "--probe: invalid choice: 'head'.*projector"),
-    ("fedadg --g-loss wgan", "--g-loss: invalid choice: 'wgan'.*opposite"),
     ("fedsr --variant fedprox", "--variant: invalid choice: 'fedprox'.*fedl2r"),
     ("baselines.lgfedavg --shared middle", "--shared: invalid choice: 'middle'.*bottom"),
     ("baselines.partialfed --strategy random", "--strategy: invalid choice: 'random'.*adaptive"),
@@ -99,7 +97,6 @@ FLAGS = [
     # values that do not go together
     ("fedavg --seed 1 --seeds 0,1", "--seed and --seeds do not go together"),
     ("fedavg --variant fedcir", "--variant fedcir has no settings for digits; it has for officecaltech"),
-    ("fdse --dataset domainnet10 --variant official --image-size 64 --no-pad", "images need 160 pixels, not"),
     ("fedadg --E0 9 --epochs 3", "--E0 is 9, more than the round's 3 --epochs, of which it is a part"),
     ("fedadg --E0 9 --steps 4", "--E0 is 9, more than the round's 4 --steps, of which it is a part"),
     ("fedcir --backbone smallcnn", "--backbone smallcnn has a classifier with a ReLU, .* use smallcnn_bn"),
@@ -131,7 +128,7 @@ RUNS = [
     ("fedavg --weights {weights=list}", 2, "is no file of weights: expected a dict of names and finite"),
     ("fedavg --weights {weights=nan}", 2, "is no file of weights: expected a dict of names and finite"),
     ("fedavg --weights {weights=sparse}", 2, "is no file of weights: expected a dict of names and finite"),
-    ("fedavg --weights {weights=other}", 2, "does not fit the network: .* tensors are missing and 1 do not"),
+    ("fedavg --weights {weights=other}", 2, "does not fit the network: .* tensors are missing or do not fit"),
     ("fedavg --weights {weights=none}", 2, "does not fit the network: .* tensors are missing"),
     ("fedavg --limit 5", 1, "d0 has 5 images, fewer than the 10 classes; raise --limit"),
     ("fedavg --clients-per-domain 30", 1, "needs at least 2/1/1: fewer --clients-per-domain"),
@@ -143,8 +140,7 @@ RUNS = [
     ("fedgala --target d0 --label-ratio 0.99", 2, "none of which is left to test with 0.99 of the labels: l"),
     ("baselines.lgfedavg --layers 9", 2, "--layers is 9; --backbone smallcnn_bn has 4 layers"),
     # --out
-    ("fedavg --out {file}", 2, "file.txt is a file; expected a folder for the output: give another --out"),
-    ("fedavg --out {file}/run", 1, "Not a directory: .*a file is where a folder is expected: give another"),
+    ("fedavg --out {file}", 1, "File exists: .*file.txt; give another file or folder"),
     ("fedavg --out /proc/run", 1, "No such file or directory: /proc/run; give another file or folder"),
     ("fedavg --out " + 300 * "x", 1, "File name too long: x+.*; give"),
     ("fedavg --out {folder}", 2, "foreign has files that are of no run .metrics.jsonl.: give another --out"),
@@ -153,7 +149,7 @@ RUNS = [
     ("fedavg --out {run} --seed 7", 2, "holds a run of other arguments .seed 0, not 7.: give another --out"),
     ("baselines.fedprox --out {run}", 2, "holds a run of other arguments .*method fedavg, not fedprox"),
     # --record
-    ("fedavg --record {folder}", 2, "--record .*foreign is a folder; expected a JSONL file such as runs.jso"),
+    ("fedavg --record {folder}", 2, "--record .*foreign cannot be written .Is a dir"),
     ("fedavg --record {file}/x", 2, "--record .*file.txt/x cannot be written .*: give another file"),
     ("fedavg --record /proc/x.jsonl", 2, "--record /proc/x.jsonl cannot be written .*: give another file"),
     ("fedavg --record {file}", 2, "--record .*file.txt is no JSONL file .it begins with b'a,b"),
@@ -168,7 +164,7 @@ RUNS = [
     ("fedavg --out {run/checkpoint.pt=folder}", 1, "checkpoint.pt .*give another --out"),
     ("fedavg --no-resume --out {run/checkpoint.pt=folder}", 1, "checkpoint.pt; .*give"),
     ("fedavg --no-resume --out {run/metrics.jsonl=folder}", 1, "metrics.jsonl; .*give"),
-    ("fedavg --no-resume --out {run/.lock=folder}", 1, "Is a directory: .*/.lock; .*give a file"),
+    ("fedavg --no-resume --out {run/.lock=folder}", 1, "Is a directory: .*/.lock; give another"),
     ("fedavg --rounds 3 --out {run/result.json=folder}", 1, "result.json"),
     ("fedavg --out {run/result.json=folder}", 1, "result.json"),
 ]
@@ -204,11 +200,9 @@ OTHERS = [
     ("measures paint {run}", 2, "invalid choice: 'paint'"),
     ("measures tsne", 2, "the following arguments are required: FOLDER"),
     ("measures risk {run} --accuracy 0.5", 2, "--accuracy is not a flag of measures"),
-    ("measures tsne {run}", 2, "--target is ''; its domains are d0"),
-    ("measures tsne {run} --target d99", 2, "--target is 'd99'; its domains are d0"),
     ("measures adaptation {run}", 2, "has no flags that act on a left-out domain alone: give a run of fdse"),
     ("measures adaptation {lodo} --flags '--adapt-lr x'", 2, "--adapt-lr: invalid float value: 'x'"),
-    ("measures adaptation {lodo} --record {folder}", 2, "--record .*foreign is a folder; expected a JSONL"),
+    ("measures adaptation {lodo} --record {folder}", 2, "--record .*foreign cannot be written .Is a dir"),
     ("measures tsne {run} --images 3", 2, "--images is 3; it must be at least 4"),
     ("measures tsne {run} --part train", 2, "--part: invalid choice: 'train'"),
     ("measures cost {run} --accuracy 60", 2, "the accuracy to reach is 60.0; expected a share"),
@@ -221,7 +215,7 @@ OTHERS = [
     ("measures pad {run} --out a.png", 2, "give two folders, not 1"),
     ("measures risk {run} --out a.txt", 2, ".png, .pdf or .svg"),
     ("measures risk {run} --out a", 2, ".png, .pdf or .svg"),
-    ("measures risk {run} --json {folder}", 1, "Is a directory: .*foreign; a folder is where a f"),
+    ("measures risk {run} --json {folder}", 1, "Is a directory: .*foreign; give another"),
     ("measures risk {run} --out {file}/x.png", 1, "File exists: .*/file.txt; .*give another f"),
     ("measures pad {run}", 2, "needs 4 images of each domain.*--part all"),
     ("measures risk {tmp}/nowhere", 2, "result.json is missing or damaged"),
@@ -235,18 +229,11 @@ OTHERS = [
     ("measures risk {run/result.json=object}", 2, "result.json is missing or damaged"),
     ("measures risk {run/result.json=latin}", 2, "result.json is missing or damaged"),
     ("measures risk {run/result.json=folder}", 2, "result.json is missing or damaged"),
-    ("measures risk {run/metrics.jsonl=gone}", 2, "metrics.jsonl is missing or damaged"),
-    ("measures risk {run/metrics.jsonl=empty}", 2, "metrics.jsonl is missing or damaged"),
-    ("measures risk {run/metrics.jsonl=half}", 2, "metrics.jsonl is missing or damaged"),
-    ("measures risk {run/metrics.jsonl=zeros}", 2, "metrics.jsonl is missing or damaged"),
-    ("measures risk {run/metrics.jsonl=list}", 2, "metrics.jsonl is missing or damaged"),
-    ("measures risk {run/metrics.jsonl=null}", 2, "metrics.jsonl is missing or damaged"),
-    ("measures risk {run/metrics.jsonl=folder}", 2, "metrics.jsonl is missing or damaged"),
     ("measures pad {run/best.pt=gone}", 2, "best.pt: no such file of checkpoint"),
     ("measures pad {run/best.pt=half}", 1, "best.pt cannot be read as a file of checkpoint"),
     ("measures pad {run/best.pt=folder}", 1, "best.pt cannot be read as a file of checkpoint"),
-    ("measures pad {run/best.pt=number}", 2, "best.pt does not fit fedavg.py"),
-    ("measures risk --which last {run/checkpoint.pt=gone}", 2, "checkpoint.pt: no such file of checkpoint"),
+    ("measures pad {run/best.pt=number}", 1, "best.pt is no whole checkpoint"),
+    ("measures risk --which last {run/checkpoint.pt=gone}", 2, "has no checkpoint.pt, the state of a run"),
     ("measures risk --which last {run/checkpoint.pt=empty}", 1, "checkpoint.pt cannot be read as a file"),
     ("bench --rounds 0", 2, "bench: --rounds is 0; it must be at least 1"),
     ("bench --size 8", 2, "bench: --size is 8; it must be at least 32"),
@@ -254,7 +241,6 @@ OTHERS = [
     ("bench --views --methods", 2, "--methods and --views are benchmarks of their own; give one of them"),
     ("bench --steps 0", 2, "bench: --steps is 0; it must be at least 1"),
     ("bench --device gpu", 2, "bench: --device is gpu; expected auto, cpu, cuda or cuda:N"),
-    ("bench --out {file}", 2, "file.txt is no file of this benchmark: give another one"),
     ("bench --views --only fdse", 2, "--only goes with the rounds of Office-Caltech10"),
     ("bench --method", 2, "did you mean --methods"),
     ("bench --archives /no/such", 2, "--archives /no/such is not a folder"),
@@ -263,11 +249,7 @@ OTHERS = [
 # What the environment says
 
 ENVIRONMENT = [
-    ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; expected the number of processes, as torchrun sets it: unset"),
-    ({"WORLD_SIZE": "-1"}, "WORLD_SIZE is '-1'; expected the number of processes"),
-    ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'; expected the number of processes"),
-    ({"WORLD_SIZE": "2.5"}, "WORLD_SIZE is '2.5'; expected the number of processes"),
-    ({"WORLD_SIZE": " 2"}, "WORLD_SIZE is ' 2'; expected the number of processes"),
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', but the processes cannot meet"),
     ({"WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but the processes cannot meet .*start them with torchrun"),
     ({"WORLD_SIZE": "2", "RANK": "x"}, "WORLD_SIZE is '2', but the processes cannot meet"),
     ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "no"},
@@ -452,14 +434,6 @@ def test_bad_environments(capsys, given, monkeypatch, environment, words):
     fails(capsys, 2, words, run_line, ["fedavg"], given.place)
 
 
-@pytest.mark.parametrize("rank", ["", "x", "-1", "1.5"])
-def test_an_odd_number_of_a_process_on_its_machine(capsys, monkeypatch, rank):
-    monkeypatch.setenv("LOCAL_RANK", rank)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    words = f"LOCAL_RANK is '{rank}'; expected this process's number on its machine.*: unset it"
-    fails(capsys, 2, words, parse, ["fedavg", "--device", "cuda"])
-
-
 # Every number
 
 
@@ -479,7 +453,7 @@ def beyond(f: dataclasses.Field) -> dict[str, str]:
     bad = dict.fromkeys(["", "1,5"], f"{flag}: invalid {kind.__name__} value")
     if kind is int:
         bad |= dict.fromkeys(["nan", "0.5"], f"{flag}: invalid int value")
-        highest = LARGEST if limits["high"] is None else limits["high"]
+        highest = limits["high"]
         bad[str(highest + 1)] = f"{flag} is {highest + 1}; it must be a finite number .*at most {highest}"
     else:
         for value in ("nan", "-inf"):

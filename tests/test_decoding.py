@@ -112,16 +112,13 @@ def test_a_cache_is_enough(tmp_path, monkeypatch, capsys):
     note = f"vlcs: VLCS.tar.gz is not in {tmp_path}/archives or {tmp_path}/data/downloads; using the images "
     note += f"that were decoded before, {cache}\n"
     assert note in capsys.readouterr().err
-    (tmp_path / "data" / "vlcs").mkdir()
-    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
-    assert f"vlcs: {tmp_path}/data/vlcs has no files; using the images" in capsys.readouterr().err
 
 
 def test_only_a_whole_cache_of_the_dataset_and_size_counts(tmp_path, monkeypatch):
     cache = without_archive(tmp_path, monkeypatch)
     for other in ("vlcs-16-0123456789ab", "vlcs2-8-0123456789ab", f"{cache.name}.17.tmp", "vlcs-8-draft"):
         cache.rename(cache.with_name(other))
-        stops("VLCS.tar.gz is not in .*; could not download VLCS.tar.gz", load, tmp_path, "vlcs")
+        stops("could not download VLCS.tar.gz", load, tmp_path, "vlcs")
         cache.with_name(other).rename(cache)
     (cache / "index.json").unlink()
     stops("could not download VLCS.tar.gz", load, tmp_path, "vlcs")

@@ -40,7 +40,7 @@ def test_the_device_of_a_run(two_gpus, monkeypatch, asked, local_rank, found):
 
 
 @pytest.mark.parametrize("asked, words", [
-    ("cuda:2", "it finds cuda:0, cuda:1"),
+    ("cuda:2", "PyTorch finds 2 GPUs"),
     ("cuda:x", "expected auto, cpu, cuda or cuda:N"),
     ("gpu", "expected auto, cpu, cuda or cuda:N"),
 ])
@@ -54,8 +54,7 @@ def test_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == "cpu"
-    words = "--device cuda cannot be used here: (PyTorch finds no GPU|this PyTorch is built without CUDA)"
-    with pytest.raises(Stop, match=words):
+    with pytest.raises(Stop, match="--device cuda cannot be used here: PyTorch finds 0 GPUs"):
         choose_device("cuda")
 
 

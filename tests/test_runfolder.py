@@ -1,18 +1,16 @@
 """The output folder: what is written, what is refused, what is kept when something fails."""
 
-import errno
 import json
-import math
 import os
 import shutil
 import signal
 import stat
+import threading
 import time
 from pathlib import Path
 
 import common
-from plumbing import errors, files, processes, runfolder
-from plumbing.errors import Stop
+from plumbing import errors, files, runfolder
 from plumbing.files import locked
 from plumbing.provenance import code
 from plumbing.results import command, record
@@ -169,11 +167,6 @@ def test_a_damaged_result_is_made_again(finished):
 
 @pytest.mark.parametrize("damage,words", [
     ({"round": 99}, "metrics.jsonl is damaged: it has not the 99 rounds"),
-    ({"round": "2"}, "checkpoint.pt is no whole checkpoint"),
-    ({"identity": "["}, "checkpoint.pt is no whole checkpoint"),
-    ({"seconds": 3}, "checkpoint.pt is no whole checkpoint"),
-    ({"code": [{"sha256": 3}]}, "checkpoint.pt is no whole checkpoint"),
-    ({"server": {"w": {"x": torch.tensor([1.0, math.nan])}}}, "checkpoint.pt is no whole checkpoint"),
     ({"server": {}}, "checkpoint.pt does not fit this method"),
     ({"server": {"w": {"x": torch.zeros(1)}}}, "checkpoint.pt does not fit this method"),
 ])
@@ -235,13 +228,6 @@ def test_an_odd_result_is_made_again(finished, content):
     before = result_in(finished)
     (finished / "result.json").write_text(content)
     assert run_here("fedavg", finished)["best"] == before["best"] == result_in(finished)["best"]
-
-
-@pytest.mark.parametrize("code", [3, None])
-def test_a_result_without_its_code_is_made_again(finished, code):
-    before = result_in(finished)
-    (finished / "result.json").write_text(json.dumps(before | {"code": code}))
-    assert run_here("fedavg", finished)["code"][:1] == before["code"] == result_in(finished)["code"][:1]
 
 
 # Other code
@@ -365,16 +351,6 @@ def test_other_files_beside_a_run_stay(tmp_path):
     assert all((tmp_path / name).read_text() == "mine" for name in ("notes.txt", "draft.tmp"))
 
 
-def test_a_finished_run_in_a_folder_that_cannot_be_written_is_shown(finished, monkeypatch, capsys):
-    def refusing(path, wait=True):
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-    monkeypatch.setattr(runfolder, "locked", refusing)
-    result = result_in(finished)
-    assert run_here("fedavg", finished) == result
-    (finished / "result.json").unlink()
-    fails(capsys, 1, "Read-only file system: .*may be written", run_here, "fedavg", finished)
-
-
 # Signals
 
 
@@ -408,22 +384,12 @@ def test_a_signal_ends_a_run_after_its_round(tmp_path, monkeypatch, capsys, numb
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(errors, "TOGETHER", 0.0)
     with pytest.raises(SystemExit) as stopped:
         signalled(monkeypatch, signal.SIGTERM, signal.SIGTERM, after=2)
         run_here("fedavg", tmp_path, "--rounds", "4", "--checkpoint-every", "10000")
     assert stopped.value.code == 143
     assert "interrupted; nothing that was written is lost" in capsys.readouterr().err
     assert not (tmp_path / "checkpoint.pt").exists()
-
-
-def test_two_signals_at_once_are_one(tmp_path, monkeypatch, capsys):
-    """As those of a terminal, or of a cluster to a job and to its processes."""
-    signalled(monkeypatch, signal.SIGTERM, signal.SIGINT, after=2)
-    with pytest.raises(SystemExit) as stopped:
-        run_here("fedavg", tmp_path, "--rounds", "4")
-    assert stopped.value.code == 143
-    assert "interrupted; round 2 of 4 is kept" in capsys.readouterr().err
 
 
 def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
@@ -479,7 +445,6 @@ def test_a_resumed_run_says_so_and_writes_its_settings_anew(tmp_path, monkeypatc
     flags = ["--rounds", "3", "--out", tmp_path, "--scale", "smoke", "--precision", "fp32", "--no-figures"]
     interrupted("fedavg", monkeypatch, tmp_path, "--rounds", "3", "--checkpoint-every", "0", after=1)
     before = json.loads((tmp_path / "settings.json").read_text())
-    (tmp_path / "settings.json").unlink()
     run_all("fedavg", parsed("fedavg", *flags, "--checkpoint-every", "7"))
     assert "going on after round 1 of 3" in capsys.readouterr().out
     settings = json.loads((tmp_path / "settings.json").read_text())
@@ -519,29 +484,20 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path, capsys):
 
 
 def test_a_process_that_waits_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(files, "WAIT", (0.1, 0.4))
-    with locked(tmp_path / ".lock"), pytest.raises(Stop, match="another process has held .* end it, or wait"):
-        with locked(tmp_path / ".lock"):
-            raise AssertionError("two have it")
-    assert capsys.readouterr().err == f"waiting for another process, which holds {tmp_path / '.lock'}\n"
-
-
-def test_processes_that_wait_for_others_say_so(monkeypatch, capsys):
-    def no_one_comes(backend):
+    monkeypatch.setattr(errors, "SAID_AFTER", 0.05)
+    with locked(tmp_path / ".lock"):
+        waiting = threading.Thread(target=lambda: locked(tmp_path / ".lock").__enter__(), daemon=True)
+        waiting.start()
         time.sleep(0.3)
-        raise RuntimeError("timed out")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setattr(processes, "SAID_AFTER", 0.05)
-    monkeypatch.setattr(processes.dist, "init_process_group", no_one_comes)
-    with pytest.raises(Stop, match="the processes cannot meet .timed out.: start them with torchrun"):
-        processes.join_processes()
-    assert capsys.readouterr().err == "waiting for all 3 processes to start\n"
+        assert waiting.is_alive()
+    waiting.join()
+    assert capsys.readouterr().out == f"waiting for another process, which holds {tmp_path / '.lock'}\n"
 
 
 def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_RANK", "1")
     fails(capsys, 2, "--lr is -1.0; it must be", run_here, "fedavg", tmp_path, "--lr", "-1")
-    fails(capsys, 2, "is a file; expected a folder", run_here, "fedavg", __file__)
+    fails(capsys, 1, "File exists", run_here, "fedavg", __file__)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit):
         run_here("fedavg", tmp_path, "--lr", "-1")
@@ -578,19 +534,6 @@ def test_a_full_disk_keeps_the_last_checkpoint(finished):
     assert "OSError" in process.communicate()[1]
     assert (finished / "checkpoint.pt").read_bytes() == good
     assert not list(finished.glob("*.tmp"))
-
-
-def test_a_disk_that_was_full_for_a_moment(tmp_path, monkeypatch):
-    """torch has an error of its own for it, and when it is asked again there is room."""
-    def failing(content, file):
-        raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 1 vs 2")
-    monkeypatch.setattr(files.torch, "save", failing)
-    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(OSError, match="No space left") as full:
-        files.save({}, file)
-    assert full.value.filename == str(tmp_path / "x.pt")
-    monkeypatch.setattr(files.torch, "save", lambda content, file: 1 / 0)
-    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(ZeroDivisionError):
-        files.save({}, file)
 
 
 def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):

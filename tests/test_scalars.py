@@ -34,7 +34,9 @@ def stub(monkeypatch):
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: True)
+    find_spec = settings.importlib.util.find_spec
+    monkeypatch.setattr(settings.importlib.util, "find_spec",
+                        lambda name, *more: name == "tensorboard" or find_spec(name, *more))
 
 
 def test_scalars_of_a_run_that_goes_on(tmp_path, stub, monkeypatch):
