@@ -21,6 +21,7 @@ from plumbing.errors import Stop, ending
 from plumbing.settings import SCALES, Parser, add_version, with_default
 from reproduce.cells import missing
 from reproduce.check import check
+from reproduce.cluster import parameters_of, run_on_cluster
 from reproduce.methods import ROOT
 from reproduce.plan import plan_text, planned
 from reproduce.records import Place, Records
@@ -73,6 +74,10 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         "they are not stated")
     add("--jobs", 1, "runs at a time")
     add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; empty: the methods' own choice")
+    add("--executor", "local", "this machine, or jobs of a Slurm cluster through submitit",
+        choices=("local", "slurm"))
+    add("--slurm", "", "slurm: parameters of submitit, such as 'timeout_min=720 slurm_partition=gpu "
+        "gpus_per_node=1'")
     add("--data", "data", "folder of the datasets and of the decoded cache")
     add("--archives", "", "folder with archives downloaded before; looked at before the network")
     for name, (own, text) in FOLDERS.items():
@@ -184,7 +189,11 @@ def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace
     for why in sorted({entry.why for entry in plan if entry.why}):
         print(f"left out: {why}", file=sys.stderr)
     runs = [entry.run for entry in plan if not entry.why]
-    counts = run_all(runs, place, flags.jobs, words_of(flags.gpus))
+    if flags.executor == "slurm":
+        parameters = {"slurm_array_parallelism": flags.jobs} | parameters_of(flags.slurm)
+        counts = run_on_cluster(runs, place, parameters)
+    else:
+        counts = run_all(runs, place, flags.jobs, words_of(flags.gpus))
     ended = [f"{n} {outcome}" for outcome, n in counts.items() if outcome != "stopped"]
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:

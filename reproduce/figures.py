@@ -1,5 +1,5 @@
-"""The papers' figures that are drawn from the records: curves over the rounds, and accuracy over a parameter.
-Those that reproduce.measures makes of the runs' folders are only shown."""
+"""The papers' figures that are drawn from the records: curves over the rounds, accuracy over a parameter, and
+accuracy on each domain. Those that reproduce.measures makes of the runs' folders are only shown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from reproduce.cells import FilledBlock, cells_in
 from reproduce.drawing import draw_line, new_figure, write_figure
 from reproduce.tables import Table
+
 
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
     """Draw a figure into `path`, a panel for each block; whether there is one."""
@@ -25,6 +26,8 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
         panel = figure.add_subplot(lines, columns, i)
         if table.figure == "curves":
             draw_curves(panel, block, table.axis)
+        elif table.figure == "domains":
+            draw_domains(panel, block)
         else:
             draw_parameter(panel, block, table.axis)
         panel.legend(fontsize=7)
@@ -80,3 +83,16 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
         panel.plot(*zip(*stated), "x", color="0.3", label="published")
     panel.set_xticks(range(len(names)), names)
     panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%), higher is better")
+
+
+def draw_domains(panel, block: FilledBlock) -> None:
+    """The mean accuracy on each client, a row of dots for each method; all clients have one scale."""
+    column, names = block.block.columns[0], []
+    for line in block.rows:
+        outcomes = [record[column.kind][column.path] for record in line.cells[0].records.values()]
+        if outcomes:
+            names = list(outcomes[0])
+            means = [100 * sum(found[name] for found in outcomes) / len(outcomes) for name in names]
+            panel.plot(range(len(names)), means, "o", alpha=0.7, label=f"{line.row.method} ({len(outcomes)})")
+    panel.set_xticks(range(len(names)), names)
+    panel.set(xlabel="client", ylabel="accuracy (%), higher is better")

@@ -1,4 +1,4 @@
-"""Runs what is missing, several runs at once. (For a cluster: --plan --commands has a command for each job.)
+"""Runs what is missing on this machine, several runs at once. (On a cluster: cluster.py.)
 
 Runs that differ in flags that act at test time alone are trained once: the first of them trains, the others
 test what it has trained (measures/adaptation.py).
@@ -158,16 +158,21 @@ def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counte
 
         def work(number: int, group: list[Run]) -> None:
             outcomes = execute_group(group, place, processes, environment(number, jobs, gpus))
-            for run, (outcome, said) in zip(group, outcomes):
-                counts[outcome] += 1
-                bar.update()
-                if outcome == "failed":
-                    indented = said.replace("\n", "\n    ")
-                    tqdm.write(f"failed: {run.command}\n    {indented}", file=sys.stderr)
+            count(counts, bar, group, outcomes)
 
         if not side_by_side(jobs, work, by_training(runs), processes):
             counts["stopped"] = 1
     return counts
+
+
+def count(counts: Counter, bar: tqdm, group: list[Run], outcomes: list[tuple[str, str]]) -> None:
+    """Count outcomes, and say above the bar which runs have failed."""
+    for run, (outcome, said) in zip(group, outcomes):
+        counts[outcome] += 1
+        bar.update()
+        if outcome == "failed":
+            indented = said.replace("\n", "\n    ")
+            tqdm.write(f"failed: {run.command}\n    {indented}", file=sys.stderr)
 
 
 def environment(number: int, jobs: int, gpus: list[str]) -> dict[str, str]:

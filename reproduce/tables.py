@@ -26,7 +26,7 @@ PAPERS = {
 }
 KINDS = ("best", "last", "curve", "logs", "mean", "cost", "none")  # of a column's value
 PUBLISHED = "published"  # the folder of the published numbers beside the tables
-FIGURES = ("curves", "parameter", "measure")  # how a figure is drawn, see figures.py
+FIGURES = ("curves", "parameter", "domains", "measure")  # how a figure is drawn, see figures.py
 
 
 @dataclass

@@ -11,10 +11,11 @@ from plumbing.files import write_json
 from plumbing.settings import Parser
 from reproduce import measures
 from reproduce.drawing import figure_format
-from reproduce.measures import adaptation, overhead, pad, risks, tsne
+from reproduce.measures import adaptation, gradients, overhead, pad, risks, tsne
 
 # Of each command the module that has its flags and shows its numbers.
-COMMANDS = {"tsne": tsne, "pad": pad, "risk": risks, "cost": overhead, "adaptation": adaptation}
+COMMANDS = {"tsne": tsne, "pad": pad, "risk": risks, "cost": overhead, "gradients": gradients,
+            "adaptation": adaptation}
 
 
 def main(argv: list[str] | None = None) -> None:

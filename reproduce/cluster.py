@@ -1,0 +1,71 @@
+"""Runs what is missing as jobs of a Slurm cluster, through submitit."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+from collections import Counter
+
+from plumbing.errors import Stop, handled, interrupt
+from reproduce.methods import ROOT
+from reproduce.records import Place, Run
+from reproduce.runner import Processes, by_training, count, execute_group
+
+from tqdm import tqdm
+
+
+def parameters_of(text: str) -> dict[str, int | str]:
+    """'timeout_min=720 slurm_partition=gpu' -> {"timeout_min": 720, "slurm_partition": "gpu"}."""
+    parameters = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise Stop(f"--slurm is {text!r}; expected parameters such as 'timeout_min=720 mem_gb=32'", 2)
+        parameters[name] = int(value) if value.isdecimal() else value
+    return parameters
+
+
+def run_on_cluster(runs: list[Run], place: Place, parameters: dict, cluster: str = "slurm") -> Counter:
+    """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
+    `run_all`. `cluster` is "local" for a test on this machine."""
+    counts, submitted, groups = Counter(), [], by_training(runs)
+    if importlib.util.find_spec("submitit") is None:
+        raise Stop("--executor slurm needs submitit: pip install submitit", 2)
+    import submitit
+    try:
+        executor = submitit.AutoExecutor(folder=str(ROOT / "runs" / "slurm"), cluster=cluster)
+        executor.update_parameters(**parameters)
+    except (RuntimeError, NameError, TypeError) as e:
+        raise Stop(f"--executor slurm: {e}", 2)
+    with handled(interrupt), tqdm(total=len(runs), unit="run", desc="jobs", disable=not runs) as bar:
+        try:
+            submitted = executor.map_array(Job(), groups, [place] * len(groups)) if groups else []
+            for group, job in zip(groups, submitted):
+                try:
+                    outcomes = job.result()
+                except Exception as e:  # whatever a job dies of is reported, the others go on
+                    outcomes = [("failed", str(e).strip() or type(e).__name__)] * len(group)
+                count(counts, bar, group, outcomes)
+        except KeyboardInterrupt:
+            for job in submitted:
+                job.cancel()
+            counts["stopped"] = 1
+    return counts
+
+
+class Job:
+    """What a job on a cluster does: the runs that one training serves, unless they are recorded meanwhile."""
+
+    def __call__(self, group: list[Run], place: Place) -> list[tuple[str, str]]:
+        os.chdir(ROOT)
+        sys.path.insert(0, str(ROOT))
+        return execute_group(group, place, Processes())
+
+    def checkpoint(self, group: list[Run], place: Place):
+        """submitit calls it when the job's time is over: it is queued again, and its run goes on from its
+        last checkpoint."""
+        import submitit
+        group = [dataclasses.replace(run, replace=False) for run in group]
+        return submitit.helpers.DelayedSubmission(Job(), group, place)
