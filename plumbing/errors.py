@@ -9,9 +9,24 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 SAID_AFTER = 1.0  # seconds of waiting until that is said
+
+
+# What to do about an error of the system.
+REMEDIES = {
+    errno.ENOSPC: "make room or give another folder",
+    errno.EDQUOT: "make room or give another folder",
+    errno.EACCES: "give a file or folder that may be written and read",
+    errno.EPERM: "give a file or folder that may be written and read",
+    errno.EROFS: "give a file or folder that may be written and read",
+    errno.ENOTDIR: "a file is where a folder is expected: give another folder",
+    errno.EEXIST: "a file is where a folder is expected: give another folder",
+    errno.EISDIR: "a folder is where a file is expected: give a file",
+}
 
 
 class Stop(Exception):
@@ -41,8 +56,7 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         what = str(e.strerror or e)
         if e.filename:
             what += f": {e.filename}"
-        advice = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT) else "give another file or folder"
-        return f"{what}; {advice}; {kept}", 1
+        return f"{what}; {REMEDIES.get(e.errno, 'give another file or folder')}; {kept}", 1
     raise e
 
 
@@ -83,6 +97,7 @@ def say(words: str, stream) -> None:
 # Signals
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TOGETHER = 1.0  # seconds within which several signals are one: a terminal and a cluster may send two
 
 
 class Interrupted(KeyboardInterrupt):
@@ -121,6 +136,13 @@ def handled(handler: Callable):
             signal.signal(number, handler_before)
 
 
+def leave_to_the_system() -> None:
+    """From now on a signal ends the program at once, wherever it is, without a line."""
+    for number in ENDING:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            signal.signal(number, signal.SIG_DFL)
+
+
 class AfterTheRound:
     """Answers the first signal with a line and a note, which the round loop reads when it has a state to
     keep; the second one ends the program where it is. One of several processes may wait for the others in
@@ -128,14 +150,49 @@ class AfterTheRound:
 
     def __init__(self, says: str, several: bool):
         self.says = says  # the line; empty: none
-        self.second = signal.SIG_DFL if several else interrupt  # what answers the second signal
+        self.several = several  # whether there are other processes
         self.number = 0  # of the first signal; 0: none has come
+        self.came = 0.0  # when
 
     def __call__(self, number: int, _frame=None) -> None:
-        self.number = number
-        for other in ENDING:
-            if signal.getsignal(other) is self:
-                signal.signal(other, self.second)
+        if self.number and time.monotonic() - self.came < TOGETHER:
+            return
+        if self.number:
+            raise Interrupted(number)
+        self.number, self.came = number, time.monotonic()
+        if self.several:
+            leave_to_the_system()
         if self.says:
             with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in the midst of a write
                 print(f"\n{self.says}", file=sys.stderr, flush=True)
+
+
+# Set when a program begins, before its libraries load
+
+
+def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
+    """Ctrl-C before a program has begun, and a library that is missing: one line in the place of a
+    traceback."""
+    name = Path(sys.argv[0]).stem
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"{name}: interrupted", file=sys.stderr)
+    elif issubclass(kind, ModuleNotFoundError):
+        print(f"{name}: the library {error.name} is missing: pip install -r requirements.txt, in the "
+              "environment of this Python", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def take_any_words() -> None:
+    """A stream that is closed swallows what is printed; one that has no sign for a letter writes its
+    number."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+sys.excepthook = show_uncaught
+take_any_words()

@@ -6,10 +6,10 @@ import atexit
 import contextlib
 import ctypes
 import os
-import signal
 import sys
 
-from plumbing.errors import ENDING, Interrupted, Stop, ending, handled, interrupt, said_if_long, say, speaks
+from plumbing.errors import (Interrupted, Stop, ending, handled, interrupt, leave_to_the_system,
+                             said_if_long, say, speaks)
 
 import torch
 import torch.distributed as dist
@@ -35,9 +35,7 @@ def join_processes() -> None:
     count = os.environ.get("WORLD_SIZE", "1")
     if count in ("", "1") or dist.is_initialized():
         return
-    for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)  # it waits in code that is not Python's
+    leave_to_the_system()  # it waits in code that is not Python's
     try:
         with said_if_long(f"waiting for all {count} processes to start"):
             dist.init_process_group("gloo")  # gives up after half an hour

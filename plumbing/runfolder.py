@@ -311,10 +311,17 @@ def bytes_of(value) -> int:
 # What is in a folder
 
 
+def has_nan(value) -> bool:
+    """Whether a tensor in nested dicts has a NaN."""
+    if isinstance(value, dict):
+        return any(has_nan(inner) for inner in value.values())
+    return isinstance(value, Tensor) and bool(value.isnan().any())
+
+
 def read_state(file: Path, advice: str) -> dict:
     """A checkpoint. Stop if it is no whole one."""
     saved = load_file(file, "checkpoint", advice)
-    if not isinstance(saved, dict) or not STATE <= saved.keys():
+    if not isinstance(saved, dict) or not STATE <= saved.keys() or has_nan(saved):
         raise Stop(f"{file} is no whole checkpoint: {advice}")
     return saved
 

@@ -22,9 +22,11 @@ from .conftest import ROOT, parsed, run_all
     (torch.OutOfMemoryError("CUDA out of memory.\nTried"),
      "out of memory (CUDA out of memory.): give smaller batches or images", 1),
     (OSError(28, "No space left on device", "x.npy"),
-     "No space left on device: x.npy; make room; the rounds are kept", 1),
+     "No space left on device: x.npy; make room or give another folder; the rounds are kept", 1),
+    (FileExistsError(17, "File exists", "out"),
+     "File exists: out; a file is where a folder is expected: give another folder; the rounds are kept", 1),
     (PermissionError(13, "Permission denied", "out"),
-     "Permission denied: out; give another file or folder; the rounds are kept", 1),
+     "Permission denied: out; give a file or folder that may be written and read; the rounds are kept", 1),
     (Interrupted(15), "interrupted; the rounds are kept", 143),
     (Interrupted(2, "round 3 is kept"), "interrupted; round 3 is kept", 130),
     (OSError("no"), "no; give another file or folder; the rounds are kept", 1)])
@@ -74,6 +76,22 @@ def test_a_baseline_started_as_a_file_says_how():
     run = subprocess.run([sys.executable, path], cwd="/", text=True, capture_output=True)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr == f"fedprox: start it as python -m baselines.fedprox, in {ROOT}\n"
+
+
+def test_a_library_that_is_missing_is_one_line():
+    program = "import plumbing.errors; import a_library_that_is_not_there"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
+    assert run.returncode == 1 and run.stderr.count("\n") == 1
+    assert "the library a_library_that_is_not_there is missing: pip install -r requirements.txt" in run.stderr
+
+
+def test_streams_that_are_closed_or_know_no_letters():
+    program = "import sys, plumbing.errors; print(chr(252), file=sys.stderr); print(chr(252))"
+    here = {"cwd": ROOT, "env": {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, **here)
+    assert (run.returncode, run.stdout, run.stderr) == (0, b"\\xfc\n", b"\\xfc\n")
+    words = f'exec {sys.executable} -c "{program}" >&- 2>&-'
+    assert subprocess.run(["sh", "-c", words], **here).returncode == 0
 
 
 def test_a_run_says_at_once_what_it_starts_and_waits_for(tmp_path, monkeypatch, capsys):

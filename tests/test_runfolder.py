@@ -383,12 +383,22 @@ def test_a_signal_ends_a_run_after_its_round(tmp_path, monkeypatch, capsys, numb
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(errors, "TOGETHER", 0.0)
     with pytest.raises(SystemExit) as stopped:
         signalled(monkeypatch, signal.SIGTERM, signal.SIGTERM, after=2)
         run_here("fedavg", tmp_path, "--rounds", "4", "--checkpoint-every", "10000")
     assert stopped.value.code == 143
     assert "interrupted; nothing that was written is lost" in capsys.readouterr().err
     assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_two_signals_at_once_are_one(tmp_path, monkeypatch, capsys):
+    """As those of a terminal, or of a cluster to a job and to its processes."""
+    signalled(monkeypatch, signal.SIGTERM, signal.SIGINT, after=2)
+    with pytest.raises(SystemExit) as stopped:
+        run_here("fedavg", tmp_path, "--rounds", "4")
+    assert stopped.value.code == 143
+    assert "interrupted; round 2 of 4 is kept" in capsys.readouterr().err
 
 
 def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
