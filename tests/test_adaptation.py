@@ -47,7 +47,9 @@ def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
     """Without flags its own, with the accuracy that the run recorded; an adaptation that diverges is said."""
     folder, numbers = trained / "fdse", tmp_path / "n.json"
     before = sorted(path.name for path in folder.iterdir())
-    ways = ["--flags", "--adapt-epochs 0", "--flags", "--adapt-lr 0", "--flags", "", "--flags", "--adapt-lr 1e30"]
+    ways = []
+    for words in ("--adapt-epochs 0", "--adapt-lr 0", "", "--adapt-lr 1e30"):
+        ways += ["--flags", words]
     main(["adaptation", str(folder), "--which", "last", "--json", str(numbers), *ways])
     none, statistics, own, diverging = json.loads(numbers.read_text())["runs"]
     assert own["accuracy"] == json.loads((folder / "result.json").read_text())["last"]["target"]

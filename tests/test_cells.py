@@ -8,8 +8,7 @@ from reproduce.methods import arguments
 from reproduce.records import Records, setting_of
 from reproduce.statistics import welch
 from reproduce.tables import Block, Column, Row, Table, read_tables
-from tests.small_table import PUBLISHED, record, small_folder, two_tables, write_records, write_table
-from tests.small_table import TABLE as SMALL_TABLE
+from tests.small_table import record, small_folder, two_tables, write_records
 
 import pytest
 
@@ -138,14 +137,6 @@ def test_chance_of_a_column():
     assert chance(pacs, Column("", "last/target")) == pytest.approx(100 / 7)
     assert chance(DIGITS_ALL, Column("", "mean")) == 10
     assert chance(pacs, Column("", "none")) is None
-
-
-def test_without_seeds_a_table_has_its_papers_trials(tmp_path):
-    write_table(tmp_path, "fdse-9", SMALL_TABLE, PUBLISHED)  # of four trials
-    write_table(tmp_path, "fdse-8", SMALL_TABLE.replace("trials = 4", "trials = 0"), PUBLISHED)
-    runs = missing(read_tables(tmp_path), Records(tmp_path / "none.jsonl"), "paper", None)
-    seeds = {one.run.seed: one.tables for one in runs if one.run.module == "fedavg"}
-    assert seeds == {0: ["fdse-8", "fdse-9"], 1: ["fdse-9"], 2: ["fdse-9"], 3: ["fdse-9"]}
 
 
 def test_a_run_that_tables_share_is_missing_once(tmp_path):

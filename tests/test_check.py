@@ -99,14 +99,6 @@ def test_what_was_compared_once_stays_if_it_cannot_be_compared_now(folder, made)
     assert (entry["outcome"], entry["commit"]) == ("equal", "abc")
 
 
-def test_five_evaluations_or_20_rounds():
-    def rounds(evaluated: list[int], whole: int) -> int:
-        return check.beginning({"curve": {"round": evaluated}, "args": {"rounds": whole},
-                                "seconds": {"train": 1.0}}).rounds
-    assert rounds(list(range(1, 41)), 40) == 20 and rounds([10, 20, 30, 40, 50, 60], 60) == 50
-    assert rounds([1, 2], 2) == 2 and rounds([50, 100], 100) == 100 and rounds([3, 40], 40) == 40
-
-
 def test_one_run_of_each_setting_and_a_sample_of_all_methods():
     def a_run(setting: str, method: str, seconds: float, **more) -> dict:
         return {"setting": setting, "method": method, "seconds": {"train": seconds}, "args": {"rounds": 1},

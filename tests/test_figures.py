@@ -46,18 +46,6 @@ def test_curves_are_means_over_the_seeds(panel_of):
     assert len(panel.lines) == 2
 
 
-def test_the_title_says_scale_and_seeds(panel_of):
-    panel = panel_of("fdse-fig5", first_and_last("fdse-fig5", RECORDS))
-    title = panel.figure.get_suptitle()
-    assert title.startswith(BY_ID["fdse-fig5"].title) and title.endswith("\npaper scale, 2 seeds")
-    one = {0: RECORDS[0]}
-    mixed = first_and_last("fdse-fig5", RECORDS)
-    mixed[0] = [Cell([], records=one)]
-    assert panel_of("fdse-fig5", mixed).figure.get_suptitle().endswith("1 to 2 seeds")
-    panel = panel_of("fdse-fig5", first_and_last("fdse-fig5", one))
-    assert panel.figure.get_suptitle().endswith("1 seed") and "higher is better" in panel.get_ylabel()
-
-
 def test_deviations_are_of_three_seeds_at_least(panel_of):
     assert not panel_of("fdse-fig5", first_and_last("fdse-fig5", RECORDS)).collections
     assert panel_of("fdse-fig5", first_and_last("fdse-fig5", RECORDS | {2: RECORDS[0]})).collections
@@ -73,12 +61,6 @@ def test_a_line_over_a_parameter(panel_of):
     two_seeds, one_seed = Cell([], {0: 60.0, 1: 62.0}, records=RECORDS), Cell([], {0: 70.0}, records=RECORDS)
     panel = panel_of("fedgala-fig2c", [[two_seeds, Cell([]), one_seed, Cell([])]])
     assert panel.lines[0].get_xydata().tolist() == [[0, 61], [2, 70]]
-
-
-def test_a_figure_without_records_is_not_drawn(tmp_path):
-    empty = filled("fdse-fig5", [[Cell([])] for _ in BY_ID["fdse-fig5"].blocks[0].rows])
-    assert not figures.draw(BY_ID["fdse-fig5"], [empty], tmp_path / "f.png", "paper")
-    assert not (tmp_path / "f.png").exists()
 
 
 def test_levels_that_the_text_states(panel_of):

@@ -9,7 +9,7 @@ from plumbing import linear
 from plumbing.files import load_file
 from reproduce.measures.command import main
 from reproduce.measures.finished import rebuilt
-from tests.conftest import fails, start
+from tests.conftest import fails
 from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
 
 import pytest
@@ -37,12 +37,6 @@ def stops(capsys):
 def shown(*flags) -> None:
     """Run the command."""
     main([str(flag) for flag in flags])
-
-
-def test_it_starts_as_a_module(runs):
-    process = start("-m", "reproduce.measures", "risk", runs / "fedavg-lodo")
-    said, error = process.communicate()
-    assert process.returncode == 0 and "train risk" in said, error
 
 
 def test_a_state_that_does_not_fit_is_one_line(runs, tmp_path, stops):

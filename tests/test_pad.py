@@ -53,14 +53,6 @@ def test_representations_are_the_features_of_the_tested_network(runs):
         torch.testing.assert_close(z, model.features(x).detach())
 
 
-def test_all_parts_of_a_client_are_represented_in_their_order(runs):
-    run = rebuilt(runs / "fdse-lodo")
-    client, model = next(run.tested())
-    _, y = represented(client, model, run.args, "all")
-    data = client.data
-    assert torch.equal(y, torch.cat([data.train.labels, data.val.labels, data.test.labels]))
-
-
 def test_pad_table(runs):
     table = pad_table(rebuilt(runs / "fdse-lodo"), part="all")
     assert len(table["pairs"]) == 10 and len(table["global"]) == 5

@@ -73,8 +73,3 @@ def test_data_and_weights_that_are_not_here(tmp_path, monkeypatch):
     (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").write_bytes(b"")
     plan.weights_lacking.cache_clear()
     assert plan.unavailable(pretrained, place) == ""
-
-
-def test_clock():
-    assert [plan.clock(s) for s in (12, 420, 12240, 432000, None)] == ["12 s", "7.0 min", "3.4 h", "5.0 days",
-                                                                       "?"]

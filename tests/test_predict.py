@@ -114,13 +114,6 @@ def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     assert f"1 files are no images by their names and were left out, such as {tmp_path / 'f'}" in said.err
 
 
-def test_a_batch_without_a_readable_file(own, tmp_path, capsys):
-    (tmp_path / "a.png").write_bytes(b"x")
-    with pytest.raises(SystemExit):
-        predict.main([str(own / "run"), str(tmp_path)])
-    assert capsys.readouterr().out.split() == ["class", "probability", "file"]
-
-
 def test_an_ensembles_outputs_are_probabilities_already(own):
     net = load_run(own / "run")
     both = Ensemble(net, [common.state(net), common.state(net)]).eval()

@@ -11,7 +11,7 @@ from plumbing.settings import identity
 from reproduce.cells import Cell
 from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.rendering import (MARKS, budget, cell_text, ours, read_agreement, render,
+from reproduce.rendering import (MARKS, budget, cell_text, ours, render,
                                  update_readme)
 from reproduce.tables import PAPERS, read_tables
 from tests.conftest import ROOT, fails
@@ -30,13 +30,6 @@ def test_rendering_against_the_golden_file(tmp_path):
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
     assert "| [A small table]" in (tmp_path / "scoreboard.md").read_text()
     assert (tmp_path / "scoreboard.png").exists()
-
-
-def test_a_part_of_the_tables_leaves_the_whole_alone(tmp_path):
-    records = Records(small_folder(tmp_path) / "runs.jsonl")
-    render(read_tables(tmp_path / "tables"), records, tmp_path, whole=False)
-    assert (tmp_path / "tables").exists()
-    assert not (tmp_path / "README.md").exists() and not (tmp_path / "scoreboard.md").exists()
 
 
 def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
@@ -127,15 +120,6 @@ def test_the_readme_has_the_state_of_the_records(tmp_path):
     readme.write_text("no marks")
     with pytest.raises(Stop, match="has lost a mark"):
         update_readme(readme, "", {})
-
-
-def test_each_paper_needs_a_sentence_on_its_agreement(tmp_path):
-    path = tmp_path / "agreement.toml"
-    for text, words in (("[", "cannot be read"), ('fdse = "yes"', "fedsr")):
-        path.write_text(text)
-        with pytest.raises(Stop, match=words):
-            read_agreement(path)
-    assert read_agreement(ROOT / "results" / "agreement.toml").keys() == PAPERS.keys()
 
 
 def test_the_results_are_those_of_the_records(tmp_path):

@@ -26,16 +26,6 @@ def test_the_help_explains_every_flag(capsys):
         assert len(explained) > 2, flag
 
 
-def test_ctrl_c_ends_with_one_line(monkeypatch, capsys):
-    def interrupted(flags):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(reproduce_tables, "work", interrupted)
-    with pytest.raises(SystemExit) as end:
-        reproduce_tables.main([])
-    assert end.value.code == 130
-    assert capsys.readouterr().err == "reproduce_tables: interrupted; every finished run is recorded\n"
-
-
 @pytest.mark.slow
 def test_run_plan_and_run_again(tmp_path):
     """Two tables with a shared run: three runs, of which one fails and does not stop the others; again:

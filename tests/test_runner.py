@@ -59,13 +59,6 @@ def test_a_run_that_cannot_start_does_not_stop_the_rest(monkeypatch, tmp_path, c
     assert "failed: python sleep" in error and "it could not be started" in error
 
 
-def test_a_run_that_is_recorded_meanwhile_is_skipped(monkeypatch, tmp_path):
-    place = sleeping(monkeypatch, tmp_path, 0)
-    monkeypatch.setattr(runner.Records, "get", lambda records, run: {"id": "x"})
-    assert execute(Sleep("a"), place, Processes()) == ("skipped", "recorded meanwhile")
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_run_of_another_runner_is_skipped(monkeypatch, tmp_path):
     said = "import sys; sys.exit('fedavg: another process is running in runs/x: wait for it')"
     place = saying(monkeypatch, tmp_path, said)

@@ -3,25 +3,13 @@
 from reproduce import scoreboard
 from reproduce.cells import Cell, filled
 from reproduce.records import Records
-from reproduce.scoreboard import Strip, as_markdown, sentence, state_of, strip_of
+from reproduce.scoreboard import Strip, as_markdown, sentence, strip_of
 from reproduce.tables import Row, read_tables
 from tests.small_table import PUBLISHED, TABLE, small_folder, write_table
 
-import pytest
 
 FEDAVG, FEDX = Row("FedAvg", module="fedavg"), Row("FedX", module="baselines.fedx")
 SEEN, UNSEEN = Cell(["90.0"], {0: 95.0}), Cell(["90.0"])
-
-
-@pytest.mark.parametrize("row, cell, small, state", [
-    (FEDAVG, Cell([], {0: 95.0}), UNSEEN, "lost"),
-    (FEDAVG, Cell(["90.0"], {0: 95.0}, verdict="differs"), SEEN, "differs"),
-    (FEDAVG, UNSEEN, SEEN, "laptop"),
-    (FEDAVG, UNSEEN, UNSEEN, "not run"),
-    (FEDX, UNSEEN, UNSEEN, "no method"),
-])
-def test_the_state_of_a_cell(row, cell, small, state):
-    assert state_of(row, cell, small) == state
 
 
 def strip_of_small_table(tmp_path) -> Strip:

@@ -331,22 +331,13 @@ def test_rows_are_stated_once(tmp_path):
 
 @pytest.mark.parametrize("change, words", [
     (('paper = "fdse"', 'paper = "x"'), "paper x, figure '': expected one of"),
-    (("[[blocks]]", "[[blocks"), "is no table"),
     (('flags = "--lambda 0"', "ours = true"), "no row has the number of digits, FDSE without C, ALL"),
-    (('flags = "--lambda 0"', "flags = \"--lambda '0\""), "No closing quotation"),
     (('flags = "--lambda 0"', 'flag = "--lambda 0"'), "unexpected keyword argument 'flag'"),
-    (('flags = "--lambda 0"', 'published_method = "FDSE"'), "has no number for it"),
-    (('method = "FedX"', ""), "KeyError: 'method'"),
     (('method = "FedX"', 'method = "FedY"'), "Digits, FedY, ALL: published/fdse-9.csv has no number for it"),
-    (("quoted = true", 'module = "fedavg"'), "has no number for it, or one that is quoted where the row is"),
     (('value = "best/ALL"', 'value = "bset/ALL"'), "is no value of a column"),
-    (('value = "best/ALL"', 'flags = ""'), "missing 1 required positional argument: 'value'"),
     (('module = "fdse"', ""), "it needs a module, or quoted"),
     (("trials = 4", 'figure = "pie"'), "figure 'pie': expected one of"),
-    (("trials = 4", "trials = 4\ntrial = 4"), "unexpected keyword argument 'trial'"),
     (('dataset = "digits"', 'dataset = "digits"\nrows = ["FedAvg"]'), "no row has the number of digits"),
-    (('dataset = "digits"', 'dataset = "digits"\nrows = ["FedZ"]'), "KeyError: 'FedZ'"),
-    (('dataset = "digits"', 'dataset = "pacs"'), "has no number for it"),
 ])
 def test_bad_tables(tmp_path, change, words):
     assert TABLE.count(change[0]) == 1
@@ -363,11 +354,8 @@ LINE = "fdse,9,digits,,FedAvg,ALL,accuracy_percent,90.0,2.0,measured\n"
 @pytest.mark.parametrize("change, words", [
     ((LINE, ""), "Digits, FedAvg, ALL: published/fdse-9.csv has no number for it"),
     ((LINE, LINE + LINE), "has not one number for digits, FedAvg, ALL alone: published_setting says which"),
-    ((LINE, LINE + LINE.replace("FedAvg", "FedZ")), "no row has the number of digits, FedZ, ALL"),
     ((LINE, LINE.replace("90.0", "9O.0")), "could not convert string to float"),
-    ((LINE, LINE.replace("measured", "seen")), "line 2: expected paper,table"),
     ((LINE, LINE.replace("measured", "quoted")), "or one that is quoted where the row is not"),
-    ((LINE, LINE.replace(",measured", "")), "line 2: expected paper,table"),
     ((LINE, LINE.replace("measured", "measured,x")), "line 2: expected paper,table"),
 ])
 def test_bad_published_numbers(tmp_path, change, words):
