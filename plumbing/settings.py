@@ -554,7 +554,7 @@ def choose_device(device: str) -> str:
     if not number:  # with torchrun each process takes its own GPU
         rank = os.environ.get("LOCAL_RANK", "0")
         if not rank.isdecimal():
-            raise Stop(f"LOCAL_RANK is {rank!r}; expected this process's number: unset it, or use torchrun", 2)
+            raise Stop(f"LOCAL_RANK is {rank!r}; expected a process's number: unset it, or use torchrun", 2)
         number = int(rank) % max(count, 1)
     if int(number) >= count:
         raise Stop(f"--device {device} cannot be used here: PyTorch finds {count} GPUs", 2)

@@ -80,7 +80,9 @@ def weights_lacking(weights: str, backbone: str) -> str:
 def data_lacking(dataset: str, size: int, place: Place) -> str:
     """Why a dataset of the catalogue cannot be had here, or nothing: neither unpacked, decoded, as archives
     nor by network. (Digits need nothing; MNIST's files are looked for when a run starts.)"""
-    if dataset not in FOLDERS or unpacked(dataset, place.data, place.archives) or caches_of(place.data, dataset, size):
+    if dataset not in FOLDERS or unpacked(dataset, place.data, place.archives):
+        return ""
+    if caches_of(place.data, dataset, size):
         return ""
     sources = FOLDERS[dataset].files  # {pattern of a file's name: (where it comes from, ...)}
     here = find_archives(list(sources), place.data, place.archives)
