@@ -49,9 +49,9 @@ def expanded(numbers: str) -> list[int]:
 
 
 def canonical(tag: str) -> str:
-    """A tag with its word: "6" -> Eq. (6); "9-10" -> Eqs. (9)-(10); others as they are."""
+    """A tag with its word: "6" -> Eq. (6); "9-10" -> Eqs. (9)-(10); SimCLR Eq. 1 -> SimCLR Eq. (1)."""
     if not re.fullmatch(r"[\d(), and-]+", tag):
-        return tag
+        return re.sub(r"Eq\. (\d+)$", r"Eq. (\1)", tag)
     numbers = re.sub(r"\(?(\d+)\)?", r"(\1)", tag)
     return f"Eqs. {numbers}" if len(expanded(tag)) > 1 else f"Eq. {numbers}"
 
@@ -136,10 +136,10 @@ class Code:
         self.spans = {}  # {qualified name: (first line, last line)}
         self.docstrings = set()  # the lines of all docstrings
         self.statements = []  # (first line, last line) of each; a loop or a condition ends before its body
+        self.mentions = []  # (tag, function or class, line of a comment; 0: in a string)
         self.formulas = []  # (function or class, slug of its tag, LaTeX)
         tree = ast.parse(self.text)
         self.walk(tree, "")
-        self.mentions = []  # (tag, function or class, line of a comment; 0: in a string)
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
             if token.type == tokenize.COMMENT:
                 self.mention(token.string, token.start[0], token.start[0])
@@ -159,6 +159,8 @@ class Code:
                     self.docstrings.update(range(child.body[0].lineno, child.body[0].end_lineno + 1))
                 for latex, tag in FORMULA.findall(docstring):
                     self.formulas.append((inner, slug(canonical(tag)), latex.strip()))
+                    if re.fullmatch(r"[A-Z]\w+ Eq\. \d+", tag):  # of another paper
+                        self.mentions.append((canonical(tag), inner, 0))
             if isinstance(child, ast.stmt):
                 last = child.end_lineno
                 if getattr(child, "body", None):
@@ -256,8 +258,8 @@ def formulas(entry: dict, of: Table) -> list[str]:
         for owner, tag, latex in code(file, of.method).formulas:
             if tag == slug(entry["tag"]) and within(owner, name):
                 found.append(latex)
-    if not found and "latex" in entry:
-        found.append(entry["latex"].strip())  # the docstring does not have it yet
+    if "latex" in entry:
+        found.append(entry["latex"].strip())  # of a place in common.py, which serves all methods
     return found
 
 

@@ -22,7 +22,7 @@ from reproduce.statistics import LEVEL
 from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
 
 # Of each state of a cell what it says; the first ones are the scoreboard's.
-WORDS = {state: words for state, (words, _, _) in STATES.items()}
+WORDS = {state: words for state, (words, _) in STATES.items()}
 WORDS |= {"recorded": "recorded, nothing published to compare with", "quoted": "quoted by the paper"}
 SCALES = {"paper": "the paper's scale", "laptop": "laptop scale"}
 

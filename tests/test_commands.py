@@ -52,7 +52,7 @@ NOT_RUN = {
     "python fdse.py --dataset folder:my_images": "it needs images; test_own_images.py has some",
     "python -m reproduce.predict": "it needs images; test_predict.py has some",
     "python reproduce_tables.py --check": "it takes minutes; test_check.py checks small runs",
-    "python reproduce_tables.py --run --seeds paper --jobs 8 --slurm": "it needs a Slurm cluster",
+    "python reproduce_tables.py --run --seeds paper --jobs 8 --executor slurm": "it needs a Slurm cluster",
     "python reproduce_tables.py --run --gpus": "it needs a GPU",
     "python -m bench": "it takes minutes, or an archive; test_bench.py runs it on small images",
 }
