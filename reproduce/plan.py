@@ -78,11 +78,10 @@ def weights_lacking(weights: str, backbone: str) -> str:
 
 @functools.cache
 def data_lacking(dataset: str, size: int, place: Place) -> str:
-    """Why a dataset of the catalogue cannot be had here, or nothing: neither unpacked, decoded, as archives
-    nor by network. (Digits need nothing; MNIST's files are looked for when a run starts.)"""
-    if dataset not in FOLDERS or unpacked(dataset, place.data, place.archives):
+    """Why a dataset of the catalogue cannot be had here, or nothing. (MNIST is looked for by its runs.)"""
+    if dataset not in FOLDERS or caches_of(place.data, dataset, size):
         return ""
-    if caches_of(place.data, dataset, size):
+    if unpacked(dataset, place.data, place.archives):
         return ""
     sources = FOLDERS[dataset].files  # {pattern of a file's name: (where it comes from, ...)}
     here = find_archives(list(sources), place.data, place.archives)
@@ -107,8 +106,7 @@ def answers(url: str) -> bool:
 
 
 def plan_text(plan: list[Missing], commands: bool) -> str:
-    """A line for each table: the runs missing, their time, and those that cannot start here; on request also
-    a line for each run."""
+    """A line for each table: its missing runs, their time, those that cannot start; on request each run."""
     if not plan:
         return "Nothing is missing."
     by_table = {}
