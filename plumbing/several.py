@@ -34,9 +34,9 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
             raise Stop(f"--target {settings.target} goes with --protocol lodo; the protocol is indomain", 2)
         return []
     rest = [name for name in names if not sources or name not in sources]
-    if not rest or settings.target in sources:
-        raise Stop(f"--sources {settings.sources} leaves no target: expected some of {', '.join(names)}, and "
-                   "a --target that is none of them", 2)
+    if not rest or len(set(sources)) < len(sources) or settings.target in sources:
+        raise Stop(f"--sources {settings.sources} leaves no target: expected some of {', '.join(names)}, "
+                   "each once, and a --target that is none of them", 2)
     return rest if settings.target == "all" else [settings.target]
 
 

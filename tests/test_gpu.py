@@ -10,7 +10,7 @@ import warnings
 
 import torch
 from common import LinearArgs
-from reproduce.measures import federation
+from reproduce.measures.finished import rebuilt
 from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, run_here
 from tests.test_every_method import same_metrics
 
@@ -73,7 +73,7 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
     logits = {}
     for device in (DEVICE, "cpu"):
         monkeypatch.setattr("plumbing.trained.choose_device", lambda _, device=device: device)
-        fed = federation(tmp_path, "last")
+        fed = rebuilt(tmp_path, "last").federation
         network = fed.clients[0].model(fed.server.download(0)).eval()
         x, _ = fed.clients[0].data.train.batch(torch.arange(16))
         torch.manual_seed(0)

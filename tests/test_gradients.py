@@ -3,7 +3,6 @@
 import common
 import fedgala
 from plumbing.errors import Stop
-from reproduce.measures import federation
 from reproduce.measures.finished import rebuilt
 from reproduce.measures.gradients import gradient_pairs, mutual_information
 from tests.finished_runs import unlabelled_runs
@@ -66,13 +65,13 @@ def test_covariance_and_cosine_of_known_gradients(run, monkeypatch):
 
     monkeypatch.setattr(fedgala.Learner, "loss", loss)
     pair = gradient_pairs(rebuilt(run), 1)["pairs"]["d15 / d30"]
-    fed = federation(run)
+    fed = rebuilt(run).federation
     size = 0
     for name, value in fed.server.w.items():
         if "running" not in name and "num_batches" not in name:
             size += value.numel()
     u, v = np.zeros(size), np.zeros(size)
-    u[:fed.args.dim] = np.linspace(1, -1, fed.args.dim)
-    v[:fed.args.dim] = np.linspace(2, -1, fed.args.dim)
+    u[:fed.settings.dim] = np.linspace(1, -1, fed.settings.dim)
+    v[:fed.settings.dim] = np.linspace(2, -1, fed.settings.dim)
     assert pair["covariance"] == pytest.approx(np.cov(u, v, bias=True)[0, 1], rel=1e-4)
     assert pair["cosine"] == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v), rel=1e-4)

@@ -125,8 +125,8 @@ def test_an_ensembles_outputs_are_probabilities_already(own):
 @pytest.mark.parametrize("words, said", [
     (["{run}", "{place}/nowhere"], "nowhere: no such file or folder"),
     (["{run}", "{place}/run"], "there is no image in"),
-    (["{images}", "{images}"], "has no state of a run"),
-    (["{place}", "{images}"], "has several runs in it: give the folder of one, such as "),
+    (["{images}", "{images}"], "has no checkpoint.pt, the state of a run"),
+    (["{place}", "{images}"], "has no checkpoint.pt, the state of a run"),
     (["{run}", "{images}", "--client", "west"], "'west' is no client of this run; it has north, south"),
     (["{run}", "{images}", "--device", "tpu"], "--device is tpu"),
     (["{run}"], "required: images"),

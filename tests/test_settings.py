@@ -132,7 +132,7 @@ def test_another_name_of_a_dataset():
 
 def test_each_value_remembers_its_origin():
     flags = ["--dataset", "pacs", "--scale", "laptop", "--variant", "official", "--beta", "0.2"]
-    args = parsed("fdse", *flags)
+    args = parsed("official.fdse", *flags)
     expected = {
         "beta": "flag",
         "dataset": "flag",
@@ -140,7 +140,7 @@ def test_each_value_remembers_its_origin():
         "rounds": "laptop",
         "lambda_": "variant official",
         "lr": "pacs",
-        "G": "default",
+        "unit": "variant official",
         "momentum": "default",
     }
     assert {name: args.origins[name] for name in expected} == expected

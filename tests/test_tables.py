@@ -239,9 +239,9 @@ def test_every_command_parses():
 def test_the_figures_of_the_papers_are_there():
     by_id = {table.id: table for table in EVERY if table.figure}
     expected = {"fedsr-fig1", "fedadg-fig4"}
-    expected |= {f"fedgala-fig{i}" for i in "2b 2c 2d 3a 3b 3c 3d".split()}
+    expected |= {f"fedgala-fig{i}" for i in "2a 2b 2c 2d 3a 3b 3c 3d".split()}
     expected |= {f"fedcir-fig{i}" for i in range(3, 13)}
-    expected |= {f"fdse-fig{i}" for i in "4 5 6 A8".split()}
+    expected |= {f"fdse-fig{i}" for i in "3 4 5 6 A8".split()}
     assert set(by_id) == expected and {table.figure for table in by_id.values()} == set(FIGURES)
 
 
