@@ -88,11 +88,12 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
 def draw_domains(panel, block: FilledBlock) -> None:
     """The mean accuracy on each client, a row of dots for each method; all clients have one scale."""
     column, names = block.block.columns[0], []
-    for line in block.rows:
+    for i, line in enumerate(block.rows):
         outcomes = [record[column.kind][column.path] for record in line.cells[0].records.values()]
         if outcomes:
             names = list(outcomes[0])
             means = [100 * sum(found[name] for found in outcomes) / len(outcomes) for name in names]
-            panel.plot(range(len(names)), means, "o", alpha=0.7, label=f"{line.row.method} ({len(outcomes)})")
+            panel.plot(range(len(names)), means, "o", color=f"C{i}", alpha=0.7,
+                       label=f"{line.row.method} ({len(outcomes)})")
     panel.set_xticks(range(len(names)), names)
     panel.set(xlabel="client", ylabel="accuracy (%), higher is better")

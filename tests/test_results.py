@@ -395,7 +395,8 @@ def test_fedsrs_gain_over_several_targets():
             for variant in ("fedavg", "fedsr"):
                 by_list = {}
                 for target in targets:
-                    for run in of("fedsr", dataset="rotatedmnist", target=target, variant=variant, lr=0.01):
+                    for run in of("fedsr", dataset="rotatedmnist", target=target, variant=variant, lr=0.01,
+                                  augment="fedsr-crops"):
                         last = run["curve"]["target"][-11:] if eleven else [run["last"]["target"]]
                         by_list.setdefault(run["args"]["seed"], []).append(100 * statistics.mean(last))
                 assert {len(values) for values in by_list.values()} == {len(targets)}
@@ -408,6 +409,24 @@ def test_fedsrs_gain_over_several_targets():
                 for variant in means:
                     assert spread(list(means[variant].values())) in words, variant
             assert f"{between.difference:+.1f} ({interval})" in words, (targets, eleven)
+
+
+def test_fedsr_without_crops():
+    """List 0: the levels of FedAvg on both outer targets, and the differences of the other three from it."""
+    words = " ".join(FINDINGS.split("## FedSR", 1)[1].split("## FedCiR")[0].split())
+    found = {}
+    for variant in ("fedavg", "fedsr", "fedcmi", "fedl2r"):
+        for target in ("m0", "m75"):
+            run, = of("fedsr", dataset="rotatedmnist", target=target, variant=variant, augment="none", lr=0.01,
+                      seed=0)
+            found[variant, target] = 100 * run["last"]["target"], 100 * run["best"]["target"]
+    levels = [found["fedavg", target][0] for target in ("m0", "m75")]
+    assert "FedAvg has {:.1f} on M0 and {:.1f} on M75".format(*levels) in words
+    for variant, name in (("fedsr", "FedSR is"), ("fedcmi", "FedCMI"), ("fedl2r", "FedL2R")):
+        gains = [found[variant, target][0] - found["fedavg", target][0] for target in ("m0", "m75")]
+        assert "{} {:+.1f} and {:+.1f}".format(name, *gains) in words
+    best = [found["fedsr", target][1] - found["fedavg", target][1] for target in ("m0", "m75")]
+    assert "By the best validation round FedSR is {:+.1f} and {:+.1f}".format(*best) in words
 
 
 def test_fedcirs_table_is_of_the_records():
