@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import hashlib
 import os
@@ -39,22 +40,29 @@ def code(method_file: Path) -> dict:
 def files_of(method_file: Path) -> list[Path]:
     """The files that make a run's numbers: common.py, plumbing/, the method's file, and the other modules of
     this repository from which that one, as it is loaded, has a name."""
-    folders = {ROOT, ROOT / "baselines", ROOT / "official", method_file.parent}
+    folders = {str(folder) for folder in (ROOT, ROOT / "baselines", ROOT / "official", method_file.parent)}
     modules = {path_of(module): module for module in list(sys.modules.values())}
     found = {ROOT / "common.py", *(ROOT / "plumbing").glob("*.py"), *(ROOT / "plumbing").glob("*.csv")}
-    waiting = [method_file]
+    waiting = [str(method_file)]
     while waiting:
         file = waiting.pop()
-        if file in found:
+        if Path(file) in found:
             continue
-        found.add(file)
-        waiting += [other for other in map(path_of, named_in(modules[file])) if other.parent in folders]
+        found.add(Path(file))
+        others = [path_of(other) for other in named_in(modules[file])] if file in modules else []
+        waiting += [other for other in others if os.path.dirname(other) in folders]
     return sorted(found)
 
 
-def path_of(module: ModuleType) -> Path:
-    """A module's file, behind all links; of one that has none a path that no file has."""
-    return Path(os.path.realpath(getattr(module, "__file__", None) or "/"))
+def path_of(module: ModuleType) -> str:
+    """A module's file, in a folder behind all links; of one that has none a path that no file has."""
+    folder, name = os.path.split(getattr(module, "__file__", None) or "/")
+    return os.path.join(real_folder(folder), name)
+
+
+@functools.cache
+def real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def named_in(module: ModuleType) -> list[ModuleType]:

@@ -417,8 +417,8 @@ def test_fedsr_without_crops():
     found = {}
     for variant in ("fedavg", "fedsr", "fedcmi", "fedl2r"):
         for target in ("m0", "m75"):
-            run, = of("fedsr", dataset="rotatedmnist", target=target, variant=variant, augment="none", lr=0.01,
-                      seed=0)
+            how = dict(target=target, variant=variant, augment="none", lr=0.01, seed=0)
+            run, = of("fedsr", dataset="rotatedmnist", **how)
             found[variant, target] = 100 * run["last"]["target"], 100 * run["best"]["target"]
     levels = [found["fedavg", target][0] for target in ("m0", "m75")]
     assert "FedAvg has {:.1f} on M0 and {:.1f} on M75".format(*levels) in words
