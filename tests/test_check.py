@@ -55,8 +55,10 @@ def test_equal_runs_are_stopped_after_20_rounds_and_not_made_twice(folder, made,
     assert check.first_difference(made[2], []) == ""
 
 
-@pytest.mark.parametrize("part, name, words", [("curve", "val", "round 7, val: recorded 0.5, now 0."),
-                                               ("logs", "loss", "round 7, loss: recorded 0.5, now ")])
+@pytest.mark.parametrize("part, name, words", [
+    ("curve", "val", "round 7, val: recorded 0.5, now 0."),
+    pytest.param("logs", "loss", "round 7, loss: recorded 0.5, now ", marks=pytest.mark.slow),
+])
 def test_a_tampered_record_differs_and_is_named(folder, made, capsys, part, name, words):
     values = [*made[0][part][name]]
     values[6] = 0.5
