@@ -11,7 +11,7 @@ from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import write_json
 from plumbing.runfolder import digest_of
-from plumbing.settings import Args, changed, identity, seed_numbers
+from plumbing.settings import Args, identity, seed_numbers
 
 from tabulate import tabulate
 
@@ -60,7 +60,9 @@ def expand_targets(settings: Args, names: list[str]) -> Iterator[Args]:
         return
     for target in targets:
         out = str(Path(settings.out) / target) if settings.out else ""
-        yield changed(settings, target=target, out=out)
+        of_target = dataclasses.replace(settings, target=target, out=out)
+        of_target.origins = settings.origins | {"target": "flag"}  # for its recorded command
+        yield of_target
 
 
 def show_targets(method: str, settings: Args, results: list[dict]) -> None:
