@@ -30,13 +30,13 @@ from plumbing.runfolder import Run, folder_of
 from plumbing.seeding import seed_all
 from plumbing.several import (expand_seeds, expand_targets, refuse_summary, show_seeds, show_targets,
                               summary_file, targets_of)
-from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, ratios, shares
+from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, ratios, shares, source
 from plumbing.weights import load_pretrained, read_weights
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LinearArgs", "arg", "parse", "to_device"]  # for method files, beside what is defined here
+__all__ = ["LinearArgs", "arg", "parse", "source", "to_device"]  # for method files, beside what stands here
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Settings = Args  # what a method reads: fixed once it is parsed; its JSON is the identity of a run
@@ -356,23 +356,25 @@ class Net(nn.Module):
         return self.classify(self.features(x))
 
 
-def smallcnn(channels: int, size: int) -> nn.Module:
-    """The network of the RotatedMNIST experiments: two convolutions and a linear layer to z of 64 (FedSR,
-    Sec. 4.2).
+def smallcnn(channels: int, size: int, kernel: int = 5) -> nn.Module:
+    """The network of DIRT and DIVA for RotatedMNIST: two convolutions and a linear layer to z of 64.
 
-    FedSR's text says "two 3x3 convolutional layers" and that the network is DIRT's and DIVA's; theirs are
-    5x5, and channels, BN, pooling, no padding, Xavier's start and the ReLU before the classifier are theirs
-    too (atuannguyen/DIRT @ 2635178). ReLU stands behind the pooling: the same values for a quarter of the
-    work.
+    Channels, BN, pooling, no padding, Xavier's start and the ReLU before the classifier are those of
+    atuannguyen/DIRT @ 2635178. ReLU stands behind the pooling: the same values for a quarter of the work.
     """
     def block(s, t):
-        return nn.Conv2d(s, t, 5, bias=False), nn.BatchNorm2d(t), nn.MaxPool2d(2), nn.ReLU(inplace=True)
+        return nn.Conv2d(s, t, kernel, bias=False), nn.BatchNorm2d(t), nn.MaxPool2d(2), nn.ReLU(inplace=True)
 
-    side = ((size - 4) // 2 - 4) // 2  # 28 -> 24 -> 12 -> 8 -> 4
+    side = ((size - kernel + 1) // 2 - kernel + 1) // 2  # of 28 pixels: 4, with a kernel of 3 it is 5
     if side < 1:
         raise Stop(f"--backbone smallcnn needs images of at least 16x16, not {size}x{size}", 2)
     return xavier(nn.Sequential(*block(channels, 32), *block(32, 64), nn.Flatten(),
                                 nn.Linear(64 * side * side, 64)))
+
+
+def smallcnn3(channels: int, size: int) -> nn.Module:
+    """The same with the "two 3x3 convolutional layers" of FedSR's text (Sec. 4.2), which calls it DIRT's."""
+    return smallcnn(channels, size, kernel=3)
 
 
 def xavier(module: nn.Module) -> nn.Module:
@@ -471,6 +473,7 @@ class Backbone:
 
 BACKBONES = {
     "smallcnn": Backbone(smallcnn, 64, relu=False, gray=True, head=classifier_of_dirt),
+    "smallcnn3": Backbone(smallcnn3, 64, relu=False, gray=True, head=classifier_of_dirt),
     "smallcnn_bn": Backbone(smallcnn_bn, 64, gray=True),
     "alexnet_bn": Backbone(alexnet_bn, 1024),
     "alexnet": Backbone(alexnet, 4096, "classifier.6", "AlexNet_Weights.IMAGENET1K_V1"),
@@ -657,7 +660,8 @@ def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tenso
 def tested_model(fed: Federation, k: int, t: int) -> nn.Module:
     """The network that is tested on client k after t rounds."""
     seed_all(fed.settings.seed, "evaluate", t, k)
-    return fed.clients[k].model(fed.server.download(k))
+    down = getattr(fed.server, "tested", fed.server.download)(k)
+    return fed.clients[k].model(down)
 
 
 def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
@@ -708,6 +712,8 @@ class ServerProtocol(Protocol):
     def __init__(self, args: Args, net: nn.Module, clients: int): ...  # their number; `net`: see below
 
     def download(self, k: int) -> Payload: ...  # what client k receives, also one that never trained
+
+    def tested(self, k: int) -> Payload: ...  # may be left out: what it is tested with, if that is another
 
     def update(self, uploads: dict[int, Payload], t: int) -> None: ...  # with round t's uploads
 

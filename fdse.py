@@ -28,15 +28,16 @@ Left out: nothing (Alg. 2 is FedBN's).
 Where the paper is silent or the official code (WwZzz/FDSE_CVPR25: first version dd266a2, newest c0bd90b) has
 another value. What the code does against the text is in official/fdse.py; all of it: docs/methods/fdse.md.
   what                    paper          dd266a2      c0bd90b        here           flag
-  first round of L_Con    not said       the second   the second     the first      --con-from 1
+  first round of L_Con    not said       the second   the second     the second     --con-from
   lambda                  .01, .1 or 1   10           .05, PACS .5   .1             --lambda
   beta; tau               .001; a grid   .5; 10       .05, .001; .5  .001; .5       --beta, --tau
-  bias of a block         not said       theta_v      theta_u        DSE conv.'s    --block-bias, --own-bias
-  "layer", Eqs. (8)-(9)   not said       a tensor     a tensor       a module       --unit tensor
-  model that is tested    not said       trained      trained        aggregated     --evaluated trained
-  lr and weight decay     .998; -        .9998; 1e-3  .9998; 1e-3    .998; 0        --lr-decay, --weight-decay
+  bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
+  "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a module       --unit tensor
+                          modules, head
+  model that is tested    not said       trained      trained        trained        --evaluated
+  lr and weight decay     .998; -        .9998; 1e-3  .9998; 1e-3    .998; 1e-3     --lr-decay, --weight-decay
   image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
-  lr                      not said       .1, PACS .05 .1, PACS .05   .1, PACS .05   --lr
+  lr                      a grid         -            .1, PACS .05   .1, PACS .05   --lr
   adaptation              several epochs none         none           5 epochs, lr 1 --adapt-epochs, -lr
 """
 
@@ -47,7 +48,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, flatten,
-                    group_by, load, parse, pick, run, sgd, state, uniform)
+                    group_by, load, parse, pick, run, sgd, source, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -57,38 +58,47 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0: Table 3 without C", low=0)
-    beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: all layers alike", low=0)
-    tau: float = arg(0.5, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001)
+    lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0: Table 3 without C", low=0,
+                         source="ours, of the text's grid, A7.4")
+    beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: all layers alike", low=0,
+                      source="text, A7.4")
+    tau: float = arg(0.5, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001,
+                     source="code c0bd90b, of the text's grid, A7.4")
     consensus: bool = arg(True, "Table 3's A: aggregate theta_u by Eq. (8), else by the plain mean")
     similarity: bool = arg(True, "Table 3's B: aggregate theta_v by Eq. (9), else leave it to its client")
     unit: str = arg("layer", "a 'layer' of Eqs. (8) and (9): all tensors of a module, or each tensor",
-                    choices=("layer", "tensor"))
-    con_from: int = arg(0, "first round with L_Con, counted from 0", low=0)
-    block_bias: bool = arg(False, "one bias before BN_DFE instead of one in the DSE convolution")
-    own_bias: bool = arg(False, "with --block-bias: the client's own, in theta_v, instead of in theta_u")
-    evaluated: str = arg("aggregated", "what is tested: aggregated (the server's) or trained (the client's "
-                                       "own model)", choices=("aggregated", "trained"))
+                    choices=("layer", "tensor"), source="text, Sec. 4.3")
+    con_from: int = arg(1, "first round with L_Con, counted from 0; 1: once BN_DFE has the data's statistics",
+                        low=0, source="code dd266a2")
+    block_bias: bool = arg(True, "one bias before BN_DFE instead of one in the DSE convolution",
+                           source="code dd266a2")
+    own_bias: bool = arg(True, "with --block-bias: the client's own, in theta_v, instead of in theta_u",
+                         source="code dd266a2")
+    evaluated: str = arg("trained", "what is tested: trained (the client's own model after its training) or "
+                                    "aggregated (the server's)", choices=("aggregated", "trained"),
+                         source="code dd266a2")
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0,
-                            at_test=True)
+                            at_test=True, source="ours, for the text's \"several\", A7.5")
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0,
-                          at_test=True)
+                          at_test=True, source="ours")
 
 
 G = 2  # channels that each DFE channel becomes (Table A6)
 GAMMA = 0.9  # 1 - PyTorch's momentum of BN; the value of gamma is not given
 
-# FDSE, Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS, DomainNet), decay 0.998, clipping
-# at 10, 224x224; lr and tau are the code's (config/*/fdse.yml, for DomainNet config/domainnet.yml), lambda is
-# ours, from the paper's grid. Table 2 tests the target's 10%.
-FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr_decay=0.998, clip=10.0,
-            target_part="test")
-MNIST = dict(protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)
+OF_FDSE = (source("text, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay=0.998, clip=10.0)
+           | source("text, A7.2 and Table A6", backbone="alexnet_bn", image_size=224)
+           | source("numbers, Table 2", target_part="test")
+           | source("code dd266a2, config/*.yml", momentum=0.0, weight_decay=1e-3))
+MNIST = source("ours", protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)
 PAPER = {
-    "officecaltech": dict(**FDSE, epochs=1, lr=0.1),
-    "pacs": dict(**FDSE, epochs=5, lr=0.05),
-    "domainnet10": dict(**FDSE, epochs=5, lr=0.1),
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # this and the next two are ours
+    "officecaltech": OF_FDSE | source("text, Sec. 5.1", epochs=1)
+    | source("code c0bd90b, config/office/fdse.yml", lr=0.1),
+    "pacs": OF_FDSE | source("text, Sec. 5.1", epochs=5)
+    | source("code c0bd90b, config/pacs/fdse.yml", lr=0.05),
+    "domainnet10": OF_FDSE | source("text, Sec. 5.1", epochs=5)
+    | source("code dd266a2, config/domainnet.yml", lr=0.1),
+    "digits": source("ours", rounds=60, lr=0.05, batch_size=32),
     "rotatedmnist": MNIST,
     "rotatedmnist-t10k": MNIST,
 }

@@ -27,14 +27,14 @@ its program for PACS. Eqs. (1) and (3) as printed: official/fedadg.py, --d-loss 
   lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
   lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
   lr of D and G    0.7 times that         0.7 times that           as the paper     --lr-adversarial
-  momentum, decay  not given              0.9, 1e-5                0, 0             --momentum, --weight-decay
-  momentum kept    not said               that of D                none             --keep-momentum
+  momentum, decay  not given              0.9, 1e-5                as the code      --momentum, --weight-decay
+  momentum kept    not said               that of D                that of D        --keep-momentum(-d)
   E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0, --epochs, --steps
   rounds, batch    not given              20, 16; 30, 10           as the code      --rounds, --batch-size
-  label smoothing  value not given        0.25; 0.012 as ours      0.1              --smoothing
-  hidden layers    ReLU                   leaky ReLU               leaky ReLU       --slope
+  label smoothing  value not given        0.25; 0.012 as ours      as the code      --smoothing
+  hidden layers    ReLU                   leaky ReLU               ReLU             --slope
   RP, its size P   no formula, ca. 1000   a trained layer, 1024    N(0, 1/P), 1000  --projection-size
-  label enters D   not said               before; after RP         after            --label-at
+  label enters D   not said               before; after RP         as the code      --label-at
   noise of G       uniform; no size       uniform, 2048            half of h's size --noise
   split, target    VLCS 70/30; PACS's     70/30; lists             see PAPER        --split, --target-part
   AlexNet          not said which         Caffe's, with LRN        torchvision's    --backbone
@@ -45,7 +45,8 @@ from dataclasses import dataclass
 
 import common
 from common import (BACKBONES, ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches,
-                    load, optimizer_state, parse, run, seed_all, sgd, state, steps_in_epoch, uniform)
+                    load, optimizer_state, parse, run, seed_all, sgd, source, state, steps_in_epoch,
+                    uniform)
 
 import torch
 from torch import Tensor, nn
@@ -59,9 +60,11 @@ class Args(common.Args):
     adversarial: bool = arg(True, "G and D; without them FedADG is FedAvg with label smoothing (Table 5)")
     E0: int = arg(1, "warm-up of a round, steps c2-c3: mini-batches with --steps, else epochs; the rest is "
                      "E1", low=0)
-    lambda0: float = arg(0.85, "weight of L_adv_f in step c5; 0: D and G do not act on F and C", low=0)
-    lambda1: float = arg(0.15, "weight of L_err in step c5", low=0)
-    lr_adversarial: float = arg(0.0, "learning rate of D and G; 0: 0.7 times --lr, as in the paper", low=0)
+    lambda0: float = arg(0.85, "weight of L_adv_f in step c5; 0: D and G do not act on F and C", low=0,
+                         source="text, Sec. 5.1")
+    lambda1: float = arg(0.15, "weight of L_err in step c5", low=0, source="text, Sec. 5.1")
+    lr_adversarial: float = arg(0.0, "learning rate of D and G; 0: 0.7 times --lr, as in the paper", low=0,
+                                source="text, Sec. 5.1")
     reference: str = arg("generated", "h': generated, or drawn from N(0,I), U[-1,1], Laplace(1/sqrt 2) "
                                       "(Table 6)", choices=("generated", "gaussian", "uniform", "laplace"))
     projection: str = arg("fixed", "random projection in front of D: fixed, or none (Table 5)",
@@ -71,8 +74,12 @@ class Args(common.Args):
                         choices=("after", "before"))
     onehot: bool = arg(True, "give the label to G and D (Table 5)")
     noise: int = arg(0, "dimensions of the noise z; 0: half of the features'", low=0)
-    slope: float = arg(0.01, "negative slope of the leaky ReLU in G and D; 0: ReLU", low=0)
-    keep_momentum: bool = arg(False, "keep each client's SGD momentum over the rounds, else start it anew")
+    slope: float = arg(0.0, "negative slope of the leaky ReLU in G and D; 0: ReLU", low=0,
+                       source="text, Sec. 5.1")
+    keep_momentum: bool = arg(False, "keep each client's SGD momentum over the rounds, else start it anew",
+                              source="code, localTrain.py")
+    keep_momentum_d: bool = arg(True, "keep that of D, which stays on its client",
+                                source="code, localTrain.py")
     smoothing: float = arg(0.1, "label smoothing of L_err", low=0, high=1)
 
     def __post_init__(self):
@@ -93,18 +100,26 @@ class Args(common.Args):
             raise Stop(f"--E0 is {self.E0}, more than the round's {length} {unit}, of which it is a part", 2)
 
 
-# Sec. 5.1. E0, E1 (E0 + E1 = epochs), rounds and batch, which it does not give, are the official code's. It
-# splits VLCS 70/30 and PACS as [16]. A validation part is ours, and so are the shares of PACS; that a target
-# of VLCS is tested on its 30% is the code's.
-ALEXNET = dict(backbone="alexnet", weights="imagenet", normalize="imagenet", augment="jigen", protocol="lodo",
-               image_size=224, projection_size=1000)
-PACS = dict(**ALEXNET, lr=0.001, rounds=30, E0=3, epochs=10, batch_size=10, split="0.9/0.05/0.05")
-VLCS = dict(**ALEXNET, lr=0.01, rounds=20, E0=5, epochs=15, batch_size=16, split="0.7/0.15/0.15",
-            target_part="heldout")
-# FedSR, Sec. 4.2, as fedsr.py: 5 local iterations, and momentum that is kept over the rounds. E0 is ours.
-MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, E0=2, batch_size=64,
-             augment="fedsr-crops", lr=0.01, momentum=0.9, keep_momentum=True, clip=5.0,
-             split="0.9/0.05/0.05", eval_every=50)
+# E0 + E1 = epochs. A validation part is ours, and so are the shares of PACS, which it splits as [16]. The
+# code spreads the smoothing, 0.01 and 0.2, over the other classes, PyTorch over all.
+ALEXNET = (source("text, Sec. 5.1", backbone="alexnet", image_size=224, augment="jigen", protocol="lodo")
+           | source("text, Sec. 5.5", projection_size=1000)
+           | source("code, train.py", weights="imagenet", normalize="imagenet", momentum=0.9,
+                    weight_decay=1e-5))
+PACS = (ALEXNET | source("text, Sec. 5.1", lr=0.001)
+        | source("code, pacs-ours/train.py", rounds=30, E0=3, epochs=10, batch_size=10, smoothing=0.07 / 6)
+        | source("ours", split="0.9/0.05/0.05"))
+VLCS = (ALEXNET | source("text, Sec. 5.1", lr=0.01)
+        | source("code, src/train.py", rounds=20, E0=5, epochs=15, batch_size=16, smoothing=0.25,
+                 label_at="before", target_part="heldout")
+        | source("ours, of the text's 70/30", split="0.7/0.15/0.15"))
+# FedADG in FedSR's Table 1: that table's rounds, steps and optimizer, as fedsr.py.
+MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
+                batch_size=64, lr=0.001)
+         | source("code of FedSR, src/methods/base.py", momentum=0.9, keep_momentum=True)
+         | source("code of DIRT, domain_gen_rotatedmnist", image_size=28)
+         | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
+         | source("ours", E0=2, eval_every=50))
 PAPER = {
     "pacs": PACS,
     "vlcs": VLCS,
@@ -113,15 +128,16 @@ PAPER = {
     "officecaltech": PACS,  # these three are in none of its tables: as PACS
     "officehome": PACS,
     "domainnet": PACS,
-    "digits": dict(rounds=60, epochs=2, lr=0.05, batch_size=32),  # ours
+    "digits": source("ours", rounds=60, epochs=2, lr=0.05, batch_size=32),
 }
 # AlexNet needs its ImageNet weights to learn in so few rounds; a ResNet18 learns from scratch. Without
 # momentum: the velocity of E0's full steps would go on while step c5 weighs L_err by 0.15, and the loss rise.
 RESNET = dict(backbone="resnet18", weights="none", image_size=32, rounds=24, steps=20, E0=6, batch_size=32,
-              lr=0.1, momentum=0.0, projection_size=128, eval_every=4)
+              lr=0.1, momentum=0.0, weight_decay=0.0, smoothing=0.1, projection_size=128, eval_every=4)
+OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # the text's rate trains nothing in so few rounds
 LAPTOP = dict.fromkeys(("pacs", "vlcs", "officecaltech", "officehome", "domainnet"), RESNET) | {
-    "rotatedmnist": dict(rounds=150),
-    "rotatedmnist-t10k": dict(rounds=150),
+    "rotatedmnist": OF_MNIST,
+    "rotatedmnist-t10k": OF_MNIST,
 }
 BOTH_PHASES = dict(E0=1, epochs=2)
 SMOKE = dict.fromkeys(("digits", "pacs", "vlcs", "officecaltech", "officehome", "domainnet"), BOTH_PHASES)
@@ -237,7 +253,7 @@ class Client:
         return steps_in_epoch(len(self.data.train), self.args)
 
     def keeps_momentum(self, name: str) -> bool:
-        return self.args.keep_momentum
+        return self.args.keep_momentum or (self.args.keep_momentum_d and name == "D")
 
     def second_loop(self, model: "FedADG", opts: dict[str, SGD], x: Tensor, y: Tensor) -> dict[str, Tensor]:
         r"""Steps c5 to c8 on a mini-batch. Step c5 neither uses nor changes what c6 draws.

@@ -17,18 +17,16 @@ Where the papers that compare with FedAvg, and this file, differ (in full: docs/
                     FedCiR), not said (FedGaLA)
   learning rate     FDSE: tuned, value not given; its code 0.1   0.1               --lr
   its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
-  momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 0           --momentum, --weight-decay
-  RotatedMNIST      FedSR: 500 epochs, E = 5 steps a round;      1,500 rounds,     --rounds, --momentum
-                    no word on momentum                          0.9, new each
+  momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 1e-3        --momentum, --weight-decay
+  RotatedMNIST      FedSR: 500 epochs, E = 5 steps a round;      1,500 rounds      --rounds
+                    momentum not said, 0.9 in its code           0.9, new each     --momentum
                                                                  round
-                    lr 0.001, no word on crops or clipping       0.01, crops,      --lr, --augment,
-                                                                 clipped at 5      --clip
 """
 
 from dataclasses import dataclass
 
 import common
-from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state
+from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, source, state
 
 import torch
 from torch import nn
@@ -43,40 +41,52 @@ class Args(common.Args):
                        choices=("samples", "uniform"))
 
 
-# FDSE, Sec. 5.1 and A7: batch 50, 500 rounds, E of 1 (Office) and 5 (PACS), decay 0.998, clipping at 10,
-# 224x224; the learning rate was tuned, the value is that of its official code (config/*/fedavg.yml).
-FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998,
-            clip=10.0, target_part="test")
-# FedSR, Sec. 4.2: batch 64, 5 local iterations a round; 500 epochs are about 1,500 such rounds; 90/10 splits
-# of which the test half is ours, as are rate (its text: 0.001), crops and clipping, see fedsr.py. Its own
-# FedAvg row keeps the momentum over the rounds: fedsr.py --variant fedavg.
-MNIST = dict(backbone="smallcnn", protocol="lodo", image_size=28, rounds=1500, steps=5, batch_size=64,
-             augment="fedsr-crops", lr=0.01, momentum=0.9, clip=5.0, split="0.9/0.05/0.05", average="uniform",
-             eval_every=50)
-# FedCiR, Sec. 6.1: the defaults of the two datasets that only it has, and --variant fedcir.
-FEDCIR = dict(backbone="resnet18", protocol="indomain", target_part="all", image_size=128, rounds=300,
-              steps=20, batch_size=32, lr=0.01, lr_decay=1.0, momentum=0.9, weight_decay=5e-4, clip=0.0,
-              average="uniform")
-# The same; to evaluate its 91,000 validation and test images in each round would be 90% of the run.
-CAMELYON = dict(**FEDCIR, eval_every=10)
-# FedSR, Sec. 4.2, and, of the datasets without supervised tables, its settings as ours.
-FEDSR = dict(weights="imagenet", normalize="imagenet", augment="fedsr", protocol="lodo", image_size=224,
-             rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4,
-             split="0.9/0.05/0.05", average="uniform", eval_every=20)
+DIGITS = source("ours", rounds=60, lr=0.05, batch_size=32)
+# The schedule of FDSE's Table 1, of all its methods. Table 2's accuracies are shares of the target's 10%.
+OF_FDSE = (source("text of FDSE, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay=0.998, clip=10.0)
+           | source("text of FDSE, A7.2 and Table A5", backbone="alexnet_bn", image_size=224)
+           | source("numbers of FDSE, Table 2", target_part="test")
+           | source("code of FDSE, config/*/fedavg.yml", lr=0.1, momentum=0.0, weight_decay=1e-3))
+FDSE = {
+    "officecaltech": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=1),
+    "pacs": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5),
+    "domainnet10": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5),
+}
+# 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. FedSR's own FedAvg row keeps the momentum
+# over the rounds: fedsr.py --variant fedavg.
+OF_MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
+                   batch_size=64, lr=0.001)
+            | source("code of FedSR, src/methods/base.py", momentum=0.9)
+            | source("code of DIRT, domain_gen_rotatedmnist", image_size=28, weight_decay=0.0)
+            | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
+            | source("ours", eval_every=50))
+MNIST = dict.fromkeys(("rotatedmnist", "rotatedmnist-t10k"),
+                      OF_MNIST | source("text of FedSR, Eq. (1)", average="uniform"))
+# FedCiR: the defaults of the two datasets that only it has, and --variant fedcir.
+OF_FEDCIR = (source("text of FedCiR, Sec. 6.1", backbone="resnet18", protocol="indomain", target_part="all",
+                    image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01, momentum=0.9,
+                    weight_decay=5e-4)
+             | source("ours", lr_decay=1.0, clip=0.0))
+FEDCIR = OF_FEDCIR | source("text of FedCiR, Eq. (5)", average="uniform")
+# To evaluate Camelyon17's 91,000 validation and test images in each round would be 90% of the run.
+CAMELYON = FEDCIR | source("ours", eval_every=10)
+FEDSR = (source("text of FedSR, Sec. 4.2", normalize="imagenet", augment="fedsr", protocol="lodo",
+                image_size=224, rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4)
+         | source("text of FedSR, Eq. (1)", average="uniform")
+         | source("code of FedSR, src/methods/base.py", weights="imagenet")
+         | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
+         | source("ours", eval_every=20))
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
-    "officecaltech": dict(**FDSE, epochs=1),
-    "pacs": dict(**FDSE, epochs=5),
-    "domainnet10": dict(**FDSE, epochs=5),
+    "digits": DIGITS,
+    **MNIST,
+    **FDSE,
     "camelyon17": CAMELYON,
     "iwildcam": FEDCIR,
-    "officehome": dict(**FEDSR, backbone="resnet50"),
-    "domainnet": dict(**FEDSR, backbone="resnet50"),
-    "vlcs": dict(**FEDSR, backbone="resnet18"),  # ours; FedADG's FedAvg: fedadg.py --no-adversarial
-    "terrainc": dict(**FEDSR, backbone="resnet18"),  # ours
-    "domainnet20": dict(**FEDSR, backbone="resnet18"),  # ours
+    "officehome": FEDSR | source("text of FedSR, Sec. 4.2", backbone="resnet50"),
+    "domainnet": FEDSR | source("text of FedSR, Sec. 4.2", backbone="resnet50"),
+    "vlcs": FEDSR | source("ours", backbone="resnet18"),  # FedADG's FedAvg: fedadg.py --no-adversarial
+    "terrainc": FEDSR | source("ours", backbone="resnet18"),
+    "domainnet20": FEDSR | source("ours", backbone="resnet18"),
 }
 VARIANTS = {
     "fedcir": {

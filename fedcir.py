@@ -35,7 +35,8 @@ What the paper leaves open or prints differently, and what is done here (in full
                                                                                    --generator-lr
   Eq. (15)    a "logit"; sum over all clients     a softmax; over the uploads      -
   Eq. (17)    no sum over the dimensions of z     the sum, as FedSR                -
-  size of G   not given                           noise of 64, hidden 256          --noise, --width
+  size of G   not given; FedGen's code has eight, noise of 64, hidden 256          --noise, --width
+              of other data: 16-64, 64-512
   MLE         samples not given; no lower limit   1,000 a class; sigma_g >= 0.001  --mle-samples, --sigma-min
   prediction  samples of z not given              20                               --samples
   ResNet18    start, augmentation: not said       from scratch, none               --weights, --augment
@@ -51,7 +52,7 @@ from dataclasses import dataclass
 
 import common
 from common import (BACKBONES, ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches,
-                    going_on, load, optimizer_state, parse, run, sgd, state, uniform)
+                    going_on, load, optimizer_state, parse, run, sgd, source, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -84,17 +85,20 @@ class Args(common.Args):
                        "generator, Eq. (15), takes linear ones: use smallcnn_bn", 2)
 
 
-# Sec. 6.1 and App. E, the values that it chose (the pairs of its search set are printed in swapped order).
-IMAGES = dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01, momentum=0.9,
-              weight_decay=5e-4, lambda_reg=0.5)
+# The values that it chose (the pairs of its search set are printed in swapped order).
+CHOSEN = "text, App. E"
+IMAGES = (source("text, Sec. 6.1", backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32,
+                 lr=0.01, momentum=0.9, weight_decay=5e-4)
+          | source(CHOSEN, lambda_reg=0.5))
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32, lambda_align=1e-3, generator_lr=0.01),  # ours
-    "officecaltech": dict(**IMAGES, lambda_align=5e-7),
-    "pacs": dict(**IMAGES, lambda_align=5e-7),
-    "domainnet10": dict(**IMAGES, lambda_align=1e-6),
-    "domainnet": dict(**IMAGES, lambda_align=1e-6),
-    "camelyon17": dict(**IMAGES, lambda_align=5e-7, eval_every=10),  # each round would be 90% of the run
-    "iwildcam": dict(**IMAGES, lambda_align=1e-6),
+    "digits": source("ours", rounds=60, lr=0.05, batch_size=32, lambda_align=1e-3, generator_lr=0.01),
+    "officecaltech": IMAGES | source(CHOSEN, lambda_align=5e-7),
+    "pacs": IMAGES | source(CHOSEN, lambda_align=5e-7),
+    "domainnet10": IMAGES | source(CHOSEN, lambda_align=1e-6),
+    "domainnet": IMAGES | source(CHOSEN, lambda_align=1e-6),
+    # to evaluate each round would be 90% of the run
+    "camelyon17": IMAGES | source(CHOSEN, lambda_align=5e-7) | source("ours", eval_every=10),
+    "iwildcam": IMAGES | source(CHOSEN, lambda_align=1e-6),
 }
 VARIANTS = {
     "fedreg": dict.fromkeys(PAPER, dict(lambda_align=0.0)),

@@ -27,14 +27,15 @@ the code where that computes what the paper describes, else ours.
   what              paper; official code                              here                  flag
   sign of line 19   cos(gradient, last change) > tau is kept, so a    as printed and coded  --alignment-sign
                     step against the last change; the same
-  a layer           not said; each tensor                             ours: weight + bias   --align-unit
+  a layer           "layer"; each tensor                              weight + bias         --align-unit
   discarded, Adam   not said; the tensor's moments stand still too    as the code           --discard
   l. 10 into l. 8   printed: no, Sec. 3.3: yes; yes                   yes, three times      --ga-iterations
-  line 6, FedAvg    "averaging all"; by full batches                  ours: by images       --average
+  line 6, FedAvg    "averaging all"; by full batches                  as the code           --average
   optimizer state   not said; kept over the rounds                    as the code           --keep-optimizer
   optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4              the paper's           --optimizer, --lr
   projector         two layers; 512-4096-2048, SimSiam 3, MoCo 1      512-4096-2048         --hidden, --dim
-  MoCo; BYOL        not said; queue 65536, m 0.999; target frozen     4096, 0.99; 0.99      --queue, --ema
+  MoCo              not said; queue 65536, m 0.999                    as the code           --queue, --ema
+  BYOL              its moving average; a frozen target               EasyFL's m, 0.99      --ema
   classifier        "freeze the backbone", lr 3e-3; projector, 1e-4   the encoder, 3e-3     --probe
   10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
 As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
@@ -49,7 +50,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, adam, arg, autocast, average, backbone, batches, flatten,
-                    group_by, load, optimizer_state, parse, run, sgd, state, steps_in_epoch)
+                    group_by, load, optimizer_state, parse, run, sgd, source, state, steps_in_epoch)
 
 import torch
 from torch import Tensor, nn
@@ -91,21 +92,26 @@ class Args(common.LinearArgs):
     temperature: float = arg(0.07, "temperature of simclr and moco", above=0)
     hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1)
     dim: int = arg(2048, "outputs of projector and predictor", low=1)
-    queue: int = arg(4096, "keys in moco's queue (65536 of 2048 numbers: 512 MiB on each client)", low=1)
-    ema: float = arg(0.99, "momentum m of the target network of moco and byol", low=0, high=1)
+    queue: int = arg(65536, "keys in moco's queue (65536 of 2048 numbers: 512 MiB on each client)", low=1,
+                     source="code, models.py")
+    ema: float = arg(0.99, "momentum m of the target network; byol 0.99, moco 0.999", low=0, high=1,
+                     source="cited code, EasyFL")
 
 
-# App. B.1 to B.3; the images are kept at 224x224 and cropped to 32x32.
-IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, batch_size=128, eval_every=10)
+# The images are kept at 224x224 and cropped to 32x32.
+IMAGES = (source("text, App. B.2 and B.3", backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128)
+          | source("ours, before the text's crop, App. B.1", image_size=224)
+          | source("ours", eval_every=10))
+BATCHES = source("code, utils.py", average="batches")
 # Ours: the loss falls. 10% of a target are 30 or 100 images, one batch, so that 100 epochs would be 100 steps
 # of the linear classifier, too few: it is then hardly better on a trained network than on an untrained one.
-DIGITS = dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2, hidden=256,
-              dim=128, queue=512, eval_every=10, linear_epochs=1000)
+DIGITS = source("ours", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
+                hidden=256, dim=128, queue=512, ema=0.99, eval_every=10, linear_epochs=1000)
 PAPER = {
-    "pacs": IMAGES,
-    "officehome": IMAGES,
-    "terrainc": IMAGES,
-    "domainnet20": dict(**IMAGES, sources="painting,real,sketch"),
+    "pacs": IMAGES | BATCHES,
+    "officehome": IMAGES | BATCHES,
+    "terrainc": IMAGES | BATCHES,
+    "domainnet20": IMAGES | BATCHES | source("text, Sec. 5", sources="painting,real,sketch"),
     "digits": DIGITS,
     "rotatedmnist": DIGITS,
 }
@@ -127,6 +133,8 @@ def by_learner(values: dict) -> dict:
     """Values that follow from others: the learner's optimizer, and what goes with it."""
     optimizer = values["optimizer"] or OPTIMIZER[values["ssl"]]
     derived = {"optimizer": optimizer} | OF_OPTIMIZER[optimizer]
+    if values["ssl"] == "moco":
+        derived["ema"] = 0.999
     if (values["ssl"], optimizer) == ("moco", "sgd"):
         derived["lr"] = 0.025
     if values["scale"] == "laptop" and values["dataset"] in LAPTOP and optimizer == "adam":

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, Stop, autocast, batches, load, optimizer_state, parse, run, sgd,
-                    state)
+                    source, state)
+from fedavg import DIGITS, OF_FEDCIR
 
 import torch
 from torch import nn
@@ -39,18 +40,14 @@ class Args(common.Args):
             raise Stop("centralized training has all images in each round: --participation is 1", 2)
 
 
-# FedCiR, Sec. 6.1: the settings of its federated methods, which it does not repeat for this row.
-FEDCIR = dict(backbone="resnet18", protocol="indomain", target_part="all", image_size=128, rounds=300,
-              steps=20, batch_size=32, lr=0.01, lr_decay=1.0, momentum=0.9, weight_decay=5e-4, clip=0.0)
-# As in fedavg.py, evaluated every ten rounds alone.
-CAMELYON = dict(**FEDCIR, eval_every=10)
+# FedCiR's settings of its federated methods, which it does not repeat for this row.
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "officecaltech": FEDCIR,
-    "pacs": FEDCIR,
-    "domainnet10": FEDCIR,
-    "camelyon17": CAMELYON,
-    "iwildcam": FEDCIR,
+    "digits": DIGITS,
+    "officecaltech": OF_FEDCIR,
+    "pacs": OF_FEDCIR,
+    "domainnet10": OF_FEDCIR,
+    "camelyon17": OF_FEDCIR | source("ours, as fedavg.py", eval_every=10),
+    "iwildcam": OF_FEDCIR,
 }
 LAPTOP = {  # as fedcir.py
     "officecaltech": dict(image_size=32, rounds=24),

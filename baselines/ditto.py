@@ -5,14 +5,14 @@
 FedAvg makes a global model. Beside it each client trains a personal one, which is pulled towards the global
 one and never leaves; clients are tested with it.
 Server keeps w. Client k keeps v_k, its personal model with the statistics of its batch normalization. Down:
-w. Up: w_k, n_k. An unseen client, or one that has not trained yet, has no v_k and is tested with w.
+w. Up: w_k, n_k. An unseen client has no v_k and is tested with w.
 
 Paper                                                             This file
 Eq. (2)  h_k(v_k; w) = F_k(v_k) + lambda/2 ||v_k - w||^2          proximal, Client.epochs
 Alg. 1   w_k: local steps from w^t; v_k: steps on h_k(v_k; w^t)   Client.train
 Alg. 1   the average of the round's w_k                           Server.update
 Symbols as in the paper: w^t the model as received in round t, which is the centre of the term for the whole
-round. FDSE calls lambda mu. v_k begins as the first w^t that the client receives. w is FedAvg's, bit for bit,
+round. FDSE calls lambda mu. v_k begins as the initial w, the input of Alg. 1. w is FedAvg's, bit for bit,
 with any lambda; with --lambda 0 v_k is the model of a client that trains alone (local.py).
 Left out: a lambda for each client, chosen by validation; the robust averages against attacks.
 
@@ -21,6 +21,7 @@ docs/methods/ditto.md)
   what             paper    authors'   FLGo                 here                         flag
   lambda           tuned    given      1; of FDSE .01 and   .01 Office, DomainNet;       --lambda
                                        1e-4                 1e-4 PACS
+  start of v_k     input    initial w  the first received   the initial w                -
   steps on v_k     s        as on w_k  as on w_k            as on w_k, same batches      -
   average          1/K      1/K        1/K, some clients    n_k/n                        --average uniform
                                        twice
@@ -30,9 +31,9 @@ docs/methods/ditto.md)
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state,
-                    to_device)
-from fedavg import FDSE, MNIST
+from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, source,
+                    state, to_device)
+from fedavg import DIGITS, FDSE, MNIST
 
 import torch
 from torch import Tensor, nn
@@ -48,15 +49,13 @@ class Args(common.Args):
                        choices=("samples", "uniform"))
 
 
-# FedAvg's settings (fedavg.py says where they are from) with lambda and lr of FDSE's code
-# (config/*/ditto.yml), which has none for DomainNet: there lambda is that of Office-Caltech10.
+# FDSE's code has no settings of Ditto on DomainNet: there lambda is that of Office-Caltech10.
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
-    "officecaltech": dict(FDSE, epochs=1, lambda_=0.01),
-    "pacs": dict(FDSE, epochs=5, lambda_=1e-4, lr=0.05),
-    "domainnet10": dict(FDSE, epochs=5, lambda_=0.01),
+    "digits": DIGITS,
+    **MNIST,
+    "officecaltech": FDSE["officecaltech"] | source("code of FDSE, config/office/ditto.yml", lambda_=0.01),
+    "pacs": FDSE["pacs"] | source("code of FDSE, config/pacs/ditto.yml", lambda_=1e-4, lr=0.05),
+    "domainnet10": FDSE["domainnet10"] | source("ours, as Office-Caltech10", lambda_=0.01),
 }
 
 
@@ -70,7 +69,7 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.v = {}  # v_k, in the main memory; empty before the first training
+        self.v = to_device(state(net), "cpu")  # v_k, in the main memory: the initial w
 
     def train(self, down: Payload, t: int) -> Payload:
         """Alg. 1: the local model w_k from w^t, and then the personal one."""
@@ -106,7 +105,7 @@ class Client:
         return torch.stack(losses).mean()
 
     def model(self, down: Payload) -> nn.Module:
-        return load(self.net, self.v or down["w"])
+        return load(self.net, down["w"] if self.data.unseen else self.v)
 
 
 class Server:

@@ -7,11 +7,11 @@ more weight in the next average.
 Server keeps w, the weights a_k of all K clients, and of each client of the last round the loss of its trained
 model. Client k keeps nothing. Down: w. Up: w_k, and on its validation images the loss of w and that of w_k.
 
-Paper                                                                    This file
+FL4Health and the authors' code                                          This file
 G_k = l_k(w^(t+1)) - l_k(w_k), l_k on the validation images of client k  gaps, error, Client.train
 a'_k = a_k + d^t (G_k - mean G) / max_j |G_j - mean G|                   adjusted
 a_k = max(a'_k, 0) / sum_j max(a'_j, 0)                                  adjusted
-d^t = (1 - t/T) d                                                        step_of_round
+d^t = (1 - t/T) d/K                                                      step_of_round
 a_k = 1/K at the start                                                   Server.__init__
 w^(t+1) = sum_k a_k w_k                                                  Server.update
 A client measures w^(t+1) when it has it, at the start of round t+1, so that nothing is sent twice; the new
@@ -27,8 +27,8 @@ them, which says where it departs from the authors' code. Where both (the author
 @ 8d03a24) and this file differ; in full: docs/methods/feddg_ga.md
   what              authors' code              FL4Health        here                 flag
   mean of the gaps  not subtracted             subtracted       subtracted           --rule code
-  d^t               (1 - (t-1)/T) d/3          (1 - t/T) d      (1 - t/T) d          --rule code: d/K
-  d                 0.2, of which 1/3 acts     0.2, whole       0.2, whole           --step-size
+  d^t               (1 - (t-1)/T) d/3          (1 - t/T) d      (1 - t/T) d/K        --step, --rule
+  d                 0.2, of 3 clients          0.2              0.2                  --step-size
   a'_k above 1      is 1                       is 1             stays                --rule code
   gap of            accuracy, or the loss      the loss         the loss             --gap error
   all gaps 0        0/0                        a_k stays        a_k stays            -
@@ -40,8 +40,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Data, Payload, arg, autocast, average, batches, in_order, load, parse, run,
-                    sgd, state)
-from fedavg import FDSE
+                    sgd, source, state)
+from fedavg import DIGITS, FDSE
 
 import torch
 from torch import Tensor, nn
@@ -52,25 +52,22 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     step_size: float = arg(0.2, "the step d of the weights in the first round, from which it falls to 0; 0: "
-                                "uniform weights", low=0)
+                                "uniform weights", low=0, source="code of FedDG-GA")
+    step: str = arg("share", "a weight moves by at most a share of --step-size, 1/K, or by the whole of it",
+                    choices=("share", "whole"), source="code of FedDG-GA, of K = 3 clients")
     gap: str = arg("loss", "what the gap is of: loss (cross-entropy) or error (1 - accuracy)",
                    choices=("loss", "error"))
     rule: str = arg("paper", "the change of the weights: as in the paper, or as in the authors' code, which "
-                             "does not subtract the mean gap and divides the step by K",
-                    choices=("paper", "code"))
+                             "does not subtract the mean gap",
+                    choices=("paper", "code"), source="FL4Health's account of the paper")
 
     def depends_on_rounds(self) -> str:
         return "the step d^t = (1 - t/T) d falls to 0 over all rounds T" if self.step_size else ""
 
 
-# FDSE, Table A9: its schedule as in fedavg.py; it gives no settings of FedDG-GA. d is that of the authors'
-# code, which multiplies it by 1/3 (--rule code), and of FL4Health, which takes it whole (--rule paper).
-PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "officecaltech": dict(**FDSE, epochs=1),
-    "pacs": dict(**FDSE, epochs=5),
-    "domainnet10": dict(**FDSE, epochs=5),
-}
+# FDSE gives no settings of FedDG-GA; its one table with it leaves a domain out.
+LEFT_OUT = source("text of FDSE, Table A9", protocol="lodo")
+PAPER = {"digits": DIGITS} | {dataset: values | LEFT_OUT for dataset, values in FDSE.items()}
 
 
 @torch.no_grad()
@@ -98,10 +95,13 @@ def gaps(after: dict[int, Tensor], before: dict[int, Tensor]) -> dict[int, float
 
 
 def step_of_round(args: Args, t: int, clients: int) -> float:
-    """d^t = (1 - t/T) d; in the authors' code a round behind, and divided by their number of clients."""
-    if args.rule == "paper":
-        return (1 - t / args.rounds) * args.step_size
-    return (1 - (t - 1) / args.rounds) * args.step_size / clients
+    """d^t = (1 - t/T) d/K; in the authors' code a round behind. A step of d itself empties weights of 1/K."""
+    if args.rule == "code":
+        t = t - 1
+    d = args.step_size
+    if args.step == "share":
+        d = d / clients
+    return (1 - t / args.rounds) * d
 
 
 def adjusted(a: Tensor, gap: Tensor, step: float, rule: str) -> Tensor:

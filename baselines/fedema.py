@@ -6,7 +6,8 @@
 FedBYOL in which a client does not replace its online network by the global one but mixes both; the further
 it has diverged, the more it keeps of its own.
 Server keeps w (online encoder, projector, predictor). Client k keeps its optimizer's state, its online
-network, its target network and lambda_k. Down: w. Up: w_k and its number of images n_k.
+network, its target network, lambda_k and the number of its last round. Down: w. Up: w_k and its number of
+images n_k.
 
 Paper                                                  This file
 Eqs. (1)-(2)  mixture of global and local network      Client.mix
@@ -20,8 +21,9 @@ fedgala.py --ssl byol --predictor shared --local-alignment off --no-global-align
 
 Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fedema.md)
   what             paper; EasyFL, the authors' code; FedGaLA's code    here                flag
-  d_k              ||w - w_k|| of the encoders; mean of the norms of   EasyFL's, with the  --divergence
-                   what the last round changed in each convolution     shortcuts
+  d_k              ||w - w_k|| of the encoders; mean of the norms of   the paper's         --divergence
+                   what the last round changed in each convolution;
+                   the paper's
   lambda_k         tau / d_k, once; the same; none, and mu_k falls     the paper's         -
                    with the divergence
   tau              0.7; 0.8 or 0.7; 0.7                                0.7                 --autoscale
@@ -30,14 +32,17 @@ Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fe
   SGD              0.032, cosine, decay 5e-4; the same; 0.03, 1e-4     0.03, 3e-4: those   --lr, --lr-decay,
                                                                        of FedGaLA's paper  --weight-decay
   target network   moving average, m 0.99; the same; never updated     m 0.99              --ema
+  a round missed   mixes; begins anew from w if it chooses so          mixes               --stale
+  mu_k above 0.5   not said; the predictor is the own one, with its    mixed as the rest   -
+                   statistics
 """
 
 from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, load,
-                    optimizer_state, parameters, parse, run, sgd, state)
-from fedgala import Learner, chance_loss
+                    optimizer_state, parameters, parse, run, sgd, source, state)
+from fedgala import IMAGES, Learner, chance_loss
 
 import torch
 from torch import Tensor, nn
@@ -48,33 +53,37 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.LinearArgs):
     autoscale: float = arg(0.7, "tau: the share mu_k of the own network in the first mixture of a client; 0: "
                                 "no mixture", low=0, high=1)
-    divergence: str = arg("conv-mean", "d_k: how far the client's last round moved its convolutions (mean "
-                                       "of the norms), or the norm of its encoder's difference to the "
-                                       "global one", choices=("conv-mean", "full"))
-    optimizer: str = arg("sgd", "local optimizer", choices=("adam", "sgd"))
-    lr: float = arg(0.03, "learning rate of the first round", above=0)
-    momentum: float = arg(0.9, "momentum of the local SGD", low=0, high=1)
-    weight_decay: float = arg(3e-4, "weight decay of the local optimizer", low=0)
+    divergence: str = arg("full", "d_k: the norm of the own encoder's difference to the global one, or how "
+                                  "far the client's last round moved its convolutions (mean of the norms, "
+                                  "EasyFL)", choices=("full", "conv-mean"), source="text of FedEMA, Eq. (3)")
+    stale: str = arg("mix", "a client that missed the round before: mixes all the same, or restarts from the "
+                            "global network as in its first round (EasyFL)", choices=("mix", "restart"),
+                     source="text of FedEMA, Sec. 4")
+    optimizer: str = arg("sgd", "local optimizer", choices=("adam", "sgd"), source="text of FedGaLA, B.3")
+    lr: float = arg(0.03, "learning rate of the first round", above=0, source="text of FedGaLA, B.3")
+    momentum: float = arg(0.9, "momentum of the local SGD", low=0, high=1, source="text of FedGaLA, B.3")
+    weight_decay: float = arg(3e-4, "weight decay of the local optimizer", low=0,
+                              source="text of FedGaLA, B.3")
     keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over the rounds, else start "
-                                     "it anew")
-    hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1)
-    dim: int = arg(2048, "outputs of projector and predictor", low=1)
-    ema: float = arg(0.99, "momentum m of the target network", low=0, high=1)
+                                     "it anew", source="code of FedGaLA, main.py")
+    hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1,
+                      source="text of FedEMA, Sec. 5")
+    dim: int = arg(2048, "outputs of projector and predictor", low=1, source="text of FedEMA, Sec. 5")
+    ema: float = arg(0.99, "momentum m of the target network", low=0, high=1, source="text of FedEMA, Sec. 5")
 
     ssl = "byol"
 
 
-# FedGaLA, App. B.1 to B.3: all of its baselines have its rounds, epochs, batch and images.
-IMAGES = dict(backbone="resnet18_3x3", image_size=224, rounds=100, epochs=7, batch_size=128, eval_every=10)
-DIGITS = dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", hidden=256, dim=128,
-              eval_every=10, linear_epochs=1000)  # ours, as fedgala.py
+# All of FedGaLA's baselines have its rounds, epochs, batch and images.
+DIGITS = source("ours, as fedgala.py", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops",
+                hidden=256, dim=128, eval_every=10, linear_epochs=1000)
 PAPER = {
     "digits": DIGITS,
     "rotatedmnist": DIGITS,
     "pacs": IMAGES,
     "officehome": IMAGES,
     "terrainc": IMAGES,
-    "domainnet20": dict(**IMAGES, sources="painting,real,sketch"),
+    "domainnet20": IMAGES | source("text of FedGaLA, Sec. 5", sources="painting,real,sketch"),
 }
 AT_LAPTOP_SCALE = dict(image_size=64, rounds=10, epochs=1, steps=4, batch_size=64, eval_every=5)
 LAPTOP = {
@@ -120,7 +129,7 @@ def divergence(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> Tensor:
 
 
 class Client:
-    keeps = ("target", "own", "start", "scale", "opt")
+    keeps = ("target", "own", "start", "scale", "opt", "last")
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
@@ -129,16 +138,18 @@ class Client:
         self.start = {}  # those with which that round began
         self.scale = None  # lambda_k
         self.opt = {}  # the optimizer's state by parameter
+        self.last = -1  # the round of its last training
 
     def train(self, down: Payload, t: int) -> Payload:
         """BYOL from the mixture of the global and the own network, E local epochs."""
         args = self.args
         model = self.model(down).train()
-        mixed = bool(self.own)
+        mixed = bool(self.own) and (args.stale == "mix" or self.last == t - 1)
         if mixed:
             mu = self.mix(model, down["w"])
         else:
             model.begin()  # the client's first round
+        self.last = t
         self.start = online(model)
         if args.optimizer == "sgd":
             opt = sgd(model, args, t, self.opt)

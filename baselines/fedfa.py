@@ -26,11 +26,12 @@ WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full: docs/methods/fedfa.m
   what                      paper          authors' code    FDSE's code   here            flag
   bar Sigma                 each channel's one number of    as authors'   each channel's  --variance one
                                            all channels
-  running statistics begin  at 0 and 1     from average     from average  from average    -
+  running statistics begin  at 0 and 1     from average     from average  at 0 and 1      --statistics
   a round
   the server sends          gamma          bar Sigma        bar Sigma     bar Sigma,      -
                                                                           the same
   average                   -              uniform          uniform       n_k/n           --average uniform
+  these three together      paper          code             code          paper           --variant code
   optimizer                 -              kept             new           new             -
   learning rate             -              0.01 on Office   tuned         0.1             --lr
 """
@@ -39,8 +40,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, arg, autocast, average, backbone, batches, load, parse, run,
-                    sgd, state)
-from fedavg import FDSE, MNIST
+                    sgd, source, state)
+from fedavg import DIGITS, FDSE, MNIST
 
 import torch
 from torch import Tensor, nn
@@ -52,25 +53,24 @@ EPS = 1e-6
 
 @dataclass
 class Args(common.Args):
+    variant: str = arg("paper", "paper, or code: both codes' variance, average and statistics, which made "
+                                "FDSE's row", choices=("paper", "code"))
     prob: float = arg(0.5, "with which probability a layer acts on a batch; 0: FedAvg", low=0, high=1)
     memory: float = arg(0.99, "momentum of the running statistics", low=0, high=1)
     variance: str = arg("channels", "variance across the clients: of each channel, or one of all channels "
                                     "and clients together, as in both codes, which makes gamma 1",
                         choices=("channels", "one"))
+    statistics: str = arg("new", "the running statistics of a client's round begin at 0 and 1 (new), or from "
+                                 "the average of the clients'", choices=("new", "average"))
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"))
 
 
-# FedAvg's settings (fedavg.py says where they are from); FDSE tuned the learning rate alone and gives no
-# value. The layers' probability, momentum and EPS are those of both codes.
-PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
-    "officecaltech": dict(FDSE, epochs=1),
-    "pacs": dict(FDSE, epochs=5),
-    "domainnet10": dict(FDSE, epochs=5),
-}
+# FDSE tuned the learning rate alone; its code has FedAvg's (config/*/fedfa.yml).
+PAPER = {"digits": DIGITS, **MNIST, **FDSE}
+CODE = source("code of FedFA, and of FDSE, algorithm/fedfa.py", variance="one", statistics="average",
+              average="uniform")
+VARIANTS = {"code": dict.fromkeys(PAPER, CODE)}
 
 
 # The layers and their places
@@ -83,6 +83,7 @@ PLACES = {  # behind which modules of a backbone there is a layer: {name: channe
                 "features.12": 256},
     # ours: behind each block; a stem and four stages; every third layer
     "smallcnn": {"3": 32, "7": 64},
+    "smallcnn3": {"3": 32, "7": 64},
     "smallcnn_bn": {"3": 32, "7": 64},
     "resnet18": dict(zip(RESNET, (64, 64, 128, 256, 512))),
     "resnet18_3x3": dict(zip(RESNET, (64, 64, 128, 256, 512))),
@@ -149,6 +150,14 @@ def shaken(v: Tensor, spread: Tensor) -> Tensor:
     return v + variance.sqrt() * torch.randn_like(v)
 
 
+def forget_statistics(model: nn.Module) -> None:
+    """Let the running statistics of all layers begin anew, Alg. 1."""
+    for module in model.modules():
+        if isinstance(module, FFALayer):
+            module.mean_mu.zero_()
+            module.mean_sigma.fill_(1)
+
+
 def build(args: Args, channels: int, classes: int) -> Net:
     """The network of `--backbone` with FFA layers."""
     net = backbone(args, channels, classes)
@@ -169,6 +178,8 @@ class Client:
         """FedAvg's local training, with the layers at work."""
         args = self.args
         model = self.model(down).train()
+        if args.statistics == "new":
+            forget_statistics(model)
         opt = sgd(model, args, t)
         losses = []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
@@ -216,7 +227,7 @@ class Server:
 
 def arguments(argv: list[str] | None = None) -> Args:
     """The arguments of a run from a command line."""
-    return parse(Args, PAPER, argv)
+    return parse(Args, PAPER, argv, variants=VARIANTS)
 
 
 if __name__ == "__main__":

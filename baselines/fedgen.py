@@ -46,8 +46,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, backbone, batches, going_on, load,
-                    optimizer_state, parse, run, sgd, state)
-from fedavg import CAMELYON, FEDCIR
+                    optimizer_state, parse, run, sgd, source, state)
+from fedavg import CAMELYON, DIGITS, FEDCIR
 from fedcir import ModelAndGenerator
 
 import torch
@@ -83,16 +83,16 @@ class Args(common.Args):
                        choices=("normal", "uniform"))
 
 
-# FedCiR, Sec. 6.1 and App. E: schedule, steps of the generator, and the weights that it chose, of which we
-# take lambda_reg for Eq. (5), as its own L_reg, and lambda_kd for the divergence. Noise, width and rate are
-# those of fedcir.py: FedCiR has one generator for both methods and gives none of them.
+# Of FedCiR's weights lambda_reg is taken for Eq. (5), as its own L_reg, and lambda_kd for the divergence.
+# Noise, width and rate are those of fedcir.py: FedCiR has one generator for both methods and gives none.
+CHOSEN = "text of FedCiR, App. E"
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32, generator_lr=0.01),  # ours
-    "officecaltech": dict(**FEDCIR, lambda_kd=0.5, lambda_reg=1.0),
-    "pacs": dict(**FEDCIR, lambda_kd=1.0, lambda_reg=0.5),
-    "domainnet10": dict(**FEDCIR, lambda_kd=1.0, lambda_reg=0.5),
-    "camelyon17": dict(**CAMELYON, lambda_kd=1.0, lambda_reg=1.0),
-    "iwildcam": dict(**FEDCIR, lambda_kd=1.0, lambda_reg=1.0),
+    "digits": DIGITS | source("ours", generator_lr=0.01),
+    "officecaltech": FEDCIR | source(CHOSEN, lambda_kd=0.5, lambda_reg=1.0),
+    "pacs": FEDCIR | source(CHOSEN, lambda_kd=1.0, lambda_reg=0.5),
+    "domainnet10": FEDCIR | source(CHOSEN, lambda_kd=1.0, lambda_reg=0.5),
+    "camelyon17": CAMELYON | source(CHOSEN, lambda_kd=1.0, lambda_reg=1.0),
+    "iwildcam": FEDCIR | source(CHOSEN, lambda_kd=1.0, lambda_reg=1.0),
 }
 # As of FedCiR: a twelfth of the rounds, so the generator learns faster.
 LAPTOP = {

@@ -4,10 +4,10 @@ Ye, "Fair Federated Learning under Domain Skew with Local Consistency and Domain
     python -m baselines.fedheal --dataset officecaltech --scale laptop
 
 Server keeps w, and of each client that has trained: how often each entry of w increased (on the host), the
-number of its rounds, its weight p_k and that weight's last change. Client k keeps nothing between rounds.
-Down: w. Up: w_k.
+number of its rounds, its last distance d_k, its weight p_k and that weight's last change. Client k keeps
+nothing between rounds. Down: w. Up: w_k.
 
-Paper                                                             This file
+Both codes                                                        This file
 Parameter-harmonized learning (FPHL)
   P_k, the share of its rounds in which an entry increased        Server.mask
   an update is kept if its direction's share is above tau         consistent
@@ -31,12 +31,12 @@ docs/methods/fedheal.md
   first round in P_k      counts once           counts twice         once                    --first-counts 2
   rounds in P_k           of the run            of the run           of the client           -
   discarded too           BN's statistics       BN's statistics      BN's statistics         --masked
-  sum over j              all that ever trained all                  clients of the round    -
+  sum over j              all that ever trained all                  all that ever trained   -
   tau                     0.3                   0.2 (Office), 0.1    as FDSE's code, 0.3     --tau
                                                 (PACS)               on DomainNet
   beta                    0.4                   0.4                  0.4                     --beta
   learning rate           0.001                 0.1                  0.1                     --lr
-  momentum, decay         0.9, 1e-5             0, 1e-3              0, 0                    --momentum, ...
+  momentum, decay         0.9, 1e-5             0, 1e-3              0, 1e-3                 --momentum, ...
 """
 
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ from functools import partial
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parse, pick, run,
-                    sgd, state, to_device)
-from fedavg import FDSE
+                    sgd, source, state, to_device)
+from fedavg import DIGITS, FDSE
 
 import torch
 from torch import Tensor, nn
@@ -64,14 +64,13 @@ class Args(common.Args):
                             low=1, high=1_000_000)
 
 
-# FedAvg's settings (fedavg.py says where they are from). FDSE tuned tau on 0.1, 0.2, ..., 0.5 (Sec. A7.4) and
-# gives no values: these and the learning rate are its code's (config/*/fedheal.yml). There is none for
-# DomainNet, whose tau is what both codes begin with; beta is theirs too.
+# FDSE tuned tau on 0.1, 0.2, ..., 0.5 and does not say what it found (A7.4). Its code has no settings of
+# FedHEAL on DomainNet: there tau is what both codes begin with.
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "officecaltech": dict(FDSE, epochs=1, tau=0.2),
-    "pacs": dict(FDSE, epochs=5, tau=0.1),
-    "domainnet10": dict(FDSE, epochs=5),
+    "digits": DIGITS,
+    "officecaltech": FDSE["officecaltech"] | source("code of FDSE, config/office/fedheal.yml", tau=0.2),
+    "pacs": FDSE["pacs"] | source("code of FDSE, config/pacs/fedheal.yml", tau=0.1),
+    "domainnet10": FDSE["domainnet10"] | source("code of FedHEAL", tau=0.3),
 }
 
 
@@ -146,7 +145,7 @@ class Client:
 
 
 class Server:
-    keeps = ("w", "increased", "count", "p", "change")
+    keeps = ("w", "increased", "count", "d", "p", "change")
 
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
@@ -157,6 +156,7 @@ class Server:
             self.masked = [name for name, v in self.w.items() if v.is_floating_point()]  # not BN's counters
         self.increased = {}  # of client k and an entry: rounds in which it increased; int32, on the host
         self.count = {}  # of client k: its rounds
+        self.d = {}  # of client k: d_k of its last round
         self.p = {}  # of client k: its weight, before the division by their sum
         self.change = {}  # of client k: Delta p_k
 
@@ -164,14 +164,14 @@ class Server:
         return {"w": self.w}
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
-        masks, d = [], {}
+        masks = []
         for k, up in uploads.items():
             delta = entrywise(torch.sub, pick(up["w"], self.masked), self.w)
             mask = self.mask(k, delta)
             kept = entrywise(torch.mul, pick(delta, self.parameters), mask)
-            d[k] = distance(list(kept.values()))
+            self.d[k] = distance(list(kept.values()))
             masks.append(mask)
-        self.w = aggregate(self.w, [up["w"] for up in uploads.values()], masks, self.weights(d))
+        self.w = aggregate(self.w, [up["w"] for up in uploads.values()], masks, self.weights(list(uploads)))
 
     def mask(self, k: int, delta: dict[str, Tensor]) -> dict[str, Tensor]:
         """FPHL: which entries client k keeps; its update becomes part of its past."""
@@ -188,13 +188,13 @@ class Server:
         self.increased[k] = to_device(increased, "cpu")
         return mask
 
-    def weights(self, d: dict[int, float]) -> Tensor:
-        """FAEL: the weights [K] of the round's clients from their distances."""
-        total = max(sum(d.values()), 1e-12)
-        for k in d:
-            p, change = self.p.get(k, 1 / len(d)), self.change.get(k, 0.0)
-            self.p[k], self.change[k] = reweighted(p, change, d[k] / total, self.args.beta)
-        p = torch.tensor([self.p[k] for k in d], dtype=torch.float64)
+    def weights(self, clients: list[int]) -> Tensor:
+        """FAEL: the weights [K] of the round's clients from the distances of all that ever trained."""
+        total = max(sum(self.d.values()), 1e-12)
+        for k in clients:
+            p, change = self.p.get(k, 1 / len(clients)), self.change.get(k, 0.0)
+            self.p[k], self.change[k] = reweighted(p, change, self.d[k] / total, self.args.beta)
+        p = torch.tensor([self.p[k] for k in clients], dtype=torch.float64)
         return p / p.sum()
 
 

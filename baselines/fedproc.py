@@ -41,8 +41,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, backbone, batches, load, parse,
-                    representations, run, sgd, state)
-from fedavg import CAMELYON, FEDCIR
+                    representations, run, sgd, source, state)
+from fedavg import CAMELYON, DIGITS, FEDCIR
 
 import torch
 from torch import Tensor, nn
@@ -68,15 +68,16 @@ class Args(common.Args):
         return "alpha_t = 1 - t/T falls to 0 over all rounds T (--fade sets another number)"
 
 
-# FedCiR, Sec. 6.1, as in fedavg.py. It gives no settings of FedProc; FedProc's TFLOPs per GB in its Table 3
-# are FedAvg's to three digits, which suggests no further pass; what is counted there, it does not say.
+# FedCiR gives no settings of FedProc. The TFLOPs per GB in its Table 3 are FedAvg's to three digits, which
+# suggests no further pass; what is counted there, it does not say.
+NO_PASS = source("numbers of FedCiR, Table 3", prototypes="batches")
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "officecaltech": dict(FEDCIR, prototypes="batches"),
-    "pacs": dict(FEDCIR, prototypes="batches"),
-    "domainnet10": dict(FEDCIR, prototypes="batches"),
-    "camelyon17": dict(CAMELYON, prototypes="batches"),
-    "iwildcam": dict(FEDCIR, prototypes="batches"),
+    "digits": DIGITS,
+    "officecaltech": FEDCIR | NO_PASS,
+    "pacs": FEDCIR | NO_PASS,
+    "domainnet10": FEDCIR | NO_PASS,
+    "camelyon17": CAMELYON | NO_PASS,
+    "iwildcam": FEDCIR | NO_PASS,
 }
 LAPTOP = {  # as fedcir.py
     "pacs": dict(image_size=32, rounds=24),

@@ -31,8 +31,8 @@ Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on O
 from dataclasses import dataclass
 
 import common
-from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, state
-from fedavg import CAMELYON, FDSE, FEDCIR, MNIST
+from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, source, state
+from fedavg import CAMELYON, DIGITS, FDSE, FEDCIR, MNIST
 
 import torch
 from torch import Tensor, nn
@@ -48,27 +48,25 @@ class Args(common.Args):
                        choices=("samples", "uniform"))
 
 
-# The settings are FedAvg's (fedavg.py says where they are from) with mu. FDSE tuned mu and lr (Sec. A7.4) and
-# gives no values: these are those of FLGo's benchmark, by the same author. FedCiR: Sec. 6.1.
+# FDSE tuned mu and lr and does not say what it found (A7.4); FLGo-Bench is by the same author.
+BENCH, CHOSEN = "cited code, FLGo-Bench", "text of FedCiR, App. E"
+OF_FEDCIR = {
+    "officecaltech": FEDCIR | source(CHOSEN, mu=0.5),
+    "pacs": FEDCIR | source(CHOSEN, mu=0.1),
+    "domainnet10": FEDCIR | source(CHOSEN, mu=0.1),
+    "camelyon17": CAMELYON | source(CHOSEN, mu=0.9),
+    "iwildcam": FEDCIR | source(CHOSEN, mu=0.1),
+}
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
-    "officecaltech": dict(FDSE, epochs=1, mu=0.1),
-    "pacs": dict(FDSE, epochs=5, mu=1e-4, lr=0.05),
-    "domainnet10": dict(FDSE, epochs=5, mu=0.01),
-    "camelyon17": dict(CAMELYON, mu=0.9),
-    "iwildcam": dict(FEDCIR, mu=0.1),
+    "digits": DIGITS,
+    **MNIST,
+    "officecaltech": FDSE["officecaltech"] | source(BENCH, mu=0.1, lr=0.1),
+    "pacs": FDSE["pacs"] | source(BENCH, mu=1e-4, lr=0.05),
+    "domainnet10": FDSE["domainnet10"] | source(BENCH, mu=0.01, lr=0.1),
+    "camelyon17": OF_FEDCIR["camelyon17"],
+    "iwildcam": OF_FEDCIR["iwildcam"],
 }
-VARIANTS = {
-    "fedcir": {
-        "officecaltech": dict(FEDCIR, mu=0.5),
-        "pacs": dict(FEDCIR, mu=0.1),
-        "domainnet10": dict(FEDCIR, mu=0.1),
-        "camelyon17": dict(CAMELYON, mu=0.9),
-        "iwildcam": dict(FEDCIR, mu=0.1),
-    },
-}
+VARIANTS = {"fedcir": OF_FEDCIR}
 
 
 def proximal(w_k: list[Tensor], w: list[Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import common
 from common import (ClientData, Payload, Stop, arg, autocast, average, batches, group_by, load, parse, pick,
                     run, sgd, state, to_device)
+from fedavg import DIGITS, FDSE
 
 import torch
 from torch import Tensor, nn
@@ -50,15 +51,8 @@ class Args(common.Args):
                          choices=("aggregated", "trained"))
 
 
-# FDSE, Sec. 5.1 and A7, as in fedavg.py; nothing is said of LG-FedAvg. The learning rate is FedAvg's.
-FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998,
-            clip=10.0, target_part="test")
-PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "officecaltech": dict(**FDSE, epochs=1),
-    "pacs": dict(**FDSE, epochs=5),
-    "domainnet10": dict(**FDSE, epochs=5),
-}
+# FDSE says nothing of its settings: FedAvg's.
+PAPER = {"digits": DIGITS, **FDSE}
 
 
 def module_of(name: str) -> str:

@@ -13,9 +13,9 @@ Eq. (3)   l_con of z, z_glob and z_prev, cosine similarities     contrastive
 Eq. (4)   l = l_sup + mu l_con                                   Client.train
 Alg. 1    z_glob of w^t, z_prev of w_k^(t-1), not trained        frozen
 Alg. 1    w^(t+1) = sum_k |D_k|/|D| w_k                          Server.update
-Symbols as in the paper: z representation, w^t global model, tau temperature, mu weight. --mu 0 is FedAvg. A
-client without a w_k^(t-1) has no l_con in that round. The unseen client of --protocol lodo has the global
-model. Left out: nothing.
+Symbols as in the paper: z representation, w^t global model, tau temperature, mu weight. --mu 0 is FedAvg. The
+first round has no l_con; to a client that trains later for the first time the initial w is its w_k^(t-1), as
+in the authors' code. The unseen client of --protocol lodo has the global model. Left out: nothing.
 
 Where paper, codes (the authors', QinbinLi/MOON @ 8fcba3c; FLGo @ ea07f1d, FDSE's framework; PFLlib @ d832e76)
 and this file differ; in full: docs/methods/moon.md
@@ -23,6 +23,8 @@ and this file differ; in full: docs/methods/moon.md
   z is the output   projection   projection   encoder         encoder     encoder       --projection
   frozen networks   -            eval         as it happens   train       eval          -
   first round       -            no l_con     no l_con        constant    no l_con      -
+  a late client's   -            initial w    no l_con        initial w   initial w     -
+  z_prev
   tested model      w            w            w_k             w           w             --evaluated trained
   clipping          none         none         none            none        FDSE's, 10    --clip
   mu                5, 1, 1      1            FDSE's grid     0           0.1 or 1      --mu
@@ -34,7 +36,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, backbone, batches, load, parse, run, sgd,
-                    state, to_device)
+                    source, state, to_device)
+from fedavg import DIGITS, FDSE
 
 import torch
 from torch import Tensor, nn
@@ -52,16 +55,14 @@ class Args(common.Args):
                                        "client's own w_k)", choices=("aggregated", "trained"))
 
 
-# FDSE, Sec. 5.1 and A7: schedule as in fedavg.py, mu from [0.1, 1, 5, 10], tau 0.5. It does not say which mu
-# and learning rate it found; these are those of FLGo-Bench, the same author's tuning of the same grids on the
-# same datasets and network.
-FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr_decay=0.998, clip=10.0,
-            target_part="test")
+# FDSE tuned mu on 0.1, 1, 5 and 10, with tau 0.5, and does not say what it found (A7.4). FLGo-Bench is by the
+# same author.
+BENCH = "cited code, FLGo-Bench"
 PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "officecaltech": dict(**FDSE, epochs=1, lr=0.05, mu=1.0),
-    "pacs": dict(**FDSE, epochs=5, lr=0.05, mu=1.0),
-    "domainnet10": dict(**FDSE, epochs=5, lr=0.1, mu=0.1),
+    "digits": DIGITS,
+    "officecaltech": FDSE["officecaltech"] | source(BENCH, lr=0.05, mu=1.0),
+    "pacs": FDSE["pacs"] | source(BENCH, lr=0.05, mu=1.0),
+    "domainnet10": FDSE["domainnet10"] | source(BENCH, lr=0.1, mu=0.1),
 }
 
 
@@ -92,14 +93,14 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.previous = {}  # w_k of the last round in which it trained, on the host
+        self.previous = to_device(state(net), "cpu")  # w_k of the last round in which it trained, on the host
 
     def train(self, down: Payload, t: int) -> Payload:
         """PartyLocalTraining of Alg. 1."""
         args = self.args
         model = load(self.net, down["w"]).train()
         opt = sgd(model, args, t)
-        if self.previous:
+        if t:
             glob, previous = frozen(model, down["w"]), frozen(model, self.previous)
         losses = []
         cons = []
@@ -108,7 +109,7 @@ class Client:
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)  # l_sup
             losses.append(loss.detach())
-            if self.previous:
+            if t:
                 with torch.no_grad(), autocast(args):
                     z_glob, z_prev = glob.features(x), previous.features(x)
                 l_con = contrastive(z.float(), z_glob.float(), z_prev.float(), args.tau)  # Eq. (3)
@@ -127,7 +128,7 @@ class Client:
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 
     def model(self, down: Payload) -> nn.Module:
-        if self.args.evaluated == "trained" and self.previous:
+        if self.args.evaluated == "trained" and not self.data.unseen:
             return load(self.net, self.previous)
         return load(self.net, down["w"])
 

@@ -3,29 +3,36 @@
     python -m baselines.partialfed --dataset officecaltech --scale laptop
     python -m baselines.partialfed --dataset officecaltech --strategy adaptive
 
-All layers of all clients are averaged, but a client begins a round with the global values of some layers and
-with its own of the others. Which ones is fixed (PartialFed-Fix) or learned by each client (-Adaptive).
+Known of it: FDSE says that it "adaptively loads partial parameters instead of the entire model for each local
+training" (its related work). There is no public code, and its text was not at hand. All layers of all clients
+are averaged, but a client begins a round with the global values of some layers and with its own of the
+others. Which ones is fixed by hand (PartialFed-Fix) or learned by each client (-Adaptive).
 Server keeps w. Client k keeps, on the host, the layers of w_k that it does not load; with adaptive or
---evaluated trained all of w_k, and with adaptive two scores of each layer. Down: w. Up: w_k, n_k.
+--evaluated trained all of w_k, and with adaptive two scores of each layer and their Adam's moments. Down: w.
+Up: w_k, n_k.
 
-Paper                                                            This file
+What is known of it                                              This file
 Initialization  layer l of w_k is A_l w + (1 - A_l) w_k          Client.start
 Fix             A by hand, the same for all clients              fixed_entries
 Adaptive        A_l by Gumbel softmax, learned by gradient       mixture, Client.learn_strategy, Client.kept
 Aggregation     w = sum_k n_k/n w_k, all layers                  Server.update
 Symbols: w_k client k's model after its last round; A_l in {0, 1} whether layer l is loaded. In a client's
-first round all is loaded. --strategy none keeps nothing: FedAvg; bn is FedBN. The unseen client of
---protocol lodo loads all of w. FDSE does not say whether its row is Fix or Adaptive: the default is Fix with
-batch normalization and classifier kept. Left out: detection.
+first round all is loaded. --strategy none keeps nothing: FedAvg; bn is FedBN if all clients train in each
+round (a late client's BN is the received one here, the initial one there). The unseen client of --protocol
+lodo loads all of w. FDSE does not say whether its row is Fix or Adaptive: the default is Fix with batch
+normalization and classifier kept. Left out: detection.
 
-Where paper (of which there is no public code) and this file differ; in full: docs/methods/partialfed.md
-  what            paper                                here                           flag
+Where this file had to choose; in full: docs/methods/partialfed.md
+  what            known                                here                           flag
   layers of Fix   several, some BN and classifier      BN and classifier              --strategy
   Adaptive mixes  a layer's outputs with w and w_k     the weights: the same for      -
                                                        convolutions and linear layers
-  its optimizer   not known here                       Adam 0.1, 5 steps a round      --strategy-lr, -steps
-  temperature     annealed, values not known here      5, times 0.965 a round         --temperature, -decay
-  tested model    the client's, moment not known here  kept layers, the averaged w    --evaluated trained
+  learns from     not known                            its validation images          -
+  its optimizer   not known                            Adam 0.1, kept, 5 steps a      --strategy-lr, -steps
+                                                       round
+  temperature     annealed; AdaShare's code: from 5,   the same, at least 0.5         --temperature, -decay,
+                  times 0.965                                                         -floor
+  tested model    the client's, moment not known       kept layers, the averaged w    --evaluated trained
   learning rate   -                                    FedAvg's, 0.1                  --lr
 """
 
@@ -33,8 +40,9 @@ import dataclasses
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, group_by, load, parse, pick, run,
-                    sgd, state, to_device)
+from common import (ClientData, Payload, adam, arg, autocast, average, batches, group_by, load,
+                    optimizer_state, parse, pick, run, sgd, state, to_device)
+from fedavg import DIGITS, FDSE
 
 import torch
 from torch import Tensor, nn
@@ -52,19 +60,16 @@ class Args(common.Args):
                                        "trained (all of the client's own)", choices=("aggregated", "trained"))
     strategy_lr: float = arg(0.1, "adaptive: learning rate of the scores' Adam", above=0)
     strategy_steps: int = arg(5, "adaptive: steps on the scores before the local training of a round", low=1)
-    temperature: float = arg(5.0, "adaptive: temperature of the Gumbel softmax in the first round", above=0)
-    temperature_decay: float = arg(0.965, "adaptive: factor on it after each round", above=0, high=1)
+    temperature: float = arg(5.0, "adaptive: temperature of the Gumbel softmax in the first round", above=0,
+                             source="code of AdaShare")
+    temperature_decay: float = arg(0.965, "adaptive: factor on it after each round", above=0, high=1,
+                                   source="code of AdaShare")
+    temperature_floor: float = arg(0.5, "adaptive: the lowest temperature; without one the scores are frozen "
+                                        "after some 200 rounds", above=0, source="ours")
 
 
-# FDSE, Sec. 5.1 and A7, as in fedavg.py; nothing is said of PartialFed. The learning rate is FedAvg's.
-FDSE = dict(backbone="alexnet_bn", image_size=224, rounds=500, batch_size=50, lr=0.1, lr_decay=0.998,
-            clip=10.0, target_part="test")
-PAPER = {
-    "digits": dict(rounds=60, lr=0.05, batch_size=32),  # ours
-    "officecaltech": dict(**FDSE, epochs=1),
-    "pacs": dict(**FDSE, epochs=5),
-    "domainnet10": dict(**FDSE, epochs=5),
-}
+# FDSE says nothing of its settings: FedAvg's.
+PAPER = {"digits": DIGITS, **FDSE}
 
 
 def module_of(name: str) -> str:
@@ -94,7 +99,7 @@ def mixture(u: Tensor, layers: list[list[str]], w: dict[str, Tensor],
 
 
 class Client:
-    keeps = ("own", "scores")
+    keeps = ("own", "scores", "opt")
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
@@ -106,6 +111,7 @@ class Client:
             self.needed = list(w)
         self.own = {}  # that part of w_k, on the host; empty before the first training
         self.scores = torch.zeros(len(self.layers), 2)  # adaptive: log pi of loading and keeping each layer
+        self.opt = {}  # adaptive: the state of the scores' Adam
 
     def train(self, down: Payload, t: int) -> Payload:
         """Partial initialization, then local training of all layers."""
@@ -131,26 +137,31 @@ class Client:
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 
     def learn_strategy(self, w: dict[str, Tensor], t: int) -> None:
-        """Adaptive: steps on the scores alone. Each batch sees a network of which every layer is the global
-        or the own one, as drawn; the gradient is that of the draw's softmax (straight through)."""
+        """Adaptive: steps on the scores alone, on images that w_k was not trained on.
+
+        Each batch sees a network of which every layer is the global or the own one, as drawn. The gradient is
+        that of the draw's softmax (straight through).
+        """
         args = self.args
         model = load(self.net, w).train()
         trained = dict(model.named_parameters())
         layers = [[name for name in names if name in trained] for names in self.layers.values()]
         own = to_device(self.own, args.device)
-        scores = self.scores.clone().requires_grad_()
-        opt = torch.optim.Adam([scores], lr=args.strategy_lr)
-        temperature = args.temperature * args.temperature_decay ** t
-        few = dataclasses.replace(args, steps=args.strategy_steps)
-        for x, y in batches(self.data.train, few, t, self.k):
-            u = gumbel_softmax(scores, temperature, hard=True)  # [L, 2], drawn on the host
+        scores = nn.ParameterDict({"scores": self.scores.clone()})
+        few = dataclasses.replace(args, lr=args.strategy_lr, lr_decay=1.0, weight_decay=0.0, augment="none",
+                                  steps=args.strategy_steps)
+        opt = adam(scores, few, t, self.opt)
+        temperature = max(args.temperature * args.temperature_decay ** t, args.temperature_floor)
+        for x, y in batches(self.data.val, few, t, self.k):
+            u = gumbel_softmax(scores["scores"], temperature, hard=True)  # [L, 2], drawn on the host
             mixed = mixture(u.to(args.device), layers, w, own)
             with autocast(args):
                 loss = cross_entropy(functional_call(model, mixed, (x,)), y)
             opt.zero_grad()
             loss.backward()
             opt.step()
-        self.scores = scores.detach()
+        self.scores = scores["scores"].detach()
+        self.opt = optimizer_state(scores, opt)
 
     def kept(self) -> list[str]:
         """The entries that the client does not load."""

@@ -15,9 +15,8 @@ AlexNet's padding: layer 1            2, Table A6          5                  2 
 AlexNet's padding: layers 3 to 5      1, Table A6          1                  0         --no-pad
 lambda, beta (config/*/fdse.yml)      a grid; 0.001        10; 0.5            by data   --lambda, --beta
 decay of lr; image; E on DomainNet    .998; 224; 5         .9998; 256; 1      the same  --lr-decay, ...
-Where the paper is silent both versions leave L_Con out in the first round (--con-from 1), aggregate each
-tensor by itself (--unit tensor), test the trained model (--evaluated trained), have one bias a block
-(--block-bias, in dd266a2 with --own-bias) and weight decay.
+"layer" of Eqs. (8) and (9) (Server)  a module             a tensor           a tensor  --unit
+Where the paper is silent fdse.py follows dd266a2; in c0bd90b a block's bias is in theta_u (--no-own-bias).
 """
 
 from dataclasses import dataclass
@@ -48,11 +47,9 @@ class Args(fdse.Args):
 
 
 PAPER = fdse.PAPER
-CODE = dict(con_from=1, block_bias=True, unit="tensor", evaluated="trained", weight_decay=1e-3,
-            lr_decay=0.9998)
-OFFICIAL = dict(**CODE, con_loss="official", dse_relu=False, pad=False)
-FIRST = dict(**CODE, con_loss="first", own_bias=True, fc_identity=False, stem_padding=5, lambda_=10.0,
-             beta=0.5, tau=10.0)
+CODE = dict(unit="tensor", weight_decay=1e-3, lr_decay=0.9998)
+OFFICIAL = dict(**CODE, con_loss="official", own_bias=False, dse_relu=False, pad=False)
+FIRST = dict(**CODE, con_loss="first", fc_identity=False, stem_padding=5, lambda_=10.0, beta=0.5, tau=10.0)
 VARIANTS = {
     # lambda and beta: config/*/fdse.yml; for DomainNet there is none, so the code's defaults
     "official": dict.fromkeys(PAPER, OFFICIAL) | {

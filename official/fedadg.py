@@ -16,8 +16,7 @@ lr of F and C (README)                 0.01; 0.001       0.001; 0.01            
 warm-up (utilss.py), in each round     none              to 14/500; to 9/100          --warmup
 random projection (Nets.py)            random            a trained layer, 1024        --projection(-size)
 one-hot label (train_step)             1                 0.6; 0.7                     --onehot-value
-Where the paper is silent: D keeps its momentum over the rounds (--keep-momentum-d), the label enters D before
-(VLCS) or after the projection (--label-at), momentum 0.9, weight decay 1e-5 and the label smoothing.
+Hidden layers of G and D have a leaky ReLU where the paper has ReLU (--slope).
 fedadg.py itself has the losses of the program for PACS; here they can be had as printed, too.
 """
 
@@ -47,12 +46,11 @@ class Args(fedadg.Args):
     projection: str = arg("fixed", "random projection in front of D: fixed, trained with D, or none (Table "
                                    "5)", choices=("fixed", "trained", "none"))
     onehot_value: float = arg(1.0, "value that stands for 1 in the one-hot label", above=0)
-    keep_momentum_d: bool = arg(False, "keep that of D alone")
 
 
 # They spread the smoothing, 0.01 and 0.2, over the other classes (7 and 5 in all), PyTorch over all.
 OFFICIAL = dict(lambda0=0.15, lambda1=0.85, order="official", projection="trained", momentum=0.9,
-                weight_decay=1e-5, keep_momentum_d=True)
+                weight_decay=1e-5, slope=0.01)
 OF_PACS = dict(**OFFICIAL, d_loss="lsgan", g_loss="opposite", onehot_value=0.7, smoothing=0.07 / 6)
 OF_PACS_ALEXNET = dict(**OF_PACS, projection_size=1024, lr=0.01, warmup=100)
 OF_VLCS = dict(**OFFICIAL, d_loss="printed", g_loss="detached", label_at="before", onehot_value=0.6,
@@ -114,9 +112,6 @@ class Client(fedadg.Client):
 
         set_rate()
         opt.register_step_post_hook(set_rate)
-
-    def keeps_momentum(self, name: str) -> bool:
-        return super().keeps_momentum(name) or (self.args.keep_momentum_d and name == "D")
 
     def second_loop(self, model: FedADG, opts: dict[str, SGD], x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Steps c6, c7, c5, c8: D before F and C."""

@@ -14,8 +14,8 @@ predictor (federated_averaging)        not averaged       SimSiam's is          
 optimizers (main.py)                   Adam 3e-3          Adam 1e-4; SGD's decay  --lr, --weight-decay
                                                           1e-4, SimSiam .025
 linear classifier (linear_evaluation)  encoder, 3e-3      projector, 1e-4         --probe, --linear-lr
-Where the paper is silent: FedAvg by full batches (--average batches), the local alignment of each tensor
-(--align-unit), MoCo's queue of 65536 and m of 0.999, BYOL's frozen target (--ema 1).
+local alignment (client_update)        of a layer         of each tensor          --align-unit
+BYOL's target network (models.py)      moving average     frozen                  --ema 1
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ A value comes from the first of these layers that has one:
     default          the default of the flag
 
 `Args` has what every run has; a method file extends it. `parse` makes one of a command line. It is fixed from
-then on: `changed` makes another one. `origins` has the layer of each value.
+then on: `changed` makes another one. `origins` has the layer of each value, and who says it, see `source`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from plumbing.augment import AUGMENTATIONS
 from plumbing.catalog import FOLDERS, OWN, own_folder
@@ -45,8 +45,25 @@ SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the f
 LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}
 
 
-def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False):
-    """A field of `Args`: its default, its help text and its limits.
+class Sourced(NamedTuple):
+    """A value of a method's table, and who says it."""
+
+    value: object
+    source: str
+
+
+def source(of: str, **values) -> dict[str, Sourced]:
+    """Values of a method's table from one source: "text, Sec. 5.1", "code, config/pacs.yml", or "ours".
+
+    A table's values follow one rule: what the text says; where it is silent, what the released code did (its
+    first version, if there are several), else the code that the paper cites; else ours.
+    """
+    return {name: Sourced(value, of) for name, value in values.items()}
+
+
+def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False,
+        source=""):
+    """A field of `Args`: its default, its help text, its limits, and who says the default.
 
     `low` and `high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change a
     number of a run (folders, checkpoint interval): it may differ when a run is resumed. `at_test=True` marks
@@ -54,7 +71,8 @@ def arg(default, text: str, *, choices=None, low=None, high=None, above=None, nu
     """
     if high is None and type(default) is int:
         high = LARGEST
-    meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers, at_test=at_test)
+    meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers, at_test=at_test,
+                source=source)
     return field(default=default, metadata=meta)
 
 
@@ -89,8 +107,8 @@ class TrainingArgs:
     group: ClassVar[str] = "training"
 
     backbone: str = arg("smallcnn_bn", "network that is trained",
-                        choices=("smallcnn", "smallcnn_bn", "alexnet_bn", "alexnet", "resnet18", "resnet50",
-                                 "resnet18_3x3", "vit_b8"))
+                        choices=("smallcnn", "smallcnn3", "smallcnn_bn", "alexnet_bn", "alexnet", "resnet18",
+                                 "resnet50", "resnet18_3x3", "vit_b8"))
     weights: str = arg("none", "initial weights: none (random), imagenet (torchvision's), or a file")
     rounds: int = arg(100, "communication rounds T", low=1)
     epochs: int = arg(1, "local epochs E in a round", low=1)
@@ -240,7 +258,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     scale = given.get("scale", cls.scale)
     variant = given.get("variant", getattr(cls, "variant", ""))
 
-    layers = [("default", {f.name: f.default for f in dataclasses.fields(cls)})]  # the weakest first
+    defaults = {f.name: Sourced(f.default, f.metadata["source"]) for f in dataclasses.fields(cls)}
+    layers = [("default", defaults)]  # the weakest first
     layers.append((dataset, paper[dataset]))
     if variant in (variants or {}):
         if dataset not in variants[variant]:
@@ -276,11 +295,15 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
 
 
 def merge(layers: list[tuple[str, dict]]) -> tuple[dict, dict[str, str]]:
-    """Of each setting the value and the origin in the last layer that has it."""
+    """Of each setting the value and the origin in the last layer that has it, with its source if it names
+    one."""
     values, origins = {}, {}
     for origin, of_layer in layers:
-        values |= of_layer
-        origins |= dict.fromkeys(of_layer, origin)
+        for name, value in of_layer.items():
+            values[name], origins[name] = value, origin
+            if isinstance(value, Sourced):
+                values[name] = value.value
+                origins[name] = f"{origin}: {value.source}" if value.source else origin
     return values, origins
 
 
