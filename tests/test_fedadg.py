@@ -325,8 +325,8 @@ def test_a_reference_that_is_not_generated_has_no_l_adv_g(tmp_path):
 def test_without_g_and_d_it_is_fedavg_bit_for_bit(tmp_path):
     """Table 5: --no-adversarial; with no smoothing the metrics and weights are those of fedavg.py with
     uniform weights."""
-    flags = ("--epochs", 2, "--lr", 0.05, "--batch-size", 8, "--momentum", 0.9, "--clip", 1, "--lr-decay", 0.5,
-             "--limit", 20, "--image-size", 8, "--target", "d30", "--protocol", "lodo")
+    flags = ("--epochs", 2, "--lr", 0.05, "--batch-size", 8, "--momentum", 0.9, "--clip", 1, "--lr-decay",
+             0.5, "--limit", 20, "--image-size", 8, "--target", "d30", "--protocol", "lodo")
     run_here("fedadg", tmp_path / "adg", *flags, "--no-adversarial", "--smoothing", 0)
     run_here("fedavg", tmp_path / "avg", *flags, "--average", "uniform")
     adg = load_file(tmp_path / "adg" / "checkpoint.pt", "checkpoint")["server"]["w"]
