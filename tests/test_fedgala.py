@@ -287,10 +287,9 @@ def test_chance_loss(ssl):
 def test_a_row_of_the_untrained_network_is_of_its_start(tmp_path):
     """tables/fedgala-1.toml: start = true."""
     path = tmp_path / "runs.jsonl"
-    flags = " ".join(["--target d0", *map(str, RUN)])
-    result = run_here("fedgala", tmp_path / "run", *flags.split(), "--record", path)
+    result = run_here("fedgala", tmp_path / "run", "--target", "d0", "--record", path)
     row = Row("untrained network", [[]], "fedgala", start=True, ours=True)
-    block = Block("digits", "digits", [Column("10%", "last/linear/d0/0.1")], [row], flags=flags)
+    block = Block("digits", "digits", [Column("10%", "last/linear/d0/0.1")], [row], flags="--target d0")
     table = Table("fedgala-1", "", "fedgala", "", [block])
     cell, = cells_of(table, block, row, Records(path), "smoke", [0])
     assert cell.values == {0: 100 * result["start"]["linear"]["d0"]["0.1"]}
