@@ -101,7 +101,8 @@ def test_what_travels(module, down, up):
     assert payloads[module] == [theirs[0] + down, theirs[1] + up]
 
 
-OF_GLOBAL_MODEL = (fedprox, moon, ditto, partialfed, feddyn, fedheal, feddg_ga, fedfa, scaffold, fedproc, fedgen)
+OF_GLOBAL_MODEL = (fedprox, moon, ditto, partialfed, feddyn, fedheal, feddg_ga, fedfa, scaffold, fedproc,
+                   fedgen)
 
 
 @pytest.mark.parametrize("module", OF_GLOBAL_MODEL)

@@ -71,7 +71,7 @@ NO_FEDERATION = ("baselines.local", "baselines.centralized")
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_it_runs_repeats_and_writes_all_files(tmp_path, method):
+def test_it_runs_and_writes_all_files(tmp_path, method):
     """Bytes, rounds and accuracies of the files against each other, against the networks loaded again, and
     against a second run."""
     flags = ["--precision", "auto", *small_run(method)]

@@ -155,6 +155,7 @@ def test_settings_of_the_released_versions(dataset, variant, coefficients):
 @pytest.mark.parametrize("variant", ["paper", "official", "first"])
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 def test_networks_take_the_images_of_every_scale(scale, variant):
+    """Shape of the logits, and that they are finite; of the paper's variant the network is fdse.py's."""
     args = parsed("--dataset", "officecaltech", "--scale", scale, "--variant", variant)
     logits = official.fdse.build(args, 3, 10).eval()(torch.zeros(1, 3, args.image_size, args.image_size))
     assert logits.shape == (1, 10) and logits.isfinite().all()
