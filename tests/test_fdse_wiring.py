@@ -221,6 +221,7 @@ def official_args(*flags):
 @pytest.mark.parametrize("made,flags", [
     (small_args, []),
     (small_args, ["--no-consensus"]),
+    (small_args, ["--no-consensus", "--no-similarity", "--lambda", "0"]),  # FedAvg with local DSE modules
     (small_args, ["--no-similarity", "--block-bias", "--own-bias"]),
     (small_args, ["--unit", "tensor", "--evaluated", "trained"]),
     (official_args, ["--no-dse-relu"]),

@@ -173,6 +173,7 @@ class Hand:
     ("--g-loss", "detached", "--label-at", "before", "--steps", 0, "--epochs", 3, "--E0", 1),
     ("--projection", "none", "--no-onehot", "--clip", 0, "--lr", 0.3, "--smoothing", 0),
     ("--reference", "uniform", "--label-at", "before", "--steps", 3, "--E0", 0),
+    ("--lambda0", 0),  # the control: no adversary
 ])
 def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
     """Two clients, of 7 and 12 images: all parameters and statistics of w, and each client's D. An epoch is 2
