@@ -22,7 +22,6 @@ from tests.conftest import (
     run_all,
     run_here,
     script,
-    start,
     torchrun,
 )
 
@@ -197,7 +196,7 @@ def test_several_processes_give_the_single_process_result(tmp_path, method, coun
     single = tmp_path / "single"
     flags = ["--scale", "smoke", *one_run(method), "--rounds", 3, "--precision", "fp32"]
     words = [*script(method), *flags, "--out"]
-    assert start(*words, single).wait() == 0
+    run_here(method, single, *flags)
     for processes in counts:
         out = tmp_path / f"p{processes}"
         process = torchrun(processes, *words, out)
@@ -224,6 +223,7 @@ import torch.distributed.nn  # as torch.optim does
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_the_threads_of_a_group_end_before_python(tmp_path):
     """One that releases a tensor while Python ends would abort the process, now and then."""
