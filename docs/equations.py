@@ -280,7 +280,7 @@ def tests_in(file: str) -> dict[str, tuple[int, str]]:
 
 
 def test_of(test: str) -> tuple[int, str]:
-    """Line and words of "test_fdse::test_eq8_two_clients_by_hand": what it holds the code against."""
+    """Line and words of "test_fdse::test_eq9_three_clients_by_hand": what it holds the code against."""
     file, _, name = test.partition("::")
     return tests_in(file).get(name, (0, ""))
 

@@ -99,7 +99,7 @@ class Tested:
 
 LISTED = [
     Tested(fedavg, "", USUAL, 65, 0.5, 1.0),
-    Tested(fdse, LODO, "--rounds 7 --image-size 16", 75, 0.35, 0.55),
+    Tested(fdse, f"{LODO} --evaluated trained", "--rounds 7 --image-size 16", 75, 0.35, 0.55),
     Tested(fedsr, "--reference local --momentum 0.9", "--rounds 7 --lr 0.03", 50, 0.75, 0.55),
     Tested(fedcir, "", "--rounds 6 --lr-decay 0.85", 60, 0.55, 0.7),
     Tested(fedadg, f"--keep-momentum --momentum 0.9 {LODO}", "--rounds 4 --lr 0.03", 60, 0.75, 0.5),

@@ -57,16 +57,6 @@ def test_three_rounds_by_hand():
     assert not hasattr(clients[1], "log")
 
 
-def test_the_state_has_the_momentum():
-    """A client that goes on from a saved state takes the same step."""
-    _, server, clients, _ = made()
-    _, _, others, _ = made()
-    clients[0].train(server.download(0), 0)
-    common.restore(others[0], copied(common.kept(clients[0])), "cpu")
-    ups = [client.train(server.download(0), 1)["w"] for client in (clients[0], others[0])]
-    assert same(*ups)
-
-
 def test_the_pool():
     """Client 0 has the training images of all; validation and test images stay where they are."""
     args = parsed("baselines.centralized", *FLAGS)

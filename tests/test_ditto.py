@@ -3,7 +3,7 @@
 import common
 from baselines import ditto, local
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import in_double
 from tests.three_clients import (
     CLOSE,
@@ -65,23 +65,6 @@ def test_rounds_by_hand(average):
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
-def test_its_global_model_is_fedavg_bit_for_bit(tmp_path):
-    """Also with augmentation, which draws random numbers; the bytes and losses are FedAvg's."""
-    flags = ["--protocol", "lodo", "--target", "d30", "--participation", "0.5", "--augment", "crops"]
-    run_here(NAME, tmp_path / "ditto", *flags)
-    run_here("fedavg", tmp_path / "avg", *flags)
-    w = {}
-    for name in ("ditto", "avg"):
-        w[name] = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["server"]["w"]
-    assert same(w["ditto"], w["avg"])
-    for ours, theirs in zip(metrics(tmp_path / "ditto"), metrics(tmp_path / "avg")):
-        assert ours["target"] == theirs["target"]  # an unseen client is tested with w
-        for client, log in ours["clients"].items():
-            assert log["personal"] > 0
-            for name, value in theirs["clients"][client].items():
-                assert log[name] == value
-
-
 def test_without_the_term_a_client_trains_alone():
     """With --lambda 0 v_k is Local's w_k, bit for bit, whatever the server sends; augmentation included."""
     flags = [*FLAGS, "--momentum", 0.8, "--augment", "crops"]
@@ -99,43 +82,3 @@ def test_without_the_term_a_client_trains_alone():
     for k in range(3):
         assert same(clients[k].v, alone[k].w)
         assert not same(clients[k].v, server.w)
-
-
-def test_a_large_lambda_keeps_the_personal_model_at_the_global_one():
-    """In the first round, with a step of at most 1/lambda: v_k stays nearer to w than w_k does."""
-    args = parsed(NAME, *FLAGS, "--lambda", 15)
-    server, clients, _ = federation(ditto, args)
-    w_k = clients[0].train(server.download(0), 0)["w"]
-    names = [name for name, _ in clients[0].net.named_parameters()]
-
-    def distance(a):
-        return float(ditto.proximal([a[name] for name in names], [server.w[name] for name in names]))
-
-    assert distance(clients[0].v) < distance(w_k)
-
-
-def test_a_client_without_a_personal_model_is_tested_with_w():
-    server, clients, _ = federation(ditto, parsed(NAME, *FLAGS))
-    tested = common.state(clients[0].model(server.download(0)))
-    assert same(tested, server.w)
-
-
-def test_its_state_is_what_it_keeps():
-    args = parsed(NAME, *FLAGS)
-    server, clients, data = federation(ditto, args)
-    clients[0].train(server.download(0), 0)
-    other = ditto.Client(args, clients[0].net, 0, data[0])
-    common.restore(other, copied(common.kept(clients[0])), "cpu")
-    for client in (clients[0], other):
-        client.train(server.download(0), 1)
-    assert same(clients[0].v, other.v)
-
-
-def test_the_settings_of_fdse():
-    """lambda and lr of its code (config/*/ditto.yml); the rest is FedAvg's."""
-    for dataset, expected in (("officecaltech", (0.01, 0.1)), ("pacs", (1e-4, 0.05)),
-                              ("domainnet10", (0.01, 0.1))):
-        args, theirs = parsed(NAME, "--dataset", dataset), parsed("fedavg", "--dataset", dataset)
-        assert (args.lambda_, args.lr) == expected
-        for name in ("backbone", "rounds", "epochs", "batch_size", "lr_decay", "clip", "average"):
-            assert getattr(args, name) == getattr(theirs, name)

@@ -202,6 +202,6 @@ def test_the_section_has_every_entry_part_and_reason():
     of = dataclasses.replace(of, entries=of.entries[:1], parts=of.parts[:1], unused=of.unused[:1])
     made = notes.section(of)
     assert "### Eq. (4): local steps\n\n```math\n\\mathbf{w}_k" in made
-    assert "In `Client.train`. Tests: [test_fedcir](../../tests/test_fedcir.py): `test_eq18" in made
+    assert "Tests: [test_fedcir_wiring](../../tests/test_fedcir_wiring.py): `test_two" in made
     assert "| Sec. 5.1 | p(z|x), a Gaussian | `GaussianNet.encode` |" in made.replace("\\|", "|")
     assert "| Eqs. (1)-(3) | risks: definitions |" in made

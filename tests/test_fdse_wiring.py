@@ -2,14 +2,13 @@
 every coefficient and switch away from the value at which it does nothing; in float64, so that little but
 rounding is forgiven."""
 
-import itertools
 import math
 import sys
 
 import common
 import fdse
 import official.fdse
-from tests.test_fdse import federation, small_args, target_of
+from tests.test_fdse import federation, nearest_to_zero, small_args, target_of
 
 import pytest
 import torch
@@ -160,21 +159,6 @@ def trained_by_hand(w, parameters, part, args, t, k):
     return w, sum(l_cons) / max(1, len(l_cons))
 
 
-def nearest_to_zero(d):
-    """u on the simplex of the shortest sum_k u_k d_k, from all subsets of the d_k: the smallest of the points
-    that are nearest to 0 on the line or plane through a subset and lie between its vectors."""
-    best = None
-    for r in range(1, len(d) + 1):
-        for subset in itertools.combinations(range(len(d)), r):
-            D = d[list(subset)]
-            inverse = torch.linalg.pinv(D @ D.T).sum(1)
-            u = torch.zeros(len(d), dtype=d.dtype)
-            u[list(subset)] = inverse / inverse.sum()
-            if (u > -1e-9).all() and (best is None or (u @ d).norm() < (best @ d).norm()):
-                best = u
-    return best
-
-
 def groups(names, args):
     """The names whose tensors are aggregated as one: those of a module's block, or each alone."""
     if args.unit == "tensor":
@@ -237,6 +221,7 @@ def official_args(*flags):
 @pytest.mark.parametrize("made,flags", [
     (small_args, []),
     (small_args, ["--no-consensus"]),
+    (small_args, ["--no-consensus", "--no-similarity", "--lambda", "0"]),  # FedAvg with local DSE modules
     (small_args, ["--no-similarity", "--block-bias", "--own-bias"]),
     (small_args, ["--unit", "tensor", "--evaluated", "trained"]),
     (official_args, ["--no-dse-relu"]),

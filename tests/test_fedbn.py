@@ -6,7 +6,7 @@ import common
 import fedavg
 from baselines import fedbn
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import in_double
 from tests.three_clients import (
     CLOSE,
@@ -82,19 +82,6 @@ def test_bn_layers_of_the_backbones():
     assert fedbn.bn_entries(block) == []
 
 
-def test_what_travels(tmp_path):
-    """Of the loop's bytes FedAvg's without BN's five entries a layer: 4 of 32 or 64 floats and a counter."""
-    run_here(NAME, tmp_path / "bn", "--rounds", 1)
-    run_here("fedavg", tmp_path / "avg", "--rounds", 1)
-    logs = {}
-    for name in ("bn", "avg"):
-        logs[name] = metrics(tmp_path / name)[0]["clients"]
-    bn = 4 * 4 * (32 + 64) + 2 * 8
-    for client, log in logs["bn"].items():
-        assert log["bytes_down"] == logs["avg"][client]["bytes_down"] - bn
-        assert log["bytes_up"] == logs["avg"][client]["bytes_up"] - bn
-
-
 def test_without_bn_it_is_fedavg_bit_for_bit():
     """Softmax regression: all layers travel."""
     args = parsed(NAME, *FLAGS)
@@ -156,22 +143,3 @@ def test_algorithm_2_by_hand(momentum):
         assert_close(found[name], bn[name], **CLOSE)
     assert_close(parts(found)[0], in_double(server.w))
     assert {layer.momentum for layer in fedbn.bn_layers(model).values()} == {0.1}
-
-
-def test_its_state_is_what_it_keeps():
-    args = parsed(NAME, *FLAGS, "--evaluated", "trained")
-    server, clients, data = federation(fedbn, args)
-    clients[0].train(server.download(0), 0)
-    other = fedbn.Client(args, clients[0].net, 0, data[0])
-    common.restore(other, copied(common.kept(clients[0])), "cpu")
-    tested = [common.state(client.model(server.download(0))) for client in (clients[0], other)]
-    assert same(*tested)
-
-
-def test_the_settings_of_fdse():
-    """FedAvg's; 0.1 is the learning rate of FDSE's code for FedBN."""
-    for dataset in ("officecaltech", "pacs", "domainnet10"):
-        args, theirs = parsed(NAME, "--dataset", dataset), parsed("fedavg", "--dataset", dataset)
-        for name in ("backbone", "rounds", "epochs", "batch_size", "lr", "lr_decay", "clip", "average"):
-            assert getattr(args, name) == getattr(theirs, name)
-        assert (args.lr, args.adapt_epochs, args.evaluated) == (0.1, 1, "aggregated")

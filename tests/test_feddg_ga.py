@@ -1,17 +1,16 @@
 """FedDG-GA: rounds by hand in plain torch, the change of the weights by hand, and where it is FedAvg."""
 
 import common
-import fedavg
 from baselines import feddg_ga
 from plumbing.runfolder import copied
 from plumbing.settings import changed
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, three_clients, train_by_hand
+from tests.three_clients import CLOSE, FLAGS, federation, mean, same, three_clients, train_by_hand
 
 import pytest
 import torch
-from torch import nn, tensor
+from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.feddg_ga"
@@ -83,29 +82,6 @@ def test_rounds_by_hand(gap, rule, d):
     assert (min(history[2]) == 0) == (rule == "paper")  # one weight is clipped
 
 
-@pytest.mark.parametrize("rule", ["paper", "code"])
-def test_without_a_step_it_is_fedavg(rule):
-    """Of uniform weights, bit for bit, over three rounds."""
-    args = parsed(NAME, *FLAGS, "--step-size", 0, "--rule", rule)
-    server, clients, _ = federation(feddg_ga, args)
-    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS, "--average", "uniform"))
-    for t, chosen in enumerate(ROUNDS):
-        for of_server, of_clients in ((server, clients), (other, others)):
-            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
-            of_server.update(uploads, t)
-        assert same(server.w, other.w)
-
-
-def test_what_travels(tmp_path):
-    """Two numbers of 8 bytes up in the place of FedAvg's n_k; nothing more down."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 2)
-    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
-        for name, log in entry["clients"].items():
-            assert other["clients"][name]["bytes_down"] == log["bytes_down"]
-            assert other["clients"][name]["bytes_up"] == log["bytes_up"] - 8 + 2 * 8
-
-
 def test_weights_by_hand():
     """Gaps 1, 2, 6 are 2 and 1 below their mean and 3 above it. With a step of 0.6 the first weight would be
     -0.2, and the sum of the others is 1.2."""
@@ -156,21 +132,3 @@ def test_error_in_evaluation_mode():
     args = changed(args, gap="error")
     wrong = 1 - common.correct(net, data.train, args) / len(data.train)
     assert_close(float(feddg_ga.error(net, many, args)), wrong)
-
-
-def test_the_unseen_client_has_the_global_model():
-    args = parsed(NAME, *FLAGS)
-    data = three_clients(args)
-    data[2].unseen = True
-    net = common.backbone(args, 1, 10)
-    server = feddg_ga.Server(args, net, 2)
-    model = feddg_ga.Client(args, net, 2, data[2]).model(server.download(2))
-    assert same(common.state(model), server.w)
-
-
-def test_the_settings_are_those_of_fedavg():
-    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
-        assert feddg_ga.PAPER[dataset] == fedavg.PAPER[dataset]
-    args = parsed(NAME, "--dataset", "pacs")
-    assert (args.step_size, args.gap, args.rule) == (0.2, "loss", "paper")
-    assert feddg_ga.Server(args, nn.Linear(1, 1), 4).a.tolist() == [0.25] * 4

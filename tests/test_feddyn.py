@@ -1,12 +1,11 @@
 """FedDyn: rounds by hand in plain torch, objectives with a known optimum, and where it is FedAvg."""
 
 import common
-import fedavg
 from baselines import feddyn
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, train_by_hand
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
 
 import pytest
 import torch
@@ -59,18 +58,6 @@ def test_rounds_by_hand():
     assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
 
 
-def test_alpha_zero_is_fedavg():
-    """With uniform weights, bit for bit, over three rounds."""
-    args = parsed(NAME, *FLAGS, "--alpha", 0)
-    server, clients, _ = federation(feddyn, args)
-    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS, "--average", "uniform"))
-    for t, chosen in enumerate(ROUNDS):
-        for of_server, of_clients in ((server, clients), (other, others)):
-            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
-            of_server.update(uploads, t)
-        assert same(server.w, other.w)
-
-
 @pytest.mark.parametrize("rounds", [[(0, 1, 2)], [(0, 1), (1, 2), (0, 2)]])
 def test_it_finds_the_common_optimum(rounds):
     """Losses a/2 (theta - b)^2, each minimum taken exactly: theta goes to the minimum of their sum, g_k to
@@ -97,19 +84,3 @@ def test_terms_by_hand():
     other = {"a": tensor([4.0, 6.0]), "b": tensor([[-1.0]])}
     assert feddyn.linear(other, theta) == 4 + 12 - 3
     assert feddyn.quadratic(theta, other) == 9 + 16 + 16
-
-
-def test_what_travels(tmp_path):
-    """As much as FedAvg, but for the number of images: h and g_k stay where they are."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 2)
-    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
-        for name, log in entry["clients"].items():
-            assert other["clients"][name]["bytes_down"] == log["bytes_down"]
-            assert other["clients"][name]["bytes_up"] == log["bytes_up"] - 8
-
-
-def test_the_settings_of_fdse():
-    """alpha of its grid; all else but the learning rate as FedAvg's."""
-    for dataset, lr, alpha in (("officecaltech", 0.01, 0.1), ("pacs", 0.1, 0.03), ("domainnet10", 0.05, 0.1)):
-        assert feddyn.PAPER[dataset] == fedavg.PAPER[dataset] | dict(lr=lr, alpha=alpha)

@@ -9,6 +9,7 @@ from baselines import fedema
 from fedgala import Learner
 from tests.conftest import parsed
 from tests.plain_torch import ClippedSGD, State, batch_norm, in_double, is_trained, leaves_of, linear
+from tests.test_fedgala_wiring import ROUNDS, SIZES, three_clients, two_layers
 
 import pytest
 import torch
@@ -19,8 +20,6 @@ from torch.testing import assert_close
 FLAGS = ("--target", "d75", "--precision", "fp32", "--device", "cpu", "--image-size", 8, "--crop", 8,
          "--batch-size", 6, "--epochs", 1, "--hidden", 7, "--dim", 5, "--lr", 0.004, "--lr-decay", 0.7,
          "--momentum", 0.6, "--weight-decay", 0.03, "--ema", 0.8, "--autoscale", 0.4)
-ROUNDS = ((0, 1, 2), (2, 0), (0, 1, 2))  # the clients of each round: the second one skips a round
-SIZES = (24, 13, 19)  # their images
 
 
 def tiny(args) -> Learner:
@@ -30,25 +29,12 @@ def tiny(args) -> Learner:
     return Learner(common.Net(body, 6, 10), args)
 
 
-def three_clients(args) -> list[common.ClientData]:
-    domains, classes = common.load_domains(args)
-    members, _ = common.split(common.Dataset(domains, classes), args)
-    for member, size in zip(members, SIZES):
-        member.train.index, member.train.labels = member.train.index[:size], member.train.labels[:size]
-    return members[:3]
-
-
 def project(x: Tensor, leaves: State, state: State, at: str = "") -> Tensor:
     """The projection of the online network, or with `at` "target." of the target network."""
     h = conv2d(x, leaves[f"{at}f.0.weight"], padding=1)
     h = batch_norm(h, leaves, state, f"{at}f.1").clamp(min=0)
     h = conv2d(h, leaves[f"{at}f.3.weight"], leaves[f"{at}f.3.bias"], padding=1)
     return two_layers(linear(h.flatten(1), leaves, f"{at}f.5"), leaves, state, f"{at}g")
-
-
-def two_layers(z: Tensor, leaves: State, state: State, name: str) -> Tensor:
-    h = batch_norm(z @ leaves[f"{name}.0.weight"].T, leaves, state, f"{name}.1").clamp(min=0)
-    return linear(h, leaves, f"{name}.3")
 
 
 def one_way(x: Tensor, other: Tensor, leaves: State, state: State) -> Tensor:

@@ -2,10 +2,9 @@
 FedAvg."""
 
 import common
-import fedavg
 from baselines import fedfa
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import ClippedSGD, batch_norm, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of
 
@@ -100,19 +99,6 @@ def test_rounds_by_hand(variance, average):
             assert same(common.state(model), server.w)
     assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
     assert 0 < sum(acted) < len(acted)  # some layers act on a batch, some do not
-
-
-def test_never_acting_is_fedavg():
-    """With --prob 0 all entries that FedAvg has are FedAvg's, to the bit."""
-    models = {}
-    for module, name, build in ((fedfa, NAME, fedfa.build), (fedavg, "fedavg", common.backbone)):
-        flags = ["--prob", 0] if module is fedfa else []
-        server, clients, _ = federation(module, parsed(name, *FLAGS, *flags), build)
-        for t, chosen in enumerate(ROUNDS):
-            server.update({k: clients[k].train(server.download(k), t) for k in chosen}, t)
-        models[module] = server.w
-    ours = {name: v for name, v in models[fedfa].items() if not name.startswith(LAYERS)}
-    assert same(ours, models[fedavg])
 
 
 def layer_of(prob: float, channels: int) -> fedfa.FFALayer:
@@ -224,20 +210,3 @@ def test_alexnet_has_them_behind_pooling_and_relu():
             before.append(type(module[0]).__name__)
     assert before == ["MaxPool2d", "MaxPool2d", "ReLU", "ReLU", "MaxPool2d"]
     assert [type(body[i]).__name__ for i in (8, 11, 14)] == ["Conv2d"] * 3
-
-
-def test_what_travels(tmp_path):
-    """Four numbers for each channel of the layers more than FedAvg, both ways."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 1)
-    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
-    for name, log in theirs.items():
-        for way in ("bytes_down", "bytes_up"):
-            assert ours[name][way] == log[way] + 4 * 4 * (32 + 64)
-
-
-def test_the_settings_are_those_of_fedavg():
-    for dataset in fedfa.PAPER:
-        assert fedfa.PAPER[dataset] == fedavg.PAPER[dataset]
-        args = parsed(NAME, "--dataset", dataset)
-        assert (args.prob, args.memory, args.variance) == (0.5, 0.99, "channels")

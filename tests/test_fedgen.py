@@ -5,7 +5,7 @@ import fedcir
 from baselines import fedgen
 from plumbing.runfolder import copied
 from plumbing.settings import changed
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import batch_norm, in_double, leaves_of, linear, log_probability
 from tests.three_clients import (
     CLOSE,
@@ -13,9 +13,7 @@ from tests.three_clients import (
     ROUNDS,
     federation,
     mean,
-    same,
     shares_of,
-    three_clients,
     train_by_hand,
 )
 
@@ -141,31 +139,6 @@ def test_rounds_by_hand(flags):
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
-def test_without_the_terms_it_is_fedavg(tmp_path):
-    """To the last bit, and to the last byte of what travels."""
-    flags = ["--protocol", "lodo", "--target", "d30", "--participation", "0.5", "--limit", 20]
-    run_here(NAME, tmp_path / "gen", "--lambda-reg", 0, "--lambda-kd", 0, *flags)
-    run_here("fedavg", tmp_path / "avg", *flags)
-    assert metrics(tmp_path / "gen") == metrics(tmp_path / "avg")
-    server = {}
-    for name in ("gen", "avg"):
-        server[name] = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["server"]["w"]
-    assert same(server["gen"], server["avg"])
-
-
-def test_what_travels(tmp_path):
-    """Beside FedAvg's: the generator, 74 x 256, 256 x 64 and its BN, and ten shares down from the second
-    round on; ten counts up."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 2, "--limit", 20)
-    generator = 4 * (74 * 256 + 4 * 256 + 256 * 64 + 64) + 8  # 8: BN's counter
-    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
-        for name, log in entry["clients"].items():
-            assert other["clients"][name]["bytes_up"] == log["bytes_up"] + 8 * C
-            more = generator + 4 * C if entry["round"] == 2 else 0
-            assert other["clients"][name]["bytes_down"] == log["bytes_down"] + more
-
-
 @pytest.mark.parametrize("off", [[], ["--lambda-reg", 0], ["--lambda-kd", 0]])
 def test_one_term_is_enough(off):
     """For the generator to be sent; with --reg-from 0 untrained and with uniform labels, at once."""
@@ -225,17 +198,6 @@ def test_labels_that_no_client_has():
     server.args = changed(server.args, labels="uniform")
     p = server.label_distribution(c)
     assert p[3] == 0.5 and p[7] == 0.5 and p.sum() == 1
-
-
-def test_the_unseen_client_has_the_global_model():
-    args = parsed(NAME, *FLAGS)
-    data = three_clients(args)
-    data[2].unseen = True
-    net = fedgen.build(args, 1, C)
-    server = fedgen.Server(args, net, 2)
-    server.t = 5
-    model = fedgen.Client(args, net, 2, data[2]).model(server.download(2))
-    assert same(common.state(model), server.w)
 
 
 def test_the_settings_of_fedcir():

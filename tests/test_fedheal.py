@@ -2,12 +2,11 @@
 is FedAvg."""
 
 import common
-import fedavg
 from baselines import fedheal
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, train_by_hand
 
 import pytest
 import torch
@@ -117,19 +116,6 @@ def test_many_rounds_by_hand(flags):
     assert nobody > 0  # entries that all clients have discarded
 
 
-def test_nothing_discarded_and_uniform_weights_are_fedavg():
-    """With tau below 0 and beta 0: FedAvg's models to the bit, with the clients of the round changing."""
-    models = {}
-    for module, flags in ((fedheal, [NAME, "--tau", -1, "--beta", 0]),
-                          (fedavg, ["fedavg", "--average", "uniform"])):
-        args = parsed(*flags[:1], *FLAGS, *flags[1:])
-        server, clients, _ = federation(module, args)
-        for t, chosen in enumerate(ROUNDS):
-            server.update({k: clients[k].train(server.download(k), t) for k in chosen}, t)
-        models[module] = server.w
-    assert same(models[fedheal], models[fedavg])
-
-
 def test_consistent_by_hand():
     """Of four rounds, 0 to 4 with an increase: more than tau's share must have had the update's direction."""
     increased = tensor([0, 1, 2, 3, 4])
@@ -175,23 +161,3 @@ def test_parameters_alone():
                 uploads[k] = {"w": server.w | {"running_mean": server.w["running_mean"] + step}}
             server.update(uploads, t)
         assert server.w["running_mean"] - 1 == mean
-
-
-def test_what_travels(tmp_path):
-    """FedAvg's bytes, but for the number of images."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 1)
-    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
-    for name, log in theirs.items():
-        assert ours[name]["bytes_down"] == log["bytes_down"]
-        assert ours[name]["bytes_up"] == log["bytes_up"] - 8
-
-
-def test_the_settings_are_those_of_fedavg():
-    """FDSE's code has tau of 0.2 on Office-Caltech10 and 0.1 on PACS; both codes begin with 0.3 and 0.4."""
-    taus = {"officecaltech": 0.2, "pacs": 0.1, "domainnet10": 0.3, "digits": 0.3}
-    for dataset, tau in taus.items():
-        args = parsed(NAME, "--dataset", dataset)
-        assert (args.tau, args.beta, args.masked, args.first_counts) == (tau, 0.4, "all", 1)
-        usual = fedavg.PAPER[dataset]
-        assert {name: v for name, v in fedheal.PAPER[dataset].items() if name != "tau"} == usual

@@ -6,9 +6,9 @@ import common
 import fedavg
 from baselines import fedproc
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, leaves_of, linear
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, three_clients, train_by_hand
+from tests.three_clients import CLOSE, FLAGS, federation, mean, train_by_hand
 
 import pytest
 import torch
@@ -111,30 +111,6 @@ def test_rounds_by_hand(source, fade, average):
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
-@pytest.mark.parametrize("source", ["pass", "batches"])
-@pytest.mark.parametrize("average", ["samples", "uniform"])
-def test_without_the_term_it_is_fedavg(source, average):
-    """alpha 0, bit for bit, over three rounds."""
-    args = parsed(NAME, *FLAGS, "--alpha", 0, "--prototypes", source, "--average", average)
-    server, clients, _ = federation(fedproc, args, fedproc.build)
-    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS, "--average", average))
-    for t, chosen in enumerate(ROUNDS):
-        for of_server, of_clients in ((server, clients), (other, others)):
-            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
-            of_server.update(uploads, t)
-        assert same(server.w, other.w)
-
-
-def test_what_travels(tmp_path):
-    """More than FedAvg: C x D numbers down, C x D and C of them up; also in the first round."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 2)
-    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
-        for name, log in entry["clients"].items():
-            assert other["clients"][name]["bytes_down"] == log["bytes_down"] + 4 * 10 * 64
-            assert other["clients"][name]["bytes_up"] == log["bytes_up"] + 4 * 10 * 64 + 8 * 10
-
-
 def test_loss_by_hand():
     """Cosines 1, 0 and -1 with three prototypes of any length; a fourth one is none."""
     z = tensor([[2.0, 0.0], [0.0, 0.5]])
@@ -210,16 +186,6 @@ def test_every_backbone(backbone, size, dim):
     assert server.prototypes.shape == (10, dim)
     assert server.prototypes.any(1).tolist() == [True] * 4 + [False] * 6
     assert client.log["prototypical"] > 0
-
-
-def test_the_unseen_client_has_the_global_model():
-    args = parsed(NAME, *FLAGS)
-    data = three_clients(args)
-    data[2].unseen = True
-    net = fedproc.build(args, 1, 10)
-    server = fedproc.Server(args, net, 2)
-    model = fedproc.Client(args, net, 2, data[2]).model(server.download(2))
-    assert same(common.state(model), server.w)
 
 
 def test_the_settings_of_fedcir():

@@ -3,7 +3,7 @@
 import common
 from baselines import fedprox
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import in_double
 from tests.three_clients import (
     CLOSE,
@@ -11,7 +11,6 @@ from tests.three_clients import (
     ROUNDS,
     federation,
     mean,
-    same,
     shares_of,
     train_by_hand,
 )
@@ -70,19 +69,6 @@ def test_rounds_by_hand(average):
         assert_close(in_double(server.w), w, **CLOSE)
         assert_close(in_double(common.state(clients[0].model(server.download(0)))), w, **CLOSE)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
-
-
-def test_mu_0_is_fedavg_bit_for_bit(tmp_path):
-    """To the last bit, and to the last byte of what travels."""
-    flags = ["--protocol", "lodo", "--target", "d30", "--participation", "0.5"]
-    run_here(NAME, tmp_path / "prox", "--mu", 0, *flags)
-    run_here("fedavg", tmp_path / "avg", *flags)
-    assert metrics(tmp_path / "prox") == metrics(tmp_path / "avg")
-    server = {}
-    for name in ("prox", "avg"):
-        saved = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
-        server[name] = saved["server"]["w"]
-    assert same(server["prox"], server["avg"])
 
 
 def test_the_settings_of_fdse_and_fedcir():

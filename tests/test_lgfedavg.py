@@ -1,10 +1,9 @@
 """LG-FedAvg: rounds by hand in plain torch, which layers travel, and the setting in which it is FedAvg."""
 
 import common
-import fedavg
 from baselines import lgfedavg
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import in_double
 from tests.three_clients import (
     CLOSE,
@@ -12,7 +11,6 @@ from tests.three_clients import (
     ROUNDS,
     federation,
     mean,
-    same,
     shares_of,
     three_clients,
     train_by_hand,
@@ -74,28 +72,6 @@ def test_rounds_by_hand(shared, layers, average, evaluated):
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
-def test_everything_shared_is_fedavg(tmp_path):
-    """Bit for bit, with two clients in a domain of which half take part."""
-    flags = ["--rounds", 3, "--clients-per-domain", 2, "--participation", 0.5, "--protocol", "lodo",
-             "--target", "d30"]
-    run_here("fedavg", tmp_path / "a", *flags)
-    run_here(NAME, tmp_path / "b", *flags, "--shared", "all")
-    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize("flags,floats", [
-    ((), 64 * 10 + 10),  # the classifier
-    (("--shared", "bottom"), 320 + 4 * 32 + 18496 + 4 * 64 + 3136 * 64 + 64),  # two of BN's are parameters
-])
-def test_what_travels(tmp_path, flags, floats):
-    """theta_g alone, and up the number of images; BN's two counters are of 8 bytes, as is that number."""
-    run_here(NAME, tmp_path, "--rounds", 1, *flags)
-    counters = 16 if flags else 0
-    for log in metrics(tmp_path)[0]["clients"].values():
-        assert log["bytes_down"] == 4 * floats + counters
-        assert log["bytes_up"] == 4 * floats + counters + 8
-
-
 def test_the_unseen_client_has_the_mean_of_whole_networks():
     """With `lodo` theta_k travels up and goes down to the unseen client alone."""
     args = parsed(NAME, *FLAGS, "--protocol", "lodo", "--target", "d75")
@@ -133,19 +109,3 @@ def test_the_top_may_be_the_whole_network():
     assert lgfedavg.shared_entries(net.state_dict(), args) == list(net.state_dict())
     with pytest.raises(common.Stop, match="--layers is 3; --backbone smallcnn_bn has 2 layers"):
         lgfedavg.shared_entries(net.state_dict(), lgfedavg.Args(layers=3))
-
-
-def test_what_a_client_keeps_stays_on_the_host():
-    """On the device machine theta_k is on the CPU after training and after a resume; here: it is a copy."""
-    args = parsed(NAME, *FLAGS, "--evaluated", "trained")
-    server, clients, _ = federation(lgfedavg, args)
-    clients[0].train(server.download(0), 0)
-    kept = copied(common.kept(clients[0]))
-    clients[1].train(server.download(1), 0)
-    assert same(kept["own"], clients[0].own) and same(kept["trained"], clients[0].trained)
-
-
-def test_the_settings_are_those_of_fedavg():
-    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
-        theirs = fedavg.PAPER[dataset]
-        assert lgfedavg.PAPER[dataset] == theirs

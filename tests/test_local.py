@@ -6,7 +6,7 @@ import common
 import fedavg
 from baselines import local
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import in_double
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand
 
@@ -111,20 +111,3 @@ def test_the_unseen_client_has_all_models():
         want = want + client.model({}).eval()(x).softmax(1) / 3
     assert_close(found, want)
     assert server.download(0) == {}
-
-
-def test_nothing_travels(tmp_path):
-    run_here("baselines.local", tmp_path)
-    for entry in metrics(tmp_path):
-        for log in entry["clients"].values():
-            assert (log["bytes_up"], log["bytes_down"]) == (0, 0)
-
-
-def test_the_settings_of_fdse():
-    """FDSE, Sec. 5.1 and A7.4, as FedAvg's."""
-    for dataset in ("officecaltech", "pacs", "domainnet10"):
-        args, theirs = parsed("baselines.local", "--dataset", dataset), parsed("fedavg", "--dataset", dataset)
-        for name in ("backbone", "image_size", "rounds", "epochs", "batch_size", "lr_decay", "clip", "split"):
-            assert getattr(args, name) == getattr(theirs, name)
-        assert args.lr == {"officecaltech": 0.1, "pacs": 0.1, "domainnet10": 0.05}[dataset]
-        assert args.select == "own"

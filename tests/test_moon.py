@@ -1,10 +1,9 @@
 """MOON: rounds by hand in plain torch, its loss against the formula, and where it is FedAvg."""
 
 import common
-import fedavg
 from baselines import moon
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, linear
 from tests.three_clients import (
     CLOSE,
@@ -12,9 +11,7 @@ from tests.three_clients import (
     ROUNDS,
     federation,
     mean,
-    same,
     shares_of,
-    three_clients,
     train_by_hand,
 )
 
@@ -74,28 +71,6 @@ def test_rounds_by_hand(evaluated):
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
-def test_without_the_term_it_is_fedavg():
-    """mu 0, bit for bit, over three rounds."""
-    args = parsed(NAME, *FLAGS, "--mu", 0)
-    server, clients, _ = federation(moon, args, moon.build)
-    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS))
-    for t, chosen in enumerate(ROUNDS):
-        for of_server, of_clients in ((server, clients), (other, others)):
-            uploads = {k: of_clients[k].train(of_server.download(k), t) for k in chosen}
-            of_server.update(uploads, t)
-        assert same(server.w, other.w)
-
-
-def test_what_travels(tmp_path):
-    """What FedAvg sends, no more: w down, w_k and n_k up."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 2)
-    for entry, other in zip(metrics(tmp_path / "fedavg"), metrics(tmp_path / NAME)):
-        for name, log in entry["clients"].items():
-            for way in ("bytes_up", "bytes_down"):
-                assert other["clients"][name][way] == log[way]
-
-
 def test_loss_by_hand():
     """Similarities 1 and 0, then 0 and 1, then equal ones, which say nothing: log(1 + e^(-1/tau)), ..."""
     z = tensor([[2.0, 0.0]])
@@ -131,21 +106,3 @@ def test_projection():
     assert_close(net.train()(x), linear(z, w, "head"))
     assert_close(net.features(x), z)
     assert (z < 0).any()
-
-
-def test_the_unseen_client_has_the_global_model():
-    args = parsed(NAME, *FLAGS, "--evaluated", "trained")
-    data = three_clients(args)
-    data[2].unseen = True
-    net = moon.build(args, 1, 10)
-    server = moon.Server(args, net, 2)
-    model = moon.Client(args, net, 2, data[2]).model(server.download(2))
-    assert same(common.state(model), server.w)
-
-
-def test_the_settings_of_fdse():
-    """mu of its grid; all else but the learning rate as FedAvg's."""
-    for dataset, lr, mu in (("officecaltech", 0.05, 1), ("pacs", 0.05, 1), ("domainnet10", 0.1, 0.1)):
-        assert moon.PAPER[dataset] == fedavg.PAPER[dataset] | dict(lr=lr, mu=mu)
-    args = parsed(NAME, "--dataset", "pacs")
-    assert (args.tau, args.projection, args.evaluated, args.clip) == (0.5, False, "aggregated", 10)

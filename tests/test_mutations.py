@@ -1,6 +1,6 @@
 """The lists of broken copies are in order; that each copy is noticed is a long test."""
 
-from tests.mutations.__main__ import mutations_of, names, noticed
+from tests.mutations.__main__ import ROOT, mutations_of, names, noticed
 
 import pytest
 
@@ -10,6 +10,7 @@ def test_each_mutation_has_its_line(name):
     mutations = mutations_of(name)  # an error if a line is not there once
     assert len(mutations) >= 5
     assert len({mutation.what for mutation in mutations}) == len(mutations)
+    assert all((ROOT / test).exists() for test in mutations[0].tests)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ server held after a round, its sum and its product with other numbers.
 """
 
 import json
-import math
 from pathlib import Path
 
 import common
@@ -118,44 +117,6 @@ def compare(tensors, want):
         assert summary(tensors[name]) == pytest.approx(numbers, rel=1e-4, abs=2e-5 * float(1 + size)), name
 
 
-def official_by_hand(batch, glob, beta, times):
-    """The official code's loss in plain Python, of the last of `times` times the same batch."""
-    weights = [math.exp(beta * i) for i in range(len(batch))]
-    f = v = None
-    for _ in range(times):
-        loss = 0.0
-        for i, (means, _) in enumerate(batch):
-            m = float(means.mean())
-            s = float(means.var())
-            if f is None:
-                f, v = m, s
-            else:
-                f = 0.9 * f + 0.1 * m
-                v = 0.9 * v + 0.1 * s
-            mean_loss, variance_loss = [], []
-            for a in glob[i][0].tolist():
-                mean_loss.append((a * a - f * f) / (2 * v))
-            for a in glob[i][1].tolist():
-                variance_loss.append(0.5 * (math.log(v / (a + 1e-8)) + a / (v + 1e-8)))
-            w = weights[i] / sum(weights)
-            loss += w * sum(mean_loss) / len(mean_loss)
-            loss += w * sum(variance_loss) / len(variance_loss)
-    return loss
-
-
-def test_official_loss_against_a_plain_transcription():
-    """Against the loss written out in plain Python from c0bd90b's formula."""
-    torch.manual_seed(0)
-    batch, glob = [], []
-    for channels in (5, 7):
-        batch.append((torch.randn(channels), None))
-        glob.append((torch.randn(channels), torch.rand(channels) + 0.5))
-    _, hat = official.fdse.consistency_official(batch, glob, None, beta=0.3)
-    loss, _ = official.fdse.consistency_official(batch, glob, hat, beta=0.3)
-    want = official_by_hand(batch, glob, 0.3, times=2)
-    assert math.isclose(loss.item(), want, rel_tol=1e-4)
-
-
 def test_images_that_are_too_small_without_padding(capsys):
     """At laptop scale DomainNet has 64 pixels, which the official network cannot take."""
     laptop = ["--dataset", "domainnet10", "--variant", "official", "--scale", "laptop"]
@@ -167,28 +128,6 @@ def test_images_that_are_too_small_without_padding(capsys):
         assert net(torch.zeros(1, 3, args.image_size, args.image_size)).isfinite().all()
 
 
-def test_official_variant_sets_all_its_choices_and_a_flag_wins():
-    args = parsed("--dataset", "officecaltech", "--beta", "0.2")
-    assert (args.lambda_, args.beta) == (0.05, 0.2)
-    assert (args.lr_decay, args.weight_decay) == (0.9998, 1e-3)
-    assert args.image_size == 256
-    assert (args.con_loss, args.con_from) == ("official", 1)
-    assert (args.unit, args.evaluated) == ("tensor", "trained")
-    assert not args.pad and not args.dse_relu and args.block_bias
-
-
-def test_the_first_version_and_the_official_settings_of_domainnet():
-    first = parsed("--dataset", "officecaltech", "--variant", "first")
-    assert (first.lambda_, first.beta, first.tau) == (10.0, 0.5, 10.0)
-    assert (first.con_loss, first.con_from, first.stem_padding) == ("first", 1, 5)
-    assert first.block_bias and first.own_bias and first.dse_relu and first.pad and not first.fc_identity
-    assert (first.unit, first.evaluated, first.weight_decay) == ("tensor", "trained", 1e-3)
-    for variant, coefficients in (("first", (10.0, 0.5, 10.0)), ("official", (0.01, 0.1, 0.5))):
-        args = parsed("--dataset", "domainnet10", "--variant", variant)
-        assert (args.lr, args.epochs, args.image_size, args.lr_decay) == (0.1, 1, 256, 0.9998)
-        assert (args.lambda_, args.beta, args.tau) == coefficients
-
-
 @pytest.mark.parametrize("variant,size,flops", [("first", 24.87, 2.219), ("official", 24.86, 1.675)])
 def test_table4_of_the_versions(variant, size, flops):
     """Table 4 says 24.87 MiB and 2.24e10 multiply-adds: the first version has both."""
@@ -197,9 +136,26 @@ def test_table4_of_the_versions(variant, size, flops):
     assert round(multiply_adds(net) / 1e10, 3) == flops
 
 
-@pytest.mark.parametrize("variant", ["official", "first"])
+@pytest.mark.parametrize("dataset,variant,coefficients", [
+    ("officecaltech", "official", (0.05, 0.05, 0.5)),
+    ("domainnet10", "official", (0.01, 0.1, 0.5)),
+    ("officecaltech", "first", (10.0, 0.5, 10.0)),
+    ("domainnet10", "first", (10.0, 0.5, 10.0)),
+])
+def test_settings_of_the_released_versions(dataset, variant, coefficients):
+    args = parsed("--dataset", dataset, "--variant", variant)
+    first = variant == "first"
+    assert (args.lambda_, args.beta, args.tau) == coefficients
+    assert (args.lr_decay, args.weight_decay, args.image_size) == (0.9998, 1e-3, 256)
+    assert (args.unit, args.evaluated, args.con_loss, args.con_from) == ("tensor", "trained", variant, 1)
+    assert (args.own_bias, args.dse_relu, args.pad, args.fc_identity) == (first, first, first, not first)
+    assert args.block_bias
+
+
+@pytest.mark.parametrize("variant", ["paper", "official", "first"])
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 def test_networks_take_the_images_of_every_scale(scale, variant):
+    """Shape of the logits, and that they are finite; of the paper's variant the network is fdse.py's."""
     args = parsed("--dataset", "officecaltech", "--scale", scale, "--variant", variant)
     logits = official.fdse.build(args, 3, 10).eval()(torch.zeros(1, 3, args.image_size, args.image_size))
     assert logits.shape == (1, 10) and logits.isfinite().all()

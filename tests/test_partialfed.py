@@ -1,10 +1,9 @@
 """PartialFed: rounds by hand in plain torch, with fixed and learned strategies, and where it is FedAvg."""
 
 import common
-import fedavg
 from baselines import partialfed
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import (
     CLOSE,
@@ -12,9 +11,7 @@ from tests.three_clients import (
     ROUNDS,
     federation,
     mean,
-    same,
     shares_of,
-    three_clients,
     train_by_hand,
 )
 
@@ -126,15 +123,6 @@ def test_adaptive_by_hand():
     assert any(0 < len(keeps) < 6 for keeps in strategies)
 
 
-def test_to_load_everything_is_fedavg(tmp_path):
-    """Bit for bit, with two clients in a domain of which half take part."""
-    flags = ["--rounds", 3, "--clients-per-domain", 2, "--participation", 0.5, "--protocol", "lodo",
-             "--target", "d30"]
-    run_here("fedavg", tmp_path / "a", *flags)
-    run_here(NAME, tmp_path / "b", *flags, "--strategy", "none")
-    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
-
-
 @pytest.mark.parametrize("better", ["global", "own"])
 def test_a_client_learns_to_take_the_better_layer(better):
     """One of the two models has a classifier with the wrong sign; all other layers are equal."""
@@ -167,31 +155,3 @@ def test_batch_normalization_of_resnet_is_found_by_type():
         assert len(partialfed.fixed_entries(net, "bn")) == 5 * bn
         assert len(partialfed.fixed_entries(net, "bn+head")) == 5 * bn + 2
         assert partialfed.fixed_entries(net, "none") == partialfed.fixed_entries(net, "adaptive") == []
-
-
-def test_what_travels(tmp_path):
-    """What FedAvg sends: all layers, both ways."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 1)
-    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
-    for name, log in theirs.items():
-        for way in ("bytes_up", "bytes_down"):
-            assert ours[name][way] == log[way]
-
-
-def test_what_is_kept():
-    """No more than needed: of a fixed strategy its layers; the unseen client keeps nothing and has w."""
-    args = parsed(NAME, *FLAGS)
-    server, clients, _ = federation(partialfed, args)
-    clients[0].train(server.download(0), 0)
-    assert len(clients[0].own) == 2 * 5 + 2
-    data = three_clients(args)[2]
-    data.unseen = True
-    model = partialfed.Client(args, clients[0].net, 3, data).model(server.download(3))
-    assert same(common.state(model), server.w)
-
-
-def test_the_settings_are_those_of_fedavg():
-    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
-        assert partialfed.PAPER[dataset] == fedavg.PAPER[dataset]
-    assert parsed(NAME, "--dataset", "pacs").strategy == "bn+head"

@@ -4,7 +4,7 @@ import common
 import fedavg
 from baselines import scaffold
 from plumbing.runfolder import copied
-from tests.conftest import fails, metrics, parsed, run_here
+from tests.conftest import fails, parsed
 from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, three_clients
 
@@ -114,22 +114,5 @@ def test_option_ii_by_hand():
     assert scaffold.control_variate(tensor(1.0), tensor(4.0), tensor(3.0), tensor(1.0), 2, 0.5) == -1
 
 
-def test_what_travels(tmp_path):
-    """An entry for each parameter more than FedAvg, both ways, and no number of images up."""
-    for name in ("fedavg", NAME):
-        run_here(name, tmp_path / name, "--rounds", 1)
-    parameters = sum(p.numel() for p in common.backbone(parsed(NAME), 1, 10).parameters())
-    theirs, ours = metrics(tmp_path / "fedavg")[0]["clients"], metrics(tmp_path / NAME)[0]["clients"]
-    for name, log in theirs.items():
-        assert ours[name]["bytes_down"] == log["bytes_down"] + 4 * parameters
-        assert ours[name]["bytes_up"] == log["bytes_up"] - 8 + 4 * parameters
-
-
 def test_momentum_is_refused(capsys):
     fails(capsys, 2, "--momentum 0.9 does not go with SCAFFOLD", parsed, NAME, "--momentum", 0.9)
-
-
-def test_the_settings_are_those_of_fedavg():
-    for dataset in ("officecaltech", "pacs", "domainnet10", "digits"):
-        assert scaffold.PAPER[dataset] == fedavg.PAPER[dataset]
-    assert parsed(NAME, "--dataset", "pacs").eta_g == 1

@@ -1,0 +1,139 @@
+"""What baselines have in common: where each is FedAvg, what travels, the unseen client's model, settings."""
+
+import common
+import fedavg
+from baselines import (
+    ditto,
+    fedbn,
+    feddg_ga,
+    feddyn,
+    fedfa,
+    fedgen,
+    fedheal,
+    fedproc,
+    fedprox,
+    lgfedavg,
+    local,
+    moon,
+    partialfed,
+    scaffold,
+)
+from tests.conftest import parsed
+from tests.three_clients import FLAGS, ROUNDS, federation, same, three_clients
+
+import pytest
+
+
+def made(module, *flags):
+    """The server and three clients of a method."""
+    args = parsed(module.__name__, *FLAGS, *flags)
+    server, clients, _ = federation(module, args, getattr(module, "build", common.backbone))
+    return server, clients
+
+
+def play(server, clients, t: int, chosen: tuple[int, ...]) -> tuple[dict, dict]:
+    """A round: what goes down to its first client, and what comes up from it."""
+    downs, uploads = {}, {}
+    for k in chosen:
+        downs[k] = server.download(k)
+        common.seed_all(0, "train", t, k)
+        uploads[k] = clients[k].train(downs[k], t)
+    server.update(uploads, t)
+    return downs[chosen[0]], uploads[chosen[0]]
+
+
+UNIFORM = ("--average", "uniform")
+
+
+@pytest.mark.parametrize("module,flags,of_fedavg", [
+    (fedprox, ("--mu", 0), ()),
+    (moon, ("--mu", 0), ()),
+    (ditto, ("--augment", "crops"), ("--augment", "crops")),  # its global model
+    (feddyn, ("--alpha", 0), UNIFORM),
+    (fedheal, ("--tau", -1, "--beta", 0), UNIFORM),
+    (feddg_ga, ("--step-size", 0), UNIFORM),
+    (feddg_ga, ("--step-size", 0, "--rule", "code"), UNIFORM),
+    (fedgen, ("--lambda-reg", 0, "--lambda-kd", 0), ()),
+    (fedproc, ("--alpha", 0), ()),
+    (fedproc, ("--alpha", 0, "--prototypes", "batches", *UNIFORM), UNIFORM),
+    (partialfed, ("--strategy", "none"), ()),
+    (lgfedavg, ("--shared", "all"), ()),
+    (fedfa, ("--prob", 0), ()),  # whose layers have entries of their own
+])
+def test_a_setting_in_which_it_is_fedavg(module, flags, of_fedavg):
+    """Bit for bit, over three rounds."""
+    server, clients = made(module, *flags)
+    other, others = made(fedavg, *of_fedavg)
+    for t, chosen in enumerate(ROUNDS):
+        play(server, clients, t, chosen)
+        play(other, others, t, chosen)
+        assert same({name: server.w[name] for name in other.w}, other.w)
+
+
+PARAMETERS = 320 + 2 * 32 + 18496 + 2 * 64 + 3136 * 64 + 64 + 64 * 10 + 10  # of the digits' network
+OF_BN = 4 * 4 * (32 + 64) + 2 * 8  # four numbers a channel, and two counters
+GENERATOR = 4 * (74 * 256 + 4 * 256 + 256 * 64 + 64) + 8 + 4 * 10  # and the shares of ten labels
+
+
+@pytest.mark.parametrize("module,down,up", [
+    (fedprox, 0, 0),
+    (moon, 0, 0),
+    (ditto, 0, 0),
+    (partialfed, 0, 0),
+    (feddyn, 0, -8),  # no number of images
+    (fedheal, 0, -8),
+    (feddg_ga, 0, 8),  # two errors in the place of it
+    (fedbn, -OF_BN, -OF_BN),
+    (fedfa, 4 * 4 * (32 + 64), 4 * 4 * (32 + 64)),
+    (scaffold, 4 * PARAMETERS, 4 * PARAMETERS - 8),
+    (fedproc, 4 * 10 * 64, 4 * 10 * 64 + 8 * 10),
+    (fedgen, GENERATOR, 8 * 10),
+    (lgfedavg, 4 * 650 - 4 * PARAMETERS - 4 * 2 * (32 + 64) - 16, 4 * 650 - 4 * PARAMETERS - 4 * 2 * 96 - 16),
+])
+def test_what_travels(module, down, up):
+    """Bytes more than FedAvg's in the second round."""
+    payloads = {}
+    for method in (module, fedavg):
+        server, clients = made(method)
+        play(server, clients, 0, (0, 1, 2))
+        payloads[method] = [common.nbytes(payload) for payload in play(server, clients, 1, (0, 1, 2))]
+    theirs = payloads[fedavg]
+    assert payloads[module] == [theirs[0] + down, theirs[1] + up]
+
+
+OF_GLOBAL_MODEL = (fedprox, moon, ditto, partialfed, feddyn, fedheal, feddg_ga, fedfa, scaffold, fedproc,
+                   fedgen)
+
+
+@pytest.mark.parametrize("module", OF_GLOBAL_MODEL)
+def test_the_unseen_client_has_the_global_model(module):
+    server, clients = made(module)
+    play(server, clients, 0, (0, 1))
+    data = three_clients(clients[2].args)[2]
+    data.unseen = True
+    unseen = module.Client(clients[2].args, clients[2].net, 2, data)
+    assert same(common.state(unseen.model(server.download(2))), server.w)
+
+
+# FDSE's code and grids: what differs from its FedAvg on Office-Caltech10, PACS and DomainNet
+OWN = {
+    fedprox: (dict(mu=0.1), dict(mu=1e-4, lr=0.05), dict(mu=0.01)),
+    ditto: (dict(lambda_=0.01), dict(lambda_=1e-4, lr=0.05), dict(lambda_=0.01)),
+    moon: (dict(mu=1, lr=0.05), dict(mu=1, lr=0.05), dict(mu=0.1)),
+    feddyn: (dict(alpha=0.1, lr=0.01), dict(alpha=0.03), dict(alpha=0.1, lr=0.05)),
+    fedheal: (dict(tau=0.2), dict(tau=0.1), {}),
+    local: ({}, {}, dict(lr=0.05)),
+    fedbn: ({}, {}, {}),
+    fedfa: ({}, {}, {}),
+    feddg_ga: ({}, {}, {}),
+    lgfedavg: ({}, {}, {}),
+    partialfed: ({}, {}, {}),
+    scaffold: ({}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("module", OWN)
+def test_the_settings_of_fdse(module):
+    for dataset, own in zip(("officecaltech", "pacs", "domainnet10"), OWN[module]):
+        assert module.PAPER[dataset] == fedavg.PAPER[dataset] | own
+    assert module.PAPER["digits"] == fedavg.PAPER["digits"]
