@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import gc
 import hashlib
 import os
 import platform
+import re
 import resource
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -38,45 +36,30 @@ def code(method_file: Path) -> dict:
 
 
 def files_of(method_file: Path) -> list[Path]:
-    """The files that make a run's numbers: common.py, plumbing/, the method's file, and the other modules of
-    this repository from which that one, as it is loaded, has a name."""
-    folders = {str(folder) for folder in (ROOT, ROOT / "baselines", ROOT / "official", method_file.parent)}
-    modules = {path_of(module): module for module in list(sys.modules.values())}
+    """The files that make a run's numbers: common.py, plumbing/, the method's file, and what that imports of
+    this repository or of its own folder."""
     found = {ROOT / "common.py", *(ROOT / "plumbing").glob("*.py"), *(ROOT / "plumbing").glob("*.csv")}
-    waiting = [str(method_file)]
+    waiting = [method_file]
     while waiting:
         file = waiting.pop()
-        if Path(file) in found:
+        if file in found or not file.exists():
             continue
-        found.add(Path(file))
-        others = [path_of(other) for other in named_in(modules[file])] if file in modules else []
-        waiting += [other for other in others if os.path.dirname(other) in folders]
+        found.add(file)
+        for words in re.findall(r"^ *(?:from|import) +([\w., ]+)", file.read_text(), re.M):
+            package, _, names = words.partition(" import ")
+            modules = re.findall(r"[\w.]+", package)
+            modules += [f"{package}.{name}" for name in re.findall(r"\w+", names)]  # of a package
+            for module in modules:
+                path = module.replace(".", "/") + ".py"
+                waiting += [ROOT / path, method_file.parent / path]
     return sorted(found)
-
-
-def path_of(module: ModuleType) -> str:
-    """A module's file, in a folder behind all links; of one that has none a path that no file has."""
-    folder, name = os.path.split(getattr(module, "__file__", None) or "/")
-    return os.path.join(real_folder(folder), name)
-
-
-@functools.cache
-def real_folder(folder: str) -> str:
-    return os.path.realpath(folder)
-
-
-def named_in(module: ModuleType) -> list[ModuleType]:
-    """The modules of which a module has names: imported ones, and those of its classes and functions."""
-    names = [getattr(value, "__module__", None) for value in vars(module).values()]
-    there = [sys.modules[name] for name in set(names) if isinstance(name, str) and name in sys.modules]
-    return there + [value for value in vars(module).values() if isinstance(value, ModuleType)]
 
 
 def hardware(args, processes: int) -> dict:
     """Versions and hardware of this process, as result.json has them."""
     gpu = args.device.startswith("cuda")
     machine = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "processes": processes,
-               "load": load(), "gpu": None, "gpu_peak_memory_mib": None}
+               "gpu": None, "gpu_peak_memory_mib": None}
     if gpu:
         machine["gpu"] = torch.cuda.get_device_name(args.device)
         machine["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20
@@ -117,14 +100,9 @@ def cpu_name() -> str:
     return platform.processor()
 
 
-def load() -> float:
-    """How many processes wanted a core in the last minute, on average."""
-    return round(os.getloadavg()[0], 2)
-
-
 def forget_peak_memory(args) -> None:
-    """Let the peaks of memory count from here on: each run of a process has its own. What earlier runs have
-    left is given back. Where the system is not Linux the peak stays that of the process."""
+    """Let the peaks of memory count from here on: each run of a process has its own. Without /proc it stays
+    that of the process."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

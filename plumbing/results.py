@@ -148,8 +148,6 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
 
 def refuse_record(name: str) -> None:
     """Stop, before anything is trained, if `--record` is no file of records that can be added to."""
-    if not name:
-        return
     path = Path(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,8 @@ def changed_flags(words: str, run: Rebuilt) -> dict:
 
 def show(flags) -> list[dict]:
     """A row for each run and its flags, and a record of each if one is wanted."""
-    refuse_record(flags.record)
+    if flags.record:
+        refuse_record(flags.record)
     rows, numbers = [], []
     for folder in flags.folders:
         result = finished(folder)
