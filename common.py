@@ -28,8 +28,7 @@ from plumbing.mnist import ANGLES, load_digits, rotate, rotated_mnist
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
 from plumbing.runfolder import Run, folder_of, tensors_of
 from plumbing.seeding import seed_all
-from plumbing.several import (expand_seeds, expand_targets, refuse_summary, show_seeds, show_targets,
-                              summary_file, targets_of)
+from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, ratios, shares
 from plumbing.weights import load_pretrained, read_weights
 
@@ -705,8 +704,6 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     with one_line_on_failure(Path(getattr(sys.modules[Client.__module__], "__file__", "run")).stem):
         method, file = name_and_file(Server, Client)
         prepare(settings)
-        if settings.seeds:
-            refuse_summary(summary_file(settings, method))
         of_seeds, folders = {}, []
         for of_seed in expand_seeds(settings):
             if process()[0] == 0:

@@ -51,7 +51,7 @@ def files_of(method_file: Path) -> list[Path]:
             modules += [f"{package}.{name}" for name in re.findall(r"\w+", names)]  # of a package
             for module in modules:
                 path = module.replace(".", "/") + ".py"
-                waiting += [ROOT / path, method_file.parent / path]
+                waiting.append(ROOT / path if (ROOT / path).exists() else method_file.parent / path)
     return sorted(found)
 
 

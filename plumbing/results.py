@@ -47,10 +47,9 @@ def result_of(args: Args, key: dict, history: list[dict]) -> dict:
     if "start" in history[0]:
         result["start"] = history[0]["start"]
     result["bytes"] = {}
+    logs = [log for entry in history for log in entry["clients"].values()]
     for direction in ("up", "down"):
-        total = 0
-        for entry in history:
-            total += sum(log[f"bytes_{direction}"] for log in entry["clients"].values())
+        total = sum(log[f"bytes_{direction}"] for log in logs)
         result["bytes"][direction] = total
         result["bytes"][f"{direction}_per_round"] = total / len(history)
     result["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -84,12 +83,9 @@ def curves(evaluated: list[dict]) -> dict[str, list]:
     found = {"round": [entry["round"] for entry in evaluated]}
     for name in accuracies[-1]:
         if name not in ("round", "clients", "linear"):
-            found[name] = [rounded(of_round.get(name)) for of_round in accuracies]
+            values = [of_round.get(name) for of_round in accuracies]
+            found[name] = [None if value is None else round(value, 5) for value in values]
     return found
-
-
-def rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
 
 
 def mean_logs(history: list[dict]) -> dict[str, list]:
@@ -104,7 +100,7 @@ def mean_logs(history: list[dict]) -> dict[str, list]:
         means[name] = []
         for entry in history:
             values = [log[name] for log in entry["clients"].values() if name in log]
-            means[name].append(rounded(float(np.mean(values))) if values else None)
+            means[name].append(round(float(np.mean(values)), 5) if values else None)
     return means
 
 
@@ -174,8 +170,8 @@ def record(args: Args, result: dict) -> None:
         for line in content.splitlines():
             with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
                 there = json.loads(line)  # a damaged line is nobody's record
-                same = all(there.get(name) == result.get(name) for name in ("id", "sha256", "curve"))
-                if same and "trained_by" not in there:
+                same = [there.get(name) == result.get(name) for name in ("id", "sha256", "curve")]
+                if all(same) and "trained_by" not in there:
                     return
         start = b"\n" if content and not content.endswith(b"\n") else b""
         file.write(start + json.dumps(result).encode() + b"\n")

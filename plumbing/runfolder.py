@@ -99,9 +99,9 @@ class Run:
         damaged result is made again from the checkpoint."""
         result, file = None, self.path / "checkpoint.pt"
         with contextlib.suppress(OSError, *DAMAGED):
-            result = json.loads((self.path / "result.json").read_text())
-            summary(result)
-            result["args"]["rounds"]
+            found = json.loads((self.path / "result.json").read_text())
+            summary(found)  # an error if it is damaged
+            result = found
         if file.exists():
             self.saved = read_state(file, INSTEAD)
             refuse_another(self.path, self.saved, self.args, self.key)
