@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import hashlib
 import os
 import platform
 import re
-import resource
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -98,24 +95,3 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":")[1].strip()
     return platform.processor()
-
-
-def forget_peak_memory(args) -> None:
-    """Let the peaks of memory count from here on: each run of a process has its own. Without /proc it stays
-    that of the process."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-    if args.device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(args.device)
-
-
-def peak_memory() -> int:
-    """MiB of the largest resident size of this process since forget_peak_memory (the mapped pixels that were
-    read count), GPU memory apart."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) // 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

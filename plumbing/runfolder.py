@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import os
+import resource
 import shutil
 import sys
 import time
@@ -31,7 +32,7 @@ from plumbing.catalog import short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
 from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, gathered, process
-from plumbing.provenance import code, forget_peak_memory, hardware, peak_memory
+from plumbing.provenance import code, hardware
 from plumbing.results import (best_of, draw_curves, numbers_in, outcome, record, refuse_record, result_of,
                               summary)
 from plumbing.settings import Args, differences, settings_of
@@ -81,13 +82,12 @@ class Run:
     def open(cls, args: Args, key: dict, method_file: Path) -> Iterator[Run]:
         """A run whose folder is locked and read: `result` is that of a finished one. Stop if the folder holds
         something else."""
-        forget_peak_memory(args)
         with contextlib.ExitStack() as stack:
             run = cls(args, key, method_file, stack)
             if run.rank == 0:
                 refuse_foreign(run.path)
                 if args.record:
-                    refuse_record(args.record)
+                    refuse_record(Path(args.record))
                 stack.enter_context(locked(run.path / ".lock", wait=False))
                 if args.resume:
                     run.read()
@@ -263,10 +263,12 @@ class Run:
         if self.rank == 0:
             self.bar.close()
             seconds = {part: round(value, 3) for part, value in self.seconds.items()}
-            first = {name: value for name, value in self.parts[0].items() if name in ("commit", "sha256")}
+            first = self.parts[0]
             self.result = result_of(self.args, self.key, self.history) | {
                 "seconds": seconds, "images_per_second": round(self.images / max(seconds["train"], 1e-9), 1),
-                "peak_memory_mib": peak_memory(), **first, "dirty": any(part["dirty"] for part in self.parts),
+                "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+                "commit": first["commit"], "sha256": first["sha256"],
+                "dirty": any(part["dirty"] for part in self.parts),
                 **hardware(self.args, self.processes), "code": self.parts}
             title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
             if self.args.figures:

@@ -552,10 +552,7 @@ def choose_device(device: str) -> str:
     count = torch.cuda.device_count()
     number = device.partition(":")[2]
     if not number:  # with torchrun each process takes its own GPU
-        rank = os.environ.get("LOCAL_RANK", "0")
-        if not rank.isdecimal():
-            raise Stop(f"LOCAL_RANK is {rank!r}; expected a process's number: unset it, or use torchrun", 2)
-        number = int(rank) % max(count, 1)
+        number = int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
     if int(number) >= count:
         raise Stop(f"--device {device} cannot be used here: PyTorch finds {count} GPUs", 2)
     return f"cuda:{int(number)}"
