@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from PIL import Image
 
 from .conftest import ROOT
 from .small_datasets import (
-    SIZE,
     check,
     expect,
     load,
@@ -69,13 +67,6 @@ def test_limit_keeps_a_part(tmp_path, monkeypatch):
         assert len(kept.labels) == len(kept.images) == 6
         for image, label in zip(kept.images, kept.labels):
             assert labels[image.numpy().tobytes()] == label
-
-
-def test_limit_lets_the_map_go(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    part, _ = load(tmp_path, "vlcs", limit=6)
-    for d in part:
-        assert d.images.untyped_storage().nbytes() == 6 * SIZE * SIZE * 3  # a copy of what is kept
 
 
 def test_an_image_that_cannot_be_decoded(tmp_path, monkeypatch):
@@ -151,23 +142,7 @@ def test_few_images_are_decoded_ahead_and_a_failure_ends_it(tmp_path, monkeypatc
     assert len(begun) <= 4 and nothing_is_left(tmp_path)
 
 
-BYTES = 4 * 10 * SIZE * SIZE * 3  # of the small VLCS
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("memory, read_ahead", [(2 * BYTES + 9999, True), (2 * BYTES - 1, False)])
-def test_only_large_maps_are_read_without_reading_ahead(tmp_path, monkeypatch, memory, read_ahead):
-    write_vlcs(tmp_path, monkeypatch)
-    monkeypatch.setattr(decoding, "memory", lambda: memory)
-    loaded, _ = load(tmp_path, "vlcs")
-    maps = Path("/proc/self/smaps").read_text()
-    cache = re.escape(str(tmp_path / "data" / "cache"))
-    flags = re.findall(cache + r"/vlcs-8-\w+/\w+\.npy\n(?:\w+:.*\n)*?VmFlags:(.*)", maps)
-    assert len(flags) == len(loaded) == 4
-    for of_map in flags:
-        assert (" rr" not in of_map) == read_ahead
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_does_not_grow_with_the_pixels(tmp_path):
     """Decoding 154 MB and opening a cache of 944 GB stay within 200 MB of memory of their own."""

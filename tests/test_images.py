@@ -138,17 +138,12 @@ def no_pixels(pixels: Path, index: Path) -> None:
     pixels.write_bytes(b"x")
 
 
-def index_of_nothing(pixels: Path, index: Path) -> None:
-    index.write_text("null")
-
-
 def index_without_a_domain(pixels: Path, index: Path) -> None:
     index.write_text(index.read_text().replace('"dslr": ', '"other": '))
 
 
 @pytest.mark.parametrize("damage", [
     no_pixels,
-    index_of_nothing,
     index_without_a_domain,
 ])
 def test_a_damaged_cache_is_named(tmp_path, archive, damage):
@@ -158,16 +153,6 @@ def test_a_damaged_cache_is_named(tmp_path, archive, damage):
     damage(pixels, index)
     with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
         loaded(tmp_path)
-
-
-def test_a_cache_without_its_index_is_made_again(tmp_path, archive):
-    """As a whole cache never is: the index is written last."""
-    domains = loaded(tmp_path)
-    pixels, = (tmp_path / "data").rglob("dslr.npy")
-    index, = (tmp_path / "data").rglob("index.json")
-    pixels.unlink()
-    index.unlink()
-    assert same(domains, loaded(tmp_path)) and index.exists()
 
 
 def test_a_full_disk_while_decoding(tmp_path, archive, capsys, monkeypatch):
