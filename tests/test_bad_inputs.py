@@ -2,16 +2,13 @@
 
 What a row gives is a command line: a method's flags alone are only parsed, behind `run` the method runs. In
 braces stands what is prepared for it: {file}, or {run/result.json=empty}, a finished run whose result.json is
-an empty file; see `prepared`. That a process of its own answers the same way is tested with some of them
-(-m slow).
+an empty file; see `prepared`.
 """
 
 import dataclasses
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import common
@@ -19,7 +16,7 @@ import reproduce_tables
 from bench import bench
 from plumbing.settings import flag_of
 from reproduce.measures import command as measures
-from tests.conftest import MODULES, ROOT, fails, one_run, run_all, run_here, script
+from tests.conftest import MODULES, fails, one_run, run_all, run_here
 
 import pytest
 import torch
@@ -374,31 +371,3 @@ def test_every_number_has_its_limits(capsys, method):
         assert limits["low"] is not None or limits["above"] is not None, f"{f.name} has no least value"
         for value, words in beyond(f).items():
             fails(capsys, 2, words.replace("+", "[+]"), parse, [method, f"{flag_of(f.name)}={value}"])
-
-
-# In a process of their own
-
-SAMPLE = 3  # of the rows with a command line, every third
-
-
-def words_of(line: str) -> list[str]:
-    """What stands behind `python` for a row's program."""
-    program, *flags = shlex.split(line)
-    if program in MODULES:
-        return [*script(program), *flags]
-    modules = {"tables": ["reproduce_tables.py"], "measures": ["-m", "reproduce.measures"],
-               "bench": ["-m", "bench.bench"]}
-    return [*modules[program], *flags]
-
-
-IN_A_PROCESS = [*((line, 2, words) for line, words in FLAGS[::2 * SAMPLE]), *OTHERS[::SAMPLE]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line, code, words", IN_A_PROCESS, ids=[line for line, _, _ in IN_A_PROCESS])
-def test_a_process_answers_the_same(given, line, code, words):
-    command = [sys.executable, *words_of(given.fill(line))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == code and done.stdout == ""
-    (said,) = done.stderr.splitlines()
-    assert re.search(words, said)

@@ -79,14 +79,6 @@ def test_rotatedmnist_is_the_published_one(monkeypatch):
                 assert d.labels[i] == rows[i] % 10
 
 
-def test_the_published_lists_are_of_different_images():
-    lists = np.loadtxt(mnist.PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=int)
-    assert lists.shape == (1000, 10) and 0 <= lists.min() and lists.max() < 60000
-    for one in lists.T:
-        assert len(np.unique(one)) == 1000
-    assert lists[:2, :3].tolist() == [[13830, 3175, 10664], [52831, 26371, 12723]]
-
-
 def test_a_damaged_mnist_is_refused(tmp_path, monkeypatch):
     fake_mnist(tmp_path, monkeypatch)
     args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path)
@@ -329,11 +321,6 @@ def test_average():
     mean = common.average(states, torch.tensor([0.25, 0.75]))
     torch.testing.assert_close(mean["a"], torch.tensor([2.5, 5.0]))
     assert mean["n"].dtype == torch.long and mean["n"].item() == 5  # 5.25
-
-
-def test_bytes():
-    state = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
-    assert common.nbytes({"w": state, "x": torch.zeros(3, dtype=torch.bfloat16)}) == 8 + 8 + 6
 
 
 # The round loop

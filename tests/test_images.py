@@ -2,7 +2,6 @@
 
 import http.server
 import os
-import re
 import threading
 from pathlib import Path
 
@@ -86,15 +85,6 @@ def test_a_zip_becomes_domains(tmp_path, archive):
             assert brightest_row * 10 // SIZE == label  # the bar that shows the class
 
 
-def test_files_that_are_no_images_are_named(tmp_path, office, capsys):
-    (office / "dslr" / "mug" / "notes.txt").write_text("no image")
-    zipped(office, tmp_path / "archives" / ARCHIVE)
-    domains = loaded(tmp_path)
-    said = capsys.readouterr().err
-    assert re.search("1 files are no images and were left out: .*dslr/mug/notes.txt", said)
-    assert [len(d.labels) for d in domains] == [20, 20, 20, 20]
-
-
 def test_a_folder_gives_the_images_of_its_archive(tmp_path, office, archive):
     domains = loaded(tmp_path)
     (tmp_path / "other").mkdir()
@@ -121,14 +111,6 @@ def test_a_damaged_archive_ends_a_run_with_a_line(tmp_path, office, archive, cap
     fails(capsys, 1, "is no whole archive .Bad CRC-32", run, tmp_path)
     assert not list((tmp_path / "data").rglob("*.npy"))
     assert not list((tmp_path / "data").rglob("*.tmp"))
-
-
-def test_a_damaged_image_in_a_folder_ends_a_run_with_a_line(tmp_path, office, capsys):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "archives").mkdir()
-    folder = office.rename(tmp_path / "data" / "officecaltech")
-    (folder / "dslr" / "mug" / "0.png").write_bytes(b"not an image")
-    fails(capsys, 1, "dslr/mug/0.png cannot be decoded", run, tmp_path)
 
 
 # The cache

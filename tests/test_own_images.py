@@ -165,13 +165,6 @@ def test_bad_folders(folder, change, code, words):
     assert not caches(folder)
 
 
-def test_a_bad_flag(capsys):
-    words = "there are no settings for 'folder:' here"
-    fails(capsys, 2, words, parsed, "fedavg", "--dataset", "folder:")
-    words = "'folders'.*choose from digits.* or folder:PATH"
-    fails(capsys, 2, words, parsed, "fedavg", "--dataset", "folders")
-
-
 # Settings and names
 
 

@@ -15,7 +15,7 @@ import common
 from plumbing import errors, runfolder
 from plumbing.files import locked
 from plumbing.provenance import code
-from plumbing.results import command, record
+from plumbing.results import command
 from plumbing.runfolder import Run
 from plumbing.settings import identity
 from tests.conftest import ROOT, fails, interrupted, metrics, parsed, run_all, run_here, start
@@ -66,19 +66,6 @@ def test_a_run_is_recorded_once(tmp_path):
     assert [json.loads(line) for line in records.read_text().splitlines()] == [result]
 
 
-def test_a_record_survives_damaged_lines(tmp_path, finished):
-    path = tmp_path / "runs.jsonl"
-    result = result_in(finished)
-    cut = json.dumps(result)[:200]
-    deep = b"[" * 100_000
-    path.write_bytes(b"\xff\n" + deep + b"\n" + cut.encode())
-    for _ in range(2):
-        record(parsed("fedavg", "--record", path), result)
-    lines = path.read_bytes().splitlines()
-    assert len(lines) == 4 and lines[1] == deep
-    assert lines[2] == cut.encode() and json.loads(lines[3]) == result
-
-
 FLAGS = ["--no-resume", "--archives", "/a", "--weights", "my weights.pt", "--no-consensus", "--out=/o",
          "--seed", "1"]
 
@@ -115,12 +102,6 @@ def test_another_run_in_the_folder_is_refused(finished, capsys):
     fails(capsys, 2, words, run_here, "fedavg", finished, "--lr", "0.2")
     assert (finished / "checkpoint.pt").read_bytes() == before
     assert run_here("fedavg", finished, "--lr", "0.2", "--no-resume")["args"]["lr"] == 0.2
-
-
-def test_another_result_without_a_checkpoint_is_refused(finished, capsys):
-    (finished / "checkpoint.pt").unlink()
-    words = "holds a run of other arguments.*seed 0, not 5"
-    fails(capsys, 2, words, run_here, "fedavg", finished, "--seed", "5")
 
 
 def test_two_processes_in_one_folder(tmp_path, capsys):
@@ -257,7 +238,6 @@ def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
 @pytest.mark.parametrize("method,flags,why", [
     ("baselines.fedproc", [], "it cannot go on to more rounds, because"),
     ("fedavg", ["--eval-every", "3"], "its last round was evaluated, and that of a longer run would not be"),
-    ("fedavg", ["--test-rounds", "best"], "its last round was evaluated"),
 ])
 def test_where_more_rounds_would_not_be_exact_they_are_refused(tmp_path, capsys, method, flags, why):
     run_here(method, tmp_path, *flags, "--rounds", "2")
@@ -345,17 +325,6 @@ def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
     assert stopped.value.code == 143
     assert f"interrupted; the run in {tmp_path / 'd0'} is finished" in capsys.readouterr().err
     assert result_in(tmp_path / "d0")["last"]["round"] == 2 and not (tmp_path / "d15").exists()
-
-
-def test_nohup_is_respected(tmp_path, monkeypatch):
-    """A signal that is ignored stays so."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        signalled(monkeypatch, signal.SIGHUP, after=1)
-        assert run_here("fedavg", tmp_path, "--rounds", "2")["last"]["round"] == 2
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):

@@ -5,7 +5,7 @@ import statistics
 
 import common
 from plumbing import several
-from tests.conftest import fails, metrics, parsed, run_all, script, start
+from tests.conftest import metrics, parsed, run_all
 from tests.test_common import Clock, guessing
 
 import pytest
@@ -107,21 +107,3 @@ def test_without_labels_there_is_no_best_round(capsys):
     assert several.percent(found["a, 10% of the labels"]["last"]) == "30.00 +- 14.14"
     alone = several.over_seeds({0: runs[0]})
     assert several.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
-
-
-def test_seeds_that_cannot_be_meant(capsys, tmp_path):
-    for text in ("0,", "a", "1,1", "1,01", "-1", "1.5"):
-        fails(capsys, 2, "expected whole numbers from 0 on, each once", parsed, "fedavg", f"--seeds={text}")
-    fails(capsys, 2, "--seed and --seeds do not go together", parsed, "fedavg", "--seeds", "1", "--seed", "0")
-
-
-@pytest.mark.slow
-def test_several_processes_run_the_seeds(tmp_path):
-    """The table comes from process 0 alone."""
-    flags = ["--scale", "smoke", "--precision", "fp32", "--no-figures", "--seeds", "0,1", "--out", tmp_path]
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script("fedavg")]
-    run = start(*words, *flags)
-    said, error = run.communicate()
-    assert run.returncode == 0, error
-    assert said.count("mean +- sample deviation") == 1
-    assert json.loads((tmp_path / "seeds.json").read_text())["seeds"] == [0, 1]
