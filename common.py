@@ -67,8 +67,8 @@ class Dataset:
         return [d.name for d in self.domains]
 
     def seed_name(self, domain: str) -> str:
-        """What stands for a domain in the seeds of its split. Versions of the same images are limited, dealt
-        out and split alike: none of a source's test images is trained on in another source."""
+        """What stands for a domain in the seeds of its split. Versions of the same images are split alike:
+        none of a source's test images is trained on in another source."""
         return "" if self.same_images else domain
 
 
@@ -697,9 +697,8 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     """Train and evaluate a method as `settings` say; the main of every method file. Returns the results, one
     per seed of `--seeds` and target.
 
-    `build(args, channels, classes)` makes the network(s), by default `backbone`. Ends the program with one
-    line on stderr when it cannot go on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last
-    checkpoint is there). Runs are known by the name of the file of Client.
+    `build(args, channels, classes)` makes the network(s), by default `backbone`. When it cannot go on, it
+    ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
     with one_line_on_failure(Path(getattr(sys.modules[Client.__module__], "__file__", "run")).stem):
         method, file = name_and_file(Server, Client)

@@ -122,11 +122,12 @@ class Run:
         self.parts.append({"from": self.t + 1, **self.code})
         self.saved_at, self.room_is_known = time.monotonic(), False
         if self.rank == 0:
+            data = federation.data()
             settings = {"method": self.key["method"], "identity": self.key, "code": self.parts,
-                        "settings": settings_of(self.args), "data": federation.data()}
+                        "settings": settings_of(self.args), "data": data}
             write_json(self.path / "settings.json", settings)
             self.clean()
-            self.announce(federation)
+            self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
             wide = bool(sys.stderr and sys.stderr.isatty())
             title = f"{self.key['method']} {short_name(self.args.dataset)}"
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
@@ -165,12 +166,11 @@ class Run:
             lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
             write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
 
-    def announce(self, federation) -> None:
+    def announce(self, clients: list[str], targets: list[str], trained: int, tested: int) -> None:
         """Who takes part, on a line, and each setting that differs from its default."""
-        clients, targets = federation.names[:federation.K], federation.names[federation.K:]
-        who = f"{len(clients)} clients ({some(clients)}), {sum(federation.sizes):,} training images"
+        who = f"{len(clients)} clients ({some(clients)}), {trained:,} training images"
         if targets:
-            who += f", tested on {some(targets)} ({federation.tested:,} images), which no client has"
+            who += f", tested on {some(targets)} ({tested:,} images), which no client has"
         print(f"output in {self.path}\n{who}\nsettings that differ from the defaults, by origin (all: "
               "settings.json or --show-settings):")
         print("\n".join(differences(self.args)))
@@ -190,8 +190,7 @@ class Run:
         self.since = now
 
     def log(self, entry: dict) -> None:
-        """A round is done: append its metrics (deterministic) and times (not) to their files and show
-        them."""
+        """A round is done: append its metrics and times to their files and show them."""
         self.t += 1
         if self.rank:
             return

@@ -10,7 +10,7 @@ import common
 import reproduce_tables
 from baselines import fedprox
 from plumbing import provenance
-from plumbing.settings import SCALES, Args, LinearArgs, changed, flag_of, method_name
+from plumbing.settings import SCALES, Args, LinearArgs, flag_of, method_name
 from tests.conftest import METHODS, MODULES, ROOT, parsed
 
 import pytest
@@ -127,8 +127,7 @@ def test_settings_are_fixed_once_they_are_parsed():
     args = parsed("fedavg", "--lr", "0.3")
     with pytest.raises(dataclasses.FrozenInstanceError, match="fixed once parsed, and so is lr"):
         args.lr = 0.4
-    other = changed(args, lr=0.4)
-    assert (args.lr, other.lr, other.origins["lr"]) == (0.3, 0.4, "flag")
+    assert (args.lr, dataclasses.replace(args, lr=0.4).lr) == (0.3, 0.4)
 
 
 @pytest.mark.parametrize("path,name", [("fdse.py", "fdse"), ("baselines/fedprox.py", "fedprox"),
