@@ -114,18 +114,6 @@ def test_links_to_folders_are_followed(tmp_path, unpacked_office):
     assert [len(domain.labels) for domain in loaded] == [10, 10, 10, 10]
 
 
-def test_a_folder_that_cannot_be_opened_is_named(unpacked_office, monkeypatch):
-    listdir = os.listdir
-
-    def refusing(path):
-        if path.name == "bike":
-            raise PermissionError
-        return listdir(path)
-    monkeypatch.setattr(archives.os, "listdir", refusing)
-    message = "no images in amazon/bike; .*folders that cannot be opened: .*bike/"
-    stops(message, load, unpacked_office.parent.parent, "officecaltech")
-
-
 # Tar archives
 
 

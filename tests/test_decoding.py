@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plumbing import decoding
 from plumbing.catalog import FOLDERS
-from plumbing.errors import Stop
 
 import pytest
 from PIL import Image
@@ -17,7 +15,6 @@ from PIL import Image
 from .conftest import ROOT
 from .small_datasets import (
     check,
-    expect,
     load,
     names_in,
     nothing_is_left,
@@ -77,14 +74,6 @@ def test_an_image_that_cannot_be_decoded(tmp_path, monkeypatch):
     assert nothing_is_left(tmp_path)
 
 
-def test_a_cache_with_other_classes_is_refused(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    load(tmp_path, "vlcs")
-    expect(monkeypatch, "vlcs", 10, classes=CLASSES[::-1])
-    message = "the cache .* is damaged .*it has the classes bird, car, chair, dog, person.*delete that folder"
-    stops(message, load, tmp_path, "vlcs")
-
-
 # Without the archive
 
 
@@ -126,20 +115,6 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
 
 
 # Cost
-
-
-def test_few_images_are_decoded_ahead_and_a_failure_ends_it(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    monkeypatch.setattr(decoding, "AHEAD", 1)
-    monkeypatch.setattr(decoding.os, "cpu_count", lambda: 2)
-    begun = []
-
-    def failing(files, size, name):
-        begun.append(name)
-        raise Stop("broken")
-    monkeypatch.setattr(decoding, "decode_one", failing)
-    stops("broken", load, tmp_path, "vlcs")
-    assert len(begun) <= 4 and nothing_is_left(tmp_path)
 
 
 @pytest.mark.slow

@@ -137,15 +137,6 @@ def test_a_damaged_cache_is_named(tmp_path, archive, damage):
         loaded(tmp_path)
 
 
-def test_a_full_disk_while_decoding(tmp_path, archive, capsys, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    fails(capsys, 1, "No space left on device", run, tmp_path)
-    assert not list((tmp_path / "data" / "cache").glob("office*"))
-
-
 # Downloads
 
 

@@ -160,17 +160,6 @@ def test_a_list_that_is_wrong(tmp_path, monkeypatch, change, message):
     assert nothing_is_left(tmp_path)
 
 
-def test_one_of_many_archives_is_bad(tmp_path, monkeypatch):
-    expect(monkeypatch, "domainnet10", 20)
-    write_domainnet(tmp_path / "archives")
-    archive = tmp_path / "archives" / "sketch.zip"
-    archive.write_bytes(archive.read_bytes()[:999])
-    stops("sketch.zip is no whole archive", load, tmp_path, "domainnet10")
-    write_zip(archive, domainnet_zips()["sketch"] | {"../evil.jpg": b"x"})
-    stops("the entry ../evil.jpg leads outside the folder", load, tmp_path, "domainnet10")
-    assert nothing_is_left(tmp_path)
-
-
 # Annotations: TerraIncognita
 
 TERRA = FOLDERS["terrainc"].classes

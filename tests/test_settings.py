@@ -99,12 +99,6 @@ def test_every_field_is_read_somewhere(method):
 # Where a value comes from
 
 
-def test_another_name_of_a_dataset():
-    assert parsed("fedavg", "--dataset", "officecaltech10") == parsed("fedavg", "--dataset", "officecaltech")
-    folder = parsed("fedavg", "--dataset=officecaltech10", "--data", "officecaltech10")
-    assert (folder.dataset, folder.data) == ("officecaltech", "officecaltech10")
-
-
 def test_each_value_remembers_its_origin():
     flags = ["--dataset", "pacs", "--scale", "laptop", "--variant", "official", "--beta", "0.2"]
     args = parsed("official.fdse", *flags)

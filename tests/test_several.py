@@ -75,20 +75,6 @@ def test_mean_and_deviation_at_the_end(tmp_path, capsys):
     assert avg["deviation"] == statistics.stdev(avg["values"])
 
 
-def test_each_target_and_their_mean(tmp_path, capsys):
-    flags = ["--protocol", "lodo", "--rounds", "1", "--out", tmp_path]
-    results = run_guessing([3], *flags, "--seeds", "0,5")
-    written = json.loads((tmp_path / "seeds.json").read_text())
-    assert written["folders"][7] == str(tmp_path / "s5" / "d15")
-    assert (tmp_path / "s5" / "d15" / "result.json").exists()
-    targets = [result["best"]["target"] for result in results]  # six of seed 0, six of seed 5
-    assert written["accuracies"]["d15"]["best"]["values"] == [targets[1], targets[7]]
-    means = [statistics.mean(targets[:6]), statistics.mean(targets[6:])]
-    assert written["accuracies"]["mean"]["last"]["values"] == pytest.approx(means)
-    assert list(written["accuracies"]) == ["d0", "d15", "d30", "d45", "d60", "d75", "mean"]
-    assert capsys.readouterr().out.splitlines()[-1].startswith("mean")
-
-
 def of_target(name: str, accuracies: dict) -> dict:
     return {"args": {"target": name}, "last": {"linear": {name: accuracies}}}
 
