@@ -523,7 +523,7 @@ def group_by(names: list[str], owner: Callable[[str], str]) -> dict[str, list[st
 
 def nbytes(payload: Payload) -> int:
     """Bytes of a payload on the wire."""
-    return sum(t.numel() * t.element_size() for t in tensors_of(payload))
+    return sum(t.nbytes for t in tensors_of(payload))
 
 
 Kept = dict[str, dict[str, Tensor]]  # what an optimizer remembers of each parameter, by the parameter's name
@@ -813,8 +813,9 @@ class Federation:
         restore(self.server, to_device(saved["server"], device), device)
         for k, client in self.clients.items():
             restore(client, saved["clients"][k], device)
-        for k, client in list(self.clients.items())[:1]:  # one is enough to see whether the tensors fit
+        for k, client in self.clients.items():
             client.model(self.server.download(k))
+            break  # one is enough to see whether the tensors fit
 
     def data(self) -> dict:
         """Who takes part, and what the images show: enough to build the networks without any image."""

@@ -109,8 +109,16 @@ def draw(B: int, H: int, W: int, how: Augmentation) -> dict[str, Tensor]:
         factors.append(uniform(max(0, 1 - s), 1 + s, B))
     factors.append(uniform(-how.hue, how.hue, B))
     gray = uniform(0, 1, B) < how.gray
-    return {"top": top, "left": left, "height": height, "width": width, "flip": flip, "order": order,
-            "factors": torch.stack(factors, 1).float(), "gray": gray}
+    return {
+        "top": top,
+        "left": left,
+        "height": height,
+        "width": width,
+        "flip": flip,
+        "order": order,
+        "factors": torch.stack(factors, 1).float(),
+        "gray": gray,
+    }
 
 
 def crops(B: int, H: int, W: int, how: Augmentation) -> tuple[Tensor, Tensor, Tensor, Tensor]:

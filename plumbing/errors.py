@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-NO_ROOM = "make room or give another folder"
-NO_RIGHT = "give a file or folder that may be written and read"
-NO_FOLDER = "a file is where a folder is expected: give another folder"
 # What to do about an error of the system.
 REMEDIES = {
-    errno.ENOSPC: NO_ROOM, errno.EDQUOT: NO_ROOM,
-    errno.EACCES: NO_RIGHT, errno.EPERM: NO_RIGHT, errno.EROFS: NO_RIGHT,
-    errno.ENOTDIR: NO_FOLDER, errno.EEXIST: NO_FOLDER,
+    errno.ENOSPC: "make room or give another folder",
+    errno.EDQUOT: "make room or give another folder",
+    errno.EACCES: "give a file or folder that may be written and read",
+    errno.EPERM: "give a file or folder that may be written and read",
+    errno.EROFS: "give a file or folder that may be written and read",
+    errno.ENOTDIR: "a file is where a folder is expected: give another folder",
+    errno.EEXIST: "a file is where a folder is expected: give another folder",
     errno.EISDIR: "a folder is where a file is expected: give a file",
 }
 

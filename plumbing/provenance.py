@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import hashlib
 import os
 import platform
-import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -42,14 +43,24 @@ def files_of(method_file: Path) -> list[Path]:
         if file in found or not file.exists():
             continue
         found.add(file)
-        for words in re.findall(r"^ *(?:from|import) +([\w., ]+)", file.read_text(), re.M):
-            package, _, names = words.partition(" import ")
-            modules = re.findall(r"[\w.]+", package)
-            modules += [f"{package}.{name}" for name in re.findall(r"\w+", names)]  # of a package
-            for module in modules:
-                path = module.replace(".", "/") + ".py"
-                waiting.append(ROOT / path if (ROOT / path).exists() else method_file.parent / path)
+        for module in imported_by(file):
+            path = module.replace(".", "/") + ".py"
+            waiting.append(ROOT / path if (ROOT / path).exists() else method_file.parent / path)
     return sorted(found)
+
+
+@functools.cache
+def imported_by(file: Path) -> list[str]:
+    """The modules that a file imports, by their dotted names."""
+    modules = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = node.module or ""
+            modules.append(package)
+            modules += [f"{package}.{alias.name}" for alias in node.names]
+    return modules
 
 
 def hardware(args, processes: int) -> dict:
