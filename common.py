@@ -23,20 +23,19 @@ from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.catalog import own_folder, source_of
 from plumbing.decoding import open_images
 from plumbing.dirichlet import skewed
-from plumbing.errors import Stop, out_of_memory, said_if_long
-from plumbing.mnist import read_rotated_mnist
+from plumbing.errors import Stop, out_of_memory
+from plumbing.mnist import ANGLES, load_digits, rotate, rotated_mnist
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
-from plumbing.runfolder import Run, folder_of
+from plumbing.runfolder import Run, folder_of, tensors_of
 from plumbing.seeding import seed_all
-from plumbing.several import (expand_seeds, expand_targets, refuse_summary, show_seeds, show_targets,
-                              summary_file, targets_of)
+from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, ratios, shares, source
 from plumbing.weights import load_pretrained, read_weights
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LinearArgs", "arg", "parse", "source", "to_device"]  # for method files, beside what stands here
+__all__ = ["LinearArgs", "arg", "parse", "rotate", "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Settings = Args  # what a method reads: fixed once it is parsed; its JSON is the identity of a run
@@ -68,12 +67,11 @@ class Dataset:
         return [d.name for d in self.domains]
 
     def seed_name(self, domain: str) -> str:
-        """What stands for a domain in the seeds of its split. Versions of the same images are limited, dealt
-        out and split alike: none of a source's test images is trained on in another source."""
+        """What stands for a domain in the seeds of its split. Versions of the same images are split alike:
+        none of a source's test images is trained on in another source."""
         return "" if self.same_images else domain
 
 
-ANGLES = (0, 15, 30, 45, 60, 75)  # degrees, counter-clockwise (FedSR, Sec. 4.1)
 DIGITS = tuple("0123456789")
 
 
@@ -83,10 +81,10 @@ def open_dataset(settings: Args) -> Dataset:
         raise Stop(f"--archives {settings.archives} is not a folder", 2)
     name, size, data = settings.dataset, settings.image_size, settings.data
     if name == "digits":
-        dataset = Dataset(load_digits(size), DIGITS)
+        dataset = Dataset([Domain(*domain) for domain in load_digits(size)], DIGITS)
     elif name.startswith("rotatedmnist"):
-        images, labels = read_rotated_mnist(name, settings.seed, data, settings.archives)
-        dataset = Dataset(rotated_mnist(images, labels, size), DIGITS, same_images=True)
+        domains = rotated_mnist(name, settings.seed, size, data, settings.archives)
+        dataset = Dataset([Domain(*domain) for domain in domains], DIGITS, same_images=True)
     else:
         images = open_images(name, size, data, settings.archives)
         domains = [Domain(*domain) for domain in images.domains]
@@ -118,37 +116,6 @@ def known_domains(dataset: str) -> list[str]:
     return [] if own_folder(dataset) else list(source_of(dataset).domains)
 
 
-def rotate(images: Tensor, angle: float, size: int, interpolation: str = "bilinear") -> Tensor:
-    """uint8 [N, 1, h, w] -> [N, 1, size, size], resized and turned counter-clockwise by `angle` degrees."""
-    from torchvision.transforms.v2 import InterpolationMode, functional
-    if images.shape[-2:] != (size, size):
-        images = functional.resize(images, [size, size], antialias=True)
-    if angle:
-        images = functional.rotate(images, angle, interpolation=InterpolationMode(interpolation))
-    return images.contiguous(memory_format=torch.channels_last)
-
-
-def load_digits(size: int) -> list[Domain]:
-    """scikit-learn's 1,797 handwritten digits (8x8), dealt out to six rotations: no image is in two
-    domains."""
-    from sklearn.datasets import load_digits as sklearn_digits
-    bunch = sklearn_digits()
-    images = torch.from_numpy(bunch.images * (255 / 16)).round().to(torch.uint8)[:, None]  # [1797, 1, 8, 8]
-    labels = torch.from_numpy(bunch.target).long()
-    order = torch.randperm(len(labels), generator=seed_all("digits"))
-    domains = []
-    for i, angle in enumerate(ANGLES):
-        rows = order[i::6]
-        domains.append(Domain(f"d{angle}", rotate(images[rows], angle, size), labels[rows]))
-    return domains
-
-
-def rotated_mnist(images: Tensor, labels: Tensor, size: int) -> list[Domain]:
-    """FedSR's protocol: the same images uint8 [1000, 1, 28, 28] are turned by each of six angles, by the
-    nearest pixel as in DIRT and DIVA. An image is in all domains, once in each."""
-    return [Domain(f"m{a}", rotate(images, a, size, "nearest"), labels) for a in ANGLES]
-
-
 # Data: splits and clients
 
 
@@ -162,11 +129,6 @@ class Data:
     device: str
     normalize: str
 
-    def __post_init__(self):
-        if self.normalize == "imagenet":
-            self.mean = torch.tensor([0.485, 0.456, 0.406], device=self.device)[:, None, None]
-            self.deviation = torch.tensor([0.229, 0.224, 0.225], device=self.device)[:, None, None]
-
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -178,7 +140,8 @@ class Data:
         if how:
             x = augment(x, how)
         if self.normalize == "imagenet":
-            x = x.sub_(self.mean).div_(self.deviation)
+            from torchvision.transforms.v2.functional import normalize
+            x = normalize(x, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225], inplace=True)
         return x, self.labels[i].to(self.device, non_blocking=True)
 
 
@@ -230,7 +193,7 @@ def target_client(settings: Args, d: Domain, order: Tensor) -> ClientData:
     what nobody uses."""
     train, val, test = order[:0], order[:0], order
     if settings.target_part != "all":
-        train, val, test = cut(order, settings.split)
+        train, val, test = cut(order, shares(settings.split))
     if settings.target_part == "heldout":
         val, test = val[:0], torch.cat([val, test])
     if len(test) < 2:
@@ -246,19 +209,16 @@ def source_clients(settings: Args, d: Domain, order: Tensor, classes: int,
                    seed_name: str) -> list[ClientData]:
     """The clients of a source domain. With `linear` all images are for training: there are no labels to
     validate with."""
-    M = settings.clients_per_domain
+    of_split, M = shares(settings.split), settings.clients_per_domain
+    if settings.protocol == "linear":
+        of_split = (1, 0, 0)
     if M > len(order):
         raise Stop(f"--clients-per-domain is {M}, more than the {len(order)} images of domain {d.name}: give "
                    "fewer")
     fewest = (2, 0, 0) if settings.protocol == "linear" else (2, 1, 1)  # BN needs two images to train
 
-    def parts_of(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if settings.protocol == "linear":
-            return rows, rows[:0], rows[:0]
-        return cut(rows, settings.split)
-
     def enough(rows: Tensor) -> bool:
-        return all(len(part) >= least for part, least in zip(parts_of(rows), fewest))
+        return all(len(part) >= least for part, least in zip(cut(rows, of_split), fewest))
 
     piles = [order[m::M] for m in range(M)]
     if settings.dirichlet:
@@ -267,22 +227,20 @@ def source_clients(settings: Args, d: Domain, order: Tensor, classes: int,
     clients = []
     for m, rows in enumerate(piles):
         name = d.name if M == 1 else f"{d.name}-{m}"
+        parts = cut(rows, of_split)
         if not enough(rows):
-            has = "/".join(str(len(part)) for part in parts_of(rows))
+            has = "/".join(str(len(part)) for part in parts)
             needs = "/".join(map(str, fewest))
             raise Stop(f"client {name} has {has} images to train, validate and test; it needs at least "
                        f"{needs}: fewer --clients-per-domain, a larger --dirichlet or --limit")
-        clients.append(client_data(settings, d, name, parts_of(rows), unseen=False))
+        clients.append(client_data(settings, d, name, parts, unseen=False))
     return clients
 
 
-def cut(rows: Tensor, parts: str) -> tuple[Tensor, Tensor, Tensor]:
+def cut(rows: Tensor, of_split: tuple[float, float, float]) -> tuple[Tensor, Tensor, Tensor]:
     """Shuffled rows -> train, validation, test. Test and then train are rounded down, validation gets the
-    rest.
-
-    (0.8/0.1/0.1 of 157 images gives 126/16/15, as in FDSE's official code.)
-    """
-    train, _, test = shares(parts)
+    rest: 0.8/0.1/0.1 of 157 images gives 126/16/15, as in FDSE's official code."""
+    train, _, test = of_split
     n = len(rows)
     n_test = int(n * test + 1e-9)
     n_train = int((n - n_test) * train / (1 - test) + 1e-9)
@@ -388,15 +346,15 @@ def xavier(module: nn.Module) -> nn.Module:
     return module
 
 
-def classifier_of_dirt(dim: int, classes: int) -> nn.Module:
-    return xavier(LinearOfReLU(dim, classes))
-
-
 class LinearOfReLU(nn.Linear):
     """The classifier of DIRT's network: z [B, D] -> logits [B, C] of ReLU(z)."""
 
     def forward(self, z: Tensor) -> Tensor:
         return super().forward(z.relu())
+
+
+def classifier_of_dirt(dim: int, classes: int) -> nn.Module:
+    return xavier(LinearOfReLU(dim, classes))
 
 
 def smallcnn_bn(channels: int, size: int) -> nn.Module:
@@ -423,20 +381,14 @@ def alexnet_bn(channels: int, size: int) -> nn.Module:
         nn.AdaptiveAvgPool2d(6), nn.Flatten(), *fc(9216, 1024), *fc(1024, 1024))
 
 
-def alexnet(channels: int, size: int) -> nn.Module:
-    """torchvision's AlexNet (FedADG)."""
+def of_torchvision(name: str, channels: int, size: int) -> nn.Module:
     from torchvision import models
-    return models.alexnet()
+    return models.get_model(name)
 
 
-def resnet18(channels: int, size: int) -> nn.Module:
-    from torchvision import models
-    return models.resnet18()
-
-
-def resnet50(channels: int, size: int) -> nn.Module:
-    from torchvision import models
-    return models.resnet50()
+alexnet = partial(of_torchvision, "alexnet")
+resnet18 = partial(of_torchvision, "resnet18")
+resnet50 = partial(of_torchvision, "resnet50")
 
 
 def resnet18_3x3(channels: int, size: int) -> nn.Module:
@@ -572,17 +524,9 @@ def group_by(names: list[str], owner: Callable[[str], str]) -> dict[str, list[st
     return groups
 
 
-def tensors_of(payload: Payload) -> list[Tensor]:
-    """All tensors of a payload."""
-    found = []
-    for value in payload.values():
-        found += tensors_of(value) if isinstance(value, dict) else [value]
-    return found
-
-
 def nbytes(payload: Payload) -> int:
     """Bytes of a payload on the wire."""
-    return sum(t.numel() * t.element_size() for t in tensors_of(payload))
+    return sum(t.nbytes for t in tensors_of(payload))
 
 
 Kept = dict[str, dict[str, Tensor]]  # what an optimizer remembers of each parameter, by the parameter's name
@@ -759,15 +703,12 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     """Train and evaluate a method as `settings` say; the main of every method file. Returns the results, one
     per seed of `--seeds` and target.
 
-    `build(args, channels, classes)` makes the network(s), by default `backbone`. Ends the program with one
-    line on stderr when it cannot go on: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C (the last
-    checkpoint is there). Runs are known by the name of the file of Client.
+    `build(args, channels, classes)` makes the network(s), by default `backbone`. When it cannot go on, it
+    ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
     with one_line_on_failure(Path(getattr(sys.modules[Client.__module__], "__file__", "run")).stem):
         method, file = name_and_file(Server, Client)
         prepare(settings)
-        if settings.seeds:
-            refuse_summary(summary_file(settings, method))
         of_seeds, folders = {}, []
         for of_seed in expand_seeds(settings):
             if process()[0] == 0:
@@ -777,8 +718,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             known = known_domains(of_seed.dataset)
             if known:
                 targets_of(of_seed, known)  # a wrong name is refused before minutes of decoding
-            with said_if_long(f"reading the images of {of_seed.dataset}", process()[0] == 0):
-                dataset = open_dataset(of_seed)
+            dataset = open_dataset(of_seed)
             results = of_seeds[of_seed.seed] = []
             for one in expand_targets(of_seed, dataset.names):
                 key = identity(one, method, dataset.fingerprint)
@@ -789,10 +729,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
                 show_targets(method, of_seed, results)
         if settings.seeds and process()[0] == 0:
             show_seeds(settings, method, of_seeds, folders)
-    every = []
-    for results in of_seeds.values():
-        every += results
-    return every
+    return sum(of_seeds.values(), [])
 
 
 def rounds(Server, Client, settings: Args, build, dataset: Dataset, progress: Run) -> dict:

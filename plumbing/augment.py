@@ -2,16 +2,14 @@
 
     x = augment(x, AUGMENTATIONS["fedsr"])      # x float32 [B, C, H, W] in [0, 1], before any normalization
 
-Each image goes through what torchvision's RandomResizedCrop (bilinear, antialias), RandomHorizontalFlip,
-RandomApply of ColorJitter, and RandomGrayscale would do in this order, with the same distributions and
-formulas (tests/test_augment.py compares both). All parameters come from torch's CPU generator, so a seed
-gives the same ones on every device.
+Steps, distributions and formulas are those of torchvision's RandomResizedCrop (bilinear, antialias),
+RandomHorizontalFlip, RandomApply of ColorJitter, and RandomGrayscale, in this order (tests/test_augment.py
+compares them). All parameters come from torch's CPU generator: a seed gives the same ones on every device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,13 +42,11 @@ AUGMENTATIONS = {
     # official code (atuannguyen/FedSR, src/datasets.py).
     "fedsr": Augmentation(scale=(0.7, 1.0), flip=0.5, brightness=0.3, contrast=0.3, saturation=0.3, hue=0.3,
                           gray=0.1),
-    # The crops of the one above and nothing else: ours, for RotatedMNIST, whose images have no colours and
-    # whose digits no mirror image.
+    # Its crops alone: ours, for RotatedMNIST, whose digits have no colours and no mirror image.
     "fedsr-crops": Augmentation(scale=(0.7, 1.0)),
     # JiGen (Carlucci et al., CVPR 2019), the protocol of FedADG: crops that keep 80 to 100%, flips, grey 10%.
-    # JiGen's code (fmcarlucci/JigenDG) has no flip and no jitter by default, but its script run_PACS_photo.sh
-    # sets flip 0.5 and jitter 0.4 (in all four); the paper's text has no jitter, so neither has this. JiGen
-    # draws the grey for each tile of its puzzle, here it is drawn for the image.
+    # Its script run_PACS_photo.sh (fmcarlucci/JigenDG) also sets jitter 0.4, which the paper does not name.
+    # JiGen draws the grey for each tile of its puzzle, here it is drawn for the image.
     "jigen": Augmentation(scale=(0.8, 1.0), flip=0.5, gray=0.1),
     # Ours, for the small digits, which have no colours; a flip would make another sign of a digit.
     "crops": Augmentation(scale=(0.4, 1.0), ratio=(0.8, 1.25)),
@@ -65,7 +61,7 @@ AUGMENTATIONS = {
 def augment(x: Tensor, how: Augmentation) -> Tensor:
     """x float32 [B, C, H, W] in [0, 1], C = 1 or 3 -> the same of the size asked for, channels last.
 
-    x is left as it is.
+    x is left as it is. On a CPU a few images are augmented at a time, on a GPU all.
     """
     B, C, H, W = x.shape
     h = how.size or H
@@ -77,30 +73,16 @@ def augment(x: Tensor, how: Augmentation) -> Tensor:
     b = flipped(b, p["flip"])
 
     out = torch.empty(B, C, h, w, device=x.device, memory_format=torch.channels_last)
-    for piece in pieces(B, C * h * w, x.device):
-        mixing = [v[piece] for v in (rows, a, columns, b)]
-        changes, parts, factors = jitter(p["order"][piece], p["factors"][piece], how, C)
-        gray = p["gray"][piece].nonzero()[:, 0]
-        there = [v.to(x.device) for v in (*mixing, gray, *parts, *factors)]
-        mixing, gray = there[:4], there[4]
-        parts, factors = there[5:5 + len(parts)], there[5 + len(parts):]
-
-        z = resample(x[piece], *mixing)
-        for change, part, f in zip(changes, parts, factors):
-            changed = change(z.index_select(0, part), f[:, None, None, None])
-            z.index_copy_(0, part, changed)
+    n = max(1, PIECE // (C * h * w)) if x.device.type == "cpu" else B
+    for begin in range(0, B, n):
+        piece = slice(begin, begin + n)
+        z = resample(x[piece], *(v[piece].to(x.device) for v in (rows, a, columns, b)))
+        jitter(z, p["order"][piece], p["factors"][piece], how)
         if C == 3:
+            gray = p["gray"][piece].nonzero()[:, 0].to(x.device)
             z.index_copy_(0, gray, grey(z.index_select(0, gray)).expand(-1, 3, -1, -1))
         out[piece] = z.mT
     return out
-
-
-def pieces(B: int, values: int, device: torch.device) -> list[slice]:
-    """The images, of `values` pixel values each, that are augmented together: on a GPU all of them."""
-    n = B
-    if device.type == "cpu":
-        n = max(1, PIECE // values)
-    return [slice(begin, begin + n) for begin in range(0, B, n)]
 
 
 # Parameters
@@ -171,13 +153,12 @@ def crops(B: int, H: int, W: int, how: Augmentation) -> tuple[Tensor, Tensor, Te
 
 
 def taps(start: Tensor, length: Tensor, n: int, out: int) -> tuple[Tensor, Tensor]:
-    """Resizing pixels start .. start + length - 1 [B] of n to `out`.
+    """Resizing pixels start .. start + length - 1 [B] of n to `out`: of which pixels each output pixel is the
+    sum, int64 [B, out, T], and their weights, float32 [B, out, T].
 
-    Of which pixels each output pixel is the sum, int64 [B, out, T], and their weights, float32 [B, out, T].
-
-    The weight is a triangle around the output pixel's centre, as wide as a pixel of the input or of the
-    output, whichever is larger (antialias), cut at the crop's border and scaled to sum 1. T is the most
-    pixels that any crop needs: 2 if none is made smaller.
+    The weight is a triangle around the output pixel's centre, as wide as the larger of a pixel of the input
+    and of the output (antialias), cut at the crop's border and scaled to sum 1. T is the most pixels that any
+    crop needs: 2 if none is made smaller.
     """
     start = start[:, None, None]
     length = length[:, None, None]
@@ -206,8 +187,7 @@ def resample(x: Tensor, rows: Tensor, a: Tensor, columns: Tensor, b: Tensor) -> 
 
     Rows and then columns are mixed by embedding_bag, a weighted sum of few rows of a matrix: on two cores up
     to 4 times faster than products with the full matrices of weights. With the exchange both mix contiguous
-    memory, first W * C values at a time and then h. The colours look at each pixel alone, plane by plane, so
-    `augment` exchanges at the end.
+    memory, first W * C values at a time and then h. `augment` exchanges at the end.
     """
     B, C, H, W = x.shape
     h, w = rows.shape[1], columns.shape[1]
@@ -236,33 +216,26 @@ def mix(x: Tensor, i: Tensor, weight: Tensor) -> Tensor:
 # Colour: z [n, C, ., .] in [0, 1] and a factor f [n] for each image; all but grey write into z
 
 
-def jitter(order: Tensor, factors: Tensor, how: Augmentation,
-           C: int) -> tuple[list[Callable], list[Tensor], list[Tensor]]:
-    """What ColorJitter does to n images, each in its own order: in each of four turns the operations, and of
-    each one its images [m] and their factors [m]."""
-    what, parts, of_parts = [], [], []
-    for turn in order.T:
-        for k, operation in operations(how, C):
-            part = (turn == k).nonzero()[:, 0]
-            if len(part):
-                what.append(operation)
-                parts.append(part)
-                of_parts.append(factors[part, k])
-    return what, parts, of_parts
-
-
-def operations(how: Augmentation, C: int) -> list[tuple[int, Callable]]:
-    """Those that are switched on, with their number in the order and their place in the factors."""
-    active = []
+def jitter(z: Tensor, order: Tensor, factors: Tensor, how: Augmentation) -> None:
+    """ColorJitter of n images, in place: in each of four turns every image has the operation that its order
+    [n, 4] names, with its factor [n, 4]. One channel has neither saturation nor hue."""
+    operations = []
     if how.brightness:
-        active.append((0, brightness))
+        operations.append((0, brightness))
     if how.contrast:
-        active.append((1, contrast))
-    if how.saturation and C == 3:  # one channel has neither saturation nor hue
-        active.append((2, saturation))
-    if how.hue and C == 3:
-        active.append((3, hue))
-    return active
+        operations.append((1, contrast))
+    if how.saturation and z.shape[1] == 3:
+        operations.append((2, saturation))
+    if how.hue and z.shape[1] == 3:
+        operations.append((3, hue))
+    for turn in order.T:
+        for k, operation in operations:
+            part = (turn == k).nonzero()[:, 0]
+            f = factors[part, k].to(z.device)
+            part = part.to(z.device)
+            if len(part):
+                changed = operation(z.index_select(0, part), f[:, None, None, None])
+                z.index_copy_(0, part, changed)
 
 
 def brightness(z: Tensor, f: Tensor) -> Tensor:

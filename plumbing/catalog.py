@@ -26,30 +26,18 @@ class Folders:
         return next(iter(self.files))
 
 
-def read_catalog() -> dict[str, Folders]:
-    """{dataset: what is known of it}, in the order of the file."""
-    tables = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text())
-    datasets = {}
-    for name, table in tables.items():
-        if "like" in table:
-            table = tables[table["like"]] | table
-        datasets[name] = Folders(
-            files={pattern: pair(value) for pattern, value in table["files"].items()},
-            domains={domain: pair(value) for domain, value in table.get("domains", {}).items()},
-            classes=tuple(table.get("classes", "").split()),
-            layout=table.get("layout", "in_folders"),
-            unpacked=table.get("unpacked"),
-        )
-    return datasets
-
-
-def pair(value: list) -> tuple:
-    """(first, second), where the second may be left out: None."""
-    first, second = (*value, None)[:2]
-    return first, second
-
-
-FOLDERS = read_catalog()
+FOLDERS = {}  # {dataset: what is known of it}, in the order of the file
+TABLES = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text())
+for name, table in TABLES.items():
+    if "like" in table:
+        table = TABLES[table["like"]] | table
+    FOLDERS[name] = Folders(
+        files={pattern: tuple([*value, None][:2]) for pattern, value in table["files"].items()},
+        domains={domain: tuple([*value, None][:2]) for domain, value in table.get("domains", {}).items()},
+        classes=tuple(table.get("classes", "").split()),
+        layout=table.get("layout", "in_folders"),
+        unpacked=table.get("unpacked"),
+    )
 
 # Images of one's own: PATH/<domain>/<class>/, whose names are those of the domains and classes.
 OWN_IMAGES = Folders(files={}, domains={}, classes=(), layout="in_own_folders")
@@ -76,3 +64,8 @@ def short_name(dataset: str) -> str:
     if folder is None:
         return dataset
     return re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:40] or "folder"
+
+
+def some(names: list[str]) -> str:
+    """The first names of a list."""
+    return (", ".join(names[:8]) or "none") + (", ..." if len(names) > 8 else "")

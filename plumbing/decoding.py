@@ -1,9 +1,6 @@
-"""Images decoded once into a memory-mapped cache of uint8 pixels, and opened from there.
+"""Images decoded once into a memory-mapped cache of uint8 pixels, and opened from there by `open_images`.
 
-    download -> unpack -> decode -> open: `open_images` is the only entry.
-
-Neither the memory nor the time to start a run grows with the pixels: few images are decoded at a time, and a
-run opens the cache without touching them.
+Neither the memory nor the time to start a run grows with the pixels.
 """
 
 from __future__ import annotations
@@ -11,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import mmap
 import os
 import re
 import shutil
@@ -23,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from plumbing.archives import ImageFiles, download_missing, locate
-from plumbing.catalog import Folders, own_folder, short_name, source_of
+from plumbing.catalog import Folders, own_folder, short_name, some, source_of
 from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.listings import Listing, list_images
@@ -61,18 +57,15 @@ def open_images(dataset: str, size: int, data: str, archives: str = "") -> Image
             fingerprint = files.fingerprint()
         decode_once(files, source, size, cache)
     domains, classes, left_out = open_cache(cache, source, size)
-    limit_reading_ahead([pixels for _, pixels, _ in domains])
     if left_out:
-        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        print(f"{dataset}: {len(left_out)} files are no images and were left out: {names}", file=sys.stderr)
+        print(f"{dataset}: {len(left_out)} files are no images and were left out: {some(left_out)}",
+              file=sys.stderr)
     if own_folder(dataset):
         tell_missing(dataset, domains, classes)
-    tensors = [(name, as_tensor(pixels), labels) for name, pixels, labels in domains]
-    return Images(tensors, classes, fingerprint)
+    return Images(domains, classes, fingerprint)
 
 
-def tell_missing(dataset: str, domains: list[tuple[str, np.memmap, Tensor]],
-                 classes: tuple[str, ...]) -> None:
+def tell_missing(dataset: str, domains: list, classes: tuple[str, ...]) -> None:
     """Say which classes some domains of one's own images lack: it may be meant, or two spellings of one."""
     for name, _, labels in domains:
         missing = [c for label, c in enumerate(classes) if label not in labels]
@@ -118,7 +111,7 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
 
 
 def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], list[str]]:
-    """The domains, each (name, pixels [N, size, size, 3], labels [N]), the classes, and the files left out.
+    """The domains, each (name, pixels [N, 3, size, size], labels [N]), the classes, and the files left out.
     Stop if the cache is damaged."""
     domains = []
     try:
@@ -131,30 +124,16 @@ def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str
             pixels = np.load(cache / f"{name}.npy", mmap_mode="r")
             if pixels.shape != (len(labels), size, size, 3):
                 raise ValueError(f"{name}.npy holds {pixels.shape} for {len(labels)} labels")
-            domains.append((name, pixels, labels))
+            domains.append((name, as_tensor(pixels), labels))
         return domains, classes, index["left_out"]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as e:
         raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
                    "delete that folder and start again")
 
 
-def limit_reading_ahead(maps: list[np.memmap]) -> None:
-    """Of maps that are large for this machine: what is read ahead of an image would only push others out."""
-    if sum(pixels.nbytes for pixels in maps) > memory() / 2:
-        for pixels in maps:
-            pixels.base.madvise(mmap.MADV_RANDOM)
-
-
-def memory() -> int:
-    """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def as_tensor(pixels: np.memmap) -> Tensor:
-    """[N, S, S, 3] in a file -> [N, 3, S, S], without reading it.
-
-    It must not be written to: it is mapped read-only, as a copy-on-write map would have to fit into memory.
-    """
+    """[N, S, S, 3] in a file -> [N, 3, S, S], without reading it. It must not be written to: it is mapped
+    read-only, as a copy-on-write map would have to fit into memory."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(pixels).permute(0, 3, 1, 2)
@@ -176,7 +155,7 @@ def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path) -> N
 
 
 def decode(files: ImageFiles, source: Folders, size: int, cache: Path) -> None:
-    """Unpack what the dataset has in its archives, and decode that; the cache is renamed at the end."""
+    """Unpack what the dataset names of its archives, and decode that; the cache is renamed at the end."""
     temporary = cache.with_name(f"{cache.name}.{os.getpid()}.tmp")
     unpacked = temporary.with_suffix(".unpacked.tmp")
     try:
@@ -194,10 +173,8 @@ def decode(files: ImageFiles, source: Folders, size: int, cache: Path) -> None:
 
 
 def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -> None:
-    """<domain>.npy for each domain, uint8 [N, size, size, 3], decoded in parallel and written in order.
-
-    Few images are decoded ahead, so that the memory needed does not grow with the dataset.
-    """
+    """<domain>.npy for each domain, uint8 [N, size, size, 3], decoded in parallel and written in order. Few
+    images are decoded ahead, so that the memory needed does not grow with the dataset."""
     threads = os.cpu_count() or 1
     ahead = max(2 * threads, AHEAD // (3 * size * size))
     count = len(listing.names())

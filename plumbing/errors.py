@@ -13,9 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SAID_AFTER = 1.0  # seconds of waiting until that is said
-
-
 # What to do about an error of the system.
 REMEDIES = {
     errno.ENOSPC: "make room or give another folder",
@@ -46,7 +43,9 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
     if isinstance(e, Stop):
         return str(e), e.code
     if isinstance(e, KeyboardInterrupt):
-        return f"interrupted; {getattr(e, 'kept', '') or kept}", getattr(e, "code", 130)
+        code = getattr(e, "code", 130)
+        words = getattr(e, "kept", "") or kept
+        return f"interrupted; {words}" if code else words, code
     if out_of_memory(e):
         what = type(e).__name__
         if str(e):
@@ -67,31 +66,11 @@ def speaks() -> bool:
 
 
 def out_of_memory(e: BaseException) -> bool:
-    """torch says so with an error of its own on a GPU and in the words of a RuntimeError on a CPU.
-
-    torch is not imported for this: there is no error of its own before it is, and bad usage is told at once.
-    """
+    """An error of torch's own on a GPU, the words of a RuntimeError on a CPU. torch is not imported for this:
+    bad usage is told before it is."""
     torch = sys.modules.get("torch")
     on_gpu = getattr(torch, "OutOfMemoryError", MemoryError)
     return isinstance(e, (MemoryError, on_gpu)) or "can't allocate memory" in str(e)
-
-
-@contextlib.contextmanager
-def said_if_long(words: str, shown: bool = True):
-    """Say what is waited for, once the block has taken a second; never if not `shown`."""
-    waiting = threading.Timer(SAID_AFTER, say, [words, sys.stdout])
-    waiting.daemon = True
-    if shown:
-        waiting.start()
-    try:
-        yield
-    finally:
-        waiting.cancel()
-
-
-def say(words: str, stream) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal has gone
-        print(words, file=stream, flush=True)
 
 
 # Signals
@@ -101,16 +80,13 @@ TOGETHER = 1.0  # seconds within which several signals are one: a terminal and a
 
 
 class Interrupted(KeyboardInterrupt):
-    """A program ends because of a signal; a shell knows it by its exit code, 128 + number."""
+    """A program ends because of a signal; a shell knows it by its exit code, 128 + number. Number 0 is
+    --stop-after, which is no failure."""
 
     def __init__(self, number: int, kept: str = ""):
         super().__init__()
-        self.number = number
         self.kept = kept  # what is not lost; empty: the program's own words
-
-    @property
-    def code(self) -> int:
-        return 128 + self.number if self.number else 0  # 0: --stop-after
+        self.code = 128 + number if number else 0
 
 
 def interrupt(number: int, _frame=None) -> None:
@@ -145,11 +121,11 @@ def leave_to_the_system() -> None:
 
 class AfterTheRound:
     """Answers the first signal with a line and a note, which the round loop reads when it has a state to
-    keep; the second one ends the program where it is. One of several processes may wait for the others in
+    keep. The second one ends the program where it is. One of several processes may wait for the others in
     code that is not Python's: there the second one is left to the system."""
 
-    def __init__(self, says: str, several: bool):
-        self.says = says  # the line; empty: none
+    def __init__(self, words: str, several: bool):
+        self.words = words  # the line; empty: none
         self.several = several  # whether there are other processes
         self.number = 0  # of the first signal; 0: none has come
         self.came = 0.0  # when
@@ -162,9 +138,9 @@ class AfterTheRound:
         self.number, self.came = number, time.monotonic()
         if self.several:
             leave_to_the_system()
-        if self.says:
+        if self.words:
             with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in the midst of a write
-                print(f"\n{self.says}", file=sys.stderr, flush=True)
+                print(f"\n{self.words}", file=sys.stderr, flush=True)
 
 
 # Set when a program begins, before its libraries load
@@ -183,16 +159,4 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
         sys.__excepthook__(kind, error, trace)
 
 
-def take_any_words() -> None:
-    """A stream that is closed swallows what is printed; one that has no sign for a letter writes its
-    number."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))
-        elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
 sys.excepthook = show_uncaught
-take_any_words()

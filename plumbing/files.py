@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from plumbing.errors import Stop, said_if_long
+from plumbing.errors import Stop
 
 import torch
 
@@ -59,22 +59,20 @@ def write_json(path: Path, value) -> None:
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     with open(path, "a") as file:
         try:
-            with said_if_long(f"waiting for another process, which holds {path}", shown=wait):
-                fcntl.flock(file, how)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
+            if not wait:
+                raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
+            print(f"waiting for another process, which holds {path}", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 
 def load_file(path: Path, what: str, advice: str = "give another file or folder"):
-    """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run.
-
-    torch.save writes a zip archive, whose checksums torch.load does not look at: here they are compared, so
-    that no changed byte becomes another number.
-    """
+    """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run. The
+    checksums of its zip archive are compared here: torch.load does not look at them."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:

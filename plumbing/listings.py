@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbing.archives import IMAGE_ENDINGS, ImageFiles, shortest
-from plumbing.catalog import Folders
+from plumbing.catalog import Folders, some
 from plumbing.errors import Stop
 
 KEPT = 10  # cameras, and classes, of iWildCam
@@ -46,11 +46,6 @@ def list_images(files: ImageFiles, source: Folders) -> Listing:
             raise Stop(f"{files}: domain {domain} has {len(images)} images in {folder}; "
                        f"expected {expected or 'some'}; no images: {some(odd)}; get what is missing again")
     return listing
-
-
-def some(names: list[str]) -> str:
-    """The first names of a list."""
-    return (", ".join(names[:3]) or "none") + (", ..." if len(names) > 3 else "")
 
 
 def is_image(name: str) -> bool:

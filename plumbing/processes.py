@@ -8,8 +8,7 @@ import ctypes
 import os
 import sys
 
-from plumbing.errors import (Interrupted, Stop, ending, handled, interrupt, leave_to_the_system,
-                             said_if_long, say, speaks)
+from plumbing.errors import Interrupted, Stop, ending, handled, interrupt, leave_to_the_system, speaks
 
 import torch
 import torch.distributed as dist
@@ -25,24 +24,19 @@ def process() -> tuple[int, int]:
 
 
 def join_processes() -> None:
-    """With torchrun: join the other processes. Stop if they do not come.
+    """Join the other processes of torchrun. Stop if they do not come.
 
-    The group ends before Python does, and its threads with it: one that still released a tensor while Python
-    ended aborted the process (pytorch#190489). They end only if nothing holds the group.
-    torch.distributed.nn, which an optimizer imports, would: a group that is there at its import becomes a
-    default argument of its functions. Hence its import above.
+    The group ends before Python does: a thread of it that still released a tensor while Python ended aborted
+    the process (pytorch#190489). It ends only if nothing holds the group. torch.distributed.nn would, in
+    default arguments, if it were imported after the group is there: hence its import above.
     """
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count in ("", "1") or dist.is_initialized():
-        return
     leave_to_the_system()  # it waits in code that is not Python's
     try:
-        with said_if_long(f"waiting for all {count} processes to start"):
-            dist.init_process_group("gloo")  # gives up after half an hour
+        dist.init_process_group("gloo")  # gives up after half an hour
         atexit.register(dist.destroy_process_group)
     except (ValueError, RuntimeError) as e:
         why = str(e).splitlines()[0][:80]
-        raise Stop(f"WORLD_SIZE is {count!r}, but the processes cannot meet ({why}): "
+        raise Stop(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but the processes cannot meet ({why}): "
                    "start them with torchrun, or unset WORLD_SIZE", 2)
 
 
@@ -97,8 +91,16 @@ def prepare(args) -> None:
     between two runs, so not with --deterministic. TF32 is used with `--precision tf32` and only then: cuDNN's
     is on by default, and then fp32 would not be fp32.
     """
-    keep_freed_memory()
-    join_processes()
+    with contextlib.suppress(OSError, AttributeError):  # a C library without mallopt
+        # Each step frees and takes the same activations: glibc keeps large freed blocks, else every step pays
+        # their page faults again (5 to 20% of a step on two cores). One arena: the forward pass finds what
+        # the backward pass's thread has freed.
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-8, 1)  # M_ARENA_MAX
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1") and not dist.is_initialized():
+        join_processes()
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
@@ -117,20 +119,6 @@ def prepare(args) -> None:
         raise Stop(f"--device {args.device} cannot be used here: {str(e).splitlines()[0]}", 2)
 
 
-def keep_freed_memory() -> None:
-    """Ask glibc to keep large freed blocks instead of giving them back to the kernel.
-
-    Each training step frees and takes the same activations; without this every step pays their page faults
-    again (measured: 5 to 20% of a step on two cores). One arena, because what the backward pass's thread
-    frees is then there for the forward pass. No effect where the C library has no mallopt.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-8, 1)  # M_ARENA_MAX
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
-
-
 @contextlib.contextmanager
 def one_line_on_failure(program: str):
     """Errors that are no fault of the program end it with one line on stderr and an exit code."""
@@ -145,7 +133,8 @@ def one_line_on_failure(program: str):
     rank, size = process()
     shown = rank == 0 if together else code != 2 or speaks()
     if shown:
-        say(f"{program}: {message}", sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+            print(f"{program}: {message}", file=sys.stderr, flush=True)
     if size > 1:
         sys.stdout.flush()
         if together:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import ctypes
 import functools
-import gc
 import hashlib
 import os
 import platform
-import resource
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -38,45 +34,40 @@ def code(method_file: Path) -> dict:
 
 
 def files_of(method_file: Path) -> list[Path]:
-    """The files that make a run's numbers: common.py, plumbing/, the method's file, and the other modules of
-    this repository from which that one, as it is loaded, has a name."""
-    folders = {str(folder) for folder in (ROOT, ROOT / "baselines", ROOT / "official", method_file.parent)}
-    modules = {path_of(module): module for module in list(sys.modules.values())}
+    """The files that make a run's numbers: common.py, plumbing/, the method's file, and what that imports of
+    this repository or of its own folder."""
     found = {ROOT / "common.py", *(ROOT / "plumbing").glob("*.py"), *(ROOT / "plumbing").glob("*.csv")}
-    waiting = [str(method_file)]
+    waiting = [method_file]
     while waiting:
         file = waiting.pop()
-        if Path(file) in found:
+        if file in found or not file.exists():
             continue
-        found.add(Path(file))
-        others = [path_of(other) for other in named_in(modules[file])] if file in modules else []
-        waiting += [other for other in others if os.path.dirname(other) in folders]
+        found.add(file)
+        for module in imported_by(file):
+            path = module.replace(".", "/") + ".py"
+            waiting.append(ROOT / path if (ROOT / path).exists() else method_file.parent / path)
     return sorted(found)
 
 
-def path_of(module: ModuleType) -> str:
-    """A module's file, in a folder behind all links; of one that has none a path that no file has."""
-    folder, name = os.path.split(getattr(module, "__file__", None) or "/")
-    return os.path.join(real_folder(folder), name)
-
-
 @functools.cache
-def real_folder(folder: str) -> str:
-    return os.path.realpath(folder)
-
-
-def named_in(module: ModuleType) -> list[ModuleType]:
-    """The modules of which a module has names: imported ones, and those of its classes and functions."""
-    names = [getattr(value, "__module__", None) for value in vars(module).values()]
-    there = [sys.modules[name] for name in set(names) if isinstance(name, str) and name in sys.modules]
-    return there + [value for value in vars(module).values() if isinstance(value, ModuleType)]
+def imported_by(file: Path) -> list[str]:
+    """The modules that a file imports, by their dotted names."""
+    modules = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = node.module or ""
+            modules.append(package)
+            modules += [f"{package}.{alias.name}" for alias in node.names]
+    return modules
 
 
 def hardware(args, processes: int) -> dict:
     """Versions and hardware of this process, as result.json has them."""
     gpu = args.device.startswith("cuda")
     machine = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "processes": processes,
-               "load": load(), "gpu": None, "gpu_peak_memory_mib": None}
+               "gpu": None, "gpu_peak_memory_mib": None}
     if gpu:
         machine["gpu"] = torch.cuda.get_device_name(args.device)
         machine["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20
@@ -115,29 +106,3 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":")[1].strip()
     return platform.processor()
-
-
-def load() -> float:
-    """How many processes wanted a core in the last minute, on average."""
-    return round(os.getloadavg()[0], 2)
-
-
-def forget_peak_memory(args) -> None:
-    """Let the peaks of memory count from here on: each run of a process has its own. What earlier runs have
-    left is given back. Where the system is not Linux the peak stays that of the process."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-    if args.device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(args.device)
-
-
-def peak_memory() -> int:
-    """MiB of the largest resident size of this process since forget_peak_memory (the mapped pixels that were
-    read count), GPU memory apart."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) // 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

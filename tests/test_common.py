@@ -23,16 +23,14 @@ DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
 
 def test_digits_are_dealt_out_once():
-    dealt = common.load_digits(28)
+    """And turned, none of them out of its image."""
+    dealt, _ = common.load_domains(parsed("fedavg"))
     assert [d.name for d in dealt] == DOMAINS
     assert sum(len(d.labels) for d in dealt) == 1797
     for d in dealt:
         assert d.images.shape[1:] == (1, 28, 28)
         assert len(d.labels.unique()) == 10
-
-
-def test_digits_are_turned_and_not_lost():
-    brightness = [float(d.images.float().mean()) for d in common.load_digits(28)]
+    brightness = [float(d.images.float().mean()) for d in dealt]
     assert max(brightness) - min(brightness) < 8
 
 
@@ -62,17 +60,6 @@ def fake_mnist(folder, monkeypatch, count=10000):
     monkeypatch.setattr(torchvision.datasets.MNIST, "resources", md5s)
 
 
-def test_rotatedmnist(tmp_path, monkeypatch):
-    fake_mnist(tmp_path / "archives" / "MNIST" / "raw", monkeypatch)
-    args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path / "archives")
-    domains, classes = common.load_domains(args)
-    assert [d.name for d in domains] == ["m0", "m15", "m30", "m45", "m60", "m75"]
-    assert classes == tuple("0123456789")
-    for d in domains:
-        assert d.labels.bincount().tolist() == [100] * 10
-    assert not torch.equal(domains[0].images, domains[1].images)
-
-
 def test_rotatedmnist_is_the_published_one(monkeypatch):
     """The seed picks one of the ten published lists of MNIST's training images; each turned image is what
     PIL's rotation by the nearest pixel gives, as in DIRT and DIVA."""
@@ -92,14 +79,6 @@ def test_rotatedmnist_is_the_published_one(monkeypatch):
                 assert d.labels[i] == rows[i] % 10
 
 
-def test_the_published_lists_are_of_different_images():
-    lists = np.loadtxt(mnist.PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=int)
-    assert lists.shape == (1000, 10) and 0 <= lists.min() and lists.max() < 60000
-    for one in lists.T:
-        assert len(np.unique(one)) == 1000
-    assert lists[:2, :3].tolist() == [[13830, 3175, 10664], [52831, 26371, 12723]]
-
-
 def test_a_damaged_mnist_is_refused(tmp_path, monkeypatch):
     fake_mnist(tmp_path, monkeypatch)
     args = parsed("fedavg", "--dataset", "rotatedmnist-t10k", "--archives", tmp_path)
@@ -109,6 +88,18 @@ def test_a_damaged_mnist_is_refused(tmp_path, monkeypatch):
 
 
 # Splits and clients
+
+
+def test_split_sizes_of_office():
+    """The 10% test parts of the domains have 95, 112, 15 and 29 images (FDSE Table 2 is in fractions of
+    these)."""
+    sizes = []
+    for n in (958, 1123, 157, 295):
+        parts = common.cut(torch.arange(n), (0.8, 0.1, 0.1))
+        sizes.append([len(part) for part in parts])
+    assert [test for _, _, test in sizes] == [95, 112, 15, 29]
+    assert sizes[2] == [126, 16, 15]
+
 
 LODO = ["--protocol", "lodo", "--target", "d30"]
 
@@ -169,13 +160,9 @@ def test_dirichlet_shares_are_drawn_until_each_client_has_enough():
     assert min(len(pile) for pile in piles) < 10  # so that domain was drawn again
 
 
-@pytest.mark.parametrize("flags", [
-    [],
-    ["--limit", "200"],
-    ["--clients-per-domain", "2", "--dirichlet", "1"],
-])
-def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags):
+def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch):
     """None of the six rotations of a source's test image is trained on."""
+    flags = ["--limit", "200", "--clients-per-domain", "2", "--dirichlet", "1"]
     fake_mnist(tmp_path, monkeypatch)
     of_mnist = ["--dataset", "rotatedmnist-t10k", "--archives", tmp_path, "--protocol", "indomain"]
     domains, clients, _ = federated(parsed("fedavg", *of_mnist, *flags))
@@ -190,17 +177,6 @@ def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags
         assert torch.equal(d.labels, upright.labels)
         picture = Image.fromarray(upright.images[7, 0].numpy()).rotate(int(d.name[1:]))
         assert np.array_equal(d.images[7, 0].numpy(), np.array(picture))
-
-
-def test_split_sizes_of_office():
-    """The 10% test parts of the domains have 95, 112, 15 and 29 images (FDSE Table 2 is in fractions of
-    these)."""
-    sizes = []
-    for n in (958, 1123, 157, 295):
-        parts = common.cut(torch.arange(n), "0.8/0.1/0.1")
-        sizes.append([len(part) for part in parts])
-    assert [test for _, _, test in sizes] == [95, 112, 15, 29]
-    assert sizes[2] == [126, 16, 15]
 
 
 def test_dirichlet_skews_the_labels():
@@ -231,17 +207,9 @@ def test_each_epoch_has_every_image_once_in_a_new_order():
     labels = labels_in_batches(10, args)
     assert [len(y) for y in labels] == [4, 4, 2, 4, 4, 2]
     first, second = labels[:3], labels[3:]
-    assert first != second
+    assert first != second and labels != labels_in_batches(10, args, t=1) != labels_in_batches(10, args, k=1)
     for epoch in (first, second):
         assert sorted(np.concatenate(epoch)) == list(range(10))
-
-
-def test_the_order_is_that_of_client_and_round():
-    args = parsed("fedavg", "--batch-size", "4", "--epochs", "2")
-    labels = labels_in_batches(10, args)
-    assert labels == labels_in_batches(10, args)
-    assert labels != labels_in_batches(10, args, t=1)
-    assert labels != labels_in_batches(10, args, k=1)
 
 
 def test_a_number_of_steps_takes_the_place_of_epochs():
@@ -256,12 +224,7 @@ def test_a_last_batch_of_one_joins_the_batch_before_it():
     assert [len(y) for y in labels_in_batches(5, args)] == [5]
 
 
-@pytest.mark.parametrize("flags", [
-    ["--epochs", "3"],
-    ["--steps", "7"],
-    ["--steps", "2"],
-    ["--steps", "1", "--batch-size", "40"],
-])
+@pytest.mark.parametrize("flags", [["--epochs", "3"], ["--steps", "7"]])
 def test_images_in_a_round(flags):
     args = parsed("fedavg", "--batch-size", "4", *flags)
     assert common.images_in_round(9, args) == sum(len(y) for y in labels_in_batches(9, args))
@@ -291,14 +254,6 @@ def test_pixels():
     x, y = data.batch(torch.tensor([0]))
     torch.testing.assert_close(x[0, 0], torch.tensor([[0, 1], [0.2, 0.4]]))
     assert x.is_contiguous(memory_format=torch.channels_last) and y.item() == 1
-
-
-def test_pixels_by_imagenets_mean_and_deviation():
-    images = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
-    data = common.Data(images, torch.tensor([0]), torch.tensor([1]), "cpu", "imagenet")
-    x, _ = data.batch(torch.tensor([0]))
-    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close(x[0, :, 0, 1], (1 - mean) / deviation)
 
 
 # Backbones and weights
@@ -355,21 +310,6 @@ def test_weights_with_our_names(tmp_path):
         network("resnet50", tmp_path / "ours.pth", 7)
 
 
-def test_imagenet_weights_path(monkeypatch):
-    """Torchvision's own loader is asked for the right weights with its hash check; only the download itself
-    is replaced."""
-    theirs, asked = torchvision.models.alexnet(), []
-
-    def get_state_dict(weights, **how):
-        asked.append((str(weights), how))
-        return theirs.state_dict()
-
-    monkeypatch.setattr(torchvision.models.AlexNet_Weights, "get_state_dict", get_state_dict)
-    net = network("alexnet", "imagenet", 7)
-    assert torch.equal(net.body.classifier[4].weight, theirs.classifier[4].weight)
-    assert asked == [("AlexNet_Weights.IMAGENET1K_V1", {"progress": True, "check_hash": True})]
-
-
 # States
 
 
@@ -381,11 +321,6 @@ def test_average():
     mean = common.average(states, torch.tensor([0.25, 0.75]))
     torch.testing.assert_close(mean["a"], torch.tensor([2.5, 5.0]))
     assert mean["n"].dtype == torch.long and mean["n"].item() == 5  # 5.25
-
-
-def test_bytes():
-    state = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
-    assert common.nbytes({"w": state, "x": torch.zeros(3, dtype=torch.bfloat16)}) == 8 + 8 + 6
 
 
 # The round loop
@@ -417,7 +352,6 @@ class Clock:
 
     def update(self, uploads, t):
         self.t = t
-
 
 
 def test_numpys_and_pythons_random_numbers_are_seeded_too():
@@ -491,15 +425,9 @@ def test_participation(tmp_path):
         assert set(entry["clients"]) == set(trained)
         groups.add(tuple(trained))
     assert len(groups) > 1
-
-
-def test_bytes_of_a_run(tmp_path):
-    args = parsed("fedavg", "--rounds", "5", "--participation", "0.5", "--out", tmp_path)
-    result, = common.run(Clock, guessing([0] * 5), args)
     for entry in metrics(tmp_path):
         for log in entry["clients"].values():
             assert log == {"bytes_down": 8, "bytes_up": 8}
-    assert result["bytes"]["up"] == 5 * 3 * 8
 
 
 def test_evaluation_interval(tmp_path):
@@ -531,10 +459,3 @@ def test_each_target_in_turn(tmp_path, capsys):
     said = capsys.readouterr().out
     each = "  ".join(f"{name} {100 * accuracy:.2f}" for name, accuracy in zip(DOMAINS, shown))
     assert f"accuracy on each left-out domain (%): {each}  mean {100 * np.mean(shown):.2f}\n" in said
-
-
-def test_one_target_is_one_run_in_the_folder_itself(tmp_path, capsys):
-    args = parsed("fedavg", *LODO, "--rounds", "1", "--out", tmp_path)
-    result, = common.run(Clock, guessing([3]), args)
-    assert json.loads((tmp_path / "result.json").read_text()) == result
-    assert "on each left-out domain" not in capsys.readouterr().out

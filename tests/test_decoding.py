@@ -2,24 +2,19 @@
 
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from plumbing import decoding
 from plumbing.catalog import FOLDERS
-from plumbing.errors import Stop
 
 import pytest
 from PIL import Image
 
 from .conftest import ROOT
 from .small_datasets import (
-    SIZE,
     check,
-    expect,
     load,
     names_in,
     nothing_is_left,
@@ -71,27 +66,12 @@ def test_limit_keeps_a_part(tmp_path, monkeypatch):
             assert labels[image.numpy().tobytes()] == label
 
 
-def test_limit_lets_the_map_go(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    part, _ = load(tmp_path, "vlcs", limit=6)
-    for d in part:
-        assert d.images.untyped_storage().nbytes() == 6 * SIZE * SIZE * 3  # a copy of what is kept
-
-
 def test_an_image_that_cannot_be_decoded(tmp_path, monkeypatch):
     archive = write_vlcs(tmp_path, monkeypatch)
     write_tar(archive, pictures(names_in(vlcs())) | {"VLCS/VOC2007/car/1.jpg": b"no image"})
     message = "the image VLCS/VOC2007/car/1.jpg cannot be decoded .*replace it or get the archive again"
     stops(message, load, tmp_path, "vlcs")
     assert nothing_is_left(tmp_path)
-
-
-def test_a_cache_with_other_classes_is_refused(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    load(tmp_path, "vlcs")
-    expect(monkeypatch, "vlcs", 10, classes=CLASSES[::-1])
-    message = "the cache .* is damaged .*it has the classes bird, car, chair, dog, person.*delete that folder"
-    stops(message, load, tmp_path, "vlcs")
 
 
 # Without the archive
@@ -137,37 +117,7 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
 # Cost
 
 
-def test_few_images_are_decoded_ahead_and_a_failure_ends_it(tmp_path, monkeypatch):
-    write_vlcs(tmp_path, monkeypatch)
-    monkeypatch.setattr(decoding, "AHEAD", 1)
-    monkeypatch.setattr(decoding.os, "cpu_count", lambda: 2)
-    begun = []
-
-    def failing(files, size, name):
-        begun.append(name)
-        raise Stop("broken")
-    monkeypatch.setattr(decoding, "decode_one", failing)
-    stops("broken", load, tmp_path, "vlcs")
-    assert len(begun) <= 4 and nothing_is_left(tmp_path)
-
-
-BYTES = 4 * 10 * SIZE * SIZE * 3  # of the small VLCS
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("memory, read_ahead", [(2 * BYTES + 9999, True), (2 * BYTES - 1, False)])
-def test_only_large_maps_are_read_without_reading_ahead(tmp_path, monkeypatch, memory, read_ahead):
-    write_vlcs(tmp_path, monkeypatch)
-    monkeypatch.setattr(decoding, "memory", lambda: memory)
-    loaded, _ = load(tmp_path, "vlcs")
-    maps = Path("/proc/self/smaps").read_text()
-    cache = re.escape(str(tmp_path / "data" / "cache"))
-    flags = re.findall(cache + r"/vlcs-8-\w+/\w+\.npy\n(?:\w+:.*\n)*?VmFlags:(.*)", maps)
-    assert len(flags) == len(loaded) == 4
-    for of_map in flags:
-        assert (" rr" not in of_map) == read_ahead
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_does_not_grow_with_the_pixels(tmp_path):
     """Decoding 154 MB and opening a cache of 944 GB stay within 200 MB of memory of their own."""

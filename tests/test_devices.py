@@ -85,11 +85,6 @@ def test_how_a_gpu_is_opened(two_gpus, backends, monkeypatch, deterministic):
     assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if deterministic else None)
 
 
-def test_the_flag_does_nothing_on_a_cpu(two_gpus, backends):
-    processes.prepare(parsed("fedavg", "--device", "cpu", "--deterministic"))
-    assert not torch.are_deterministic_algorithms_enabled() and two_gpus == []
-
-
 def test_a_gpu_that_cannot_be_opened_is_one_line(two_gpus, backends, monkeypatch):
     def busy(count, device):
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nat line 7")

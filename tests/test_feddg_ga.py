@@ -1,9 +1,10 @@
 """FedDG-GA: rounds by hand in plain torch, the change of the weights by hand, and where it is FedAvg."""
 
+import dataclasses
+
 import common
 from baselines import feddg_ga
 from plumbing.runfolder import copied
-from plumbing.settings import changed
 from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, federation, mean, same, three_clients, train_by_hand
@@ -129,6 +130,6 @@ def test_error_in_evaluation_mode():
     whole = feddg_ga.error(net, many, args)
     assert same(common.state(net), before)
     assert_close(whole, feddg_ga.error(net, data.train, args), atol=1e-6, rtol=1e-6)
-    args = changed(args, gap="error")
+    args = dataclasses.replace(args, gap="error")
     wrong = 1 - common.correct(net, data.train, args) / len(data.train)
     assert_close(float(feddg_ga.error(net, many, args)), wrong)

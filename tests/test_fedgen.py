@@ -1,10 +1,11 @@
 """FedGen: rounds by hand in plain torch, its losses against the formulas, and where it is FedAvg."""
 
+import dataclasses
+
 import common
 import fedcir
 from baselines import fedgen
 from plumbing.runfolder import copied
-from plumbing.settings import changed
 from tests.conftest import parsed
 from tests.plain_torch import batch_norm, in_double, leaves_of, linear, log_probability
 from tests.three_clients import (
@@ -195,7 +196,7 @@ def test_labels_that_no_client_has():
     c[0, 3], c[1, 3], c[1, 7] = 1, 2, 1
     p = server.label_distribution(c)
     assert p[3] == 0.75 and p[7] == 0.25 and p.sum() == 1
-    server.args = changed(server.args, labels="uniform")
+    server.args = dataclasses.replace(server.args, labels="uniform")
     p = server.label_distribution(c)
     assert p[3] == 0.5 and p[7] == 0.5 and p.sum() == 1
 

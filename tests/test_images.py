@@ -2,7 +2,6 @@
 
 import http.server
 import os
-import re
 import threading
 from pathlib import Path
 
@@ -86,15 +85,6 @@ def test_a_zip_becomes_domains(tmp_path, archive):
             assert brightest_row * 10 // SIZE == label  # the bar that shows the class
 
 
-def test_files_that_are_no_images_are_named(tmp_path, office, capsys):
-    (office / "dslr" / "mug" / "notes.txt").write_text("no image")
-    zipped(office, tmp_path / "archives" / ARCHIVE)
-    domains = loaded(tmp_path)
-    said = capsys.readouterr().err
-    assert re.search("1 files are no images and were left out: .*dslr/mug/notes.txt", said)
-    assert [len(d.labels) for d in domains] == [20, 20, 20, 20]
-
-
 def test_a_folder_gives_the_images_of_its_archive(tmp_path, office, archive):
     domains = loaded(tmp_path)
     (tmp_path / "other").mkdir()
@@ -123,23 +113,11 @@ def test_a_damaged_archive_ends_a_run_with_a_line(tmp_path, office, archive, cap
     assert not list((tmp_path / "data").rglob("*.tmp"))
 
 
-def test_a_damaged_image_in_a_folder_ends_a_run_with_a_line(tmp_path, office, capsys):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "archives").mkdir()
-    folder = office.rename(tmp_path / "data" / "officecaltech")
-    (folder / "dslr" / "mug" / "0.png").write_bytes(b"not an image")
-    fails(capsys, 1, "dslr/mug/0.png cannot be decoded", run, tmp_path)
-
-
 # The cache
 
 
 def no_pixels(pixels: Path, index: Path) -> None:
     pixels.write_bytes(b"x")
-
-
-def index_of_nothing(pixels: Path, index: Path) -> None:
-    index.write_text("null")
 
 
 def index_without_a_domain(pixels: Path, index: Path) -> None:
@@ -148,7 +126,6 @@ def index_without_a_domain(pixels: Path, index: Path) -> None:
 
 @pytest.mark.parametrize("damage", [
     no_pixels,
-    index_of_nothing,
     index_without_a_domain,
 ])
 def test_a_damaged_cache_is_named(tmp_path, archive, damage):
@@ -158,25 +135,6 @@ def test_a_damaged_cache_is_named(tmp_path, archive, damage):
     damage(pixels, index)
     with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
         loaded(tmp_path)
-
-
-def test_a_cache_without_its_index_is_made_again(tmp_path, archive):
-    """As a whole cache never is: the index is written last."""
-    domains = loaded(tmp_path)
-    pixels, = (tmp_path / "data").rglob("dslr.npy")
-    index, = (tmp_path / "data").rglob("index.json")
-    pixels.unlink()
-    index.unlink()
-    assert same(domains, loaded(tmp_path)) and index.exists()
-
-
-def test_a_full_disk_while_decoding(tmp_path, archive, capsys, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    fails(capsys, 1, "No space left on device", run, tmp_path)
-    assert not list((tmp_path / "data" / "cache").glob("office*"))
 
 
 # Downloads

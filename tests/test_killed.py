@@ -146,11 +146,6 @@ def without_times(folder: Path) -> dict:
     return {name: value for name, value in result.items() if name not in OF_THE_MOMENT}
 
 
-def test_killed_at_a_random_moment(tmp_path):
-    """The method with the most state, once; the long test has all methods, several times."""
-    assert kill_and_resume(tmp_path, "fdse", kills=1) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_killed_many_times(tmp_path, method):

@@ -14,7 +14,7 @@ from plumbing.decoding import to_rgb
 from plumbing.errors import Stop
 from plumbing.runfolder import folder_of
 from reproduce import predict
-from tests.conftest import METHODS, MODULES, ROOT, fails, metrics, one_run, parsed, run_all, run_here
+from tests.conftest import MODULES, ROOT, fails, parsed, run_all
 from tests.own_images import FLAGS, write_images
 
 import numpy as np
@@ -122,11 +122,6 @@ def no_images(folder: Path) -> None:
         path.unlink()
 
 
-def a_file(folder: Path) -> None:
-    folder.rename(folder.parent / "old")
-    folder.write_text("x")
-
-
 def gone(folder: Path) -> None:
     folder.rename(folder.parent / "old")
 
@@ -154,7 +149,6 @@ def not_readable(folder: Path) -> None:
 
 @pytest.mark.parametrize("change, code, words", [
     (gone, 2, "images is no folder; expected one with images in <domain>/<class>/"),
-    (a_file, 2, "images is no folder; expected one"),
     (one_domain, 2, "at least two domains and two classes; found the domains north and the classes healthy"),
     (no_images, 2, "found the domains none and the classes none"),
     (one_class, 2, "found the domains north, south and the classes healthy"),
@@ -171,18 +165,11 @@ def test_bad_folders(folder, change, code, words):
     assert not caches(folder)
 
 
-def test_a_bad_flag(capsys):
-    words = "there are no settings for 'folder:' here"
-    fails(capsys, 2, words, parsed, "fedavg", "--dataset", "folder:")
-    words = "'folders'.*choose from digits.* or folder:PATH"
-    fails(capsys, 2, words, parsed, "fedavg", "--dataset", "folders")
-
-
 # Settings and names
 
 
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fdse", "fedgala"])
 def test_a_folder_has_the_settings_of_pacs(method, scale):
     own = parsed(method, "--dataset", "folder:/somewhere/images", "--scale", scale)
     pacs = parsed(method, "--dataset", "pacs", "--scale", scale)
@@ -235,8 +222,8 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
     assert len(list(Path("runs").iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", ["$5_$10", "a%b", "a{b}"])
-def test_a_domain_of_any_name_is_trained_and_drawn(flags, folder, name):
+def test_a_domain_of_any_name_is_trained_and_drawn(flags, folder):
+    name = "$5_$10%{b}"
     (folder / "south").rename(folder / name)
     flags = [*flags, "--rounds", "1", "--out", "x", "--figures"]
     result, = run_all("fedavg", parsed("fedavg", *flags))
@@ -255,15 +242,6 @@ def test_leave_one_out_and_without_labels(flags, folder, capsys):
     args = parsed("fedavg", *flags, "--protocol", "lodo", "--target", "west")
     words = "--target west is not a domain of folder:.*; its domains are east, north, south"
     fails(capsys, 2, words, run_all, "fedavg", args)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_runs_on_a_folder(method, folder, tmp_path):
-    own = ["--dataset", f"folder:{folder}", "--data", tmp_path / "data", "--image-size", "64"]
-    target = ["--target", "north"] if one_run(method) else []
-    run_here(method, tmp_path / "run", *own, *target, "--rounds", "1", "--batch-size", "8")
-    assert len(metrics(tmp_path / "run")) == 1
 
 
 def commands_of_readme() -> list[list[str]]:

@@ -2,24 +2,24 @@
 
 import json
 import os
+import runpy
 import shlex
 import shutil
 import signal
-import stat
+import sys
 import threading
 import time
-from pathlib import Path
+import types
 
 import common
-from plumbing import errors, files, runfolder
+from plumbing import errors, runfolder
 from plumbing.files import locked
 from plumbing.provenance import code
-from plumbing.results import command, record
+from plumbing.results import command
 from plumbing.runfolder import Run
 from plumbing.settings import identity
 from tests.conftest import ROOT, fails, interrupted, metrics, parsed, run_all, run_here, start
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -51,32 +51,16 @@ RESULT = {"id", "method", "args", "command", "best", "last", "curve", "logs", "b
 
 
 def test_output_folder(tmp_path):
-    result = run_here("fedavg", tmp_path / "run", figures=True)
+    """Of a run that is given twice there is one record."""
+    records = tmp_path / "results" / "runs.jsonl"
+    result = run_here("fedavg", tmp_path / "run", "--record", records, figures=True)
     assert result_in(tmp_path / "run") == result
     assert result.keys() == RESULT
     assert result["args"]["seed"] == 0
     assert Image.open(tmp_path / "run" / "curves.png").size[0] > 500
-    assert run_here("fedavg", tmp_path / "run") == result  # with its time: it is not run again
-
-
-def test_a_run_is_recorded_once(tmp_path):
-    records = tmp_path / "results" / "runs.jsonl"
-    result = run_here("fedavg", tmp_path / "run", "--record", records)
-    run_here("fedavg", tmp_path / "run", "--record", records)
+    again = run_here("fedavg", tmp_path / "run", "--record", records)
+    assert again == result  # with its time: it is not run again
     assert [json.loads(line) for line in records.read_text().splitlines()] == [result]
-
-
-def test_a_record_survives_damaged_lines(tmp_path, finished):
-    path = tmp_path / "runs.jsonl"
-    result = result_in(finished)
-    cut = json.dumps(result)[:200]
-    deep = b"[" * 100_000
-    path.write_bytes(b"\xff\n" + deep + b"\n" + cut.encode())
-    for _ in range(2):
-        record(parsed("fedavg", "--record", path), result)
-    lines = path.read_bytes().splitlines()
-    assert len(lines) == 4 and lines[1] == deep
-    assert lines[2] == cut.encode() and json.loads(lines[3]) == result
 
 
 FLAGS = ["--no-resume", "--archives", "/a", "--weights", "my weights.pt", "--no-consensus", "--out=/o",
@@ -98,26 +82,6 @@ def test_the_recorded_command_can_be_typed_elsewhere(monkeypatch, module, start)
     assert sorted(shlex.split(command(args))) == sorted(shlex.split(f"{start} {flags}"))
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is the process's")
-def test_the_peak_of_memory_is_the_runs_own(tmp_path):
-    """What the process held before the run does not count."""
-    first = run_here("fedavg", tmp_path / "a")["peak_memory_mib"]
-    ballast = np.ones(1 << 26)  # 512 MiB
-    del ballast
-    assert run_here("fedavg", tmp_path / "b")["peak_memory_mib"] < first + 256
-
-
-def test_threads_are_a_setting(tmp_path):
-    """Which other settings do not know: a run goes on with another number."""
-    before = torch.get_num_threads()
-    try:
-        result = run_here("fedavg", tmp_path, "--threads", "2")
-    finally:
-        torch.set_num_threads(before)
-    assert result["hardware"]["threads"] == result["code"][0]["threads"] == 2
-    assert "threads" not in result["args"] and result["command"].endswith("--threads 2")
-
-
 # Another run's folder
 
 
@@ -137,18 +101,6 @@ def test_another_run_in_the_folder_is_refused(finished, capsys):
     assert run_here("fedavg", finished, "--lr", "0.2", "--no-resume")["args"]["lr"] == 0.2
 
 
-def test_another_result_without_a_checkpoint_is_refused(finished, capsys):
-    (finished / "checkpoint.pt").unlink()
-    words = "holds a run of other arguments.*seed 0, not 5"
-    fails(capsys, 2, words, run_here, "fedavg", finished, "--seed", "5")
-
-
-def test_a_run_that_cannot_start_deletes_nothing(finished, capsys):
-    flags = ["--no-resume", "--backbone", "resnet18"]
-    fails(capsys, 2, "takes colour images", run_here, "fedavg", finished, *flags)
-    assert (finished / "checkpoint.pt").exists() and (finished / "result.json").exists()
-
-
 def test_two_processes_in_one_folder(tmp_path, capsys):
     with locked(tmp_path / "run" / ".lock"):
         fails(capsys, 1, "another process is running", run_here, "fedavg", tmp_path / "run")
@@ -157,16 +109,8 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
 # Damaged files
 
 
-def test_a_damaged_result_is_made_again(finished):
-    before = result_in(finished)
-    (finished / "result.json").write_text("[")
-    again = run_here("fedavg", finished)
-    assert again["best"] == before["best"] and result_in(finished) == again
-
-
 @pytest.mark.parametrize("damage,words", [
     ({"round": 99}, "metrics.jsonl is damaged: it has not the 99 rounds"),
-    ({"server": {}}, "checkpoint.pt does not fit this method"),
     ({"server": {"w": {"x": torch.zeros(1)}}}, "checkpoint.pt does not fit this method"),
 ])
 def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
@@ -175,12 +119,6 @@ def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
     torch.save(saved | {"round": 1} | damage, path)
     (finished / "result.json").unlink()
     fails(capsys, 1, f"{words}.*--no-resume to replace it", run_here, "fedavg", finished)
-
-
-@pytest.mark.parametrize("lines", ["", "[", '{"round": 1}', '{"round": 2, "clients": {}}', "[" * 5000])
-def test_damaged_metrics_are_named(finished, capsys, lines):
-    (finished / "metrics.jsonl").write_text(lines)
-    fails(capsys, 1, "metrics.jsonl is damaged: it has not the 2 rounds", run_here, "fedavg", finished)
 
 
 def test_a_changed_byte_is_noticed(tmp_path, monkeypatch, capsys):
@@ -222,7 +160,7 @@ def test_loading_never_runs_code(tmp_path, monkeypatch, capsys, file):
     assert not (tmp_path / "attacked").exists()
 
 
-@pytest.mark.parametrize("content", ["[" * 100000, '{"args": 3}', '{"best": []}', "3", "null"])
+@pytest.mark.parametrize("content", ["[" * 100000, '{"args": 3}', "null"])
 def test_an_odd_result_is_made_again(finished, content):
     before = result_in(finished)
     (finished / "result.json").write_text(content)
@@ -269,16 +207,17 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path):
+def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, capsys):
     """A subclass never counts as its parent: name, folder and record are those of the script."""
-    (tmp_path / "mine.py").write_text(MINE)
-    words = (tmp_path / "mine.py", "--scale", "smoke", "--no-figures", "--record", tmp_path / "runs.jsonl",
-             "--out", tmp_path / "run")
-    process = start(*words, path=ROOT)
-    out, error = process.communicate()
-    assert process.returncode == 0, error
+    script = tmp_path / "mine.py"
+    script.write_text(MINE)
+    flags = ["--scale", "smoke", "--no-figures", "--record", tmp_path / "runs.jsonl", "--out", tmp_path]
+    monkeypatch.setattr("sys.argv", [str(script), *map(str, flags)])
+    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(__file__=str(script)))
+    runpy.run_path(str(script), run_name="__main__")
     result = json.loads((tmp_path / "runs.jsonl").read_text())
-    assert result["method"] == result["args"]["method"] == "mine" and out.startswith("mine on digits")
+    assert result["method"] == result["args"]["method"] == "mine"
+    assert capsys.readouterr().out.startswith("mine on digits")
     assert any(name.endswith("mine.py") for name in result["code"][0]["files"])
 
 
@@ -296,7 +235,6 @@ def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
 @pytest.mark.parametrize("method,flags,why", [
     ("baselines.fedproc", [], "it cannot go on to more rounds, because"),
     ("fedavg", ["--eval-every", "3"], "its last round was evaluated, and that of a longer run would not be"),
-    ("fedavg", ["--test-rounds", "best"], "its last round was evaluated"),
 ])
 def test_where_more_rounds_would_not_be_exact_they_are_refused(tmp_path, capsys, method, flags, why):
     run_here(method, tmp_path, *flags, "--rounds", "2")
@@ -305,7 +243,8 @@ def test_where_more_rounds_would_not_be_exact_they_are_refused(tmp_path, capsys,
 
 def test_a_run_stops_after_a_round(tmp_path, capsys):
     run_here("fedavg", tmp_path / "whole", "--rounds", "4")
-    fails(capsys, 0, "round 2 of 4 is kept", run_here, "fedavg", tmp_path / "run", "--rounds", "4",
+    words = "fedavg: stopped after round 2 of 4, as --stop-after asks.*same command without --stop-after"
+    fails(capsys, 0, words, run_here, "fedavg", tmp_path / "run", "--rounds", "4",
           "--stop-after", "2")
     run_here("fedavg", tmp_path / "run", "--rounds", "4")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
@@ -322,8 +261,7 @@ def test_too_little_room_is_said_before_the_first_checkpoint(tmp_path, monkeypat
 # What is not this program's
 
 
-@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "checkpoint.pt", "curves.png", "best.pt"])
-@pytest.mark.parametrize("flags", [(), ("--no-resume",)])
+@pytest.mark.parametrize("name,flags", [("result.json", ()), ("best.pt", ["--no-resume"])])
 def test_a_folder_with_other_content_stays_as_it_is(tmp_path, capsys, name, flags):
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -332,22 +270,6 @@ def test_a_folder_with_other_content_stays_as_it_is(tmp_path, capsys, name, flag
     fails(capsys, 2, words, run_here, "fedavg", folder, *flags)
     assert [path.name for path in folder.iterdir()] == [name]
     assert (folder / name).read_text() == '{"of": "mine"}'
-
-
-def test_scalars_of_another_program_stay(tmp_path, capsys):
-    (tmp_path / "tensorboard").mkdir()
-    file = tmp_path / "tensorboard" / "events.out.tfevents.mine"
-    file.write_text("mine")
-    fails(capsys, 2, "files that are of no run .tensorboard.", run_here, "fedavg", tmp_path)
-    assert file.read_text() == "mine"
-
-
-def test_other_files_beside_a_run_stay(tmp_path):
-    for name in ("notes.txt", "draft.tmp", "result.json.backup"):
-        (tmp_path / name).write_text("mine")
-    run_here("fedavg", tmp_path)
-    run_here("fedavg", tmp_path, "--no-resume")
-    assert all((tmp_path / name).read_text() == "mine" for name in ("notes.txt", "draft.tmp"))
 
 
 # Signals
@@ -365,10 +287,10 @@ def signalled(monkeypatch, *numbers: int, after: int) -> None:
     monkeypatch.setattr(Run, "log", logging)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_after_its_round(tmp_path, monkeypatch, capsys, number):
     """It is kept, however long the next checkpoint is away, and the run goes on to the same numbers."""
-    flags = ["--rounds", "4", "--checkpoint-every", "10000"]
+    flags = ["--rounds", "3", "--checkpoint-every", "10000"]
     run_here("fedavg", tmp_path / "whole", *flags)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
         signalled(patch, number, after=2)
@@ -376,7 +298,7 @@ def test_a_signal_ends_a_run_after_its_round(tmp_path, monkeypatch, capsys, numb
     assert stopped.value.code == 128 + number
     said = capsys.readouterr().err
     assert "stopping after this round, to keep it; once more: at once" in said
-    assert f"interrupted; round 2 of 4 is kept in {tmp_path / 'run'}" in said
+    assert f"interrupted; round 2 of 3 is kept in {tmp_path / 'run'}" in said
     run_here("fedavg", tmp_path / "run", *flags)
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     assert [part["from"] for part in result_in(tmp_path / "run")["code"]] == [1, 3]
@@ -392,15 +314,6 @@ def test_a_second_signal_ends_it_at_once(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_two_signals_at_once_are_one(tmp_path, monkeypatch, capsys):
-    """As those of a terminal, or of a cluster to a job and to its processes."""
-    signalled(monkeypatch, signal.SIGTERM, signal.SIGINT, after=2)
-    with pytest.raises(SystemExit) as stopped:
-        run_here("fedavg", tmp_path, "--rounds", "4")
-    assert stopped.value.code == 143
-    assert "interrupted; round 2 of 4 is kept" in capsys.readouterr().err
-
-
 def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
     """The run is finished; other targets are not begun."""
     signalled(monkeypatch, signal.SIGTERM, after=2)
@@ -409,35 +322,6 @@ def test_a_signal_in_the_last_round(tmp_path, monkeypatch, capsys):
     assert stopped.value.code == 143
     assert f"interrupted; the run in {tmp_path / 'd0'} is finished" in capsys.readouterr().err
     assert result_in(tmp_path / "d0")["last"]["round"] == 2 and not (tmp_path / "d15").exists()
-
-
-def test_nohup_is_respected(tmp_path, monkeypatch):
-    """A signal that is ignored stays so."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        signalled(monkeypatch, signal.SIGHUP, after=1)
-        assert run_here("fedavg", tmp_path, "--rounds", "2")["last"]["round"] == 2
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_one_of_several_processes_leaves_the_second_signal_to_the_system():
-    with errors.handled(errors.AfterTheRound("", several=True)) as _:
-        signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_write_that_a_signal_ends_is_no_full_disk(tmp_path, monkeypatch):
-    def interrupted_write(content, file):
-        try:
-            raise errors.Interrupted(signal.SIGTERM)
-        except KeyboardInterrupt:
-            raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 1 vs 2")
-    monkeypatch.setattr(files.torch, "save", interrupted_write)
-    with open(tmp_path / "x.pt", "wb") as file, pytest.raises(errors.Interrupted):
-        files.save({}, file)
 
 
 def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):
@@ -492,8 +376,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path, capsys):
 # Other processes
 
 
-def test_a_process_that_waits_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(errors, "SAID_AFTER", 0.05)
+def test_a_process_that_waits_says_so(tmp_path, capsys):
     with locked(tmp_path / ".lock"):
         waiting = threading.Thread(target=lambda: locked(tmp_path / ".lock").__enter__(), daemon=True)
         waiting.start()
@@ -516,35 +399,17 @@ def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys
 # Folders and disks that take nothing
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-def test_an_output_folder_that_cannot_be_written(tmp_path, capsys):
-    read_only = tmp_path / "read-only"
-    read_only.mkdir()
-    read_only.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    fails(capsys, 1, "Permission denied", run_here, "fedavg", read_only / "run")
-
-
 # The limit on a file's size stops a write in the middle, as a full disk does.
 FULL_DISK = """
 import resource, signal, sys
-from pathlib import Path
-import common, fedavg, torch
-from plumbing.files import save, write_whole
+import common, fedavg
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 """
-WRITE = 'write_whole(Path(sys.argv[1]), lambda file: save({"x": torch.zeros(10**6)}, file))'
 RUN = "common.run(fedavg.Server, fedavg.Client, fedavg.arguments(sys.argv[1:]))"
 
 
-def test_a_full_disk_keeps_the_last_checkpoint(finished):
-    good = (finished / "checkpoint.pt").read_bytes()
-    process = start("-c", FULL_DISK + WRITE, finished / "checkpoint.pt")
-    assert "OSError" in process.communicate()[1]
-    assert (finished / "checkpoint.pt").read_bytes() == good
-    assert not list(finished.glob("*.tmp"))
-
-
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     process = start("-c", FULL_DISK + RUN, "--scale", "smoke", "--out", tmp_path / "run")
     error = process.communicate()[1].strip().splitlines()[-1]

@@ -5,7 +5,7 @@ import statistics
 
 import common
 from plumbing import several
-from tests.conftest import fails, metrics, parsed, run_all, script, start
+from tests.conftest import metrics, parsed, run_all
 from tests.test_common import Clock, guessing
 
 import pytest
@@ -20,11 +20,10 @@ def settings_in(folder) -> dict:
     return json.loads((folder / "settings.json").read_text())["settings"]
 
 
-@pytest.mark.parametrize("flag", [["--seeds", "0,3"], ["--seeds=0,3"]])
-def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch, flag):
+def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch):
     """The folder's name, every setting, the bytes of the metrics, and the command that the result names."""
     monkeypatch.chdir(tmp_path)
-    together = ["--scale", "smoke", "--precision", "fp32", "--no-figures"]
+    flag, together = ["--seeds=0,3"], ["--scale", "smoke", "--precision", "fp32", "--no-figures"]
     for flags in (["--seed", "3"], flag):
         monkeypatch.setattr("sys.argv", ["fedavg.py", *flags, *together])
         if flags == flag:
@@ -76,20 +75,6 @@ def test_mean_and_deviation_at_the_end(tmp_path, capsys):
     assert avg["deviation"] == statistics.stdev(avg["values"])
 
 
-def test_each_target_and_their_mean(tmp_path, capsys):
-    flags = ["--protocol", "lodo", "--rounds", "1", "--out", tmp_path]
-    results = run_guessing([3], *flags, "--seeds", "0,5")
-    written = json.loads((tmp_path / "seeds.json").read_text())
-    assert written["folders"][7] == str(tmp_path / "s5" / "d15")
-    assert (tmp_path / "s5" / "d15" / "result.json").exists()
-    targets = [result["best"]["target"] for result in results]  # six of seed 0, six of seed 5
-    assert written["accuracies"]["d15"]["best"]["values"] == [targets[1], targets[7]]
-    means = [statistics.mean(targets[:6]), statistics.mean(targets[6:])]
-    assert written["accuracies"]["mean"]["last"]["values"] == pytest.approx(means)
-    assert list(written["accuracies"]) == ["d0", "d15", "d30", "d45", "d60", "d75", "mean"]
-    assert capsys.readouterr().out.splitlines()[-1].startswith("mean")
-
-
 def of_target(name: str, accuracies: dict) -> dict:
     return {"args": {"target": name}, "last": {"linear": {name: accuracies}}}
 
@@ -108,48 +93,3 @@ def test_without_labels_there_is_no_best_round(capsys):
     assert several.percent(found["a, 10% of the labels"]["last"]) == "30.00 +- 14.14"
     alone = several.over_seeds({0: runs[0]})
     assert several.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
-
-
-def test_one_left_out_domain_stands_beside_all_and_avg(tmp_path):
-    flags = ["--protocol", "lodo", "--target", "d30", "--rounds", "1", "--out", tmp_path]
-    run_guessing([3], *flags, "--seeds", "4")
-    written = json.loads((tmp_path / "seeds.json").read_text())
-    assert list(written["accuracies"]) == ["d30", "ALL", "AVG"]
-    assert written["accuracies"]["ALL"]["best"]["deviation"] is None
-
-
-def test_the_file_beside_the_runs_is_of_these_seeds_and_settings(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = set()
-    for flags in (["--seeds", "0,1"], ["--seeds", "0,2"], ["--seeds", "0,1", "--lr", "0.3"]):
-        name = str(several.summary_file(parsed("fedavg", *flags), "fedavg"))
-        assert name.startswith("runs/fedavg-digits-indomain-paper-seeds-")
-        names.add(name)
-    assert len(names) == 3
-
-
-def test_seeds_that_cannot_be_meant(capsys, tmp_path):
-    for text in ("0,", "a", "1,1", "1,01", "-1", "1.5"):
-        fails(capsys, 2, "expected whole numbers from 0 on, each once", parsed, "fedavg", f"--seeds={text}")
-    fails(capsys, 2, "--seed and --seeds do not go together", parsed, "fedavg", "--seeds", "1", "--seed", "0")
-
-
-@pytest.mark.parametrize("content", ['{"seeds": "of flowers"}', "[0, 1, 2]", "null", "["])
-def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys, content):
-    (tmp_path / "seeds.json").write_text(content)
-    flags = ["--out", tmp_path, "--seeds", "0,1"]
-    fails(capsys, 2, "seeds.json has no means over seeds", run_guessing, [3], *flags)
-    assert (tmp_path / "seeds.json").read_text() == content
-    assert not (tmp_path / "s0").exists()
-
-
-@pytest.mark.slow
-def test_several_processes_run_the_seeds(tmp_path):
-    """The table comes from process 0 alone."""
-    flags = ["--scale", "smoke", "--precision", "fp32", "--no-figures", "--seeds", "0,1", "--out", tmp_path]
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script("fedavg")]
-    run = start(*words, *flags)
-    said, error = run.communicate()
-    assert run.returncode == 0, error
-    assert said.count("mean +- sample deviation") == 1
-    assert json.loads((tmp_path / "seeds.json").read_text())["seeds"] == [0, 1]

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import shlex
 import time
+from pathlib import Path
 
 import common
 from plumbing.errors import Stop
@@ -90,7 +91,8 @@ def changed_flags(words: str, run: Rebuilt) -> dict:
 
 def show(flags) -> list[dict]:
     """A row for each run and its flags, and a record of each if one is wanted."""
-    refuse_record(flags.record)
+    if flags.record:
+        refuse_record(Path(flags.record))
     rows, numbers = [], []
     for folder in flags.folders:
         result = finished(folder)
