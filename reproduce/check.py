@@ -164,7 +164,8 @@ def check(records: Records, place: Place, jobs: int, minutes: float) -> int:
     for begun in representatives(records.every):
         found = records.check_of(begun.record)
         done = found.get("outcome") in COMPARED and found.get("commit") == commit
-        if not not_comparable(begun.record, place) if minutes else not done:
+        left_out = not_comparable(begun.record, place) if minutes else done
+        if not left_out:
             settings.append(begun)
     if minutes:
         settings = sampled(settings, 60 * minutes * jobs)

@@ -51,22 +51,18 @@ def strip_of(table: Table, blocks: list[FilledBlock], at_laptop_scale: list[Fill
     squares = []
     for block, smaller in zip(blocks, at_laptop_scale):
         for line, small_line in zip(block.rows, smaller.rows):
-            if line.row.quoted or line.row.ours:
-                continue
-            for cell, small in zip(line.cells, small_line.cells):
-                squares.append(state_of(line.row, cell, small))
+            if not line.row.quoted and not line.row.ours:
+                squares += [state_of(line.row, *pair) for pair in zip(line.cells, small_line.cells)]
     return Strip(table, squares)
 
 
 def state_of(row: Row, cell: Cell, small: Cell) -> str:
     """One of STATES, from a cell at the paper's scale and at laptop scale."""
-    if not cell.published:
+    if not cell.printed:
         return "lost"
-    if cell.verdict:
-        return cell.verdict
     if not row.implemented:
         return "no method"
-    return "laptop" if small.values else "not run"
+    return cell.verdict or ("laptop" if small.values else "not run")
 
 
 def totals(strips: list[Strip]) -> Strip:
@@ -77,8 +73,7 @@ def totals(strips: list[Strip]) -> Strip:
 def sentence(strips: list[Strip]) -> str:
     """The state of all published cells in words."""
     every = totals(strips)
-    counts = every.counts
-    printed = len(every.squares) - counts["lost"]
+    counts, printed = every.counts, len(every.squares) - every.counts["lost"]
     words = (f"Of the {printed} numbers that the papers print of their own experiments, {every.measured} are "
              f"measured here at the paper's scale, or computed from the network: {outcome(counts)}; "
              f"{counts['laptop']} have runs at laptop scale only, {counts['not run']} are not run.")
@@ -99,17 +94,13 @@ def outcome(counts: Counter) -> str:
 def as_markdown(strips: list[Strip]) -> str:
     """The page behind the picture: the counts of each table, with a link to its page, and of all."""
     rows = []
-    for strip in strips:
-        name = strip.table.title.partition(":")[0]
-        rows.append(row_of(f"[{name}](tables/{strip.table.id}.md)", strip))
-    rows.append(row_of("all", totals(strips)))
-    parts = ["# Scoreboard", sentence(strips), "![A bar for each table](scoreboard.png)",
-             tabulate(rows, HEAD, "github")]
-    return "\n\n".join(parts) + "\n"
-
-
-def row_of(name: str, strip: Strip) -> list:
-    return [name, len(strip.squares), *(strip.counts[state] for state in STATES)]
+    for strip in [*strips, totals(strips)]:
+        name = "all"
+        if strip.table:
+            name = f"[{strip.table.title.partition(':')[0]}](tables/{strip.table.id}.md)"
+        rows.append([name, len(strip.squares), *(strip.counts[state] for state in STATES)])
+    return "\n\n".join(["# Scoreboard", sentence(strips), "![A bar for each table](scoreboard.png)",
+                        tabulate(rows, HEAD, "github")]) + "\n"
 
 
 def draw(strips: list[Strip], path: Path) -> None:

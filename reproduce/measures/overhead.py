@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import functools
 import sys
-from pathlib import Path
 
 from common import images_in_round, seed_all
 from plumbing.errors import Stop
@@ -89,19 +88,19 @@ def cost_to_reach(run: Rebuilt, accuracy: float) -> dict | None:
     the whole run's memory in MiB; and the FLOPs of an image.
     """
     result, entries = finished(run.folder), history(run.folder)
-    of_rounds = {entry["round"]: entry["test"]["AVG"] for entry in entries if "test" in entry}
-    if not of_rounds:
-        raise Stop(f"{Path(run.folder) / 'metrics.jsonl'} has no accuracy AVG", 2)
-    reached = next((t for t, average in of_rounds.items() if average >= accuracy), None)
-    if reached is None:
-        return None
+    if not any("test" in entry for entry in entries):
+        raise Stop(f"{run.folder}/metrics.jsonl has no accuracy AVG", 2)
     fed, images, exchanged = run.federation, 0, 0
     sizes = dict(zip(fed.names, fed.sizes))
-    for entry in entries[:reached]:
+    for entry in entries:
         for name, log in entry["clients"].items():
             images += images_in_round(sizes[name], run.args)
             exchanged += log["bytes_up"] + log["bytes_down"]
-    per_image = training_flops(run)
+        if entry.get("test", {}).get("AVG", -1) >= accuracy:
+            break
+    else:
+        return None
+    per_image, reached = training_flops(run), entry["round"]
     return {"round": reached, "tflops": images * per_image / fed.K / 1e12, "gb": exchanged / fed.K / 1e9,
             "memory_mib": result["peak_memory_mib"],
             "gpu_memory_mib": result["hardware"]["gpu_peak_memory_mib"], "flops_per_image": per_image}
