@@ -92,7 +92,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
     """(whether it is made, what is wrong) of each mistake in the flags."""
-    seeds, gpus, only = flags.seeds, words_of(flags.gpus), words_of(flags.only)
+    seeds, gpus = flags.seeds, words_of(flags.gpus)
     whole = seeds.isascii() and seeds.isdigit() and len(seeds) < 5 and int(seeds) > 0
     numbers = all(number.isdecimal() for number in gpus) and len(set(gpus)) == len(gpus) > 0
     elsewhere = (flags.tables or flags.records) and not flags.out
@@ -105,10 +105,6 @@ def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
          f"--sample is {flags.sample:g}; it must be a finite number at least 0"),
         (flags.gpus and not numbers, f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"),
         (flags.only and flags.check, "--only is not of --check, which takes every setting: give --sample"),
-        (flags.commands and not flags.plan, "--commands is of --plan; give both"),
-        (flags.sample and not flags.check, "--sample is of --check; give both"),
-        (flags.only and not only,
-         f"--only is {flags.only!r}; expected ids of tables, such as 'fdse-1,fedsr-*'"),
         (elsewhere and not flags.plan,
          "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"),
         (lacking and not flags.plan and not flags.run,

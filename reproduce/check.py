@@ -66,13 +66,11 @@ def representatives(records: list[dict]) -> list[Begun]:
 
 def sampled(settings: list[Begun], seconds: float) -> list[Begun]:
     """The settings that fit into some seconds: the cheapest of each method, then the second ones, ..."""
-    earlier, turns = Counter(), []
+    earlier, turn, chosen = Counter(), {}, []
     for begun in settings:
-        turns.append((earlier[begun.record["method"]], begun))
+        turn[begun.record["setting"]] = earlier[begun.record["method"]], begun.seconds
         earlier[begun.record["method"]] += 1
-    turns.sort(key=lambda turn: (turn[0], turn[1].seconds))
-    chosen = []
-    for _, begun in turns:
+    for begun in sorted(settings, key=lambda begun: turn[begun.record["setting"]]):
         if begun.seconds <= seconds:
             chosen.append(begun)
             seconds -= begun.seconds
@@ -81,17 +79,15 @@ def sampled(settings: list[Begun], seconds: float) -> list[Begun]:
 
 def other_machine(record: dict) -> str:
     """Why a record's digits cannot be expected on this machine, or nothing."""
-    hardware, versions = record["hardware"], record["versions"]
+    hardware, torch_then = record["hardware"], record["versions"].get("torch")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if record["args"].get("device", "cpu") != "cpu" and hardware.get("gpu") != gpu:
-        return f"it ran on {hardware.get('gpu') or 'a GPU'}"
+        return f"it ran on {hardware.get('gpu')}"
     if hardware.get("cpu") != cpu_name():
         return f"it ran on {hardware.get('cpu')}"
-    if versions.get("torch") != torch.__version__:
-        return f"it ran with torch {versions.get('torch')}"
-    if hardware.get("threads", 0) not in range(1, (os.cpu_count() or 1) + 1):
-        return f"it had {hardware.get('threads')} threads"
-    return ""
+    if torch_then != torch.__version__:
+        return f"it ran with torch {torch_then}"
+    return f"it had {hardware['threads']} threads" if hardware["threads"] > (os.cpu_count() or 1) else ""
 
 
 def not_comparable(record: dict, place: Place) -> str:

@@ -35,7 +35,7 @@ class OneRun:
     folder: Path
     key: dict  # the arguments that decide its numbers
     rounds: list[dict[str, float]]  # of each its numbers by name
-    clients: set[str]  # whose accuracies it has
+    logged: set[str]  # what its clients log; other numbers are accuracies
 
 
 @dataclass
@@ -44,8 +44,7 @@ class Group:
 
     label: str  # with the number of seeds, and how far they are if not to the end
     dataset: str
-    done: int  # rounds that all of them have
-    curve: dict[int, list[float]]  # of each of these the values
+    curve: dict[int, list[float]]  # the values of all at each round that all of them have
     best: list[float]  # of each run the value after its best validation round, if that is there
     last: list[float]
 
@@ -64,14 +63,15 @@ def runs_in(folders: list[str]) -> list[OneRun]:
 
 def read(folder: Path) -> OneRun:
     """A run from its folder."""
+    rounds, logged = [], set()
     try:
         key = json.loads((folder / "settings.json").read_text())["identity"]
-        entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        of_clients = [entry.get("test", {}).get("clients", {}) for entry in entries]
-        rounds = [numbers_of(entry) | accuracies for entry, accuracies in zip(entries, of_clients)]
-        whole = [entry["round"] for entry in entries] == list(range(1, len(entries) + 1))
-        if whole and entries and key["method"] and key["rounds"]:
-            return OneRun(folder, key, rounds, set().union(*of_clients))
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
+            logged = logged.union(*entry["clients"].values())
+        if rounds and key["method"]:
+            return OneRun(folder, key, rounds, logged)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise Stop(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for each "
@@ -83,7 +83,7 @@ def grouped(runs: list[OneRun], metric: str) -> list[Group]:
     by_arguments = {}
     for run in runs:
         text = json.dumps(run.key | {"seed": None}, sort_keys=True)
-        other = by_arguments.setdefault(text, {}).setdefault(run.key.get("seed"), run)
+        other = by_arguments.setdefault(text, {}).setdefault(run.key["seed"], run)
         if other is not run:
             raise Stop(f"{other.folder} and {run.folder} are the same run: give one of them", 2)
     every = [list(members.values()) for members in by_arguments.values()]
@@ -96,37 +96,34 @@ def group_of(label: str, members: list[OneRun], metric: str) -> Group:
     done, key = min(len(run.rounds) for run in members), members[0].key
     curves, best = [], []
     for run in members:
-        curve = {t: at[metric] for t, at in enumerate(run.rounds[:done], 1) if metric in at}
+        curves.append({t: at[metric] for t, at in enumerate(run.rounds[:done], 1) if metric in at})
         validated = {t: at["val"] for t, at in enumerate(run.rounds[:done], 1) if "val" in at}
-        if not curve:
-            names = dict.fromkeys(name for at in run.rounds for name in at)
-            raise Stop(f"{run.folder} has no {metric!r}; it has {', '.join(names)}", 2)
-        curves.append(curve)
-        best.append(curve.get(max(validated, key=validated.get, default=0)))
+        best.append(curves[-1].get(max(validated, key=validated.get, default=0)))
+        if not curves[-1]:
+            names = ", ".join(dict.fromkeys(name for at in run.rounds for name in at))
+            raise Stop(f"{run.folder} has no {metric!r}; it has {names}", 2)
     if len(members) > 1:
         label += f", {len(members)} seeds"
     if done < key["rounds"]:
         label += f", {done} of {key['rounds']} rounds"
     shared = [t for t in curves[0] if all(t in curve for curve in curves)]
-    return Group(label, key["dataset"], done, {t: [curve[t] for curve in curves] for t in shared},
+    return Group(label, key["dataset"], {t: [curve[t] for curve in curves] for t in shared},
                  [] if None in best else best, [curve[max(curve)] for curve in curves])
 
 
 def shown(values: list[float], factor: float) -> str:
     """The mean, and from two values on the sample deviation."""
-    if not values:
-        return "-"
     digits = 2 if factor == 100 else 4
-    text = f"{factor * statistics.mean(values):.{digits}f}"
+    parts = [statistics.mean(values)] if values else []
     if len(values) > 1:
-        text += f" +- {factor * statistics.stdev(values):.{digits}f}"
-    return text
+        parts.append(statistics.stdev(values))
+    return " +- ".join(f"{factor * part:.{digits}f}" for part in parts) or "-"
 
 
 def table(groups: list[Group], metric: str, factor: float) -> str:
     """A row for each curve."""
     rows = [[group.label, shown(group.best, factor), shown(group.last, factor)] for group in groups]
-    heads = [metric + " (%)" * (factor == 100), "best validation round", "last round"]
+    heads = [f"{metric} (%)" if factor == 100 else metric, "best validation round", "last round"]
     return tabulate(rows, heads, tablefmt="plain", disable_numparse=True)
 
 
@@ -154,8 +151,7 @@ def main(argv: list[str] | None = None) -> None:
         with_target = all("target" in run.rounds[-1] for run in runs)
         metric = flags.metric or ("target" if with_target else "ALL")
         groups = grouped(runs, metric)
-        is_accuracy = metric in ACCURACIES or all(metric in run.clients for run in runs)
-        factor = 100 if is_accuracy else 1
+        factor = 1 if any(metric in run.logged for run in runs) else 100
         print(table(groups, metric, factor))
         if flags.out:
             draw(groups, metric, factor, flags.out)

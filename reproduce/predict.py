@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import common
@@ -44,18 +42,16 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
                    "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
     rows, problems = [], []
     size = max(run.args.batch_size, 100)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's lock
-        for start in range(0, len(files), size):
-            pixels, some = {}, files[start:start + size]
-            for file, reading in [(file, pool.submit(read_image, file, run)) for file in some]:
-                try:
-                    pixels[file] = reading.result()
-                except Exception as e:  # whatever the system or the decoder makes of a file
-                    problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
-            if pixels:
-                p, labels = probabilities(net, torch.stack(list(pixels.values()))).max(1)
-                names = [run.classes[c] for c in labels.tolist()]
-                rows += zip(pixels, names, p.tolist())
+    for start in range(0, len(files), size):
+        pixels = {}
+        for file in files[start:start + size]:
+            try:
+                pixels[file] = read_image(file, run)
+            except Exception as e:  # whatever the system or the decoder makes of a file
+                problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
+        if pixels:
+            p, labels = probabilities(net, torch.stack(list(pixels.values()))).max(1)
+            rows += zip(pixels, [run.classes[c] for c in labels.tolist()], p.tolist())
     return rows, problems
 
 

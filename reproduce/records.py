@@ -206,10 +206,7 @@ def command_of(record: dict) -> str:
 
 def read_checked(path: Path) -> dict[str, dict]:
     """{setting: what --check has found}; nothing if there is no file."""
-    try:
-        return dict(json.loads(path.read_text())) if path.exists() else {}
-    except (ValueError, TypeError, RecursionError) as e:
-        raise Stop(f"{path} is damaged ({e}): delete it, --check makes it again", 2)
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def has_gaps(record: dict) -> bool:

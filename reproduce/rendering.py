@@ -17,7 +17,7 @@ from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
 from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.records import Records, command_of
-from reproduce.scoreboard import outcome, sentence, strip_of
+from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.statistics import paired
 from reproduce.tables import PAPERS, Row, Table
 
@@ -48,7 +48,7 @@ PICTURE = "A bar for each table: no difference found, unclear, differs, not test
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
     """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md and the scoreboard
     into `out`; returns the text for the terminal."""
-    shown, of_scales, strips = [], {}, []
+    shown, of_scales, board = [], {}, []
     at = {scale: [filled(table, records, scale) for table in tables] for scale in SCALES}
     for scale in SCALES:
         pages, pictures, empty = of_scales[scale] = [], [], []  # of README.md
@@ -62,7 +62,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
                 continue
             parts = contents(table, blocks, scale)
             if scale == "paper":
-                strips.append(strip_of(table, blocks, smaller))
+                board.append((table, counts_of(blocks, smaller)))
             if any(block.measured for block in blocks):
                 pages += [f"### {head}", "\n\n".join(parts).replace("## ", "#### ")]
             elif scale == "paper":
@@ -74,14 +74,14 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
             shown += [f"# {head}", *parts]
             write_text(out / "tables" / f"{name}.md", as_markdown(table, parts, scale))
             write_text(out / "tables" / f"{name}.csv", as_csv(table, blocks, scale))
-    state = sentence(strips)
+    state = sentence(board)
     if whole:
-        scoreboard.draw(strips, out / "scoreboard.png")
-        write_text(out / "scoreboard.md", scoreboard.as_markdown(strips))
+        scoreboard.draw(board, out / "scoreboard.png")
+        write_text(out / "scoreboard.md", scoreboard.as_markdown(board))
         write_text(out / "README.md", overview(of_scales, state, len(records.every)))
         readme = out.parent / "README.md"
         if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
-            update_readme(readme, state, read_agreement(out / "agreement.toml"))
+            update_readme(readme, state, tomllib.loads((out / "agreement.toml").read_text()))
     return "\n\n".join([*shown, state])
 
 
@@ -112,24 +112,11 @@ def overview(of_scales: dict[str, tuple], state: str, count_of_runs: int) -> str
 def update_readme(readme: Path, state: str, agreement: dict[str, str]) -> None:
     """The state of the results, between the two marks of the repository's README: the sentence, the picture,
     and of each paper (results/agreement.toml) whether what was measured agrees with it."""
-    content = readme.read_text()
-    first, last = MARKS
-    if content.count(first) != 1 or content.count(last) != 1:
-        raise Stop(f"{readme} has lost a mark of its results: expected one {first} and one {last}")
+    content, (first, last) = readme.read_text(), MARKS
     picture = f"[![{PICTURE}](results/scoreboard.png)](results/scoreboard.md)"
     lines = bullets([f"{PAPERS[paper]}: {agreement[paper]}." for paper in PAPERS])
-    before = content.split(first)[0] + first
-    after = last + content.split(last)[1]
-    write_text(readme, "\n\n".join([before, state, picture, lines, after]))
-
-
-def read_agreement(path: Path) -> dict[str, str]:
-    """Of each paper the sentence that says whether what was measured agrees with it."""
-    try:
-        agreement = tomllib.loads(path.read_text())
-        return {paper: str(agreement[paper]) for paper in PAPERS}
-    except (OSError, ValueError, KeyError) as e:
-        raise Stop(f"{path} cannot be read ({e}); expected a line paper = \"sentence\" for each paper", 2)
+    before, after = content.split(first)[0], content.split(last)[1]
+    write_text(readme, "\n\n".join([before + first, state, picture, lines, last + after]))
 
 
 # One table

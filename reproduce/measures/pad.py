@@ -118,9 +118,9 @@ def show(flags) -> list[dict]:
         raise Stop(f"--out draws one run against another: give two folders, not {len(flags.folders)}", 2)
     runs, table = [pad_table(run, flags.part) for run in all_rebuilt(flags)], []
     for run in runs:
-        distances = run["pairs"] | {f"mixture / {name}": distance for name, distance in run["global"].items()}
-        distances |= {"mean of the pairs": run["mean_pairs"], "mean of mixture and client": run["mean_global"]}
-        table += [[run["method"], *line] for line in distances.items()]
+        means = {"mean of the pairs": run["mean_pairs"], "mean of mixture and client": run["mean_global"]}
+        to_mixture = {f"mixture / {name}": distance for name, distance in run["global"].items()}
+        table += [[run["method"], *line] for line in (run["pairs"] | to_mixture | means).items()]
     if flags.out:
         draw_pad(flags.out, *runs)
     print(tabulate(table, ["method", "domains", "PAD"], floatfmt=".3f"))
