@@ -283,8 +283,9 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 def in_a_process(name: str, flags, folder: Path) -> float:
     """The seconds of a framework's second round. Stop with its last line if it fails."""
-    words = [sys.executable, "-m", "bench.peers", "--one", str(folder), "--with", name, "--device", flags.device,
-             "--size", str(flags.size), "--clients", str(flags.clients), f"--pfllib={flags.pfllib}"]
+    words = [sys.executable, "-m", "bench.peers", "--one", str(folder), "--with", name,
+             "--device", flags.device, "--size", str(flags.size), "--clients", str(flags.clients),
+             f"--pfllib={flags.pfllib}"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:

@@ -80,7 +80,7 @@ def test_every_part_has_its_place_and_its_tests(method):
         for place in part["place"]:
             file, name = equations.place_of(place, of)
             source = equations.code(file, method)
-            assert name in source.spans or f"\n{name} = " in source.text  # PAPER, VARIANTS
+            assert name in source.spans or any(line.startswith(f"{name} = ") for line in source.lines)
         for test in part["tests"]:
             line, words = equations.test_of(test)
             assert line and words, test
@@ -186,10 +186,9 @@ def test_places_in_other_modules():
 # Notes
 
 
-@pytest.mark.parametrize("path,text", notes.written().items(), ids=lambda value: getattr(value, "name", ""))
-def test_notes_are_as_the_tables_make_them(path, text):
+def test_notes_are_as_the_tables_make_them():
     """`python docs/build.py --notes` writes them again."""
-    assert path.read_text() == text
+    assert notes.written() == {}
 
 
 def test_a_note_keeps_what_stands_around_the_section():

@@ -343,8 +343,8 @@ def test_fedgalas_table_is_of_the_records():
                        ("digits: FedGaLA", "digits: plain learner")):
         for of_row in of_rows.values():
             found = paired(of_row[one], of_row[other])
-            mean, half = found.difference, found.half_width
-            assert f"{mean - half:+.1f} to {mean + half:+.1f}" in words, (one, other)
+            mean, (low, high) = found.difference, found.interval
+            assert f"{low:+.1f} to {high:+.1f}" in words, (one, other)
             assert f"{mean:+.1f}" in words, (one, other)
 
 
