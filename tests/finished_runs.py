@@ -9,8 +9,8 @@ from plumbing.files import locked
 
 
 def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder that `make` fills for the tests of all processes. (pytest-xdist's groups do not keep tests in
-    one process with pytest 9.)"""
+    """The folder that `make` fills, for the tests of all processes. (The groups of pytest-xdist 3.8 do not
+    keep tests in one process with pytest 9.)"""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent

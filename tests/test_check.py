@@ -23,7 +23,8 @@ def made(tmp_path_factory):
     def make(place) -> None:
         path = place / "runs.jsonl"
         run_here("fedavg", place / "a", "--rounds", 5, "--record", path)
-        run_here("fedgala", place / "b", "--target", "d0", "--rounds", 1, "--linear-epochs", 2, "--record", path)
+        run_here("fedgala", place / "b", "--target", "d0", "--rounds", 1, "--linear-epochs", 2, "--record",
+                 path)
         run_here("fedavg", place / "c", "--rounds", 2, "--lr-decay", 0.5, "--test-rounds", "best",
                  "--record", path)
     return recorded(once(tmp_path_factory, "checked", make) / "runs.jsonl")

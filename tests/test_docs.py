@@ -16,7 +16,6 @@ import pytest
 for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
-from docs import pages as pages_of_docs  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +80,6 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
             assert words in unescape(cards[equations.slug(entry["tag"])])
     used, whole, _ = equations.counts(of)
     assert f"{whole} of {used} equations and lines located and tested" in text
-
-
-def test_the_first_link_of_a_file_is_to_its_first_line(site):
-    for page, name in (("fedsr", "fedsr.py"), ("fedprox", "baselines/fedprox.py")):
-        assert f'<a href="{page}.html#L1">{name}</a>' in (site / of_method(page)).read_text()
-
-
-def test_a_formula_that_is_wrong_is_an_error():
-    from math_core import LatexError
-    with pytest.raises(LatexError):
-        pages_of_docs.formula(r"\frac{1}{2")
 
 
 def test_code_is_shown_as_it_is(site):

@@ -3,7 +3,6 @@
 import json
 
 import common
-from plumbing.errors import Stop
 from reproduce.measures.finished import labels_of, numbers_of, rebuilt
 from tests.finished_runs import labelled_runs
 
@@ -28,16 +27,6 @@ def test_federation_has_the_recorded_accuracies(runs, name):
         if "lodo" in name:
             target = {"d0": result[which]["target"]}
         assert accuracies == result[which]["clients"] | target
-
-
-def test_a_federation_knows_its_clients_targets_and_classes(runs):
-    lodo = rebuilt(runs / "fdse-lodo").federation
-    indomain = rebuilt(runs / "fdse-indomain", "last").federation
-    assert (lodo.K, lodo.names[5:], lodo.has_target, len(lodo.dataset.classes)) == (5, ["d0"], True, 10)
-    assert (indomain.K, len(indomain.names), indomain.has_target) == (6, 6, False)
-    assert [client.data.unseen for client in lodo.clients.values()] == [False] * 5 + [True]
-    with pytest.raises(Stop, match="which is 'first'; expected best or last"):
-        rebuilt(runs / "fdse-lodo", "first")
 
 
 def test_the_numbers_of_a_round():

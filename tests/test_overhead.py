@@ -2,7 +2,7 @@
 
 import common
 from reproduce.measures.finished import history, rebuilt
-from reproduce.measures.overhead import cost_to_reach, flops, network_cost, training_flops
+from reproduce.measures.overhead import cost_to_reach, flops, training_flops
 from tests.finished_runs import labelled_runs
 
 import pytest
@@ -41,14 +41,6 @@ def test_training_flops_are_those_of_a_step(runs, method):
     server, client = run.federation.server, run.federation.clients[0]
     _, step = flops(client.model(server.download(0)), (16, 1, 28, 28))
     assert training_flops(rebuilt(runs / f"{method}-indomain", "last")) == pytest.approx(step / 16)
-
-
-def test_the_cost_of_fdses_network_is_the_papers():
-    """FDSE, Table 4: parameters, FLOPs and communication as printed."""
-    cost = network_cost("fdse", ("--dataset", "officecaltech"))
-    assert cost["parameters"] == pytest.approx(0.65, abs=0.005)
-    assert cost["flops"] == pytest.approx(2.24, rel=0.1)
-    assert cost["mib"] == pytest.approx(24.87, rel=0.01)
 
 
 def test_cost_by_hand(runs):

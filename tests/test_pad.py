@@ -2,7 +2,7 @@
 
 from plumbing.errors import Stop
 from reproduce.measures.finished import rebuilt
-from reproduce.measures.pad import pad_table, proxy_a_distance, represented
+from reproduce.measures.pad import pad_table, proxy_a_distance
 from tests.finished_runs import labelled_runs
 
 import numpy as np
@@ -42,15 +42,6 @@ def test_pad_is_balanced_repeats_and_takes_tensors():
     assert proxy_a_distance(a * scale + 7, b * scale + 7, 3) == pytest.approx(first, abs=1e-9)
     with pytest.raises(Stop, match="needs 4 images"):
         proxy_a_distance(a[:3], b)
-
-
-def test_representations_are_the_features_of_the_tested_network(runs):
-    run = rebuilt(runs / "fdse-lodo")
-    for client, model in run.tested():
-        z, y = represented(client, model, run.args, "test")
-        x, labels = client.data.test.batch(torch.arange(len(client.data.test)))
-        assert z.dtype == torch.float32 and torch.equal(y, labels) and not model.training
-        torch.testing.assert_close(z, model.features(x).detach())
 
 
 def test_pad_table(runs):

@@ -95,14 +95,6 @@ def test_pages_of_methods_and_tables_lead_there(site):
     assert "../../cells/fdse-1.html" in Read(site / "results" / "tables" / "fdse-1-laptop.html").links
 
 
-def test_two_laptop_budgets_and_a_link_to_another_table(site):
-    for table, budget in (("fdse-1", "40 rounds of 1 epoch of 50 images, 64x64"),
-                          ("fdse-3", "60 rounds of 1 epoch of 50 images, 160x160")):
-        words = words_of((site / "cells" / f"{table}.html").read_text())
-        assert f"Not comparable with the published number : {budget}" in words
-    assert "../results/tables/fdse-3.html" in Read(site / "cells" / "fdse-1.html").links
-
-
 # A small table
 
 
