@@ -14,6 +14,7 @@ from common import Args, ClientData, Data, Dataset, Federation, Stop
 from plumbing.processes import prepare
 from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
+from reproduce.methods import builder_of
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,8 @@ class Trained:
 
 
 def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",
-             data: str = "data", archives: str = "", any_code: bool = False, script: str = "") -> nn.Module:
+             data: str = "data", archives: str = "", any_code: bool = False,
+             script: str | Path = "") -> nn.Module:
     """The network that a client is tested with, in eval mode, from the output folder of a run of any method,
     finished or not; what is known of it is in `net.run`, see `Trained`.
 
@@ -61,7 +63,7 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
 
 
 def rebuilt(folder, which: str, client: str | int | None, device: str, data: str, archives: str,
-            any_code: bool, images: bool = False, script: str = "") -> tuple[Federation, dict]:
+            any_code: bool, images: bool = False, script: str | Path = "") -> tuple[Federation, dict]:
     """Server and clients of a finished run, for what `load_run` says, and the state they have. Without
     `images` they have some only where the network of `client` needs them."""
     saved = read_run(folder, which)
@@ -69,8 +71,7 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
     module, settings = settings_from(saved, device, data, archives, any_code, own)
     settings.weights = "none"  # the state has all of them
     prepare(settings)
-    build = getattr(module, "build", common.backbone)
-    told = saved["data"]
+    build, told = builder_of(module), saved["data"]
     try:
         names = told["clients"] + told["targets"]
         k = number_of(client, names, len(told["clients"]))
@@ -90,7 +91,7 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
     return fed, saved
 
 
-def method_in(script: str, name: str) -> SimpleNamespace:
+def method_in(script: str | Path, name: str) -> SimpleNamespace:
     """The method in a file of one's own. What that lacks is of the file of the class that its Client extends.
     Stop if it is not the method `name`."""
     path = Path(script).resolve()

@@ -87,6 +87,20 @@ def test_without_labels_it_gives_representations(tmp_path_factory):
     assert net(x).shape == net.features(x).shape
 
 
+def test_of_a_method_in_a_file_of_ones_own(tmp_path):
+    """The file is given: nothing in the folder of a run can have code run."""
+    script = tmp_path / "mine.py"
+    script.write_text("import fedavg\n\n\nclass Client(fedavg.Client):\n    pass\n")
+    mine = loading.method_in(script, "mine")
+    args = mine.arguments(["--scale", "smoke", "--no-figures", "--out", str(tmp_path / "run")])
+    common.run(mine.Server, mine.Client, args)
+    assert loading.load_run(tmp_path / "run", script=script).run.round > 0
+    with pytest.raises(Stop, match="'mine' is no method of this repo.* take a file elsewhere as script"):
+        loading.load_run(tmp_path / "run")
+    with pytest.raises(Stop, match="expected the file mine.py, whose run this is"):
+        loading.load_run(tmp_path / "run", script=tmp_path / "other.py")
+
+
 # The images
 
 
