@@ -21,8 +21,8 @@ from plumbing.runfolder import folder_of
 from plumbing.settings import Args
 from reproduce.methods import ROOT, arguments, method, short_name
 
-SCHEMA = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
-          "seconds": dict, "bytes": dict, "finished": str, "versions": dict, "hardware": dict}
+FIELDS = {"id", "method", "args", "command", "best", "last", "curve", "seconds", "finished", "commit",
+          "versions", "hardware"}
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
 # {method: {a field that its file no longer has: the value that the file still has}}.
 REMOVED: dict[str, dict] = {
@@ -148,9 +148,8 @@ class Records:
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
         record = json.loads(line, parse_constant=refuse_number)
-        for field, kind in SCHEMA.items():
-            if not isinstance(record.get(field), kind):
-                raise ValueError(f"{field} is missing or of another type")
+        if FIELDS - record.keys():
+            raise ValueError(f"{', '.join(FIELDS - record.keys())}: missing")
         record = moved(record) | {"setting": setting_of(record)}
         name, args = record["method"], record["args"]
         work = work_of(name, method(name).Args, args)
