@@ -304,12 +304,13 @@ def count(n: int, what: str) -> str:
 def comparisons(table: Table, block: FilledBlock) -> list[str]:
     """The paper's method against each other row, where both have runs of the same seeds and precision."""
     name, lines = PAPERS[table.paper].split(" (")[0], []
-    for own in [line for line in block.rows if line.row.method.split(" (")[0] == name][:1]:
-        for line in block.rows:
-            for column, mine, theirs in zip(block.block.columns, own.cells, line.cells):
-                pair = paired(mine.values, theirs.values)
-                if pair and line is not own and mine.precision == theirs.precision:
-                    low, high = pair.interval
-                    lines.append(f"{name} minus {line.row.method}, {column.name}: {pair.difference:+.2f}, "
-                                 f"95% interval {low:.2f} to {high:.2f} ({pair.seeds} paired seeds)")
+    rows = [line for line in block.rows if line.row.implemented]
+    own = next((line for line in rows if line.row.method.split(" (")[0] == name), None)
+    for line in rows if own else []:
+        for column, mine, theirs in zip(block.block.columns, own.cells, line.cells):
+            pair = paired(mine.values, theirs.values)
+            if pair and line is not own and mine.precision == theirs.precision:
+                low, high = pair.interval
+                lines.append(f"{name} minus {line.row.method}, {column.name}: {pair.difference:+.2f}, "
+                             f"95% interval {low:.2f} to {high:.2f} ({pair.seeds} paired seeds)")
     return lines

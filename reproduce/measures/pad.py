@@ -63,7 +63,7 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     return 2 * (1 - 2 * eps)
 
 
-def pad_table(run: Rebuilt, part: str = "test", seed: int = 0) -> dict:
+def pad_table(run: Rebuilt, part: str) -> dict:
     """PAD between each pair of a run's clients, and between the mixture of all and each of them (Fig. 12).
 
     The mixture is the union of the clients' images, FedCiR's Eq. (1), the client's own too: its PAD to a
@@ -76,14 +76,14 @@ def pad_table(run: Rebuilt, part: str = "test", seed: int = 0) -> dict:
     if len(z) < 2:
         raise Stop(f"{run.folder} has one client; a distance needs two", 2)
     for a, b in itertools.combinations(z, 2):
-        pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b], seed)
+        pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b])
     pool = torch.cat(list(z.values()))
     owner = torch.cat([torch.full((len(rows),), k) for k, rows in enumerate(z.values())])
-    order = torch.randperm(len(pool), generator=seed_all(seed, "mixture"))
+    order = torch.randperm(len(pool), generator=seed_all(0, "mixture"))
     for k, (name, rows) in enumerate(z.items()):
         m = int(len(rows) / (1 + len(rows) / len(pool)))  # m in the mixture leave about m of the client
         of_client = order[m:][owner[order[m:]] == k]
-        to_mixture[name] = proxy_a_distance(pool[order[:m]], pool[of_client], seed)
+        to_mixture[name] = proxy_a_distance(pool[order[:m]], pool[of_client])
     return run.heading() | {"part": part, "pairs": pairs, "global": to_mixture,
                             "mean_pairs": float(np.mean(list(pairs.values()))),
                             "mean_global": float(np.mean(list(to_mixture.values())))}
