@@ -19,9 +19,9 @@ from reproduce.records import Place, Records, Run, by_training
 
 import torch
 from tabulate import tabulate
+from tqdm import tqdm
 
 LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
-UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
 def planned(missing: list[Missing], records: Records, place: Place) -> list[Missing]:
@@ -131,10 +131,5 @@ def line_of(name: str, entries: list[Missing]) -> list:
 
 
 def clock(seconds: float | None) -> str:
-    """12 s, 7 min, 3.4 h, 5.0 days."""
-    if seconds is None:
-        return "?"
-    for length, unit in UNITS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    """Hours, minutes and seconds: 3:25:09."""
+    return "?" if seconds is None else tqdm.format_interval(seconds)

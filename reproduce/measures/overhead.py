@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import functools
 import sys
@@ -15,7 +14,6 @@ from reproduce.methods import arguments, builder_of
 
 import torch
 from tabulate import tabulate
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 # FLOPs
@@ -34,21 +32,6 @@ def counter() -> FlopCounterMode:
     nothing."""
     ours = {torch.ops.aten.convolution_backward: conv_backward}
     return FlopCounterMode(display=False, custom_mapping=ours)
-
-
-def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
-    """(forward, training step) FLOPs of a network for a batch of `shape` [B, C, H, W], B at least 2.
-
-    A training step is one forward and one backward pass. Optimizer, BN, activations and what a method adds to
-    the loss count nothing. The model is copied and not changed.
-    """
-    model = copy.deepcopy(model)
-    x = torch.zeros(shape, device=next(model.parameters()).device)
-    with counter() as forward, torch.no_grad():
-        model.eval()(x)
-    with counter() as step:
-        model.train()(x).sum().backward()
-    return forward.get_total_flops(), step.get_total_flops()
 
 
 @functools.cache
