@@ -17,11 +17,12 @@ import math
 import sys
 from pathlib import Path
 
-from plumbing.errors import Stop, ending
+from plumbing.errors import Stop
 from plumbing.settings import SCALES, Parser, add_version, with_default
-from reproduce.cells import missing
+from reproduce.cells import Missing, missing
 from reproduce.check import check
 from reproduce.cluster import parameters_of, run_on_cluster
+from reproduce.commands import one_line_on_stop
 from reproduce.methods import ROOT
 from reproduce.plan import plan_text, planned
 from reproduce.records import Place, Records
@@ -40,12 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 for bad usage, 1 if a run has failed or a check finds a difference, 130
     after Ctrl-C."""
     flags = parsed(argv)
-    try:
+    with one_line_on_stop("reproduce_tables", "every finished run is recorded"):
         sys.exit(work(flags))
-    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
-        message, code = ending(e, "every finished run is recorded")
-    print(f"reproduce_tables: {message}", file=sys.stderr)
-    sys.exit(code)
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -84,47 +81,35 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", metavar="PATH", help=f"{text} [{own} of this repository]")
     add_version(parser)
     flags = parser.parse_args(argv)
-    wrong = wrong_value(flags) or wrong_folder(flags)
-    if wrong:
-        parser.error(wrong)
+    for is_wrong, words in mistakes(flags):
+        if is_wrong:
+            parser.error(words)
     for name, (own, _) in FOLDERS.items():
         given = getattr(flags, name)
         setattr(flags, name, Path(given).resolve() if given else ROOT / own)
     return flags
 
 
-def wrong_value(flags: argparse.Namespace) -> str:
-    """What is wrong with a flag, or nothing."""
-    seeds = flags.seeds
+def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
+    """(whether it is made, what is wrong) of each mistake in the flags."""
+    seeds, gpus = flags.seeds, words_of(flags.gpus)
     whole = seeds.isascii() and seeds.isdigit() and len(seeds) < 5 and int(seeds) > 0
-    if seeds != "paper" and not whole:
-        return f"--seeds is {seeds}; it must be at least 1 and at most 9999, or paper"
-    if not 1 <= flags.jobs <= 10_000:
-        return f"--jobs is {flags.jobs}; it must be at least 1 and at most 10000"
-    if not 0 <= flags.sample < math.inf:
-        return f"--sample is {flags.sample:g}; it must be a finite number at least 0"
-    gpus = words_of(flags.gpus)
-    if flags.gpus and (not all(number.isdecimal() for number in gpus) or len(set(gpus)) < len(gpus)):
-        return f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"
-    if flags.only and flags.check:
-        return "--only is not of --check, which takes every setting: give --sample"
-    if flags.commands and not flags.plan:
-        return "--commands is of --plan; give both"
-    if flags.sample and not flags.check:
-        return "--sample is of --check; give both"
-    if flags.only and not words_of(flags.only):
-        return f"--only is {flags.only!r}; expected ids of tables, such as 'fdse-1,fedsr-*'"
-    return ""
-
-
-def wrong_folder(flags: argparse.Namespace) -> str:
-    """What is wrong with the folders together, or nothing."""
-    if (flags.tables or flags.records) and not flags.out and not flags.plan:
-        return "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"
-    may_lack = flags.plan or flags.run
-    if flags.records and not may_lack and not Path(flags.records).exists():
-        return f"--records {flags.records}: no such file of finished runs"
-    return ""
+    numbers = all(number.isdecimal() for number in gpus) and len(set(gpus)) == len(gpus) > 0
+    elsewhere = (flags.tables or flags.records) and not flags.out
+    lacking = flags.records and not Path(flags.records).exists()
+    return [
+        (seeds != "paper" and not whole,
+         f"--seeds is {seeds}; it must be at least 1 and at most 9999, or paper"),
+        (not 1 <= flags.jobs <= 10_000, f"--jobs is {flags.jobs}; it must be at least 1 and at most 10000"),
+        (not 0 <= flags.sample < math.inf,
+         f"--sample is {flags.sample:g}; it must be a finite number at least 0"),
+        (flags.gpus and not numbers, f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"),
+        (flags.only and flags.check, "--only is not of --check, which takes every setting: give --sample"),
+        (elsewhere and not flags.plan,
+         "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"),
+        (lacking and not flags.plan and not flags.run,
+         f"--records {flags.records}: no such file of finished runs"),
+    ]
 
 
 def words_of(text: str) -> list[str]:
@@ -141,15 +126,17 @@ def work(flags: argparse.Namespace) -> int:
     records = Records(flags.records)
     for line in records.damaged:
         print(f"reproduce_tables: {line}", file=sys.stderr)
-    place, code = place_of(flags), 0
+    place, code, plan = place_of(flags), 0, []
+    if flags.plan or flags.run:
+        seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
+        plan = planned(missing(tables, records, flags.scale, seeds), records, place)
     if flags.plan:
-        plan = planned(missing(tables, records, flags.scale, seeds_of(flags)), records, place)
         print(plan_text(plan, flags.commands))
         return 0
     if tables is every or flags.run or flags.check:  # the overview is written
         refuse_other_readme(flags.out)
     if flags.run:
-        code = run_missing(tables, records, flags, place)
+        code = run_missing(plan, flags, place)
     if flags.check:
         code = check(records, place, flags.jobs, flags.sample)
     if flags.run or flags.check:
@@ -171,11 +158,6 @@ def chosen(every: list[Table], only: str) -> list[Table]:
     return [table for table in every if any(fnmatch.fnmatch(table.id, pattern) for pattern in patterns)]
 
 
-def seeds_of(flags: argparse.Namespace) -> list[int] | None:
-    """The seeds of --seeds; None where each paper's number of trials says it."""
-    return None if flags.seeds == "paper" else list(range(int(flags.seeds)))
-
-
 def place_of(flags: argparse.Namespace) -> Place:
     """The folders of the runs, whole: a run starts in another folder."""
     data = ROOT / "data" if flags.data == "data" else Path(flags.data).resolve()
@@ -183,9 +165,8 @@ def place_of(flags: argparse.Namespace) -> Place:
     return Place(str(data), archives, str(flags.records))
 
 
-def run_missing(tables: list[Table], records: Records, flags: argparse.Namespace, place: Place) -> int:
+def run_missing(plan: list[Missing], flags: argparse.Namespace, place: Place) -> int:
     """Run what is missing; returns the exit code."""
-    plan = planned(missing(tables, records, flags.scale, seeds_of(flags)), records, place)
     for why in sorted({entry.why for entry in plan if entry.why}):
         print(f"left out: {why}", file=sys.stderr)
     runs = [entry.run for entry in plan if not entry.why]

@@ -43,9 +43,11 @@ from plumbing.processes import prepare
 from plumbing.provenance import code, cpu_name, hardware
 from plumbing.results import command
 from plumbing.settings import Parser, choose_device
+from reproduce.commands import one_line_on_stop
 from reproduce.measures.overhead import counter
 from reproduce.methods import builder_of, method, modules, short_name
 
+import numpy as np
 import torch
 from tabulate import tabulate
 from torch import Tensor
@@ -102,10 +104,9 @@ METHODS = {"fedavg": fedavg, "fdse": fdse}
 
 def office_words(flags, precision: str, out: Path) -> list[str]:
     """The flags of a run of `--size` with a checkpoint after each round."""
-    words = ["--dataset", "officecaltech", "--device", flags.device, "--no-figures"]
-    words += ["--checkpoint-every", "0", "--precision", precision, "--out", str(out)]
-    words += ["--image-size", str(flags.size)]
-    return words + ["--data", flags.data, "--archives", flags.archives]
+    return ["--dataset", "officecaltech", "--device", flags.device, "--no-figures", "--checkpoint-every", "0",
+            "--precision", precision, "--out", str(out), "--image-size", str(flags.size),
+            "--data", flags.data, "--archives", flags.archives]
 
 
 def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
@@ -116,11 +117,9 @@ def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
         common.run(module.Server, module.Client, args, builder_of(module))
     lines = Path(args.out, "timing.jsonl").read_text().splitlines()
     so_far = [json.loads(line)["seconds"] for line in lines]
-    training, whole = [], []
-    for before, after in zip(so_far, so_far[1:]):
-        training.append(after["train"] - before["train"])
-        whole.append(sum(after.values()) - sum(before.values()))
-    return statistics.median(training), statistics.median(whole)
+    training = np.diff([seconds["train"] for seconds in so_far])
+    whole = np.diff([sum(seconds.values()) for seconds in so_far])
+    return float(np.median(training)), float(np.median(whole))
 
 
 def office_clients(args) -> list[common.ClientData]:
@@ -140,8 +139,7 @@ def rounds(flags) -> list[list]:
                 args = module.arguments(words)
                 sizes = []
                 for client in office_clients(args):
-                    parts = common.cut_batches(torch.arange(len(client.train)), args)
-                    sizes += [len(part) for part in parts]
+                    sizes += map(len, common.cut_batches(torch.arange(len(client.train)), args))
                 step = bare(builder_of(module), args, sizes)
                 of_bare = medians({"bare": step}, flags.rounds, flags.device)["bare"]
                 training, whole = ours(module, words, flags.rounds)
@@ -232,10 +230,8 @@ def views(flags) -> list[list]:
     """The rows of `--views`: seconds, of the first row, images a second."""
     images = torch.randint(0, 256, (2 * IMAGES, 3, flags.size, flags.size), dtype=torch.uint8)
     images = images.contiguous(memory_format=torch.channels_last).to(flags.device)
-    makers = {
-        "augment.py, the whole batch": partial(whole_batch, images),
-        "torchvision v2, image by image": partial(image_by_image, images),
-    }
+    makers = {"augment.py, the whole batch": partial(whole_batch, images),
+              "torchvision v2, image by image": partial(image_by_image, images)}
     seconds = medians(makers, flags.rounds, flags.device)
     first = next(iter(seconds.values()))
     return [[name, spent, spent / first, IMAGES / spent] for name, spent in seconds.items()]
@@ -256,21 +252,27 @@ def write(path: str, args, figures: dict) -> None:
     write_json(Path(path), {"device": args.device} | figures | where)
 
 
+def add_office_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that bench/peers.py has too."""
+    add = parser.add_argument
+    add("--archives", default="", help="folder with the Office-Caltech10 archive")
+    add("--data", default="data", help="folder of the decoded cache (default: data)")
+    add("--size", type=int, default=224, help="height and width of the images (default: 224)")
+    add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
+    add("--out", default="", help="JSON file for the figures")
+
+
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked."""
     parser = Parser(prog="bench", allow_abbrev=False, description=__doc__.split("\n\nRows of")[0],
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--archives", default="", help="folder with the Office-Caltech10 archive")
-    add("--data", default="data", help="folder of the decoded cache (default: data)")
-    add("--size", type=int, default=224, help="height and width of the images (default: 224)")
+    add_office_flags(parser)
     add("--rounds", type=int, default=3, help="rounds, of which the median is shown (default: 3)")
     add("--only", choices=tuple(METHODS), help="only this method's rows (default: fedavg and fdse)")
-    add("--out", default="", help="JSON file for the figures")
     add("--methods", action="store_true", help="every method's local training, on one backbone")
     add("--views", action="store_true", help="two ways to make two views")
     add("--steps", type=int, default=20, help="steps of --methods (default: 20)")
-    add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
     flags = parser.parse_args(argv)
     for name, least in (("size", 32), ("rounds", 1), ("steps", 1)):
         if getattr(flags, name) < least:
@@ -285,26 +287,20 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     flags = parsed(argv)
-    heads = ["row", "seconds", "of bare", "images/s"]
-    measure = rounds
+    measure, heads = rounds, ["row", "seconds", "of bare", "images/s"]
     if flags.methods:
-        heads = ["row", "seconds", "of FedAvg's", "arithmetic", "over arithmetic"]
-        measure = methods
+        measure, heads = methods, ["row", "seconds", "of FedAvg's", "arithmetic", "over arithmetic"]
     elif flags.views:
-        heads[2] = "of the first"
-        measure = views
-    try:
+        measure, heads = views, ["row", "seconds", "of the first", "images/s"]
+    with one_line_on_stop("bench", "nothing was written"):
         flags.device = choose_device(flags.device)
         args = fedavg.arguments(["--device", flags.device])
         prepare(args)
         print(described(flags.device))
         rows = measure(flags)
-    except Stop as stop:
-        print(f"bench: {stop}", file=sys.stderr)
-        sys.exit(stop.code)
-    print(tabulate(rows, heads, floatfmt=".3f"))
-    if flags.out:
-        write(flags.out, args, {"heads": heads, "rows": rows, "command": command()})
+        print(tabulate(rows, heads, floatfmt=".3f"))
+        if flags.out:
+            write(flags.out, args, {"heads": heads, "rows": rows, "command": command()})
 
 
 if __name__ == "__main__":

@@ -31,12 +31,13 @@ from pathlib import Path
 
 import common
 import fedavg
-from bench.bench import described, now, office_clients, office_words, ours, write
+from bench.bench import add_office_flags, described, now, office_clients, office_words, ours, write
 from plumbing.archives import find_archive
 from plumbing.catalog import FOLDERS
 from plumbing.errors import Stop
 from plumbing.results import command
 from plumbing.settings import choose_device
+from reproduce.commands import one_line_on_stop
 
 import numpy as np
 import torch
@@ -116,8 +117,8 @@ def pfllib(flags, folder: Path) -> float:
     for k in range(flags.clients):
         x, y = read_client(folder, k)
         for part, count in (("train", len(y)), ("test", 20)):
-            with open(there / "dataset" / "office" / part / f"{k}.npz", "wb") as file:
-                np.savez(file, data={"x": x[:count].numpy(), "y": y[:count].numpy()})
+            np.savez(there / "dataset" / "office" / part / f"{k}.npz",
+                     data={"x": x[:count].numpy(), "y": y[:count].numpy()})
     os.chdir(there / "system")  # its paths are relative to that
 
     class Settings(argparse.Namespace):
@@ -160,9 +161,8 @@ def flower(flags, folder: Path) -> float:
             self.net = network(flags).to(flags.device)
 
         def fit(self, parameters, config):
-            names = self.net.state_dict().keys()
-            arrays = {name: torch.from_numpy(array.copy()) for name, array in zip(names, parameters)}
-            self.net.load_state_dict(arrays)
+            arrays = [torch.from_numpy(array.copy()) for array in parameters]
+            self.net.load_state_dict(dict(zip(self.net.state_dict(), arrays)))
             train_epoch(self.net, torch.utils.data.TensorDataset(self.x, self.y), args)
             return [value.cpu().numpy() for value in self.net.state_dict().values()], len(self.y), {}
 
@@ -269,28 +269,23 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--archives", default="", help="folder with the Office-Caltech10 archive")
-    add("--data", default="data", help="folder of the decoded cache (default: data)")
-    add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
-    add("--size", type=int, default=224, help="height and width of the images (default: 224)")
+    add_office_flags(parser)
     add("--with", dest="peers", default="", help=f"frameworks, some of {','.join(PEERS)}")
     add("--pfllib", default="", help="folder of a clone of PFLlib")
-    add("--out", default="", help="JSON file for the figures")
     add("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
     add("--clients", type=int, default=4, help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)
-    flags.peers = [name for name in flags.peers.split(",") if name]
-    for name in flags.peers:
-        if name not in PEERS:
-            parser.error(f"--with {name} is none of {', '.join(PEERS)}")
+    flags.peers = flags.peers.split(",") if flags.peers else []
+    for name in set(flags.peers) - set(PEERS):
+        parser.error(f"--with {name} is none of {', '.join(PEERS)}")
     return flags
 
 
 def in_a_process(name: str, flags, folder: Path) -> float:
     """The seconds of a framework's second round. Stop with its last line if it fails."""
-    words = [sys.executable, "-m", "bench.peers", "--one", str(folder), "--with", name]
-    words += ["--device", flags.device, "--size", str(flags.size), "--clients", str(flags.clients)]
-    words += ["--pfllib", flags.pfllib] if flags.pfllib else []
+    words = [sys.executable, "-m", "bench.peers", "--one", str(folder), "--with", name,
+             "--device", flags.device, "--size", str(flags.size), "--clients", str(flags.clients),
+             f"--pfllib={flags.pfllib}"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -326,7 +321,7 @@ def measure(flags, folder: Path) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     flags = parsed(argv)
-    try:
+    with one_line_on_stop("peers", "nothing was written"):
         flags.device = choose_device(flags.device)
         if flags.one:
             (name,) = flags.peers
@@ -337,16 +332,11 @@ def main(argv: list[str] | None = None) -> None:
         print(described(flags.device))
         with tempfile.TemporaryDirectory() as folder:
             seconds = measure(flags, Path(folder))
-    except Stop as stop:
-        print(f"peers: {stop}", file=sys.stderr)
-        sys.exit(stop.code)
     first = seconds["ours, auto: training"]
     rows = [[name, f"{spent:.2f}", f"{spent / first:.2f}"] for name, spent in seconds.items()]
     print(tabulate(rows, ["row", "seconds a round", "of ours"], disable_numparse=True))
     if flags.out:
-        typed = command()
-        if flags.pfllib:
-            typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")  # a folder of this machine
+        typed = command().replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")  # a folder of this machine
         write(flags.out, arguments(flags), {"seconds": seconds, "command": typed})
 
 

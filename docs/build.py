@@ -19,17 +19,13 @@ sys.path.insert(0, str(ROOT))  # `python docs/build.py` has docs/ there
 from docs import notes  # noqa: E402
 
 
-def parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The flags."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    arguments.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the pages")
-    arguments.add_argument("--notes", action="store_true", help="write the notes alone")
-    return arguments.parse_args(argv)
-
-
 def main(argv: list[str] | None = None) -> None:
-    args = parsed(argv)
-    for path in notes.write():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the pages")
+    parser.add_argument("--notes", action="store_true", help="write the notes alone")
+    args = parser.parse_args(argv)
+    for path, text in notes.written().items():
+        path.write_text(text)
         print(f"wrote {path.relative_to(ROOT)}")
     if not args.notes:
         from docs.methods_pages import build  # it needs requirements-docs.txt, which the notes do without

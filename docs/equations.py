@@ -81,15 +81,11 @@ class Table:
 
         A line without its algorithm is of the one named before in the text, else of `box`, else of the first.
         """
-        if not box:
-            boxes = [name for name in self.numbers if not name.endswith("Eq.")]
-            box = boxes[0] if boxes else ""
-        tags = []
+        boxes, tags = [name for name in self.numbers if not name.endswith("Eq.")], []
+        box = box or (boxes[0] if boxes else "")
         for found in TAG.finditer(" ".join(text.split())):
             if found["equations"]:
-                source = ""
-                if f"{found['source']} Eq." in self.numbers:
-                    source = found["source"] + " "
+                source = f"{found['source']} " if f"{found['source']} Eq." in self.numbers else ""
                 tags += [f"{source}Eq. ({n})" for n in expanded(found["equations"])]
             elif found["lines"]:
                 box = found["box"] or box
@@ -102,18 +98,6 @@ class Table:
     def tags_of(self, entry: dict) -> list[str]:
         """The tags of an entry, one for each number; where the paper has no numbers, its name as it is."""
         return self.tags_in(entry["tag"]) or [entry["tag"]]
-
-    def printed(self) -> list[str]:
-        """All tags that the paper prints."""
-        tags = []
-        for name, numbers in self.numbers.items():
-            form = "{} line {}"
-            if name.endswith("Eq."):
-                form = "{} ({})"
-            elif name.startswith("step"):
-                form = "{}{}"
-            tags += [form.format(name, n) for n in expanded(numbers)]
-        return tags
 
 
 @functools.cache
@@ -131,16 +115,16 @@ class Code:
 
     def __init__(self, path: str, of: Table):
         self.table = of
-        self.text = (ROOT / path).read_text()
-        self.lines = self.text.splitlines()
+        text = (ROOT / path).read_text()
+        self.lines = text.splitlines()
         self.spans = {}  # {qualified name: (first line, last line)}
         self.docstrings = set()  # the lines of all docstrings
         self.statements = []  # (first line, last line) of each; a loop or a condition ends before its body
         self.mentions = []  # (tag, function or class, line of a comment; 0: in a string)
         self.formulas = []  # (function or class, slug of its tag, LaTeX)
-        tree = ast.parse(self.text)
+        tree = ast.parse(text)
         self.walk(tree, "")
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
                 self.mention(token.string, token.start[0], token.start[0])
         for node in ast.walk(tree):
@@ -170,10 +154,7 @@ class Code:
 
     def owner(self, line: int) -> str:
         """The innermost function or class around a line."""
-        around = []
-        for name, (first, last) in self.spans.items():
-            if first <= line <= last:
-                around.append((last - first, name))
+        around = [(last - first, name) for name, (first, last) in self.spans.items() if first <= line <= last]
         return min(around)[1] if around else ""
 
     def box(self, owner: str) -> str:
@@ -192,9 +173,7 @@ class Code:
     def statement(self, line: int) -> range:
         """The lines of the innermost statement at a line; of a comment by itself, and the next statement."""
         if self.lines[line - 1].strip().startswith("#"):
-            following = [(first, last) for first, last in self.statements if first > line]
-            _, last = min(following)
-            return range(line, last + 1)
+            return range(line, min(span for span in self.statements if span[0] > line)[1] + 1)
         around = [(last - first, first, last) for first, last in self.statements if first <= line <= last]
         _, first, last = min(around)
         return range(first, last + 1)
@@ -213,9 +192,7 @@ class Code:
             at = [0]
         else:
             at = [line for tag, owner, line in self.mentions if tag in tags and within(owner, place)]
-        lines = set()
-        for line in filter(None, at):
-            lines.update(self.statement(line))
+        lines = set().union(*(self.statement(line) for line in at if line))
         if at and not lines:
             lines = set(range(first, last + 1)) - self.docstrings
         return sorted(lines)
@@ -243,23 +220,18 @@ def place_of(place: str, of: Table) -> tuple[str, str]:
 
 def located(entry: dict, of: Table) -> list[tuple[str, str, list[int]]]:
     """(file, function, lines) of each place of an entry."""
-    found = []
-    for place in entry["place"]:
-        file, name = place_of(place, of)
-        found.append((file, name, code(file, of.method).lines_in(name, entry)))
-    return found
+    places = [place_of(place, of) for place in entry["place"]]
+    return [(file, name, code(file, of.method).lines_in(name, entry)) for file, name in places]
 
 
 def formulas(entry: dict, of: Table) -> list[str]:
     """The formulas of an entry in the docstrings of its places, in LaTeX."""
-    found = []
+    found = [entry["latex"].strip()] if "latex" in entry else []  # of a place in common.py
     for place in entry["place"]:
         file, name = place_of(place, of)
         for owner, tag, latex in code(file, of.method).formulas:
             if tag == slug(entry["tag"]) and within(owner, name):
                 found.append(latex)
-    if "latex" in entry:
-        found.append(entry["latex"].strip())  # of a place in common.py, which serves all methods
     return found
 
 
@@ -269,13 +241,11 @@ def formulas(entry: dict, of: Table) -> list[str]:
 @functools.cache
 def tests_in(file: str) -> dict[str, tuple[int, str]]:
     """{test: its first line, and the first paragraph of its docstring} of tests/<file>.py."""
-    path = ROOT / "tests" / f"{file}.py"
-    found = {}
-    if path.is_file():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
-                found[node.name] = (node.lineno, " ".join(paragraph.split()))
+    path, found = ROOT / "tests" / f"{file}.py", {}
+    for node in ast.parse(path.read_text()).body if path.is_file() else []:
+        if isinstance(node, ast.FunctionDef):
+            paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
+            found[node.name] = (node.lineno, " ".join(paragraph.split()))
     return found
 
 
@@ -300,8 +270,8 @@ def counts(of: Table) -> tuple[int, int, int]:
     used = whole = 0
     for entry in of.entries:
         used += len(of.tags_of(entry))
-        tested = all(test_of(test)[0] for test in entry["tests"])
-        if entry["tests"] and tested and all(lines for _, _, lines in located(entry, of)):
+        tested = entry["tests"] and all(test_of(test)[0] for test in entry["tests"])
+        if tested and all(lines for _, _, lines in located(entry, of)):
             whole += len(of.tags_of(entry))
     return used, whole, sum(len(of.tags_of(entry)) for entry in of.unused)
 

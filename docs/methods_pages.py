@@ -19,15 +19,8 @@ def method_page(site: Site, method: str) -> None:
     before = before.rpartition("\n## ")[0]  # the heading of the written section
     _, _, after = rest.partition(notes.END)
     used, whole, unused = equations.counts(of)
-    entries = []
-    for entry in of.entries:
-        places = []
-        for file, name, lines in equations.located(entry, of):
-            address = "" if file == of.file else site.link(page, Path(file))
-            places.append((file, name, lines, address))
-        entries.append((entry, places))
-    site.write(page, "method.html", TITLES[method], of=of, before=before, after=after, entries=entries,
-               note=note, used=used, whole=whole, unused=unused)
+    site.write(page, "method.html", TITLES[method], of=of, before=before, after=after, note=note, used=used,
+               whole=whole, unused=unused)
 
 
 def baselines() -> dict[Path, str]:

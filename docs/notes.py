@@ -14,14 +14,13 @@ END = "<!-- end of equations -->"
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
                         autoescape=select_autoescape(["html", "svg"]), keep_trailing_newline=True)
 TEMPLATES.globals |= {"formulas": equations.formulas, "remarks": equations.remarks, "KINDS": equations.KINDS,
-                      "test_of": equations.test_of}
+                      "test_of": equations.test_of, "located": equations.located}
 
 
 def section(of: Table) -> str:
     """Every equation and line of a method as GitHub shows it."""
     used, whole, _ = equations.counts(of)
-    made = TEMPLATES.get_template("section.md").render(of=of, used=used, whole=whole, tests=tests)
-    return made.strip()
+    return TEMPLATES.get_template("section.md").render(of=of, used=used, whole=whole, tests=tests).strip()
 
 
 def tests(of: list[str]) -> str:
@@ -41,17 +40,11 @@ def with_section(text: str, made: str) -> str:
 
 
 def written() -> dict[Path, str]:
-    """{note: what it should have}."""
+    """{note: what it should have}, of those that have something else."""
     files = {}
     for method in equations.METHODS:
         note = NOTES / f"{method}.md"
-        files[note] = with_section(note.read_text(), section(equations.table(method)))
+        text = with_section(note.read_text(), section(equations.table(method)))
+        if text != note.read_text():
+            files[note] = text
     return files
-
-
-def write() -> list[Path]:
-    """Write what has changed; returns these files."""
-    changed = [path for path, text in written().items() if path.read_text() != text]
-    for path in changed:
-        path.write_text(written()[path])
-    return changed

@@ -67,14 +67,13 @@ def code(path: Path, numbers: list[int] | None = None, address: str = "") -> Mar
     """Lines of a file, each with its number. A whole file has an anchor for each line; in a part of it the
     numbers lead to its page."""
     lines = coloured(path)
-    html, before = [], 0
+    html = []
     for n in numbers or range(1, len(lines) + 1):
-        if numbers and before and n > before + 1:
+        if numbers and html and n - 1 not in numbers:
             html.append('<span class="gap">...</span>')
         anchor = "" if numbers else f' id="L{n}"'
         html.append(f'<span class="line"{anchor}><a class="number" href="{address}#L{n}">{n}</a>'
                     f"{lines[n - 1]}\n</span>")
-        before = n
     return Markup(f'<pre class="code">{"".join(html)}</pre>')
 
 

@@ -11,20 +11,23 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from docs import curve
 from docs.equations import ROOT, slug
+from docs.notes import TEMPLATES
 from docs.pages import TITLES, Site
 from reproduce.cells import Cell, FilledBlock, chance, filled, run_of
 from reproduce.records import Records, command_of
 from reproduce.rendering import budget, cell_text, comparisons, number, ours
-from reproduce.scoreboard import STATES, sentence, state_of, strip_of
+from reproduce.scoreboard import STATES, counts_of, sentence, state_of
 from reproduce.statistics import LEVEL
 from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
+
+from markupsafe import Markup
 
 # Of each state of a cell what it says; the first ones are the scoreboard's.
 WORDS = {state: words for state, (words, _) in STATES.items()}
 WORDS |= {"recorded": "recorded, nothing published to compare with", "quoted": "quoted by the paper"}
 SCALES = {"paper": "the paper's scale", "laptop": "laptop scale"}
+LINES = 4  # of a curve; as many styles has docs/page.css
 
 
 @dataclass
@@ -109,9 +112,10 @@ def read(table: Table, records: Records) -> Filled:
             lines[-1].append([])
             for column, *cells in zip(block.block.columns, line.cells, small_line.cells):
                 place = Place(table, block.block, line.row, column, dict(zip(SCALES, cells)))
-                name = slug(f"{block.block.title} {place.name}")
+                place.anchor = name = slug(f"{block.block.title} {place.name}")
+                if taken[name]:
+                    place.anchor += f"-{taken[name] + 1}"
                 taken[name] += 1
-                place.anchor = name if taken[name] == 1 else f"{name}-{taken[name]}"
                 lines[-1][-1].append(place)
     return Filled(table, blocks, smaller, lines)
 
@@ -120,18 +124,19 @@ def build(site: Site) -> None:
     """Write the pages into a site."""
     records = Records(ROOT / "results" / "runs.jsonl")
     tables = [read(table, records) for table in read_tables()]
-    strips = [strip_of(each.table, each.blocks, each.smaller) for each in tables if not each.table.figure]
+    board = [(each.table, counts_of(each.blocks, each.smaller)) for each in tables if not each.table.figure]
     site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
-               sentence=sentence(strips), **SHARED)
+               sentence=sentence(board))
     for each in tables:
         write_table(site, each)
 
 
 def write_table(site: Site, each: Filled) -> None:
+    """The page of a table."""
     of = each.table
     site.write(each.page, "table.html", of.title, table=each, of=of, shown={}, notes=linked(of.notes),
                pictures=files_of(of, "figures", "png") if of.figure else {},
-               files=files_of(of, "tables", "md", "csv"), **SHARED)
+               files=files_of(of, "tables", "md", "csv"))
 
 
 def files_of(table: Table, folder: str, *endings: str) -> dict[str, Path]:
@@ -139,10 +144,8 @@ def files_of(table: Table, folder: str, *endings: str) -> dict[str, Path]:
     found = {}
     for scale, words in SCALES.items():
         for ending in endings:
-            path = Path("results") / folder / f"{table.file_name(scale)}.{ending}"
-            if (ROOT / path).exists():
-                found[f"{ending}, at {words}"] = path
-    return found
+            found[f"{ending}, at {words}"] = Path("results") / folder / f"{table.file_name(scale)}.{ending}"
+    return {words: path for words, path in found.items() if (ROOT / path).exists()}
 
 
 def linked(notes: list[str]) -> str:
@@ -175,15 +178,9 @@ def measured_words(place: Place, scale: str) -> str:
     cell = place.cells[scale]
     if cell.computed:
         return ", computed from the network, without a run"
-    if place.column.kind == "seconds":
-        return ", of the longest run that had its machine to itself"
-    seeds = ", ".join(map(str, cell.values))
-    words = f" (one seed: {seeds})"
-    if cell.deviation is not None:
-        words = f" (mean ± deviation of {len(cell.values)} seeds: {seeds})"
-    if place.chance is not None:
-        words += f"; chance is {number(place.chance)}"
-    return words
+    several = f"mean ± deviation of {len(cell.values)} seeds" if len(cell.values) > 1 else "one seed"
+    words = f" ({several}: {', '.join(map(str, cell.values))})"
+    return words if place.chance is None else f"{words}; chance is {number(place.chance)}"
 
 
 def budgets(cell: Cell) -> str:
@@ -202,7 +199,7 @@ def reason(place: Place, scale: str) -> str:
         return "a curve, in the runs below"
     if kind == "mean":
         return "not run: the mean of the other columns, of the seeds that all of them have"
-    if scale != "paper" and (kind in ("seconds", "cost") or command(place, scale) == ""):
+    if scale != "paper" and (kind == "cost" or not command(place, scale)):
         return "none: there is nothing to make smaller"
     return ""
 
@@ -235,36 +232,49 @@ def verdict_words(cell: Cell) -> str:
 # The runs
 
 
-def runs_of(place: Place, scale: str) -> dict[int, dict]:
-    """{seed: record} behind a cell."""
-    cell = place.cells[scale]
-    if place.column.kind == "seconds":
-        return {record["args"]["seed"]: record for record in cell.behind}
-    return cell.records
+def curves_of(record: dict, logged: str = "") -> dict[str, list[tuple[int, float]]]:
+    """{name: [(round, percent)]} of a record's rounds, without gaps and without a curve that is there twice.
+
+    `logged`: of its logs the one to take in place of the accuracies, a share as well.
+    """
+    curve, found = dict(record["curve"]), {}
+    rounds = curve.pop("round", [])
+    if logged:
+        values = record.get("logs", {}).get(logged, [])
+        rounds, curve = range(1, len(values) + 1), {logged: values}
+    if "val" in curve:
+        curve["validation"] = curve.pop("val")  # the last one
+    for name, values in curve.items():
+        points = [(t, 100 * value) for t, value in zip(rounds, values) if value is not None]
+        if len(points) > 1 and points not in found.values() and len(found) < LINES:
+            found[name] = points
+    return found
 
 
-def drawing(record: dict, column: Column | None = None):
-    """The curve of a run: its accuracies, or the log that a column shows."""
+def drawing(record: dict, column: Column | None = None) -> Markup:
+    """The curve of a run: its accuracies, or the log that a column shows. Empty without a line."""
     logged = column.path if column and column.kind == "logs" else ""
+    curves = curves_of(record, logged)
+    if not curves:
+        return Markup()
+    rounds = sorted({t for points in curves.values() for t, _ in points})
     best = record["best"].get("round") if "val" in record["curve"] else None
-    return curve.draw(curve.curves_of(record, logged), best, f"{logged}, %" if logged else "accuracy, %")
+    return Markup(TEMPLATES.get_template("curve.svg").render(
+        curves=curves, rounds=[rounds[0], rounds[-1]], best=best, ylabel=f"{logged or 'accuracy'}, %"))
 
 
 def facts(record: dict) -> dict[str, str]:
     """{what: words} of a run, beside its command."""
-    code = f"commit {(record.get('commit') or 'not known')[:12]}"
-    if record.get("dirty", record.get("uncommitted_changes")):
-        code += ", with changes that no commit has"
-    hardware, seconds = record["hardware"], record["seconds"]
-    device = hardware.get("gpu") or hardware.get("cpu") or "a processor that is not known"
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    minutes = sum(seconds.values()) / 60
-    return {"Code": code,
+    changed = ", with changes that no commit has" if record.get("dirty") else ""
+    hardware, versions = record["hardware"], record["versions"]
+    libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
+    minutes = sum(record["seconds"].values()) / 60
+    return {"Code": f"commit {record['commit'][:12]}{changed}",
             "Best validation round, %": ", ".join(accuracies("", record["best"])),
             "Last round, %": ", ".join(accuracies("", record["last"])),
             "Budget": f"{budget(record['args'])}; {record['args']['backbone']}",
-            "Machine": f"{record['args'].get('precision', 'precision not known')}, threads: "
-                       f"{hardware.get('threads', '?')}, {device}; {versions}",
+            "Machine": f"{record['args']['precision']}, threads: {hardware.get('threads', '?')}, "
+                       f"{hardware.get('gpu') or hardware.get('cpu')}; {libraries}",
             "Time": f"{minutes:.1f} minutes; ended {record['finished']}"}
 
 
@@ -280,7 +290,7 @@ def accuracies(name: str, part: dict | float) -> list[str]:
 
 
 # What the templates of these pages use.
-SHARED = {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL, "number": number, "ours": ours, "cell_text":
-          cell_text, "comparisons": comparisons, "published_words": published_words, "measured_words":
-          measured_words, "budgets": budgets, "reason": reason, "command": command, "verdict_words":
-          verdict_words, "runs_of": runs_of, "drawing": drawing, "facts": facts, "command_of": command_of}
+for function in (number, ours, cell_text, comparisons, published_words, measured_words, budgets, reason,
+                 command, verdict_words, drawing, facts, command_of):
+    TEMPLATES.globals[function.__name__] = function
+TEMPLATES.globals |= {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL}

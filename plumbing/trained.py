@@ -36,7 +36,7 @@ def method(name) -> ModuleType:
             if is_method and method_name(module.__file__) == name:
                 return module
     raise Stop(f"{str(name)[:60]!r} is no method of this repository: expected the name of a file with "
-               "Server, Client and Args", 2)
+               "Server, Client and Args; load_run and predict take a file elsewhere as script", 2)
 
 
 def read_run(folder, which: str) -> dict:
@@ -57,13 +57,13 @@ def read_run(folder, which: str) -> dict:
         raise Stop(f"{folder / 'settings.json'} cannot be read ({type(e).__name__}): {advice}", 2)
 
 
-def settings_from(run: dict, device: str, data: str, archives: str,
-                  any_code: bool) -> tuple[ModuleType, Args]:
+def settings_from(run: dict, device: str, data: str, archives: str, any_code: bool,
+                  module: ModuleType | None = None) -> tuple[ModuleType, Args]:
     """The method of a run and its settings. Missing fields get defaults; unknown fields are ignored. What is
     no number of the run (folders), and the device, come from the caller. Stop if the run is by other code,
     unless `any_code`."""
     key = run["identity"]
-    module = method(key["method"])
+    module = module or method(key["method"])
     if not any_code:
         refuse_other_code(run["folder"], run["code"], code(Path(module.__file__)))
     values = {"data": data, "archives": archives, "out": str(run["folder"]), "device": choose_device(device)}

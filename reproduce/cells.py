@@ -4,6 +4,7 @@ are missing."""
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from dataclasses import dataclass, field
 
@@ -15,8 +16,7 @@ from reproduce.methods import arguments, short_name
 from reproduce.records import Records, Run, work_of
 from reproduce.tables import Block, Column, Row, Table
 
-BUDGET = ("--rounds", "--epochs", "--steps", "--image-size")  # what a smaller scale sets itself
-FROM_RECORDS = ("best", "last", "curve", "logs")  # kinds of a column
+BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller scale sets itself
 
 
 # The run behind a cell
@@ -28,20 +28,18 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
     A smaller scale has its own budget (rounds, epochs, steps, image size), so that of the tables is left out;
     there is no cell if the budget is the column's subject, or if nothing is smaller.
     """
-    dataset = ["--dataset", block.dataset]
-    own = shlex.split(f"{block.flags} {row.flags}")
-    of_column = shlex.split(column.flags)
-    flags = [*dataset, *own, *of_column]
-    if scale != "paper":
-        if set(BUDGET) & set(of_column):
-            return None
-        whole = arguments(row.module, tuple(flags))
-        laptop = shlex.split(f"{block.laptop} {row.laptop}") if scale == "laptop" else []
-        flags = [*dataset, *without_budget(own), "--scale", scale, *laptop, *of_column]
-        smaller = arguments(row.module, tuple(flags))
-        if dataclasses.replace(smaller, scale="paper") == whole:
-            return None
-    return run_with(row.module, flags, seed)
+    start = f"--dataset {block.dataset} {block.flags} {row.flags}"
+    whole = shlex.split(f"{start} {column.flags}")
+    if scale == "paper":
+        return run_with(row.module, whole, seed)
+    if BUDGET.search(column.flags):
+        return None
+    laptop = f"{block.laptop} {row.laptop}" if scale == "laptop" else ""
+    smaller = shlex.split(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}")
+    same = dataclasses.replace(arguments(row.module, tuple(smaller)), scale="paper")
+    if same == arguments(row.module, tuple(whole)):
+        return None
+    return run_with(row.module, smaller, seed)
 
 
 def run_with(module: str, flags: list[str], seed: int) -> Run:
@@ -50,18 +48,6 @@ def run_with(module: str, flags: list[str], seed: int) -> Run:
     name, cls, key = short_name(module), type(args), identity(args)
     training = work_of(name, cls, key, at_test=args.protocol != "lodo")
     return Run(module, tuple(flags), seed, work_of(name, cls, key), args.precision, training=training)
-
-
-def without_budget(flags: list[str]) -> list[str]:
-    """The flags without those of the budget and their values."""
-    kept = []
-    words = iter(flags)
-    for word in words:
-        if word in BUDGET:
-            next(words, None)
-        else:
-            kept.append(word)
-    return kept
 
 
 # A cell and its numbers
@@ -98,15 +84,11 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """Our mean minus the published one; None if there is none of them."""
-        if not self.values or not self.published:
-            return None
-        return self.mean - self.published[0]
+        return self.mean - self.published[0] if self.values and self.printed else None
 
     @property
     def probability(self) -> float | None:
-        """Of Welch's test against the published mean; None if it cannot be tested, or need not."""
-        if self.computed:
-            return None
+        """Of Welch's test against the published mean; None if it cannot be tested."""
         return statistics.welch(self.values, self.published, self.trials)
 
 
@@ -131,7 +113,7 @@ def filled(table: Table, records: Records, scale: str) -> list[FilledBlock]:
     """A table's blocks with what is recorded at a scale."""
     blocks = []
     for block in table.blocks:
-        rows = [FilledRow(row, cells_of(table, block, row, records, scale, [])) for row in block.rows]
+        rows = [FilledRow(row, cells_of(table, block, row, records, scale)) for row in block.rows]
         blocks.append(FilledBlock(block, rows))
     if scale == "paper":
         judge(blocks)
@@ -155,10 +137,8 @@ def judge(blocks: list[FilledBlock]) -> None:
             cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
         elif cell.probability is not None:
             tested.append(cell)
-    corrected = statistics.holm([cell.probability for cell in tested])
-    for cell, probability in zip(tested, corrected):
-        cell.corrected = probability
-        if probability < statistics.LEVEL:
+    for cell, cell.corrected in zip(tested, statistics.holm([cell.probability for cell in tested])):
+        if cell.corrected < statistics.LEVEL:
             cell.verdict = "differs"
         else:
             cell.verdict = "unclear" if cell.probability < statistics.LEVEL else "agrees"
@@ -166,15 +146,11 @@ def judge(blocks: list[FilledBlock]) -> None:
 
 def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
     """All cells of a page."""
-    cells = []
-    for block in blocks:
-        for line in block.rows:
-            cells += line.cells
-    return cells
+    return [cell for block in blocks for line in block.rows for cell in line.cells]
 
 
 def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
-             seeds: list[int]) -> list[Cell]:
+             seeds: tuple[int, ...] = ()) -> list[Cell]:
     """The cells of a row. `seeds` are those that are asked for; recorded ones beyond them count too."""
     cells = [Cell(printed, trials=table.trials) for printed in row.published]
     if not row.implemented:
@@ -184,13 +160,13 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
         if cell.computed and scale == "paper":
             run = run_of(block, row, column, scale, 0)
             cell.values = {0: network_cost(run.module, run.flags)[column.path]}
-        elif column.kind in FROM_RECORDS:
+        elif column.path and not cell.computed:
             runs = []
             for seed in sorted(records.seeds_of(row.module, block.dataset, scale) | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
-                    curve = table.figure in ("curves", "measure") or column.kind == "curve"
-                    runs.append(dataclasses.replace(run, curve=curve))
+                    run.curve = table.figure in ("curves", "measure") or column.kind == "curve"
+                    runs.append(run)
             if row.start:
                 column = dataclasses.replace(column, value=f"start/{column.path}")
             fill(cell, column, runs, records, seeds)
@@ -198,24 +174,21 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
     return cells
 
 
-def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: list[int]) -> None:
+def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: tuple[int, ...]) -> None:
     """Put into a cell what is recorded of its runs, one for each seed, at one precision. If seeds that are
     `asked` for lack there, their runs are missing that are not recorded at this machine's precision."""
     cell.records = of_one_precision(runs, records)
-    for record in cell.records.values():
-        cell.precision = record["args"].get("precision", "unknown")
-    whole = {seed for seed, record in cell.records.items() if not records.differs(record)}
-    if not set(asked) <= whole:
-        cell.missing = [run for run in runs if run.seed in asked and records.get(run) is None]
-    for run in runs:
-        record = cell.records.get(run.seed)
-        if record is None:
-            continue
-        value = found_at(record, column)
+    whole = set()
+    for seed, record in cell.records.items():
+        cell.precision, value = record["args"]["precision"], found_at(record, column)
+        if not records.differs(record):
+            whole.add(seed)
         if value is not None:
-            cell.values[run.seed] = value
+            cell.values[seed] = value
             cell.behind.append(record)
             cell.differs_now = cell.differs_now or records.differs(record)
+    if not set(asked) <= whole:
+        cell.missing = [run for run in runs if run.seed in asked and records.get(run) is None]
 
 
 def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
@@ -252,20 +225,16 @@ def found_at(record: dict, column: Column) -> float | None:
     value = record
     for part in column.value.split("/"):
         value = value.get(part) if isinstance(value, dict) else None
-    if not isinstance(value, int | float):
-        return None
-    return 100 * value if column.kind in ("best", "last", "start") else float(value)
+    return 100 * value if isinstance(value, int | float) else None
 
 
 def chance(block: Block, column: Column) -> float | None:
     """The accuracy (%) of guessing one of a dataset's classes; None where the column is no accuracy or the
     catalogue has no classes."""
-    if column.kind not in ("best", "last", "mean"):
-        return None
     classes = range(10)  # of digits, and MNIST's
     if block.dataset in FOLDERS:
         classes = FOLDERS[block.dataset].classes
-    return 100 / len(classes) if classes else None
+    return 100 / len(classes) if classes and column.kind in ("best", "last", "mean") else None
 
 
 # What is missing
@@ -286,20 +255,14 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
     as its paper's trials, one where it does not state them."""
     by_key = {}
     for table in tables:
-        asked = list(range(table.trials or 1)) if seeds is None else seeds
+        asked = tuple(range(table.trials or 1) if seeds is None else seeds)
         for block in table.blocks:
             for row in block.rows:
                 for cell in cells_of(table, block, row, records, scale, asked):
                     for run in cell.missing:
-                        note_missing(by_key, run, table.id, records)
+                        run.replace = run.key in records.by_key
+                        known = by_key.setdefault(run.key, Missing(run, []))
+                        known.run.curve = known.run.curve or run.curve  # also if another does without
+                        if table.id not in known.tables:
+                            known.tables.append(table.id)
     return list(by_key.values())
-
-
-def note_missing(by_key: dict[str, Missing], run: Run, table: str, records: Records) -> None:
-    """Add a run that a table needs to those that are missing."""
-    run = dataclasses.replace(run, replace=run.key in records.by_key)
-    known = by_key.setdefault(run.key, Missing(run, []))
-    if run.curve:  # also if another table does without
-        known.run = run
-    if table not in known.tables:
-        known.tables.append(table)

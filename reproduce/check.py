@@ -1,8 +1,5 @@
 """Whether the code of now still gives the recorded numbers: runs are begun again and compared digit by digit.
 
-    python reproduce_tables.py --check --jobs 2          # one run of each distinct setting
-    python reproduce_tables.py --check --sample 10       # what fits into ten minutes, of all methods
-
 A setting is all arguments but seed, target and rate. Of each one recorded run is begun again in a temporary
 folder, until five recorded evaluations or 20 rounds, whichever is later: at round 1 momentum and what else is
 carried over is still zero. checked.json beside the records has what came out, by setting.
@@ -59,24 +56,21 @@ def representatives(records: list[dict]) -> list[Begun]:
     """Of each setting the run that is best begun again: comparable here, trained and not only tested, and
     cheap. The cheapest settings come first."""
     best = {}
-    for record in records:
-        begun = beginning(record)
-        rank = bool(other_machine(record)), "trained_by" in record, begun.seconds
-        if record["setting"] not in best or rank < best[record["setting"]][0]:
-            best[record["setting"]] = rank, begun
-    chosen = [begun for _, begun in best.values()]
-    return sorted(chosen, key=lambda begun: begun.seconds)
+
+    def rank(begun: Begun) -> tuple:
+        return bool(other_machine(begun.record)), "trained_by" in begun.record, begun.seconds
+    for begun in sorted(map(beginning, records), key=rank):
+        best.setdefault(begun.record["setting"], begun)
+    return sorted(best.values(), key=lambda begun: begun.seconds)
 
 
 def sampled(settings: list[Begun], seconds: float) -> list[Begun]:
     """The settings that fit into some seconds: the cheapest of each method, then the second ones, ..."""
-    earlier, turns = Counter(), []
+    earlier, turn, chosen = Counter(), {}, []
     for begun in settings:
-        turns.append((earlier[begun.record["method"]], begun))
+        turn[begun.record["setting"]] = earlier[begun.record["method"]], begun.seconds
         earlier[begun.record["method"]] += 1
-    turns.sort(key=lambda turn: (turn[0], turn[1].seconds))
-    chosen = []
-    for _, begun in turns:
+    for begun in sorted(settings, key=lambda begun: turn[begun.record["setting"]]):
         if begun.seconds <= seconds:
             chosen.append(begun)
             seconds -= begun.seconds
@@ -85,18 +79,15 @@ def sampled(settings: list[Begun], seconds: float) -> list[Begun]:
 
 def other_machine(record: dict) -> str:
     """Why a record's digits cannot be expected on this machine, or nothing."""
-    hardware, versions, gpu = record["hardware"], record["versions"], None
-    if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_name()
+    hardware, torch_then = record["hardware"], record["versions"].get("torch")
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     if record["args"].get("device", "cpu") != "cpu" and hardware.get("gpu") != gpu:
-        return f"it ran on {hardware.get('gpu') or 'a GPU'}"
+        return f"it ran on {hardware.get('gpu')}"
     if hardware.get("cpu") != cpu_name():
         return f"it ran on {hardware.get('cpu')}"
-    if versions.get("torch") != torch.__version__:
-        return f"it ran with torch {versions.get('torch')}"
-    if hardware.get("threads", 0) not in range(1, (os.cpu_count() or 1) + 1):
-        return f"it had {hardware.get('threads')} threads"
-    return ""
+    if torch_then != torch.__version__:
+        return f"it ran with torch {torch_then}"
+    return f"it had {hardware['threads']} threads" if hardware["threads"] > (os.cpu_count() or 1) else ""
 
 
 def not_comparable(record: dict, place: Place) -> str:
@@ -121,13 +112,11 @@ def command_again(begun: Begun, folder: str) -> list[str]:
     for f in dataclasses.fields(module.Args):
         if not f.metadata["numbers"] or f.name not in record["args"]:
             continue
-        value = record["args"][f.name]
-        if value is False:
-            words.append(f"--no-{flag_of(f.name)[2:]}")
-        elif value is True:
-            words.append(flag_of(f.name))
+        value, flag = record["args"][f.name], flag_of(f.name)
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
         else:
-            words += [flag_of(f.name), str(value)]
+            words += [flag, str(value)]
     return words
 
 
@@ -151,17 +140,13 @@ def begin_again(begun: Begun, place: Place, processes: Processes) -> tuple[str, 
 def first_difference(record: dict, entries: list[dict]) -> str:
     """Where the rounds of now first differ from the recorded curves and mean logs; nothing if nowhere."""
     rounds = record["curve"]["round"]
-    recorded = {}  # {(round, name): value}
-    for name, values in [*record["curve"].items(), *record.get("logs", {}).items()]:
-        of_each = rounds if len(values) == len(rounds) else range(1, len(values) + 1)
-        for t, value in zip(of_each, values):
-            if value is not None and name != "round":
-                recorded[t, name] = value
     for entry in entries:
         now = {name: round(value, 5) for name, value in numbers_of(entry).items()}
-        for (t, name), value in recorded.items():
-            if t == entry["round"] and now.get(name) != value:
-                return f"round {t}, {name}: recorded {value}, now {now.get(name)}"
+        for name, values in (record["curve"] | record.get("logs", {})).items():
+            of_each = rounds if len(values) == len(rounds) else range(1, len(values) + 1)
+            value = dict(zip(of_each, values)).get(entry["round"])
+            if name != "round" and value is not None and now.get(name) != value:
+                return f"round {entry['round']}, {name}: recorded {value}, now {now.get(name)}"
     return ""
 
 
@@ -171,15 +156,15 @@ def first_difference(record: dict, entries: list[dict]) -> str:
 def check(records: Records, place: Place, jobs: int, minutes: float) -> int:
     """Begin one run of each recorded setting again, and write what came out; returns the exit code.
     Settings that were compared by this commit are not compared again; with `minutes` only a sample is."""
-    path, commit = records.path.with_name("checked.json"), commit_now()
-    settings = []
+    path, commit, settings = records.path.with_name("checked.json"), commit_now(), []
     for begun in representatives(records.every):
         found = records.check_of(begun.record)
-        if minutes or found.get("outcome") not in COMPARED or found.get("commit") != commit:
+        done = found.get("outcome") in COMPARED and found.get("commit") == commit
+        left_out = not_comparable(begun.record, place) if minutes else done
+        if not left_out:
             settings.append(begun)
     if minutes:
-        comparable = [begun for begun in settings if not not_comparable(begun.record, place)]
-        settings = sampled(comparable, 60 * minutes * jobs)
+        settings = sampled(settings, 60 * minutes * jobs)
     counts, processes = Counter(), Processes()
     with tqdm(total=len(settings), unit="run", desc="settings", disable=not settings) as bar:
 
@@ -211,12 +196,11 @@ def commit_now() -> str:
 def note(path: Path, begun: Begun, commit: str, outcome: str, why: str) -> None:
     """Put what came out into checked.json. What cannot be compared here leaves an earlier comparison."""
     with locked(path.with_name(f".{path.name}.lock")):
-        checked = read_checked(path)
-        earlier = checked.get(begun.record["setting"], {})
-        if outcome not in COMPARED and earlier.get("outcome") in COMPARED:
-            return
-        checked[begun.record["setting"]] = {"outcome": outcome, "method": begun.record["method"],
-                                  "record": begun.record["id"], "commit": commit,
-                                  "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                                  "rounds": begun.rounds, "difference": why}
-        write_json(path, dict(sorted(checked.items())))
+        checked, record = read_checked(path), begun.record
+        earlier = checked.get(record["setting"], {})
+        if outcome in COMPARED or earlier.get("outcome") not in COMPARED:
+            checked[record["setting"]] = {
+                "outcome": outcome, "method": record["method"], "record": record["id"], "commit": commit,
+                "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "rounds": begun.rounds, "difference": why}
+            write_json(path, dict(sorted(checked.items())))

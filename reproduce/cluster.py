@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 import os
 import sys
 from collections import Counter
@@ -31,12 +29,12 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict, cluster: str
     """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
     `run_all`. `cluster` is "local" for a test on this machine."""
     counts, submitted, groups = Counter(), [], by_training(runs)
-    if importlib.util.find_spec("submitit") is None:
-        raise Stop("--executor slurm needs submitit: pip install submitit", 2)
-    import submitit
     try:
+        import submitit
         executor = submitit.AutoExecutor(folder=str(ROOT / "runs" / "slurm"), cluster=cluster)
         executor.update_parameters(**parameters)
+    except ImportError:
+        raise Stop("--executor slurm needs submitit: pip install submitit", 2)
     except (RuntimeError, NameError, TypeError) as e:
         raise Stop(f"--executor slurm: {e}", 2)
     with handled(interrupt), tqdm(total=len(runs), unit="run", desc="jobs", disable=not runs) as bar:
@@ -67,5 +65,6 @@ class Job:
         """submitit calls it when the job's time is over: it is queued again, and its run goes on from its
         last checkpoint."""
         import submitit
-        group = [dataclasses.replace(run, replace=False) for run in group]
+        for run in group:
+            run.replace = False
         return submitit.helpers.DelayedSubmission(Job(), group, place)

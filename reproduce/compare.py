@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.errors import Stop, ending
+from plumbing.errors import Stop
 from plumbing.results import no_formula
 from plumbing.settings import Parser
+from reproduce.commands import one_line_on_stop
 from reproduce.drawing import draw_line, figure_format, new_figure, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 
@@ -35,7 +35,7 @@ class OneRun:
     folder: Path
     key: dict  # the arguments that decide its numbers
     rounds: list[dict[str, float]]  # of each its numbers by name
-    clients: set[str]  # whose accuracies it has
+    logged: set[str]  # what its clients log; other numbers are accuracies
 
 
 @dataclass
@@ -43,9 +43,8 @@ class Group:
     """Runs of the same arguments with different seeds: one curve."""
 
     label: str  # with the number of seeds, and how far they are if not to the end
-    runs: list[OneRun]
-    done: int  # rounds that all of them have
-    curve: dict[int, list[float]]  # of each of these the values
+    dataset: str
+    curve: dict[int, list[float]]  # the values of all at each round that all of them have
     best: list[float]  # of each run the value after its best validation round, if that is there
     last: list[float]
 
@@ -64,18 +63,15 @@ def runs_in(folders: list[str]) -> list[OneRun]:
 
 def read(folder: Path) -> OneRun:
     """A run from its folder."""
+    rounds, logged = [], set()
     try:
         key = json.loads((folder / "settings.json").read_text())["identity"]
-        rounds, clients = [], set()
-        for t, line in enumerate((folder / "metrics.jsonl").read_text().splitlines(), 1):
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
             entry = json.loads(line)
-            accuracies = entry.get("test", {}).get("clients", {})
-            clients |= accuracies.keys()
-            rounds.append(numbers_of(entry) | accuracies)
-            if entry["round"] != t:
-                raise ValueError
-        if rounds and key["method"] and key["rounds"]:
-            return OneRun(folder, key, rounds, clients)
+            rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
+            logged = logged.union(*entry["clients"].values())
+        if rounds and key["method"]:
+            return OneRun(folder, key, rounds, logged)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise Stop(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for each "
@@ -87,8 +83,7 @@ def grouped(runs: list[OneRun], metric: str) -> list[Group]:
     by_arguments = {}
     for run in runs:
         text = json.dumps(run.key | {"seed": None}, sort_keys=True)
-        members = by_arguments.setdefault(text, {})
-        other = members.setdefault(run.key.get("seed"), run)
+        other = by_arguments.setdefault(text, {}).setdefault(run.key["seed"], run)
         if other is not run:
             raise Stop(f"{other.folder} and {run.folder} are the same run: give one of them", 2)
     every = [list(members.values()) for members in by_arguments.values()]
@@ -98,43 +93,37 @@ def grouped(runs: list[OneRun], metric: str) -> list[Group]:
 
 def group_of(label: str, members: list[OneRun], metric: str) -> Group:
     """The curve of some runs over the rounds that all of them have done. Stop if one has no such metric."""
-    done, wanted = min(len(run.rounds) for run in members), members[0].key["rounds"]
+    done, key = min(len(run.rounds) for run in members), members[0].key
     curves, best = [], []
     for run in members:
-        curve = {t: at[metric] for t, at in enumerate(run.rounds[:done], 1) if metric in at}
+        curves.append({t: at[metric] for t, at in enumerate(run.rounds[:done], 1) if metric in at})
         validated = {t: at["val"] for t, at in enumerate(run.rounds[:done], 1) if "val" in at}
-        if not curve:
-            names = dict.fromkeys(name for at in run.rounds for name in at)
-            raise Stop(f"{run.folder} has no {metric!r}; it has {', '.join(names)}", 2)
-        curves.append(curve)
-        best.append(curve.get(max(validated, key=validated.get, default=0)))
-    shared = [t for t in curves[0] if all(t in curve for curve in curves)]
+        best.append(curves[-1].get(max(validated, key=validated.get, default=0)))
+        if not curves[-1]:
+            names = ", ".join(dict.fromkeys(name for at in run.rounds for name in at))
+            raise Stop(f"{run.folder} has no {metric!r}; it has {names}", 2)
     if len(members) > 1:
         label += f", {len(members)} seeds"
-    if done < wanted:
-        label += f", {done} of {wanted} rounds"
-    return Group(label, members, done, {t: [curve[t] for curve in curves] for t in shared},
+    if done < key["rounds"]:
+        label += f", {done} of {key['rounds']} rounds"
+    shared = [t for t in curves[0] if all(t in curve for curve in curves)]
+    return Group(label, key["dataset"], {t: [curve[t] for curve in curves] for t in shared},
                  [] if None in best else best, [curve[max(curve)] for curve in curves])
 
 
 def shown(values: list[float], factor: float) -> str:
     """The mean, and from two values on the sample deviation."""
-    if not values:
-        return "-"
     digits = 2 if factor == 100 else 4
-    text = f"{factor * statistics.mean(values):.{digits}f}"
+    parts = [statistics.mean(values)] if values else []
     if len(values) > 1:
-        text += f" +- {factor * statistics.stdev(values):.{digits}f}"
-    return text
+        parts.append(statistics.stdev(values))
+    return " +- ".join(f"{factor * part:.{digits}f}" for part in parts) or "-"
 
 
 def table(groups: list[Group], metric: str, factor: float) -> str:
     """A row for each curve."""
-    rows = []
-    for group in groups:
-        rows.append([group.label, shown(group.best, factor), shown(group.last, factor)])
-    unit = " (%)" if factor == 100 else ""
-    heads = [f"{metric}{unit}", "best validation round", "last round"]
+    rows = [[group.label, shown(group.best, factor), shown(group.last, factor)] for group in groups]
+    heads = [f"{metric} (%)" if factor == 100 else metric, "best validation round", "last round"]
     return tabulate(rows, heads, tablefmt="plain", disable_numparse=True)
 
 
@@ -148,33 +137,25 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     of_other = f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
     panel.grid(color="0.9", linewidth=0.6)
     panel.set(xlabel="round", ylabel=no_formula(ACCURACIES.get(metric, of_other)))
-    datasets = {group.runs[0].key["dataset"] for group in groups}
-    panel.set_title(no_formula(", ".join(sorted(datasets))), fontsize=10)
+    panel.set_title(no_formula(", ".join(sorted({group.dataset for group in groups}))), fontsize=10)
     figure.legend(fontsize=8, loc="outside lower center", frameon=False)
     write_figure(path, figure)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line. Bad usage or a folder that is no run ends it with one line and exit code 2."""
     flags = parsed(argv)
-    try:
+    with one_line_on_stop("compare", "the runs are as they were"):
         if flags.out:
             figure_format(flags.out)
         runs = runs_in(flags.folders)
         with_target = all("target" in run.rounds[-1] for run in runs)
         metric = flags.metric or ("target" if with_target else "ALL")
         groups = grouped(runs, metric)
-        is_accuracy = metric in ACCURACIES or all(metric in run.clients for run in runs)
-        factor = 100 if is_accuracy else 1
+        factor = 1 if any(metric in run.logged for run in runs) else 100
         print(table(groups, metric, factor))
         if flags.out:
             draw(groups, metric, factor, flags.out)
             print(f"curves in {flags.out}")
-        return
-    except (Stop, OSError, KeyboardInterrupt, MemoryError) as e:
-        message, code = ending(e, "the runs are as they were")
-    print(f"compare: {message}", file=sys.stderr)
-    sys.exit(code)
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:

@@ -22,14 +22,10 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     lines = math.ceil(len(shown) / columns)
     figure = new_figure(4.6 * columns, 3.6 * lines + 0.3)
     figure.suptitle(f"{table.title}\n{scale} scale, {seeds_in(shown)}", fontsize=10)
+    draw_panel = {"curves": draw_curves, "domains": draw_domains, "parameter": draw_parameter}[table.figure]
     for i, block in enumerate(shown, 1):
         panel = figure.add_subplot(lines, columns, i)
-        if table.figure == "curves":
-            draw_curves(panel, block, table.axis)
-        elif table.figure == "domains":
-            draw_domains(panel, block)
-        else:
-            draw_parameter(panel, block, table.axis)
+        draw_panel(panel, block, table.axis)
         panel.legend(fontsize=7)
         panel.set_title(block.block.title, fontsize=9)
     write_figure(path, figure)
@@ -39,8 +35,7 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
 def seeds_in(blocks: list[FilledBlock]) -> str:
     """1 seed, 3 seeds, 1 to 3 seeds: those behind the lines of a figure."""
     counts = {len(cell.records) for cell in cells_in(blocks) if cell.records}
-    least, most = min(counts), max(counts)
-    many = str(most) if least == most else f"{least} to {most}"
+    many = " to ".join(map(str, sorted({min(counts), max(counts)})))
     return "1 seed" if many == "1" else f"{many} seeds"
 
 
@@ -85,7 +80,7 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
     panel.set(xlabel=axis or block.block.title.rpartition(", ")[2], ylabel="accuracy (%), higher is better")
 
 
-def draw_domains(panel, block: FilledBlock) -> None:
+def draw_domains(panel, block: FilledBlock, _axis: str) -> None:
     """The mean accuracy on each client, a row of dots for each method; all clients have one scale."""
     column, names = block.block.columns[0], []
     for i, line in enumerate(block.rows):

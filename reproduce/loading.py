@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import common
 from common import Args, ClientData, Data, Dataset, Federation, Stop
 from plumbing.processes import prepare
+from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
+from reproduce.methods import builder_of
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +44,18 @@ class Trained:
 
 
 def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",
-             data: str = "data", archives: str = "", any_code: bool = False) -> nn.Module:
+             data: str = "data", archives: str = "", any_code: bool = False,
+             script: str | Path = "") -> nn.Module:
     """The network that a client is tested with, in eval mode, from the output folder of a run of any method,
     finished or not; what is known of it is in `net.run`, see `Trained`.
 
     `client` is its name or number; None is the left-out domain, or the first client where none is left out.
     `which` is best (validation round) or last; without labels it is the last, and the outputs are
     representations. Images are needed only for a network that adapts to those of the left-out domain; `data`
-    and `archives` are flags of a run. Stop if there is no run, or one by other code without `any_code`.
+    and `archives` are flags of a run. `script` is the file of a method that is not of this repository. Stop
+    if there is no run, or one by other code without `any_code`.
     """
-    fed, saved = rebuilt(folder, which, client, device, data, archives, any_code)
+    fed, saved = rebuilt(folder, which, client, device, data, archives, any_code, script=script)
     k = number_of(client, fed.names, fed.K)
     net = common.tested_model(fed, k, saved["round"]).eval()
     net.run = Trained(fed.settings, fed.names[k], saved["round"], fed.dataset.classes, fed.channels)
@@ -55,15 +63,15 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
 
 
 def rebuilt(folder, which: str, client: str | int | None, device: str, data: str, archives: str,
-            any_code: bool, images: bool = False) -> tuple[Federation, dict]:
+            any_code: bool, images: bool = False, script: str | Path = "") -> tuple[Federation, dict]:
     """Server and clients of a finished run, for what `load_run` says, and the state they have. Without
     `images` they have some only where the network of `client` needs them."""
     saved = read_run(folder, which)
-    module, settings = settings_from(saved, device, data, archives, any_code)
+    own = method_in(script, saved["identity"]["method"]) if script else None
+    module, settings = settings_from(saved, device, data, archives, any_code, own)
     settings.weights = "none"  # the state has all of them
     prepare(settings)
-    build = getattr(module, "build", common.backbone)
-    told = saved["data"]
+    build, told = builder_of(module), saved["data"]
     try:
         names = told["clients"] + told["targets"]
         k = number_of(client, names, len(told["clients"]))
@@ -83,6 +91,21 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
     return fed, saved
 
 
+def method_in(script: str | Path, name: str) -> SimpleNamespace:
+    """The method in a file of one's own. What that lacks is of the file of the class that its Client extends.
+    Stop if it is not the method `name`."""
+    path = Path(script).resolve()
+    if not path.is_file() or method_name(path) != name:
+        raise Stop(f"script is {script}; expected the file {name}.py, whose run this is", 2)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = {}
+    for ancestor in reversed(module.Client.__mro__):
+        found |= vars(sys.modules[ancestor.__module__])
+    return SimpleNamespace(**found)
+
+
 def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],
                    channels: int) -> Federation:
     """Server and clients without any image, for what needs none."""
@@ -91,8 +114,8 @@ def without_images(module, settings: Args, build, clients: list[str], targets: l
     part = Data(images, none, none, settings.device, settings.normalize)
     sources = [ClientData(name, part, part, part) for name in clients]
     unseen = [ClientData(name, part, part, part, unseen=True) for name in targets]
-    dataset = Dataset([], tuple(classes))
-    return common.assembled(module.Server, module.Client, settings, build, dataset, sources, unseen, shape)
+    return common.assembled(module.Server, module.Client, settings, build, Dataset([], tuple(classes)),
+                            sources, unseen, shape)
 
 
 def number_of(client: str | int | None, names: list[str], K: int) -> int:

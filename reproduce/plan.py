@@ -19,24 +19,22 @@ from reproduce.records import Place, Records, Run, by_training
 
 import torch
 from tabulate import tabulate
+from tqdm import tqdm
 
 LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
-UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
 def planned(missing: list[Missing], records: Records, place: Place) -> list[Missing]:
     """The missing runs, the cheapest first, with their seconds and why some cannot start. Of those that one
     training serves, one that needs the whole curve comes first: it trains, the others test."""
-    by_key, groups = {entry.run.key: entry for entry in missing}, []
+    by_key, plan = {entry.run.key: entry for entry in missing}, []
     for group in by_training([entry.run for entry in missing]):
         group.sort(key=lambda run: not run.curve)
         seconds = seconds_of(group[0], records)
-        groups.append((math.inf if seconds is None else seconds, group))
         for run in group:
-            entry = by_key[run.key]
-            entry.seconds, entry.why = seconds, unavailable(arguments(run.module, run.flags), place)
-    groups.sort(key=lambda pair: pair[0])
-    return [by_key[run.key] for _, group in groups for run in group]
+            plan.append(by_key[run.key])
+            plan[-1].seconds, plan[-1].why = seconds, unavailable(arguments(run.module, run.flags), place)
+    return sorted(plan, key=lambda entry: math.inf if entry.seconds is None else entry.seconds)
 
 
 def seconds_of(run: Run, records: Records) -> float | None:
@@ -109,11 +107,9 @@ def plan_text(plan: list[Missing], commands: bool) -> str:
     """A line for each table: its missing runs, their time, those that cannot start; on request each run."""
     if not plan:
         return "Nothing is missing."
-    by_table = {}
-    for entry in plan:
-        for table in entry.tables:
-            by_table.setdefault(table, []).append(entry)
-    rows = [line_of(table, entries) for table, entries in sorted(by_table.items())]
+    rows = []
+    for table in sorted(set().union(*(entry.tables for entry in plan))):
+        rows.append(line_of(table, [entry for entry in plan if table in entry.tables]))
     rows.append(line_of("all, each run once", plan))
     lines = [tabulate(rows, ["table", "runs missing", "time, one after the other", "cannot start here"],
                       disable_numparse=True)]
@@ -135,10 +131,5 @@ def line_of(name: str, entries: list[Missing]) -> list:
 
 
 def clock(seconds: float | None) -> str:
-    """12 s, 7 min, 3.4 h, 5.0 days."""
-    if seconds is None:
-        return "?"
-    for length, unit in UNITS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    """Hours, minutes and seconds: 3:25:09."""
+    return "?" if seconds is None else tqdm.format_interval(seconds)

@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import common
 from plumbing.decoding import to_gray, to_rgb
-from plumbing.errors import Stop, ending
+from plumbing.errors import Stop
 from plumbing.files import write_whole
 from plumbing.listings import is_image
 from plumbing.settings import Parser
+from reproduce.commands import add_run_flags, one_line_on_stop
 from reproduce.loading import Trained, load_run
 
 import numpy as np
@@ -43,21 +42,16 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
                    "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
     rows, problems = [], []
     size = max(run.args.batch_size, 100)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases Python's lock
-        for start in range(0, len(files), size):
-            images = {}
-            for file in files[start:start + size]:
-                images[file] = pool.submit(read_image, file, run)
-            pixels = {}
-            for file, reading in images.items():
-                try:
-                    pixels[file] = reading.result()
-                except Exception as e:  # whatever the system or the decoder makes of a file
-                    problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
-            if pixels:
-                p, labels = probabilities(net, torch.stack(list(pixels.values()))).max(1)
-                names = [run.classes[c] for c in labels.tolist()]
-                rows += zip(pixels, names, p.tolist())
+    for start in range(0, len(files), size):
+        pixels = {}
+        for file in files[start:start + size]:
+            try:
+                pixels[file] = read_image(file, run)
+            except Exception as e:  # whatever the system or the decoder makes of a file
+                problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
+        if pixels:
+            p, labels = probabilities(net, torch.stack(list(pixels.values()))).max(1)
+            rows += zip(pixels, [run.classes[c] for c in labels.tolist()], p.tolist())
     return rows, problems
 
 
@@ -93,7 +87,6 @@ def files_of(paths: list[str]) -> list[Path]:
             raise Stop(f"{path}: no such file or folder; expected images, or folders with images", 2)
         if not path.is_dir():
             files.append(path)
-            continue
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if not hidden and not file.is_dir():
@@ -109,20 +102,17 @@ def files_of(paths: list[str]) -> list[Path]:
 def write_csv(path: Path, rows: list[Row]) -> None:
     """A line for each image."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "class", "probability"])
-    writer.writerows(rows)
-    content = text.getvalue().encode("utf-8", "surrogateescape")
-    write_whole(path, lambda file: file.write(content))
+    csv.writer(text, lineterminator="\n").writerows([("file", "class", "probability"), *rows])
+    write_whole(path, lambda file: file.write(text.getvalue().encode("utf-8", "surrogateescape")))
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage, 1 if a file cannot be read."""
-    try:
-        flags = parsed(argv)
+    flags = parsed(argv)
+    with one_line_on_stop("predict", "the run is as it was"):
         files = files_of(flags.images)
         net = load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
-                              archives=flags.archives, any_code=flags.any_code)
+                       archives=flags.archives, any_code=flags.any_code, script=flags.script)
         rows, problems = predict(net, files)
         run = net.run
         print(f"predict: {len(rows)} of {len(files)} images, by the network of client {run.client} after "
@@ -136,11 +126,6 @@ def main(argv: list[str] | None = None) -> None:
             print(f"predict: {problem}", file=sys.stderr)
         if problems:
             sys.exit(1)
-        return
-    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
-        message, code = ending(e, "the run is as it was")
-    print(f"predict: {message}", file=sys.stderr)
-    sys.exit(code)
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -149,14 +134,10 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("images", nargs="+", help="files of images, or folders with images")
     parser.add_argument("--client", help="client whose network it is, by name or number; otherwise that of "
                                          "the left-out domain, or of the first client if none is left out")
-    parser.add_argument("--which", default="best", choices=("best", "last"),
-                        help="state of the run: best (validation round) or last [best]")
     parser.add_argument("--csv", default="", help="file for the table, as CSV; otherwise it is printed")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... or auto [cpu]")
-    parser.add_argument("--data", default="data", help="folder of the datasets and of the decoded cache, for "
-                                                       "networks that adapt to a domain's images [data]")
-    parser.add_argument("--archives", default="", help="folder with archives downloaded before")
-    parser.add_argument("--any-code", action="store_true", help="also a network that other code has trained")
+    parser.add_argument("--script", default="", help="file of the run's method, if that is one of your own")
+    add_run_flags(parser)
     return parser.parse_args(argv)
 
 

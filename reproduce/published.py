@@ -15,20 +15,15 @@ HEAD = "paper,table,dataset,setting,method,column,metric,mean,std,kind".split(",
 
 @dataclass
 class Line:
-    """A published number: where it stands, and [mean, deviation], [mean] or, where it is lost, []."""
+    """A published number, and where it stands."""
 
-    dataset: str  # empty: the paper names none
-    setting: str
-    method: str
-    column: str
-    printed: list[str]
-    quoted: bool
+    of: dict[str, str]  # by HEAD; a dataset that is empty: the paper names none
+    printed: list[str]  # [mean, deviation], [mean] or, where it is lost, []
     taken: bool = False  # whether a cell has it
 
-    def is_of(self, dataset: str, setting: str, method: str, column: str) -> bool:
-        """Whether it is the number of a cell; without a setting whatever the line's is."""
-        place = self.dataset in (dataset, "") and (not setting or self.setting == setting)
-        return place and self.method == method and self.column == column
+    @property
+    def quoted(self) -> bool:
+        return self.of["kind"] == "quoted"
 
 
 class Published:
@@ -37,32 +32,31 @@ class Published:
     def __init__(self, path: Path):
         self.name = f"{path.parent.name}/{path.name}"
         self.lines: list[Line] = []
-        if not path.exists():
-            return
-        with open(path, newline="") as file:
-            for row in csv.DictReader(file):
-                if list(row) != HEAD or row["kind"] not in ("measured", "quoted"):
-                    raise ValueError(f"{self.name}, line {len(self.lines) + 2}: expected {','.join(HEAD)}")
-                printed = [row[name] for name in ("mean", "std") if row[name]]
-                for number in printed:
-                    float(number)
-                self.lines.append(Line(row["dataset"], row["setting"], row["method"], row["column"], printed,
-                                       row["kind"] == "quoted"))
+        for row in csv.DictReader(path.read_text().splitlines()) if path.exists() else []:
+            if list(row) != HEAD or row["kind"] not in ("measured", "quoted"):
+                raise ValueError(f"{self.name}, line {len(self.lines) + 2}: expected {','.join(HEAD)}")
+            printed = [row[name] for name in ("mean", "std") if row[name]]
+            list(map(float, printed))  # an error if one is no number
+            self.lines.append(Line(row, printed))
 
     def take(self, dataset: str, setting: str, method: str, column: str) -> Line | None:
-        """The line of a cell, None if there is none. ValueError unless it is this cell's alone."""
-        found = [line for line in self.lines if line.is_of(dataset, setting, method, column)]
-        if not found:
-            return None
-        if len(found) > 1 or found[0].taken:
+        """The line of a cell, without a setting whatever the line's is; None if there is none. ValueError
+        unless it is this cell's alone."""
+        found = []
+        for line in self.lines:
+            place = line.of["dataset"] in (dataset, "") and setting in ("", line.of["setting"])
+            if place and (line.of["method"], line.of["column"]) == (method, column):
+                found.append(line)
+        if len(found) > 1 or any(line.taken for line in found):
             raise ValueError(f"{self.name} has not one number for {dataset}, {method}, {column} alone: "
                              "published_setting says which")
-        found[0].taken = True
-        return found[0]
+        for line in found:
+            line.taken = True
+            return line
 
     def check_all_taken(self) -> None:
         """ValueError if a number has no cell."""
         for line in self.lines:
             if not line.taken:
-                raise ValueError(f"{self.name}: no row has the number of {line.dataset}, {line.method}, "
-                                 f"{line.column}")
+                raise ValueError(f"{self.name}: no row has the number of {line.of['dataset']}, "
+                                 f"{line.of['method']}, {line.of['column']}")

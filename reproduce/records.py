@@ -21,8 +21,8 @@ from plumbing.runfolder import folder_of
 from plumbing.settings import Args
 from reproduce.methods import ROOT, arguments, method, short_name
 
-SCHEMA = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
-          "seconds": dict, "bytes": dict, "finished": str, "versions": dict, "hardware": dict}
+FIELDS = {"id", "method", "args", "command", "best", "last", "curve", "seconds", "finished", "commit",
+          "versions", "hardware"}
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
 # {method: {a field that its file no longer has: the value that the file still has}}.
 REMOVED: dict[str, dict] = {
@@ -30,8 +30,15 @@ REMOVED: dict[str, dict] = {
              "fc_identity": True},
     "fedsr": {"norm": "squared", "kl_scale": False},
     "fedadg": {"variant": "paper", "warmup": 0, "d_loss": "lsgan", "g_loss": "opposite", "order": "paper",
-               "onehot_value": 1.0, "keep_momentum_d": False},
+               "onehot_value": 1.0},
     "fedgala": {"variant": "paper", "ga_unit": "model", "ga_vectors": "updates", "predictor": "local"},
+}
+# {method: {a field that its file got later: what its runs did before}}.
+ADDED: dict[str, dict] = {
+    "fedadg": {"keep_momentum_d": False},
+    "feddyn": {"evaluated": "theta"},
+    "fedfa": {"statistics": "average"},
+    "feddg_ga": {"step": "whole"},
 }
 
 
@@ -46,13 +53,10 @@ class Place:
     @property
     def flags(self) -> list[str]:
         """The folders of the data as flags of a run."""
-        given = ["--data", self.data]
-        if self.archives:
-            given += ["--archives", self.archives]
-        return given
+        return ["--data", self.data, *(["--archives", self.archives] if self.archives else [])]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """A command and the arguments that it stands for."""
 
@@ -93,24 +97,19 @@ def by_training(runs: list[Run]) -> list[list[Run]]:
 
 def folder_of_run(run: Run) -> Path:
     """The output folder of a run."""
-    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
-    return ROOT / folder_of(args)
+    return ROOT / folder_of(dataclasses.replace(arguments(run.module, run.flags), seed=run.seed))
 
 
 def known_arguments(cls: type[Args], args: dict) -> Args:
     """Recorded arguments as `cls` has them now. Missing fields get defaults; unknown fields are ignored."""
-    known = {}
-    for f in dataclasses.fields(cls):
-        if f.metadata["numbers"] and f.name in args:
-            known[f.name] = args[f.name]
-    return cls(**known)
+    known = [f.name for f in dataclasses.fields(cls) if f.metadata["numbers"] and f.name in args]
+    return cls(**{name: args[name] for name in known})
 
 
 def work_of(name: str, cls: type[Args], args: dict, at_test: bool = True) -> str:
     """What a run computes: the method and all arguments that decide numbers, except the device and the
     precision; without `at_test` except those too that act on a trained run's target alone."""
-    settled = known_arguments(cls, args)
-    values = {}
+    settled, values = known_arguments(cls, args), {}
     for f in dataclasses.fields(cls):
         left_out = f.name in ("device", "precision") or (f.metadata["at_test"] and not at_test)
         if f.metadata["numbers"] and not left_out:
@@ -121,11 +120,9 @@ def work_of(name: str, cls: type[Args], args: dict, at_test: bool = True) -> str
 def moved(record: dict) -> dict:
     """A record whose method's file has lost fields since. At the value that the file still has they are
     dropped; at another one the record is of official/."""
-    removed = REMOVED.get(record["method"], {})
-    args = record["args"]
+    removed, args = REMOVED.get(record["method"], {}), record["args"]
     if all(args.get(name, value) == value for name, value in removed.items()):
-        kept = {name: value for name, value in args.items() if name not in removed}
-        return record | {"args": kept}
+        return record | {"args": {name: value for name, value in args.items() if name not in removed}}
     name = f"official.{record['method']}"
     return record | {"method": name, "args": removed | args | {"method": name}}
 
@@ -147,7 +144,7 @@ class Records:
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
         self.damaged: list[str] = []
         content = path.read_bytes() if path.exists() else b""
-        for number, line in enumerate(content.split(b"\n"), 1):
+        for number, line in enumerate(content.splitlines(), 1):
             try:
                 if line.strip():
                     self.add(line)
@@ -158,34 +155,31 @@ class Records:
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
         record = json.loads(line, parse_constant=refuse_number)
-        for field, kind in SCHEMA.items():
-            if not isinstance(record.get(field), kind):
-                raise ValueError(f"{field} is missing or of another type")
+        if FIELDS - record.keys():
+            raise ValueError(f"{', '.join(FIELDS - record.keys())}: missing")
         record = moved(record) | {"setting": setting_of(record)}
         name, args = record["method"], record["args"]
-        work, precision = work_of(name, method(name).Args, args), args.get("precision", "unknown")
+        work = work_of(name, method(name).Args, args)
+        key = f"{work} {args['precision']}"
         self.seeds.setdefault((name, args["dataset"], args["scale"]), set()).add(args["seed"])
-        key = f"{work} {precision}"
         if key not in self.by_key or self.by_key[key]["finished"] <= record["finished"]:
-            self.by_key[key] = record
-            self.by_work.setdefault(work, {})[precision] = record
+            self.by_key[key] = self.by_work.setdefault(work, {})[args["precision"]] = record
         self.every.append(record)
 
     def get(self, run: Run) -> dict | None:
         """The newest record of a run, with its whole curve if that is needed; none that the code of now does
         not give."""
         record = self.by_key.get(run.key)
-        if record is None or (run.curve and has_gaps(record)) or self.differs(record):
-            return None
-        return record
+        if record and not self.differs(record) and not (run.curve and has_gaps(record)):
+            return record
 
     def by_precision(self, run: Run) -> dict[str, dict]:
         """{precision: record} of what a run computes: all, or that of its --precision."""
-        found = self.by_work.get(run.work, {})
-        if run.curve:
-            found = {name: record for name, record in found.items() if not has_gaps(record)}
-        if "--precision" in run.flags:
-            return {name: record for name, record in found.items() if name == run.precision}
+        found = {}
+        for precision, record in self.by_work.get(run.work, {}).items():
+            of_run = "--precision" not in run.flags or precision == run.precision
+            if of_run and not (run.curve and has_gaps(record)):
+                found[precision] = record
         return found
 
     def check_of(self, record: dict) -> dict:
@@ -210,26 +204,18 @@ def command_of(record: dict) -> str:
     """The command that gives a record's bytes: with its precision and its threads, without the file of its
     records."""
     words = re.sub(r" --record[ =]\S+", "", record["command"])
-    args, hardware = record["args"], record["hardware"]
-    if "--precision" not in words and "precision" in args:
-        words += f" --precision {args['precision']}"
-    if "--threads" not in words and "threads" in hardware:
-        words += f" --threads {hardware['threads']}"
+    for flag, part in (("precision", "args"), ("threads", "hardware")):
+        if f"--{flag}" not in words and flag in record[part]:
+            words += f" --{flag} {record[part][flag]}"
     return words
 
 
 def read_checked(path: Path) -> dict[str, dict]:
     """{setting: what --check has found}; nothing if there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError, RecursionError) as e:
-        raise Stop(f"{path} is damaged ({e}): delete it, --check makes it again", 2)
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def has_gaps(record: dict) -> bool:
     """Whether the curve of a record lacks rounds, as with --test-rounds best."""
-    args, curve = record["args"], record["curve"]
-    evaluated = math.ceil(args["rounds"] / args.get("eval_every", 1))
+    curve, evaluated = record["curve"], math.ceil(record["args"]["rounds"] / record["args"]["eval_every"])
     return 0 < len(curve.get("round", [])) < evaluated or None in curve.get("ALL", [])

@@ -8,6 +8,7 @@ import io
 import json
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from plumbing.errors import Stop
@@ -16,14 +17,12 @@ from plumbing.settings import SCALES
 from reproduce import figures, scoreboard
 from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.records import Records, command_of
-from reproduce.scoreboard import outcome, sentence, strip_of
+from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.statistics import paired
 from reproduce.tables import PAPERS, Row, Table
 
 from tabulate import tabulate
 
-# Each paper's own method.
-OWN = {"fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR", "fdse": "FDSE"}
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
@@ -49,50 +48,41 @@ PICTURE = "A bar for each table: no difference found, unclear, differs, not test
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
     """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md and the scoreboard
     into `out`; returns the text for the terminal."""
-    shown, of_scales, strips = [], {}, []
+    shown, of_scales, board = [], {}, []
+    at = {scale: [filled(table, records, scale) for table in tables] for scale in SCALES}
     for scale in SCALES:
         pages, pictures, empty = of_scales[scale] = [], [], []  # of README.md
-        for table in tables:
-            blocks = filled(table, records, scale)
-            name = table.file_name(scale)
-            measured = any(block.measured for block in blocks)
+        for table, blocks, smaller in zip(tables, at[scale], at["laptop"]):
+            name, head = table.file_name(scale), title(table, scale)
             if table.figure:
                 path = out / "figures" / f"{name}.png"
                 if figures.draw(table, blocks, path, scale):
-                    image = f"![{table.title}](figures/{path.name})"
-                    pictures += [f"### {title(table, scale)}", image, *table.notes]
-                    shown.append(f"{title(table, scale)}: {path}")
+                    pictures += [f"### {head}", f"![{table.title}](figures/{path.name})", *table.notes]
+                    shown.append(f"{head}: {path}")
                 continue
-            write_page(out / "tables", table, blocks, scale, scale == "paper" or measured)
-            page = "\n\n".join([f"# {title(table, scale)}", *contents(table, blocks, scale)])
-            if measured:
-                pages.append(page.replace("\n## ", "\n#### ").replace("# ", "### ", 1).strip())
+            parts = contents(table, blocks, scale)
+            if scale == "paper":
+                board.append((table, counts_of(blocks, smaller)))
+            if any(block.measured for block in blocks):
+                pages += [f"### {head}", "\n\n".join(parts).replace("## ", "#### ")]
             elif scale == "paper":
                 empty.append(f"[{name}](tables/{name}.md)")
-            if scale == "paper" or measured:
-                shown.append(page)
-            if scale == "paper":
-                strips.append(strip_of(table, blocks, filled(table, records, "laptop")))
-    state = sentence(strips)
+            else:  # what records that are no longer there have left
+                for ending in ("md", "csv"):
+                    (out / "tables" / f"{name}.{ending}").unlink(missing_ok=True)
+                continue
+            shown += [f"# {head}", *parts]
+            write_text(out / "tables" / f"{name}.md", as_markdown(table, parts, scale))
+            write_text(out / "tables" / f"{name}.csv", as_csv(table, blocks, scale))
+    state = sentence(board)
     if whole:
-        scoreboard.draw(strips, out / "scoreboard.png")
-        write_text(out / "scoreboard.md", scoreboard.as_markdown(strips))
+        scoreboard.draw(board, out / "scoreboard.png")
+        write_text(out / "scoreboard.md", scoreboard.as_markdown(board))
         write_text(out / "README.md", overview(of_scales, state, len(records.every)))
         readme = out.parent / "README.md"
         if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
-            update_readme(readme, state, read_agreement(out / "agreement.toml"))
+            update_readme(readme, state, tomllib.loads((out / "agreement.toml").read_text()))
     return "\n\n".join([*shown, state])
-
-
-def write_page(folder: Path, table: Table, blocks: list[FilledBlock], scale: str, wanted: bool) -> None:
-    """A table's page and csv; those of records that are no longer there go."""
-    name = table.file_name(scale)
-    for ending, write in (("md", as_markdown), ("csv", as_csv)):
-        path = folder / f"{name}.{ending}"
-        if wanted:
-            write_text(path, write(table, blocks, scale))
-        else:
-            path.unlink(missing_ok=True)
 
 
 def refuse_other_readme(out: Path) -> None:
@@ -122,24 +112,11 @@ def overview(of_scales: dict[str, tuple], state: str, count_of_runs: int) -> str
 def update_readme(readme: Path, state: str, agreement: dict[str, str]) -> None:
     """The state of the results, between the two marks of the repository's README: the sentence, the picture,
     and of each paper (results/agreement.toml) whether what was measured agrees with it."""
-    content = readme.read_text()
-    first, last = MARKS
-    if content.count(first) != 1 or content.count(last) != 1:
-        raise Stop(f"{readme} has lost a mark of its results: expected one {first} and one {last}")
+    content, (first, last) = readme.read_text(), MARKS
     picture = f"[![{PICTURE}](results/scoreboard.png)](results/scoreboard.md)"
     lines = bullets([f"{PAPERS[paper]}: {agreement[paper]}." for paper in PAPERS])
-    before = content.split(first)[0] + first
-    after = last + content.split(last)[1]
-    write_text(readme, "\n\n".join([before, state, picture, lines, after]))
-
-
-def read_agreement(path: Path) -> dict[str, str]:
-    """Of each paper the sentence that says whether what was measured agrees with it."""
-    try:
-        agreement = tomllib.loads(path.read_text())
-        return {paper: str(agreement[paper]) for paper in PAPERS}
-    except (OSError, ValueError, KeyError) as e:
-        raise Stop(f"{path} cannot be read ({e}); expected a line paper = \"sentence\" for each paper", 2)
+    before, after = content.split(first)[0], content.split(last)[1]
+    write_text(readme, "\n\n".join([before + first, state, picture, lines, last + after]))
 
 
 # One table
@@ -151,13 +128,13 @@ def title(table: Table, scale: str) -> str:
     return f"{table.title} - at {scale.upper()} scale, not comparable with the published numbers"
 
 
-def as_markdown(table: Table, blocks: list[FilledBlock], scale: str) -> str:
+def as_markdown(table: Table, parts: list[str], scale: str) -> str:
     """A page."""
-    head, name = [f"# {title(table, scale)}", LEGENDS[scale == "paper"]], table.file_name(scale)
+    name = table.file_name(scale)
     where_from = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
     if scale == "paper":
         where_from += " Where the published ones stand: [tables/published](../../tables/published)."
-    return "\n\n".join([*head, *contents(table, blocks, scale), where_from]) + "\n"
+    return "\n\n".join([f"# {title(table, scale)}", LEGENDS[scale == "paper"], *parts, where_from]) + "\n"
 
 
 def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
@@ -202,28 +179,27 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
 
 def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     """A line for each cell: what is published, ours with its seeds, the difference, and the runs."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_HEAD)
+    lines = [CSV_HEAD]
     for block in blocks:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
-                published = [*cell.printed, "", ""][:2] if scale == "paper" else ["", ""]
-                difference = fixed(cell.difference) if scale == "paper" else ""
-                precisions = [record["args"].get("precision", "unknown") for record in cell.behind]
-                commits = [(record.get("commit") or "unknown")[:12] for record in cell.behind]
-                writer.writerow([
-                    table.id, scale, block.block.title, line.row.method, column.name, *published,
+                printed, difference = ["", ""], ""
+                if scale == "paper":
+                    printed, difference = [*cell.printed, "", ""][:2], fixed(cell.difference)
+                lines.append([
+                    table.id, scale, block.block.title, line.row.method, column.name, *printed,
                     fixed(cell.mean), fixed(cell.deviation), " ".join(map(str, cell.values)),
                     " ".join(map(fixed, cell.values.values())), difference, cell.verdict,
-                    fixed(cell.corrected), each_once(precisions),
+                    fixed(cell.corrected), each_once(record["args"]["precision"] for record in cell.behind),
                     int(cell.differs_now) if cell.behind else "",
-                    each_once([record["id"] for record in cell.behind]), each_once(commits),
-                    line.row.module])
+                    each_once(record["id"] for record in cell.behind),
+                    each_once(record["commit"][:12] for record in cell.behind), line.row.module])
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(lines)
     return out.getvalue()
 
 
-def each_once(words: list[str]) -> str:
+def each_once(words: Iterable[str]) -> str:
     return " ".join(dict.fromkeys(words))
 
 
@@ -239,17 +215,14 @@ def bullets(lines: list[str]) -> str:
 def grid(block: FilledBlock, scale: str) -> str:
     """The rows and columns of a block; at a smaller scale without the published numbers and the rows of which
     nothing is measured."""
+    columns, text = block.block.columns, cell_text if scale == "paper" else ours
     lines = []
     for line in shown_rows(block, scale):
-        if scale == "paper":
-            lines.append([label(line.row), *map(cell_text, line.cells)])
-        else:
-            lines.append([label(line.row), *(ours(cell) or "-" for cell in line.cells)])
+        lines.append([label(line.row), *(text(cell) or "-" for cell in line.cells)])
     if scale != "paper":
-        accuracies = [chance(block.block, column) for column in block.block.columns]
+        accuracies = [chance(block.block, column) for column in columns]
         lines.append(["chance", *("-" if accuracy is None else number(accuracy) for accuracy in accuracies)])
-    head = ["", *(column.name for column in block.block.columns)]
-    return tabulate(lines, head, "github", disable_numparse=True)
+    return tabulate(lines, ["", *(column.name for column in columns)], "github", disable_numparse=True)
 
 
 def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
@@ -300,10 +273,8 @@ def first_command(block: FilledBlock, scale: str) -> str:
         if line.row.implemented:
             run = run_of(block.block, line.row, block.block.columns[0], scale, 0)
             record = line.cells[0].records.get(0)
-            if record:
-                return command_of(record)
-            if run:
-                return run.command
+            if record or run:
+                return command_of(record) if record else run.command
     return ""
 
 
@@ -314,8 +285,7 @@ def budgets(block: FilledBlock, scale: str) -> str:
         for column, cell in zip(block.block.columns, line.cells):
             run = run_of(block.block, line.row, column, scale, 0) if cell.values else None
             if run:
-                words = budget(json.loads(run.work)[1])
-                rows_of.setdefault(words, {})[line.row.method] = True
+                rows_of.setdefault(budget(json.loads(run.work)[1]), {})[line.row.method] = True
     parts = [f"{', '.join(names)}: {words}" for words, names in rows_of.items()]
     return f"Budget: {'; '.join(rows_of if len(rows_of) == 1 else parts)}."
 
@@ -333,24 +303,14 @@ def count(n: int, what: str) -> str:
 
 def comparisons(table: Table, block: FilledBlock) -> list[str]:
     """The paper's method against each other row, where both have runs of the same seeds and precision."""
-    own = own_row(table, block)
-    lines = []
-    for line in block.rows:
-        if own is None or line is own:
-            continue
+    name, lines = PAPERS[table.paper].split(" (")[0], []
+    rows = [line for line in block.rows if line.row.implemented]
+    own = next((line for line in rows if line.row.method.split(" (")[0] == name), None)
+    for line in rows if own else []:
         for column, mine, theirs in zip(block.block.columns, own.cells, line.cells):
             pair = paired(mine.values, theirs.values)
-            if pair and not mine.computed and mine.precision == theirs.precision:
+            if pair and line is not own and mine.precision == theirs.precision:
                 low, high = pair.interval
-                lines.append(f"{OWN[table.paper]} minus {line.row.method}, {column.name}: "
-                             f"{pair.difference:+.2f}, 95% interval {low:.2f} to {high:.2f} ({pair.seeds} "
-                             f"paired seeds)")
+                lines.append(f"{name} minus {line.row.method}, {column.name}: {pair.difference:+.2f}, "
+                             f"95% interval {low:.2f} to {high:.2f} ({pair.seeds} paired seeds)")
     return lines
-
-
-def own_row(table: Table, block: FilledBlock) -> FilledRow | None:
-    """The row of the paper's own method, whatever is behind its name in brackets."""
-    for line in block.rows:
-        if line.row.implemented and line.row.method.split(" (")[0] == OWN[table.paper]:
-            return line
-    return None

@@ -3,9 +3,9 @@
 Runs that differ in flags that act at test time alone are trained once: the first of them trains, the others
 test what it has trained (measures/adaptation.py).
 
-Nothing is lost or repeated: a run's process holds the lock of its folder while it is going on, also when its
-runner is gone, so that another runner passes it by; a finished run is one line of the records, which the run
-itself writes; a run that was cut off goes on from its checkpoint. What it prints is in log.txt in its folder.
+Nothing is lost or repeated. A run's process holds the lock of its folder, also when its runner is gone, so
+that another runner passes it by. A run that was cut off goes on from its checkpoint. A finished one writes
+its own record. What it prints is in log.txt in its folder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from plumbing.errors import handled, interrupt
-from plumbing.settings import flag_of
-from reproduce.measures.adaptation import flags_at_test
+from reproduce.measures.adaptation import flags_at_test, in_words
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Place, Records, Run, by_training, folder_of_run
 
@@ -52,8 +51,7 @@ class Processes:
                 self.running.discard(process)
 
     def end(self) -> None:
-        """Tell all that they are to end; what starts later ends at once. By SIGTERM: a run that was started
-        in the background of a script ignores SIGINT."""
+        """Tell all to end; what starts later ends at once. SIGTERM: runs in the background ignore SIGINT."""
         self.stopping = True
         with self.lock:
             for process in self.running:
@@ -88,12 +86,10 @@ def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -
 def commands_of(run: Run, place: Place, trained: Path | None) -> list[list[str]]:
     """What does a run: the test of what was `trained` with other flags at test time, and then, if there is
     nothing or the test is refused, its own training."""
-    commands = []
+    commands = [[*run.words, "--no-figures"]]
     if trained and (trained / "result.json").exists() and not run.curve:
-        flags = flags_at_test(arguments(run.module, run.flags))
-        values = " ".join(f"{flag_of(name)} {value}" for name, value in flags.items())
-        commands.append(["-m", "reproduce.measures", "adaptation", str(trained), "--flags", values])
-    commands.append([*run.words, "--no-figures"])
+        values = in_words(flags_at_test(arguments(run.module, run.flags)))
+        commands.insert(0, ["-m", "reproduce.measures", "adaptation", str(trained), "--flags", values])
     return [[sys.executable, *words, *place.flags, "--record", place.record] for words in commands]
 
 
@@ -135,8 +131,7 @@ def execute_group(group: list[Run], place: Place, processes: Processes,
         outcome, said = execute(run, place, processes, env, trained)
         trained = trained or folder_of_run(run)
         if outcome == "failed" and processes.stopping:
-            outcomes.append(("interrupted", said))
-            break
+            outcome = "interrupted"
         outcomes.append((outcome, said))
     return outcomes
 

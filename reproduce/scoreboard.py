@@ -6,7 +6,7 @@ A cell counts if the paper has measured it itself: rows that it quotes and rows 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from reproduce.cells import Cell, FilledBlock
@@ -30,56 +30,39 @@ MEASURED = ("agrees", "unclear", "differs", "untested")
 HEAD = ["table", "cells", *(words for words, _ in STATES.values())]
 
 
-@dataclass
-class Strip:
-    """The published cells of a table, in its order."""
-
-    table: Table
-    squares: list[str]  # of each its state, one of STATES
-
-    @property
-    def counts(self) -> Counter:
-        return Counter(self.squares)
-
-    @property
-    def measured(self) -> int:
-        return sum(self.counts[state] for state in MEASURED)
+Board = list[tuple[Table, Counter]]  # of each table the published cells by their state
 
 
-def strip_of(table: Table, blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock]) -> Strip:
-    """A table's strip, from its blocks at the papers' scale and at laptop scale."""
-    squares = []
+def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock]) -> Counter:
+    """{state: published cells} of a table, from its blocks at the papers' scale and at laptop scale."""
+    counts = Counter()
     for block, smaller in zip(blocks, at_laptop_scale):
         for line, small_line in zip(block.rows, smaller.rows):
-            if line.row.quoted or line.row.ours:
-                continue
-            for cell, small in zip(line.cells, small_line.cells):
-                squares.append(state_of(line.row, cell, small))
-    return Strip(table, squares)
+            if not line.row.quoted and not line.row.ours:
+                counts.update(map(partial(state_of, line.row), line.cells, small_line.cells))
+    return counts
 
 
 def state_of(row: Row, cell: Cell, small: Cell) -> str:
     """One of STATES, from a cell at the paper's scale and at laptop scale."""
-    if not cell.published:
+    if not cell.printed:
         return "lost"
-    if cell.verdict:
-        return cell.verdict
     if not row.implemented:
         return "no method"
-    return "laptop" if small.values else "not run"
+    return cell.verdict or ("laptop" if small.values else "not run")
 
 
-def totals(strips: list[Strip]) -> Strip:
-    """All strips as one."""
-    return Strip(None, [state for strip in strips for state in strip.squares])
+def totals(board: Board) -> Counter:
+    """The counts of all tables together."""
+    return sum((counts for _, counts in board), Counter())
 
 
-def sentence(strips: list[Strip]) -> str:
+def sentence(board: Board) -> str:
     """The state of all published cells in words."""
-    every = totals(strips)
-    counts = every.counts
-    printed = len(every.squares) - counts["lost"]
-    words = (f"Of the {printed} numbers that the papers print of their own experiments, {every.measured} are "
+    counts = totals(board)
+    measured = sum(counts[state] for state in MEASURED)
+    printed = counts.total() - counts["lost"]
+    words = (f"Of the {printed} numbers that the papers print of their own experiments, {measured} are "
              f"measured here at the paper's scale, or computed from the network: {outcome(counts)}; "
              f"{counts['laptop']} have runs at laptop scale only, {counts['not run']} are not run.")
     if counts["no method"]:
@@ -96,39 +79,30 @@ def outcome(counts: Counter) -> str:
             f"{counts['untested']} cannot be tested")
 
 
-def as_markdown(strips: list[Strip]) -> str:
+def as_markdown(board: Board) -> str:
     """The page behind the picture: the counts of each table, with a link to its page, and of all."""
     rows = []
-    for strip in strips:
-        name = strip.table.title.partition(":")[0]
-        rows.append(row_of(f"[{name}](tables/{strip.table.id}.md)", strip))
-    rows.append(row_of("all", totals(strips)))
-    parts = ["# Scoreboard", sentence(strips), "![A bar for each table](scoreboard.png)",
-             tabulate(rows, HEAD, "github")]
-    return "\n\n".join(parts) + "\n"
+    for table, counts in board:
+        rows.append((f"[{table.title.partition(':')[0]}](tables/{table.id}.md)", counts))
+    rows.append(("all", totals(board)))
+    lines = [[name, counts.total(), *(counts[state] for state in STATES)] for name, counts in rows]
+    return "\n\n".join(["# Scoreboard", sentence(board), "![A bar for each table](scoreboard.png)",
+                        tabulate(lines, HEAD, "github")]) + "\n"
 
 
-def row_of(name: str, strip: Strip) -> list:
-    return [name, len(strip.squares), *(strip.counts[state] for state in STATES)]
-
-
-def draw(strips: list[Strip], path: Path) -> None:
+def draw(board: Board, path: Path) -> None:
     """The picture: for each table a bar of its cells, in the colours of their states."""
-    every = totals(strips)
-    states = [state for state in STATES if every.counts[state]]
-    figure = new_figure(9.5, 0.19 * len(strips) + 1.2)
+    every, marks = totals(board), []
+    figure = new_figure(9.5, 0.19 * len(board) + 1.2)
     panel = figure.add_subplot()
-    for row, strip in enumerate(strips):
-        left = 0
-        for state in states:
-            count = strip.counts[state]
-            panel.barh(row, count, 0.8, left, color=STATES[state][1], edgecolor="0.5", linewidth=0.4)
-            left += count
-    marks = []
-    for state in states:
-        words, colour = STATES[state]
-        marks.append(panel.barh(0, 0, color=colour, edgecolor="0.5", label=f"{words}: {every.counts[state]}"))
-    panel.set_yticks(range(len(strips)), [strip.table.title for strip in strips], fontsize=8)
-    panel.set(ylim=(len(strips), -1), xlabel="numbers that a paper printed of its own experiments")
+    left = [0] * len(board)
+    for state, (words, colour) in STATES.items():
+        if every[state]:
+            widths = [counts[state] for _, counts in board]
+            panel.barh(range(len(board)), widths, 0.8, left, color=colour, edgecolor="0.5", linewidth=0.4)
+            left = [start + width for start, width in zip(left, widths)]
+            marks.append(panel.barh(0, 0, color=colour, edgecolor="0.5", label=f"{words}: {every[state]}"))
+    panel.set_yticks(range(len(board)), [table.title for table, _ in board], fontsize=8)
+    panel.set(ylim=(len(board), -1), xlabel="numbers that a paper printed of its own experiments")
     figure.legend(handles=marks, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     write_figure(path, figure)

@@ -8,7 +8,6 @@ the same; the published numbers are in published.py. What stands in a cell is in
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +23,7 @@ PAPERS = {
     "fedcir": "FedCiR (Li et al., IEEE TMC)",
     "fdse": "FDSE (Wang et al., CVPR 2025)",
 }
-KINDS = ("best", "last", "curve", "logs", "mean", "cost", "none")  # of a column's value
-PUBLISHED = "published"  # the folder of the published numbers beside the tables
+KINDS = ("best", "last", "start", "curve", "logs", "mean", "cost", "none")  # of a column's value
 FIGURES = ("curves", "parameter", "domains", "measure")  # how a figure is drawn, see figures.py
 
 
@@ -38,15 +36,10 @@ class Column:
     value: str
     flags: str = ""
 
-    @property
-    def kind(self) -> str:
-        """The first part of the value: one of KINDS."""
-        return self.value.partition("/")[0]
-
-    @property
-    def path(self) -> str:
-        """What is behind the kind: ALL of best/ALL."""
-        return self.value.partition("/")[2]
+    def __post_init__(self):
+        self.kind, _, self.path = self.value.partition("/")  # best and ALL of best/ALL
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.name}: {self.value!r} is no value of a column")
 
 
 @dataclass
@@ -101,8 +94,7 @@ class Table:
 
 
 def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
-    """All tables of a folder, in the papers' order. Stop, with the file's name, if one is not as it should
-    be."""
+    """All tables of a folder, in the papers' order. Stop, with the file's name, if one is no table."""
     tables = []
     for path in sorted(folder.glob("*.toml")):
         try:
@@ -111,8 +103,7 @@ def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
             raise Stop(f"{path} is no table ({type(e).__name__}: {e})", 2)
     if not tables:
         raise Stop(f"{folder} has no tables", 2)
-    papers = list(PAPERS)
-    return sorted(tables, key=lambda table: papers.index(table.paper))
+    return sorted(tables, key=lambda table: [*PAPERS].index(table.paper))
 
 
 def read_table(path: Path) -> Table:
@@ -125,7 +116,7 @@ def read_table(path: Path) -> Table:
     if table.paper not in PAPERS or table.figure not in ("", *FIGURES):
         raise ValueError(f"paper {table.paper}, figure {table.figure!r}: expected one of {', '.join(PAPERS)} "
                          f"and of {', '.join(FIGURES)}")
-    published = Published(path.parent / PUBLISHED / f"{path.stem}.csv")
+    published = Published(path.parent / "published" / f"{path.stem}.csv")
     for block in blocks:
         take_published(block, published, is_figure=bool(table.figure))
     published.check_all_taken()
@@ -138,10 +129,6 @@ def block_of(content: dict, rows: dict[str, Row], columns: list[Column]) -> Bloc
     named = content.pop("rows", list(rows))
     own = [Column(**column) for column in content.pop("columns", [])]
     block = Block(columns=own or columns, rows=[], **content)
-    for column in block.columns:
-        if column.kind not in KINDS:
-            raise ValueError(f"{block.title}, {column.name}: {column.value!r} is no value of a column")
-        shlex.split(f"{block.flags} {block.laptop} {column.flags}")
     block.rows = [row_in(block, rows[name]) for name in named]
     return block
 
@@ -152,7 +139,6 @@ def row_in(block: Block, row: Row) -> Row:
         raise ValueError(f"{row.method}: it needs a module, or quoted = true")
     flags = f"{row.flags} {row.flags_on.get(block.dataset, '')}".strip()
     laptop = f"{row.laptop} {row.laptop_on.get(block.dataset, '')}".strip()
-    shlex.split(f"{flags} {laptop}")
     return dataclasses.replace(row, flags=flags, laptop=laptop, ours=row.ours or block.ours, published=[],
                                published_setting=row.published_setting or block.published_setting)
 
@@ -161,12 +147,13 @@ def take_published(block: Block, published: Published, is_figure: bool) -> None:
     """Give the rows of a block their published numbers. ValueError if one has none; a row of ours has
     nothing published, and of a figure few points are."""
     for row in block.rows:
+        if row.ours:
+            row.published = [[] for _ in block.columns]
+            continue
         for column in block.columns:
-            line = None
-            if not row.ours:
-                method = row.published_method or row.method
-                line = published.take(block.dataset, row.published_setting, method, column.name)
-                if (line is None and not is_figure) or (line and line.quoted != row.quoted):
-                    raise ValueError(f"{block.title}, {row.method}, {column.name}: {published.name} has no "
-                                     "number for it, or one that is quoted where the row is not")
+            method = row.published_method or row.method
+            line = published.take(block.dataset, row.published_setting, method, column.name)
+            if (line is None and not is_figure) or (line and line.quoted != row.quoted):
+                raise ValueError(f"{block.title}, {row.method}, {column.name}: {published.name} has no "
+                                 "number for it, or one that is quoted where the row is not")
             row.published.append(line.printed if line else [])

@@ -48,6 +48,7 @@ from baselines import (
 )
 from plumbing.catalog import FOLDERS
 from plumbing.runfolder import Run
+from tests.finished_runs import once
 
 import numpy as np
 import pytest
@@ -262,9 +263,7 @@ def zipped(folder: Path, archive: Path, root: str = "Office_Caltech_DA_Dataset-m
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
     from docs import methods_pages
-    out = tmp_path_factory.mktemp("site")
-    methods_pages.build(out)
-    return out
+    return once(tmp_path_factory, "site", methods_pages.build)
 
 
 @pytest.fixture(scope="session")

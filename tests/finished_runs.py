@@ -1,32 +1,42 @@
-"""Finished runs for the tests of reproduce/measures, at smoke scale."""
+"""What several tests look at, made once for all of them: finished runs at smoke scale, the pages of docs/."""
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import run_here
+from plumbing.files import locked
+
+
+def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `make` fills, for the tests of all processes. (The groups of pytest-xdist 3.8 do not
+    keep tests in one process with pytest 9.)"""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    with locked(base / f"{name}.lock"):
+        if not (base / f"{name}.made").exists():
+            make(base / name)
+            (base / f"{name}.made").touch()
+    return base / name
 
 
 def labelled_runs(tmp_path_factory) -> Path:
-    """Runs of FedAvg and FDSE, a folder for each method and protocol: fedavg-indomain, fdse-lodo, ... They
-    are made once for all tests."""
-    place = tmp_path_factory.getbasetemp() / "labelled_runs"
-    if place.exists():
-        return place
-    for method in ("fedavg", "fdse"):
-        run_here(method, place / f"{method}-indomain")
-        run_here(method, place / f"{method}-lodo", "--protocol", "lodo", "--target", "d0")
-    return place
+    """Runs of FedAvg and FDSE, a folder for each method and protocol: fedavg-indomain, fdse-lodo, ..."""
+    from tests.conftest import run_here
+
+    def make(place: Path) -> None:
+        for method in ("fedavg", "fdse"):
+            run_here(method, place / f"{method}-indomain")
+            run_here(method, place / f"{method}-lodo", "--protocol", "lodo", "--target", "d0")
+    return once(tmp_path_factory, "labelled_runs", make)
 
 
 def unlabelled_runs(tmp_path_factory) -> Path:
-    """Runs of FedGaLA: paper, and descent, where its alignments have the other sign. They are made once for
-    all tests."""
-    place = tmp_path_factory.getbasetemp() / "unlabelled_runs"
-    if place.exists():
-        return place
-    for name, flags in (("paper", ()), ("descent", ("--alignment-sign", "descent"))):
-        run_here("fedgala", place / name, "--target", "d0", "--rounds", "3", *flags)
-    return place
+    """A run of FedGaLA: paper."""
+    from tests.conftest import run_here
+    return once(tmp_path_factory, "unlabelled_runs",
+                lambda place: run_here("fedgala", place / "paper", "--target", "d0", "--rounds", "3"))
 
 
 def changed_copy(run: Path, folder: Path, file: str, content: bytes | None) -> Path:

@@ -106,7 +106,7 @@ def record(method: str, flags: list[str], **outcome) -> dict:
     made = {"id": "x", "method": method, "args": identity(arguments(method, tuple(flags))),
             "command": f"python {method}.py", "best": {}, "last": {}, "curve": {}, "seconds": {}, "bytes": {},
             "finished": "", "versions": {}, "hardware": {}, "commit": "0123456789abcdef",
-            "uncommitted_changes": False}
+            "dirty": False}
     return made | outcome
 
 
@@ -130,7 +130,7 @@ def small_folder(folder: Path) -> Path:
         flags = ["--dataset", "digits", "--precision", "fp32", "--seed", str(seed)]
         records.append(record("fedavg", flags, best={"ALL": all_, "AVG": avg}))
     flags = ["--dataset", "digits", "--precision", "fp32", "--lambda", "0"]
-    of_no_commit = {"commit": "a1b2c3", "uncommitted_changes": True}
+    of_no_commit = {"commit": "a1b2c3", "dirty": True}
     records.append(record("fdse", flags, best={"ALL": 0.951, "AVG": 0.9}, **of_no_commit))
     of_no_cell = record("fdse", ["--dataset", "digits", "--lambda", "0.5"], best={"ALL": 0.1, "AVG": 0.1})
     write_records(folder / "runs.jsonl", [*records, of_no_cell])

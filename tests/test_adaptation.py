@@ -7,7 +7,7 @@ from reproduce import runner
 from reproduce.cells import run_with
 from reproduce.measures.command import main
 from reproduce.records import Place, Records, by_training, has_gaps
-from tests.conftest import fails, run_here
+from tests.conftest import run_here
 from tests.small_table import recorded
 
 import pytest
@@ -56,14 +56,6 @@ def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
     assert len({none["accuracy"], statistics["accuracy"], own["accuracy"]}) > 1
     assert diverging["accuracy"] is None and "diverges" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was
-
-
-def test_what_it_cannot_test(trained, tmp_path, capsys):
-    fails(capsys, 2, "--lr is not a flag of adaptation --flags", main,
-          ["adaptation", str(trained / "fdse"), "--flags", "--lr 1"])
-    run_here("fedavg", tmp_path / "fedavg")
-    fails(capsys, 2, "has no flags that act on a left-out domain alone", main,
-          ["adaptation", str(tmp_path / "fedavg")])
 
 
 def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from bench import bench, peers
-from tests.conftest import ROOT, fails, zipped
+from tests.conftest import ROOT, zipped
 from tests.small_table import recorded, two_tables
 
 import pytest
@@ -28,14 +28,6 @@ def test_the_clock_waits_for_a_gpu(monkeypatch):
     monkeypatch.setattr(bench.torch.cuda, "synchronize", waited.append)
     bench.now("cpu")
     assert waited == [] and bench.now("cuda:1") > 0 and waited == ["cuda:1"]
-
-
-@pytest.mark.parametrize("call, flags, words", [
-    (bench.main, ["--device", "cuda:99"], "--device cuda:99 cannot be used here"),
-    (bench.main, ["--device", "abacus"], "--device is abacus"),
-])
-def test_bad_flags(capsys, call, flags, words):
-    fails(capsys, 2, words, call, flags)
 
 
 def test_a_framework_that_fails_is_named(tmp_path):

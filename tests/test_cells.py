@@ -1,14 +1,12 @@
 """Cells: the run behind each, and its numbers."""
 
 import json
-import statistics
 
-from reproduce.cells import Cell, FilledBlock, FilledRow, cells_of, chance, judge, missing, run_of
+from reproduce.cells import Cell, FilledBlock, FilledRow, cells_of, judge, missing, run_of
 from reproduce.methods import arguments
 from reproduce.records import Records, setting_of
-from reproduce.statistics import welch
 from reproduce.tables import Block, Column, Row, Table, read_tables
-from tests.small_table import record, small_folder, two_tables, write_records
+from tests.small_table import record, two_tables, write_records
 
 import pytest
 
@@ -24,25 +22,6 @@ def test_a_smaller_scale_has_its_own_budget():
     assert args.rounds < 10 and args.image_size == 64 and args.tau == 0.1
     assert run_of(block, row, Column("", "last/target", "--epochs 5"), "laptop", 0) is None
     assert arguments("fedgala", run_of(block, row, column, "paper", 0).flags).rounds == 900
-
-
-def test_averages_take_the_seeds_that_have_all_columns(tmp_path):
-    path = small_folder(tmp_path) / "runs.jsonl"
-    lines = path.read_text().splitlines()
-    broken = json.loads(lines[1]) | {"best": {"ALL": 0.97}}
-    path.write_text("\n".join([lines[0], json.dumps(broken), lines[2]]))
-    (table,) = read_tables(tmp_path / "tables")
-    block = table.blocks[0]
-    all_, avg, mean = cells_of(table, block, block.rows[0], Records(path), "paper", [])
-    assert set(all_.values) == {0, 1, 2} and set(avg.values) == {0, 2}
-    assert mean.values == pytest.approx({0: statistics.mean((95, 94)), 2: statistics.mean((96, 93))})
-
-
-def test_numbers_of_a_cell_by_hand():
-    three = {0: 95.0, 1: 97.0, 2: 96.0}
-    cell = Cell(["90.0", "2.0"], three, trials=4)
-    assert (cell.mean, cell.deviation, cell.difference) == (96, 1, 6)
-    assert cell.probability == pytest.approx(welch(three, [90.0, 2.0], 4))
 
 
 def judged(cells: list[Cell]) -> list[str]:
@@ -130,13 +109,6 @@ def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
     assert [run.seed for run in cell.missing] == [0, 1]
     (again, _) = missing([TABLE], Records(tmp_path / "r.jsonl"), "paper", [0, 1])
     assert again.run.replace == ("fp32" == again.run.precision)
-
-
-def test_chance_of_a_column():
-    pacs = Block("", "pacs", [], [])
-    assert chance(pacs, Column("", "last/target")) == pytest.approx(100 / 7)
-    assert chance(DIGITS_ALL, Column("", "mean")) == 10
-    assert chance(pacs, Column("", "none")) is None
 
 
 def test_a_run_that_tables_share_is_missing_once(tmp_path):

@@ -9,6 +9,7 @@ from reproduce import check
 from reproduce.records import Place, Records, setting_of
 from reproduce.runner import Processes
 from tests.conftest import ROOT, run_here, start
+from tests.finished_runs import once
 from tests.small_table import recorded, small_folder, write_records
 
 import pytest
@@ -18,14 +19,22 @@ PLACE = Place(str(ROOT / "data"))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Records of a run with labels of 25 rounds, of one without labels, and of one with gaps."""
-    place = tmp_path_factory.mktemp("checked")
-    path = place / "runs.jsonl"
-    run_here("fedavg", place / "a", "--rounds", 25, "--record", path)
-    run_here("fedgala", place / "b", "--target", "d0", "--rounds", 2, "--record", path)
-    run_here("fedavg", place / "c", "--rounds", 2, "--lr-decay", 0.5, "--test-rounds", "best",
-             "--record", path)
-    return recorded(path)
+    """Records of a run with labels of five rounds, of one without labels, and of one with gaps."""
+    def make(place) -> None:
+        path = place / "runs.jsonl"
+        run_here("fedavg", place / "a", "--rounds", 5, "--record", path)
+        run_here("fedgala", place / "b", "--target", "d0", "--rounds", 1, "--linear-epochs", 2, "--record",
+                 path)
+        run_here("fedavg", place / "c", "--rounds", 2, "--lr-decay", 0.5, "--test-rounds", "best",
+                 "--record", path)
+    return recorded(once(tmp_path_factory, "checked", make) / "runs.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Runs are compared for three rounds."""
+    monkeypatch.setattr(check, "ROUNDS", 3)
+    monkeypatch.setattr(check, "EVALUATIONS", 2)
 
 
 @pytest.fixture
@@ -43,10 +52,10 @@ def checked(folder, records: list[dict], **how) -> tuple[int, dict]:
     return code, {entry["method"]: entry for entry in found}
 
 
-def test_equal_runs_are_stopped_after_20_rounds_and_not_made_twice(folder, made, capsys):
+def test_equal_runs_are_stopped_early_and_not_made_twice(folder, made, capsys):
     code, found = checked(folder, made[:2])
     assert code == 0 and {entry["outcome"] for entry in found.values()} == {"equal"}
-    assert (found["fedavg"]["rounds"], found["fedgala"]["rounds"]) == (20, 2)
+    assert (found["fedavg"]["rounds"], found["fedgala"]["rounds"]) == (3, 1)
     assert found["fedavg"]["record"] == made[0]["id"]
     assert "2 equal" in capsys.readouterr().out
     commit = found["fedavg"]["commit"]
@@ -56,12 +65,12 @@ def test_equal_runs_are_stopped_after_20_rounds_and_not_made_twice(folder, made,
 
 
 @pytest.mark.parametrize("part, name, words", [
-    ("curve", "val", "round 7, val: recorded 0.5, now 0."),
-    pytest.param("logs", "loss", "round 7, loss: recorded 0.5, now ", marks=pytest.mark.slow),
+    ("curve", "val", "round 3, val: recorded 0.5, now 0."),
+    pytest.param("logs", "loss", "round 3, loss: recorded 0.5, now ", marks=pytest.mark.slow),
 ])
 def test_a_tampered_record_differs_and_is_named(folder, made, capsys, part, name, words):
     values = [*made[0][part][name]]
-    values[6] = 0.5
+    values[2] = 0.5
     tampered = made[0] | {part: made[0][part] | {name: values}}
     code, found = checked(folder, [tampered])
     assert code == 1 and found["fedavg"]["outcome"] == "differs"

@@ -16,9 +16,6 @@ import pytest
 for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
-from docs import pages as pages_of_docs  # noqa: E402
-
-pytestmark = pytest.mark.xdist_group("docs")  # the pages are made once
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +52,6 @@ def test_every_link_lands(site, pages):
     assert lost == []
 
 
-def test_the_sum_is_that_of_the_readme(site):
-    assert equations.sentence() in (site / "index.html").read_text()
-
-
 def test_nothing_is_run_or_fetched(pages):
     for read in pages.values():
         assert read.scripts == 0
@@ -75,6 +68,8 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
     assert len(cards) == len(of.entries)
     for entry in of.entries:
         card = Read(cards[equations.slug(entry["tag"])])
+        for kind in equations.remarks(entry):
+            assert f"<strong>{equations.KINDS[kind]}.</strong>" in cards[equations.slug(entry["tag"])]
         for file, _, lines in equations.located(entry, of):
             address = "" if file == of.file else f"../../{file}.html"
             assert {f"{address}#L{n}" for n in lines} <= set(card.links)
@@ -85,30 +80,6 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
             assert words in unescape(cards[equations.slug(entry["tag"])])
     used, whole, _ = equations.counts(of)
     assert f"{whole} of {used} equations and lines located and tested" in text
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_file_is_there_line_by_line(pages, method):
-    shown = {name for name in pages[of_method(method)].ids if name.startswith("L")}
-    lines = len((ROOT / f"{method}.py").read_text().splitlines())
-    assert shown == {f"L{n}" for n in range(1, lines + 1)}
-
-
-def test_the_first_link_of_a_file_is_to_its_first_line(site):
-    for page, name in (("fedsr", "fedsr.py"), ("fedprox", "baselines/fedprox.py")):
-        assert f'<a href="{page}.html#L1">{name}</a>' in (site / of_method(page)).read_text()
-
-
-def test_a_difference_and_what_was_measured_stand_in_the_card(site):
-    text = (site / of_method("fedcir")).read_text()
-    card = re.search(r'<article class="row" id="eqs-16-18">.*?</article>', text, flags=re.S)[0]
-    assert "<strong>Differs.</strong>" in card and "<strong>Measured.</strong>" in card
-
-
-def test_a_formula_that_is_wrong_is_an_error():
-    from math_core import LatexError
-    with pytest.raises(LatexError):
-        pages_of_docs.formula(r"\frac{1}{2")
 
 
 def test_code_is_shown_as_it_is(site):

@@ -71,14 +71,6 @@ def test_what_is_known_of_it(runs):
     assert loading.load_run(runs / "fedavg-indomain").run.round == best
 
 
-def test_inputs_are_normalized_as_in_the_run():
-    args = common.Args(normalize="imagenet", device="cpu")
-    run = loading.Trained(args, "a", 1, ("x", "y"), 3)
-    pixels = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
-    normalized = run.inputs(pixels)[0, :, 0, 0].tolist()
-    assert normalized == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225])
-
-
 @pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28, dtype=torch.uint8),
                                     torch.zeros(1, 3, 32, 28, dtype=torch.uint8),
                                     torch.zeros(3, 28, 28, dtype=torch.uint8)])
@@ -93,6 +85,20 @@ def test_without_labels_it_gives_representations(tmp_path_factory):
     x = net.run.inputs(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
     assert net.run.client == "d0" and net.run.round == 3
     assert net(x).shape == net.features(x).shape
+
+
+def test_of_a_method_in_a_file_of_ones_own(tmp_path):
+    """The file is given: nothing in the folder of a run can have code run."""
+    script = tmp_path / "mine.py"
+    script.write_text("import fedavg\n\n\nclass Client(fedavg.Client):\n    pass\n")
+    mine = loading.method_in(script, "mine")
+    args = mine.arguments(["--scale", "smoke", "--no-figures", "--out", str(tmp_path / "run")])
+    common.run(mine.Server, mine.Client, args)
+    assert loading.load_run(tmp_path / "run", script=script).run.round > 0
+    with pytest.raises(Stop, match="'mine' is no method of this repo.* take a file elsewhere as script"):
+        loading.load_run(tmp_path / "run")
+    with pytest.raises(Stop, match="expected the file mine.py, whose run this is"):
+        loading.load_run(tmp_path / "run", script=tmp_path / "other.py")
 
 
 # The images
@@ -129,17 +135,6 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
 
 
 # What is refused
-
-
-def test_no_folder_of_a_run(tmp_path):
-    (tmp_path / "file").write_text("x")
-    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
-        message = "has no checkpoint.pt, the state of a run"
-        with pytest.raises(Stop, match=message) as stopped:
-            loading.load_run(folder)
-        assert stopped.value.code == 2
-    with pytest.raises(Stop, match="which is 'first'; expected best or last"):
-        loading.load_run(tmp_path, which="first")
 
 
 class Runs:

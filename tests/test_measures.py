@@ -1,19 +1,23 @@
-"""python -m reproduce.measures: what it shows and writes, and how it ends."""
+"""python -m reproduce.measures: what it shows and writes, and its numbers against independent ones."""
 
 import json
-import os
 import re
 
 import common
-from plumbing import linear
-from plumbing.files import load_file
+from plumbing.errors import Stop
 from reproduce.measures.command import main
-from reproduce.measures.finished import rebuilt
+from reproduce.measures.finished import history, labels_of, numbers_of, rebuilt
+from reproduce.measures.overhead import cost_to_reach, counter, training_flops
+from reproduce.measures.pad import pad_table, proxy_a_distance
+from reproduce.measures.risks import local_risks
 from tests.conftest import fails
-from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
+from tests.finished_runs import labelled_runs, unlabelled_runs
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 
 @pytest.fixture
@@ -37,14 +41,6 @@ def stops(capsys):
 def shown(*flags) -> None:
     """Run the command."""
     main([str(flag) for flag in flags])
-
-
-def test_a_state_that_does_not_fit_is_one_line(runs, tmp_path, stops):
-    folder = changed_copy(runs / "fedavg-indomain", tmp_path / "a", "best.pt", None)
-    half = load_file(runs / "fedavg-indomain" / "best.pt", "checkpoint")
-    half["server"]["w"].popitem()
-    torch.save(half, folder / "best.pt")
-    stops("does not fit fedavg", "pad", folder)
 
 
 def test_tsne_of_some_domains_or_of_all(runs, tmp_path, stops):
@@ -71,22 +67,6 @@ def test_pad_and_risk_draw_and_show_a_table(runs, tmp_path, capsys):
     assert "mean of mixture and client" in said and "d0 (left out)" in said
 
 
-def test_a_figure_is_written_whole_or_not_at_all(runs, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "sub" / "r.png"
-    shown("risk", runs / "fedavg-lodo", "--out", out)
-    before = out.read_bytes()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-    monkeypatch.setattr(os, "replace", full)
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        shown("risk", runs / "fedavg-lodo", runs / "fdse-lodo", "--out", out)
-    assert out.read_bytes() == before and [*out.parent.iterdir()] == [out]
-    advice = "make room or give another folder; the runs are as they were"
-    assert capsys.readouterr().err == f"measures: No space left on device: {out}; {advice}\n"
-
-
 def test_cost_and_labels(runs, tmp_path, capsys):
     numbers = tmp_path / "c.json"
     shown("cost", runs / "fedavg-lodo", runs / "fedavg-indomain", "--accuracy", "0.01", "--json", numbers)
@@ -97,13 +77,6 @@ def test_cost_and_labels(runs, tmp_path, capsys):
     assert "FedAvg, protocol indomain, target all" in capsys.readouterr().out
 
 
-def test_the_network_of_a_run_without_labels_is_the_last_rounds(unlabelled):
-    run = rebuilt(unlabelled / "paper")
-    entry = linear.evaluate(run.federation, run.round, 0.0, represent=common.representations)
-    result = json.loads((unlabelled / "paper" / "result.json").read_text())
-    assert entry["linear"] == result["last"]["linear"]
-
-
 def test_measures_of_a_run_without_labels(unlabelled, tmp_path, stops):
     """What needs a classifier or test images says so."""
     folder = unlabelled / "paper"
@@ -112,3 +85,151 @@ def test_measures_of_a_run_without_labels(unlabelled, tmp_path, stops):
     stops("--part all", "pad", folder)
     stops("without labels", "risk", folder)
     stops("has no accuracy AVG", "cost", folder)
+
+
+# Finished runs, put together again
+
+
+@pytest.mark.parametrize("name", ["fedavg-indomain", "fdse-indomain", "fedavg-lodo", "fdse-lodo"])
+def test_federation_has_the_recorded_accuracies(runs, name):
+    result = json.loads((runs / name / "result.json").read_text())
+    for which in ("best", "last"):
+        run = rebuilt(runs / name, which)
+        accuracies = {}
+        for client, model in run.tested():
+            test = client.data.test
+            accuracies[client.data.name] = common.correct(model, test, run.args) / len(test)
+        target = {}
+        if "lodo" in name:
+            target = {"d0": result[which]["target"]}
+        assert accuracies == result[which]["clients"] | target
+
+
+
+def test_the_numbers_of_a_round():
+    """Accuracies and the means of what the clients that trained have logged."""
+    entry = {"round": 2, "val": {"ALL": 0.5}, "test": {"ALL": 0.25, "AVG": 0.75, "clients": {"a": 1.0}},
+             "target": 0.1, "clients": {"a": {"loss": 1.0, "bytes_up": 3}, "b": {"loss": 2.0}}}
+    assert numbers_of(entry) == {"val": 0.5, "ALL": 0.25, "AVG": 0.75, "target": 0.1, "loss": 1.5,
+                                 "bytes_up": 3.0}
+    linear = {"round": 1, "target": 0.5, "linear": {"d0": {"0.1": 0.25}}, "clients": {}}
+    assert numbers_of(linear) == {"target": 0.5, "d0 0.1": 0.25}
+
+
+
+def test_labels_say_in_what_runs_differ():
+    keys = [{"method": "fdse", "target": "d0", "seed": 0}, {"method": "fdse", "target": "all", "seed": 1},
+            {"method": "fedsr", "variant": "fedl2r", "lr": 0.2}]
+    assert labels_of(keys, ("seed",)) == ["FDSE, target d0", "FDSE, target all", "FedSR (fedl2r)"]
+    assert labels_of(keys[:2])[0] == "FDSE, seed 0, target d0"
+
+
+# FLOPs against hand counts, and what a client has spent until an accuracy
+
+
+def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
+    """(forward, training step) FLOPs of a network for a batch."""
+    x = torch.zeros(shape)
+    with counter() as forward, torch.no_grad():
+        model.eval()(x)
+    with counter() as step:
+        model.train()(x).sum().backward()
+    return forward.get_total_flops(), step.get_total_flops()
+
+
+def test_flops_by_hand():
+    """Two FLOPs for a multiply-add; the first layer's input has no gradient. Groups divide a convolution's
+    products."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1, groups=8), nn.Flatten(),
+        nn.Linear(16 * 36, 5))
+    B = 4
+    first = 2 * B * 36 * 8 * 3 * 9
+    grouped = 2 * B * 36 * 16 * 1 * 9
+    linear = 2 * B * 16 * 36 * 5
+    assert flops(net, (B, 3, 6, 6)) == (first + grouped + linear, 2 * first + 3 * (grouped + linear))
+
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fdse"])
+def test_training_flops_are_those_of_a_step(runs, method):
+    """FedAvg trains by one forward and backward pass; FDSE's L_Con adds no products, so its step is that of
+    its network."""
+    run = rebuilt(runs / f"{method}-indomain")
+    server, client = run.federation.server, run.federation.clients[0]
+    _, step = flops(client.model(server.download(0)), (16, 1, 28, 28))
+    assert training_flops(rebuilt(runs / f"{method}-indomain", "last")) == pytest.approx(step / 16)
+
+
+
+def test_cost_by_hand(runs):
+    """Of both rounds: 32 images of six clients in each, and the bytes that the rounds have logged."""
+    run = rebuilt(runs / "fedavg-indomain", "last")
+    entries = history(runs / "fedavg-indomain")
+    cost = cost_to_reach(run, entries[-1]["test"]["AVG"])
+    done = entries[:cost["round"]]
+    exchanged = sum(log["bytes_up"] + log["bytes_down"] for one in done for log in one["clients"].values())
+    assert cost["tflops"] == pytest.approx(32 * len(done) * training_flops(run) / 1e12)
+    assert cost["gb"] == pytest.approx(exchanged / 6 / 1e9) and cost["gpu_memory_mib"] is None
+    assert cost_to_reach(run, 1.1) is None
+
+
+# Proxy A-distances, of sets whose distance is known
+
+
+def gaussians(n, dim, distance, seed=0):
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((2, n, dim))
+    b[:, 0] += distance
+    return a, b
+
+
+
+def test_pad_of_known_sets():
+    same = [proxy_a_distance(*gaussians(4000, 4, 0, s), seed=s) for s in range(4)]
+    assert abs(np.mean(same)) < 0.06 and max(map(abs, same)) < 0.15
+    assert proxy_a_distance(*gaussians(200, 4, 40)) == 2
+    # unit Gaussians at a distance of 2: the best linear rule errs with probability Phi(-1) = 0.15866
+    near = [proxy_a_distance(*gaussians(4000, 4, 2, s), seed=s) for s in range(4)]
+    assert abs(np.mean(near) - 2 * (1 - 2 * 0.15866)) < 0.04
+
+
+
+def test_pad_is_balanced_repeats_and_takes_tensors():
+    a, b = gaussians(3000, 3, 0)
+    assert abs(proxy_a_distance(a, b[:300])) < 0.35  # unbalanced sets would give a test error of 1/11
+    assert abs(proxy_a_distance(a[:300], b)) < 0.35
+    first = proxy_a_distance(a, b, 3)
+    assert first == proxy_a_distance(torch.from_numpy(a), torch.from_numpy(b), 3)
+    assert first != proxy_a_distance(a, b, 4)
+    scale = [1, 1e6, 1e-6]
+    assert proxy_a_distance(a * scale + 7, b * scale + 7, 3) == pytest.approx(first, abs=1e-9)
+    with pytest.raises(Stop, match="needs 4 images"):
+        proxy_a_distance(a[:3], b)
+
+
+
+def test_pad_table(runs):
+    table = pad_table(rebuilt(runs / "fdse-lodo"), part="all")
+    assert len(table["pairs"]) == 10 and len(table["global"]) == 5
+    assert "d0" not in table["global"]  # the target is no client
+    assert table["mean_pairs"] == pytest.approx(np.mean(list(table["pairs"].values())))
+    assert table["method"] == "FDSE"
+
+
+# Risks
+
+
+def test_risks_are_the_cross_entropies_of_the_tested_networks(runs):
+    run = rebuilt(runs / "fdse-lodo")
+    risks = local_risks(run)
+    for client, model in run.tested():
+        data = client.data
+        if data.unseen:
+            continue
+        for part in (data.train, data.test):
+            x, y = part.batch(torch.arange(len(part)))
+            loss = cross_entropy(model.eval()(x), y).item()
+            name = "train" if part is data.train else "test"
+            assert risks["clients"][data.name][name] == pytest.approx(loss, rel=1e-5)

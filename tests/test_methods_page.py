@@ -77,20 +77,8 @@ def test_file_and_tables_of_a_method(method):
     assert cells[3] == in_words(tables_of().get(method, []))
 
 
-def test_names_of_tables():
-    ids = ["fdse-fig10", "fedsr-2", "fdse-fig3", "fdse-A8", "fdse-10", "fdse-2", "fdse-figA8"]
-    assert in_words(ids) == "FedSR 2; FDSE 2, 10, A8, Fig. 3, 10, A8"
-
-
 def test_no_link_is_broken():
     links = re.findall(r"\]\(([^)]+)\)", PAGE.read_text())
     assert len(links) > 3 * len(MODULES)
     for link in links:
         assert (PAGE.parent / link).exists(), link
-
-
-def test_the_readme_leads_to_it():
-    """Outside of what reproduce_tables.py writes."""
-    text = (ROOT / "README.md").read_text()
-    start, end = text.index("<!-- results:"), text.index("<!-- end of results -->")
-    assert "(docs/methods.md)" in text[:start] + text[end:]

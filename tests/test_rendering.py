@@ -6,14 +6,12 @@ import shutil
 from pathlib import Path
 
 import reproduce_tables
-from plumbing.errors import Stop
 from plumbing.settings import identity
 from reproduce.cells import Cell
 from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.rendering import (MARKS, budget, cell_text, ours, render,
-                                 update_readme)
-from reproduce.tables import PAPERS, read_tables
+from reproduce.rendering import MARKS, budget, cell_text, ours, render
+from reproduce.tables import read_tables
 from tests.conftest import ROOT, fails
 from tests.small_table import small_folder, write_records
 
@@ -102,24 +100,6 @@ def test_a_smaller_scale_prints_its_budget():
     for page in pages:
         text = page.read_text()
         assert text.count("\nBudget: ") == text.count("\n## "), page.name
-
-
-def test_the_readme_has_the_state_of_the_records(tmp_path):
-    """The sentence, the picture and a line for each paper stand between the marks; other text stays."""
-    readme = tmp_path / "README.md"
-    before = (ROOT / "README.md").read_text()
-    readme.write_text(before)
-    update_readme(readme, "All is measured.", dict.fromkeys(PAPERS, "it does"))
-    now = readme.read_text()
-    first, last = MARKS
-    lines = now.split(first)[1].split(last)[0].split("\n\n")[1:-1]
-    assert lines[0] == "All is measured." and "(results/scoreboard.png)" in lines[1]
-    assert len(lines) == 3 and lines[2].count("\n- ") == len(PAPERS) - 1 and lines[2].count(": it does.") == 5
-    assert now.split(first)[0] == before.split(first)[0]
-    assert now.split(last)[1] == before.split(last)[1]
-    readme.write_text("no marks")
-    with pytest.raises(Stop, match="has lost a mark"):
-        update_readme(readme, "", {})
 
 
 def test_the_results_are_those_of_the_records(tmp_path):

@@ -7,12 +7,18 @@ import time
 from collections import Counter
 
 import reproduce_tables
+from plumbing.files import locked
 from tests.conftest import ROOT, start
 from tests.small_table import recorded, two_tables
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("runs")  # they leave folders in runs/
+
+@pytest.fixture(autouse=True)
+def alone():
+    """One test at a time: they leave folders in runs/."""
+    with locked(ROOT / "runs" / ".tests.lock"):
+        yield
 
 
 def test_the_help_explains_every_flag(capsys):

@@ -68,6 +68,17 @@ def spread(values: list[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
+def gain(ours: dict[int, float], others: dict[int, float], form: str = "{:+.1f} ({:+.1f} to {:+.1f})") -> str:
+    """The mean difference by seed and its interval, as the findings have it."""
+    found = paired(ours, others)
+    return form.format(found.difference, *found.interval)
+
+
+def words_of(start: str, end: str = "\n## ") -> str:
+    """What the findings say from a heading on, in one line."""
+    return " ".join(FINDINGS.split(start, 1)[1].split(end)[0].split())
+
+
 def split_line(line: str) -> list[str]:
     """The cells of a line of a table."""
     return [cell.strip() for cell in line.strip("|").split("|")]
@@ -152,17 +163,14 @@ def test_what_fdses_terms_add_is_of_the_records():
     ]
     text = " ".join(FINDINGS.split())
     for pair, number in ((without_c, "+3.4 (+0.6 to +6.2)"), (without_b, "+3.2 (+0.2 to +6.1)")):
-        found = paired(*(outcome_by_seed(OF_TABLE_3[n], "best", "AVG") for n in (pair, control)))
-        low, high = found.interval
-        assert number in text and number == f"{found.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+        found = gain(*(outcome_by_seed(OF_TABLE_3[n], "best", "AVG") for n in (pair, control)))
+        assert number in text and number == found
     for name, other, outcome, words in between:
         assert words in text
         for measure in ("ALL", "AVG") if outcome == "best" else ("ALL",):
-            found = paired(*(outcome_by_seed(OF_TABLE_3[n], outcome, measure) for n in (name, other)))
-            low, high = found.interval
-            numbers = [f"{found.difference:+.1f}", f"{low:+.1f} to {high:+.1f}"]
-            if "+" not in words:
-                numbers = [number.replace("+", "") for number in numbers]
+            both = (outcome_by_seed(OF_TABLE_3[n], outcome, measure) for n in (name, other))
+            found = gain(*both, "{:+.1f}|{:+.1f} to {:+.1f}")
+            numbers = (found if "+" in words else found.replace("+", "")).split("|")
             assert all(number in words for number in numbers), (words, numbers)
 
 
@@ -186,11 +194,9 @@ def test_fdses_thirteen_methods_are_of_the_records():
         for n, measure in enumerate(("ALL", "AVG")):
             values = list(accuracy[name, measure].values())
             assert shown[("ALL", "4 AVG")[n]] == spread(values), name
-            between = paired(accuracy[name, measure], accuracy["FedAvg", measure])
             words = "-"
-            if between and name != "FedAvg":
-                low, high = between.interval
-                words = f"{between.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+            if len(values) > 2 and name != "FedAvg":
+                words = gain(accuracy[name, measure], accuracy["FedAvg", measure])
             assert shown[f"{measure} - FedAvg's"] == words, name
             column = FDSE_1.blocks[1].columns[n]
             assert column.name == measure
@@ -223,17 +229,14 @@ def test_what_fdses_adaptation_gains_is_of_the_records():
                 if (args["target"], args["adapt_epochs"], args["adapt_lr"]) == (target, epochs, rate):
                     found[column][args["seed"]] = 100 * run["last"]["target"]
                     means[column][args["seed"]] += 100 * run["last"]["target"] / 4
-        for gain, (one, other) in GAINS.items():
-            found[gain] = {seed: found[one][seed] - found[other][seed] for seed in range(3)}
+        for name, (one, other) in GAINS.items():
+            found[name] = {seed: found[one][seed] - found[other][seed] for seed in range(3)}
         shown = cells("**Algorithm 3 (Table 2).**")[f"Office, {target}"]
         for column, values in found.items():
             assert shown[column] == spread(list(values.values())), (target, column)
-    words = FINDINGS.split("**Algorithm 3 (Table 2).**")[1].split("**The slow start.**")[0]
-    words = " ".join(words.split()).replace("(95% ", "(")
+    words = words_of("**Algorithm 3 (Table 2).**", "**The slow start.**").replace("(95% ", "(")
     for one, other in GAINS.values():
-        gain = paired(means[one], means[other])
-        low, high = gain.interval
-        assert f"{gain.difference:+.1f} ({low:+.1f} to {high:+.1f}" in words
+        assert gain(means[one], means[other])[:-1] in words
 
 
 FEDADG = [  # dataset, flags of a row, those of the row from which it differs, by how much
@@ -284,10 +287,7 @@ def test_what_fedadg_adds_is_of_the_records(dataset, flags, other, words):
     means = []
     for of_row in (left_out(dataset, flags), left_out(dataset, other)):
         means.append({seed: statistics.mean(of_seed.values()) for seed, of_seed in of_row.items()})
-    found = paired(*means)
-    low, high = found.interval
-    assert words == f"{found.difference:+.1f} ({low:+.1f} to {high:+.1f})"
-    assert words in " ".join(FINDINGS.split("## FedADG")[1].split("## FedGaLA")[0].split())
+    assert words == gain(*means) and words in words_of("## FedADG")
 
 
 def share_discarded(runs: list[dict], rounds: slice) -> str:
@@ -295,9 +295,7 @@ def share_discarded(runs: list[dict], rounds: slice) -> str:
     values = []
     for run in runs:
         values += run["logs"].get("discarded", [])[rounds]
-    if not values:
-        return "-"
-    return f"{100 * statistics.mean(values):.0f}%"
+    return f"{100 * statistics.mean(values):.0f}%" if values else "-"
 
 
 def test_fedgalas_table_is_of_the_records():
@@ -336,16 +334,17 @@ def test_fedgalas_table_is_of_the_records():
         assert loss == f"{statistics.mean(run['logs']['loss'][-1] for run in runs):.2f}", name
         parts = (slice(1, 5), slice(5, 15), slice(15, 30), slice(29, 30))
         assert discarded == [share_discarded(runs, part) for part in parts], name
-    words = " ".join(FINDINGS.split("## FedGaLA", 1)[1].split())
+    words = words_of("## FedGaLA")
     for one, other in (("plain learner", "untrained network"), ("FedGaLA", "plain learner"),
                        ("FedGaLA, descent sign", "plain learner"),
                        ("digits: plain learner", "digits: untrained network"),
                        ("digits: FedGaLA", "digits: plain learner")):
         for of_row in of_rows.values():
-            found = paired(of_row[one], of_row[other])
-            mean, half = found.difference, found.half_width
-            assert f"{mean - half:+.1f} to {mean + half:+.1f}" in words, (one, other)
-            assert f"{mean:+.1f}" in words, (one, other)
+            for number in gain(of_row[one], of_row[other], "{:+.1f}|{:+.1f} to {:+.1f}").split("|"):
+                assert number in words, (one, other)
+
+
+THREE_LISTS = "{:+.1f} (95% {:+.1f} to {:+.1f}, three lists)"
 
 
 def test_fedsrs_table_is_of_the_records():
@@ -374,21 +373,17 @@ def test_fedsrs_table_is_of_the_records():
             found[seed] = 100 * run["last"]["target"]
         assert mean == spread(list(found.values())), (target, name)
         of_rows[target, name] = found
-    words = " ".join(FINDINGS.split("## FedSR", 1)[1].split())
+    words = words_of("## FedSR")
     for row in [(target, name) for target in ("M0", "M75") for name in ("FedSR", "FedL2R", "FedCMI")]:
-        between = paired(of_rows[row], of_rows[row[0], "FedAvg"])
-        low, high = between.interval
-        interval = f"{low:+.1f} to {high:+.1f}"
-        if row[1] == "FedSR":
-            interval = f"95% {interval}, three lists"
-        assert f"{between.difference:+.1f} ({interval})" in words, row
+        form = THREE_LISTS if row[1] == "FedSR" else "{:+.1f} ({:+.1f} to {:+.1f})"
+        assert gain(of_rows[row], of_rows[row[0], "FedAvg"], form) in words, row
 
 
 def test_fedsrs_gain_over_several_targets():
     """By list the mean over all targets of RotatedMNIST, the outer and the inner ones, after the last round
     and over the last eleven evaluations."""
     outer, inner = ("m0", "m75"), ("m15", "m30", "m45", "m60")
-    words = " ".join(FINDINGS.split("## FedSR", 1)[1].split("## FedCiR")[0].split())
+    words = words_of("## FedSR")
     for eleven in (False, True):
         for targets in ((*outer, *inner), outer, inner):
             means = {}
@@ -401,19 +396,17 @@ def test_fedsrs_gain_over_several_targets():
                         by_list.setdefault(run["args"]["seed"], []).append(100 * statistics.mean(last))
                 assert {len(values) for values in by_list.values()} == {len(targets)}
                 means[variant] = {seed: statistics.mean(values) for seed, values in by_list.items()}
-            between = paired(means["fedsr"], means["fedavg"])
-            low, high = between.interval
-            interval = f"{low:+.1f} to {high:+.1f}"
+            form = "{:+.1f} ({:+.1f} to {:+.1f})"
             if len(targets) == 6 and not eleven:
-                interval = f"95% {interval}, three lists"
+                form = THREE_LISTS
                 for variant in means:
                     assert spread(list(means[variant].values())) in words, variant
-            assert f"{between.difference:+.1f} ({interval})" in words, (targets, eleven)
+            assert gain(means["fedsr"], means["fedavg"], form) in words, (targets, eleven)
 
 
 def test_fedsr_without_crops():
     """List 0: the levels of FedAvg on both outer targets, and the differences of the other three from it."""
-    words = " ".join(FINDINGS.split("## FedSR", 1)[1].split("## FedCiR")[0].split())
+    words = words_of("## FedSR")
     found = {}
     for variant in ("fedavg", "fedsr", "fedcmi", "fedl2r"):
         for target in ("m0", "m75"):
@@ -462,7 +455,7 @@ def test_fedcirs_table_of_pacs_is_of_the_records():
         "control": of("fedcir", variant="control", **budget),
         "FedAvg": of("fedavg", variant="fedcir", **budget),
     }
-    words = " ".join(FINDINGS.split("## FedCiR", 1)[1].split())
+    words = words_of("## FedCiR")
     shown = cells("**PACS.** `python fedcir.py")
     assert set(shown) == set(of_rows)
     for name, runs in of_rows.items():
@@ -471,7 +464,7 @@ def test_fedcirs_table_of_pacs_is_of_the_records():
         for outcome in ("best", "last"):
             for measure in ("ALL", "AVG"):
                 assert row.pop(0) == spread(accuracies(runs, outcome, measure)), (name, outcome, measure)
-    for name, form in (("FedAvg", "from FedAvg (95% {})"), ("control", "from the control ({})")):
-        found = paired(*(outcome_by_seed(of_rows[n], "best", "AVG") for n in ("FedCiR", name)))
-        low, high = found.interval
-        assert f"{found.difference:+.1f} {form.format(f'{low:+.1f} to {high:+.1f}')}" in words, name
+    for name, form in (("FedAvg", "{:+.1f} from FedAvg (95% {:+.1f} to {:+.1f})"),
+                       ("control", "{:+.1f} from the control ({:+.1f} to {:+.1f})")):
+        both = (outcome_by_seed(of_rows[n], "best", "AVG") for n in ("FedCiR", name))
+        assert gain(*both, form) in words, name

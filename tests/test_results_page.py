@@ -7,12 +7,11 @@ from collections import Counter
 from html import unescape
 from pathlib import Path
 
-from docs import curve
 from docs.equations import ROOT, slug
 from reproduce.cells import Cell
 from reproduce.published import Published
 from reproduce.records import Records, command_of
-from reproduce.scoreboard import strip_of
+from reproduce.scoreboard import counts_of
 from reproduce.tables import read_tables
 from tests.pages import Opened, Read
 from tests.small_table import recorded, small_folder, write_records
@@ -23,8 +22,6 @@ for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
 from docs import pages, results  # noqa: E402
-
-pytestmark = pytest.mark.xdist_group("docs")  # the pages are made once
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +58,13 @@ def test_every_published_cell_has_one_square_and_one_card(site, tables):
         lines = Published(ROOT / "tables" / "published" / f"{each.table.id}.csv").lines
         expected = 0 if each.table.figure else sum(not line.quoted for line in lines)
         assert len(own) == expected, each.table.id
-        counts = strip_of(each.table, each.blocks, each.smaller).counts
+        counts = counts_of(each.blocks, each.smaller)
         if own:
             assert Counter(own.values()) == {slug(state): n for state, n in counts.items() if n}
         for place in each.places:
             card = cards[place.anchor]
+            if place.state == "not run" and place.column.kind != "mean":
+                assert f"not run. Seed 0: {results.command(place, 'paper')}" in card
             assert results.WORDS[place.state] in card and " ± ".join(place.cells["paper"].printed) in card
             assert own.get(place.anchor, slug(place.state)) == slug(place.state)
 
@@ -89,36 +88,11 @@ def test_every_run_of_a_cell_is_there_with_its_command_and_code(site, tables):
     assert seen > 50
 
 
-def test_a_cell_without_runs_says_so_and_has_its_command(site, tables):
-    seen = 0
-    for each in tables:
-        cards = cards_of(site / each.page)
-        for place in each.places:
-            if place.state == "not run" and place.column.kind != "mean":
-                assert f"not run. Seed 0: {results.command(place, 'paper')}" in cards[place.anchor]
-                seen += 1
-    assert seen > 500
-
-
 def test_pages_of_methods_and_tables_lead_there(site):
     for name in ("fedsr", "fedadg", "fedgala", "fedcir", "fdse"):
         assert f"../../results.html#{name}" in Read(site / "docs" / "methods" / f"{name}.html").links
     assert "../results.html" in Read(site / "results" / "findings.html").links
     assert "../../cells/fdse-1.html" in Read(site / "results" / "tables" / "fdse-1-laptop.html").links
-
-
-def test_the_pages_stay_small(site):
-    """In bytes: what a phone loads."""
-    sizes = {path.name: path.stat().st_size for path in [site / "results.html", *(site / "cells").iterdir()]}
-    assert max(sizes.values()) < 1_000_000, sizes
-
-
-def test_two_laptop_budgets_and_a_link_to_another_table(site):
-    for table, budget in (("fdse-1", "40 rounds of 1 epoch of 50 images, 64x64"),
-                          ("fdse-3", "60 rounds of 1 epoch of 50 images, 160x160")):
-        words = words_of((site / "cells" / f"{table}.html").read_text())
-        assert f"Not comparable with the published number : {budget}" in words
-    assert "../results/tables/fdse-3.html" in Read(site / "cells" / "fdse-1.html").links
 
 
 # A small table
@@ -171,32 +145,23 @@ def test_what_a_verdict_rests_on(cell, words):
 
 
 def test_a_curve_has_its_points_axes_and_words():
-    svg = curve.draw({"ALL": [(1, 20.0), (3, 60.0)], "validation": [(1, 30.0), (2, 40.0)]}, best=2)
-    assert re.findall(r'points="([^"]*)"', svg) == ["40.0,138.0 324.0,34.0 ", "40.0,112.0 182.0,86.0 "]
-    assert [float(tick) for tick in re.findall(r'text-anchor="end">([^<]*)', svg)] == [20, 30, 40, 50, 60]
-    assert re.findall(r'text-anchor="middle">([^<]*)', svg) == ["1", "2", "3", "round"]
+    svg = results.drawing({"curve": {"round": [1, 2, 3], "ALL": [0.0, None, 1.0], "val": [0.3, 0.5, None]},
+                           "best": {"round": 2}})
+    assert re.findall(r'points="([^"]*)"', svg) == ["40.0,138.0 324.0,34.0 ", "40.0,106.8 182.0,86.0 "]
+    assert re.findall(r'text-anchor="middle">([^<]*)', svg) == ["rounds 1 to 3"]
     assert 'class="best" d="M182.0,34V138"' in svg and "accuracy, %</text>" in svg
-    assert "ALL 20.0 in round 1, 60.0 in round 3, at most 60.0" in svg and "best validation in round 2" in svg
-    assert curve.draw({}, None) == ""
+    assert "ALL 0.0 in round 1, 100.0 in round 3, at most 100.0" in svg
+    assert results.drawing({"curve": {}, "best": {}}) == ""
 
 
 def test_a_curve_of_a_record():
     """Without gaps, in percent, and without one that is there twice."""
     record = {"curve": {"round": [1, 2, 3], "val": [0.1, 0.2, 0.3], "ALL": [0.5, None, 0.6],
                         "d0 0.1": [0.7, 0.7, 0.7], "target": [0.7, 0.7, 0.7]}, "logs": {"loss": [0.5, 0.25]}}
-    curves = curve.curves_of(record)
+    curves = results.curves_of(record)
     assert list(curves) == ["ALL", "d0 0.1", "validation"]
     assert curves["ALL"] == [(1, 50.0), (3, 60.0)]
-    assert curve.curves_of(record, "loss") == {"loss": [(1, 50.0), (2, 25.0)]}
-    assert curve.curves_of(record, "other") == {}
-
-
-@pytest.mark.parametrize("low, high, ticks", [(0.0, 100.0, [0, 20, 40, 60, 80, 100]), (97.2, 98.1, None),
-                                              (50.0, 50.0, None)])
-def test_the_ticks_enclose_the_curve(low, high, ticks):
-    found = curve.ticks_of(low, high)
-    assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 6
-    assert ticks is None or found == ticks
+    assert results.curves_of(record, "loss") == {"loss": [(1, 50.0), (2, 25.0)]}
 
 
 # In a browser
@@ -221,27 +186,3 @@ def test_a_click_selects_a_whole_command(browser, site):
         command = opened.tab.locator(".run .command").first
         command.click()
         assert opened.tab.evaluate("getSelection().toString()") == command.inner_text()
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_curves_stand_out_from_the_page(browser, site, scheme):
-    """Their lines have three times the contrast of nothing, as WCAG asks of graphics."""
-    with Opened(browser, site, "cells/fdse-1.html", color_scheme=scheme) as opened:
-        colours = opened.tab.evaluate("[...document.querySelector('.curve').querySelectorAll('polyline')]"
-                                      ".map(e => getComputedStyle(e).stroke)")
-        behind = opened.tab.evaluate("getComputedStyle(document.querySelector('.run')).backgroundColor")
-        assert len(colours) > 1
-        assert min(contrast(colour, behind) for colour in colours) >= 3
-
-
-def contrast(one: str, other: str) -> float:
-    """Of two colours as a style sheet computes them: rgb(...). WCAG's relative luminances, each and 0.05."""
-    lights = []
-    for colour in (one, other):
-        light = 0.05
-        for weight, value in zip((0.2126, 0.7152, 0.0722), re.findall(r"\d+", colour)):
-            share = int(value) / 255
-            light += weight * (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4)
-        lights.append(light)
-    return max(lights) / min(lights)

@@ -14,8 +14,6 @@ from reproduce.runner import Processes, execute
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("runs")  # they leave folders in runs/
-
 
 @dataclasses.dataclass(frozen=True)
 class Sleep:

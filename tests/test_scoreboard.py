@@ -1,45 +1,42 @@
 """The scoreboard: the state of each published cell, counted, said and drawn."""
 
+from collections import Counter
+
 from reproduce import scoreboard
-from reproduce.cells import Cell, filled
+from reproduce.cells import filled
 from reproduce.records import Records
-from reproduce.scoreboard import Strip, as_markdown, sentence, strip_of
-from reproduce.tables import Row, read_tables
+from reproduce.scoreboard import Board, as_markdown, counts_of, sentence
+from reproduce.tables import read_tables
 from tests.small_table import PUBLISHED, TABLE, small_folder, write_table
 
 
-FEDAVG, FEDX = Row("FedAvg", module="fedavg"), Row("FedX", module="baselines.fedx")
-SEEN, UNSEEN = Cell(["90.0"], {0: 95.0}), Cell(["90.0"])
-
-
-def strip_of_small_table(tmp_path) -> Strip:
+def board_of_small_table(tmp_path) -> Board:
+    """The small table twice."""
     records = Records(small_folder(tmp_path) / "runs.jsonl")
     (table,) = read_tables(tmp_path / "tables")
-    return strip_of(table, filled(table, records, "paper"), filled(table, records, "laptop"))
+    return 2 * [(table, counts_of(filled(table, records, "paper"), filled(table, records, "laptop")))]
 
 
 def test_quoted_rows_and_rows_of_ours_are_not_counted(tmp_path):
-    strip = strip_of_small_table(tmp_path)
-    assert strip.counts == {"differs": 1, "untested": 3, "lost": 2, "no method": 3}
-    assert strip.measured == 4
+    (_, counts), _ = board_of_small_table(tmp_path)
+    assert counts == {"differs": 1, "untested": 3, "lost": 2, "no method": 3}
     of_ours = TABLE.replace('flags = "--lambda 0"', 'flags = "--lambda 0"\nours = true')
     others = [line for line in PUBLISHED.splitlines() if "FDSE without C" not in line]
     write_table(tmp_path / "tables", "fdse-9", of_ours, "\n".join(others))
     (table,) = read_tables(tmp_path / "tables")
     blocks = filled(table, Records(tmp_path / "runs.jsonl"), "paper")
-    assert len(strip_of(table, blocks, blocks).squares) == 6
+    assert counts_of(blocks, blocks).total() == 6
 
 
 def test_the_sentence_and_the_table_have_the_counts(tmp_path):
-    strip = strip_of_small_table(tmp_path)
-    words = sentence([strip, strip])
+    board = board_of_small_table(tmp_path)
+    words = sentence(board)
     for part in ("Of the 14 numbers", "8 are measured", "of 0 no difference is found, 2 differ, 0 differ by",
                  "their table, 6 cannot be tested",
                  "6 are of methods", "4 more were lost when the papers were read as text"):
         assert part in words, words
-    written = Strip(strip.table, [state for state in strip.squares if state != "no method"])
-    assert "not written" not in sentence([written])
-    rows = [line for line in as_markdown([strip, strip]).splitlines() if line.startswith("| ")]
+    assert "not written" not in sentence([(board[0][0], Counter(agrees=1))])
+    rows = [line for line in as_markdown(board).splitlines() if line.startswith("| ")]
     last = [cell.strip() for cell in rows[-1].split("|")[1:-1]]
     assert last == ["all", "18", "0", "0", "2", "6", "0", "0", "6", "4"]
 
@@ -47,12 +44,11 @@ def test_the_sentence_and_the_table_have_the_counts(tmp_path):
 def test_the_picture_has_a_bar_for_each_table(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(scoreboard, "write_figure", lambda path, figure: drawn.append(figure))
-    strip = strip_of_small_table(tmp_path)
-    strip.squares = ["agrees"] * 61 + ["lost"]
-    scoreboard.draw([strip, strip], tmp_path / "s.png")
+    table = board_of_small_table(tmp_path)[0][0]
+    scoreboard.draw(2 * [(table, Counter(agrees=61, lost=1))], tmp_path / "s.png")
     (panel,) = drawn[0].axes
     widths = [bar.get_width() for bar in panel.patches if bar.get_width()]
-    assert widths == [61, 1, 61, 1]
+    assert widths == [61, 61, 1, 1]
     assert [text.get_text() for text in panel.get_yticklabels()] == ["A small table"] * 2
     words = [text.get_text() for text in drawn[0].legends[0].get_texts()]
     assert words == ["no difference found: 122", "lost in the text of the paper: 2"]

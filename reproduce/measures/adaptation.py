@@ -84,7 +84,7 @@ def changed_flags(words: str, run: Rebuilt) -> dict:
                    "fedbn with --protocol lodo", 2)
     parser = Parser(prog="adaptation --flags", allow_abbrev=False, add_help=False)
     for f in dataclasses.fields(run.args):
-        if f.name in own:
+        if f.metadata["at_test"]:
             add_flag(parser, f, ())
     return vars(parser.parse_args(shlex.split(words))) or own
 
@@ -97,9 +97,8 @@ def show(flags) -> list[dict]:
     for folder in flags.folders:
         result = finished(folder)
         torch.set_num_threads(result["hardware"]["threads"])  # the bytes of the adaptation depend on them
-        runs = {}
-        for which in ("best", "last"):
-            runs[which] = rebuilt(folder, which, flags.data, flags.archives, flags.any_code)
+        places = flags.data, flags.archives, flags.any_code
+        runs = {which: rebuilt(folder, which, *places) for which in ("best", "last")}
         args, name = runs["last"].args, runs["last"].label
         if args.device.split(":")[0] != result["args"]["device"]:
             raise Stop(f"{folder} is a run on {result['args']['device']}: test it again on one", 2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import common
 from plumbing.errors import Stop
+from plumbing.runfolder import read_history, read_result
 from plumbing.settings import Args, shown_value
 from reproduce import loading
 from reproduce.methods import method
@@ -19,47 +19,33 @@ from torch import nn
 
 def finished(folder) -> dict:
     """result.json of a run's folder. Stop if there is none or it is no result."""
-    path = Path(folder) / "result.json"
-    try:
-        result = json.loads(path.read_text())
-        if result["best"]["round"] > 0 and result["method"] == result["args"]["method"]:
-            return result
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise Stop(f"{path} is missing or damaged: give the output folder of a finished run", 2)
+    result = read_result(Path(folder))
+    if not result:
+        raise Stop(f"{Path(folder) / 'result.json'} is missing or damaged: give the output folder of a "
+                   "finished run", 2)
+    return result
 
 
 def history(folder) -> list[dict]:
     """The lines of metrics.jsonl, one for each round of a finished run."""
-    path = Path(folder) / "metrics.jsonl"
-    try:
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        if [entry["round"] for entry in entries] == list(range(1, finished(folder)["last"]["round"] + 1)):
-            return entries
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise Stop(f"{path} is missing or damaged: expected one line of metrics for each round", 2)
+    return read_history(Path(folder), finished(folder)["last"]["round"])
 
 
 def numbers_of(entry: dict) -> dict[str, float]:
     """What a round's line of metrics.jsonl says, by name: accuracies (val, ALL, AVG, target, `photo 0.1` of
     runs without labels), and the means over the clients of what they log."""
-    test = entry.get("test", {})
-    found = {name: test[name] for name in ("ALL", "AVG") if name in test}
+    found, logs = dict(entry.get("test", {})), {}
+    found.pop("clients", None)
     if "val" in entry:
         found["val"] = entry["val"]["ALL"]
     if "target" in entry:
         found["target"] = entry["target"]
     for domain, accuracies in entry.get("linear", {}).items():
-        for ratio, accuracy in accuracies.items():
-            found[f"{domain} {ratio}"] = accuracy
-    logs = {}
+        found |= {f"{domain} {ratio}": accuracy for ratio, accuracy in accuracies.items()}
     for log in entry["clients"].values():
         for name, value in log.items():
             logs.setdefault(name, []).append(value)
-    for name, values in logs.items():
-        found[name] = float(np.mean(values))  # as plumbing/results.py
-    return found
+    return found | {name: float(np.mean(values)) for name, values in logs.items()}  # as plumbing/results.py
 
 
 @dataclass
@@ -92,18 +78,17 @@ def rebuilt(folder, which: str = "best", data: str = "data", archives: str = "",
     """The finished run in `folder`, after its best validation round or its last one. A GPU is used if the run
     had one and one is here."""
     key = finished(folder)["args"]
-    device = "cpu" if key.get("device") == "cpu" else "auto"
+    device = "cpu" if key["device"] == "cpu" else "auto"
     fed, saved = loading.rebuilt(folder, which, None, device, data, archives, any_code, images=True)
     return Rebuilt(str(folder), which, saved["round"], name_of(key), fed)
 
 
 def all_rebuilt(flags) -> list[Rebuilt]:
     """The runs of a command, labelled so that they can be told apart."""
-    runs = []
-    for folder in flags.folders:
+    labels, runs = labels_of([finished(folder)["args"] for folder in flags.folders]), []
+    for folder, label in zip(flags.folders, labels):
         runs.append(rebuilt(folder, flags.which, flags.data, flags.archives, flags.any_code))
-    for run, label in zip(runs, labels_of([finished(folder)["args"] for folder in flags.folders])):
-        run.label = label
+        runs[-1].label = label
     return runs
 
 
@@ -112,12 +97,9 @@ def all_rebuilt(flags) -> list[Rebuilt]:
 
 def name_of(key: dict) -> str:
     """A method as its file's first word, and its variant if that is not the file's own."""
-    module = method(key["method"])
+    module, variant = method(key["method"]), key.get("variant")
     name = (module.__doc__ or key["method"]).split(":")[0].split("\n")[0]
-    variant = key.get("variant")
-    if variant in (None, getattr(module.Args, "variant", None)):
-        return name
-    return f"{name} ({variant})"
+    return name if variant in (None, getattr(module.Args, "variant", None)) else f"{name} ({variant})"
 
 
 def labels_of(keys: list[dict], left_out: tuple[str, ...] = ()) -> list[str]:

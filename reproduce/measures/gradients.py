@@ -60,11 +60,8 @@ def gradient(run: Rebuilt, k: int, model: nn.Module, part: Data, travelling: dic
             else:
                 loss = cross_entropy(model(x), y)
         (loss / number).backward()
-    vectors = []
-    for name, p in model.named_parameters():
-        if name in travelling and p.grad is not None:
-            vectors.append(p.grad.flatten())
-    return torch.cat(vectors)
+    sent = [p.grad for name, p in model.named_parameters() if name in travelling and p.grad is not None]
+    return torch.cat([grad.flatten() for grad in sent])
 
 
 def mutual_information(a: Data, b: Data, size: int = 32, seed: int = 0) -> tuple[float, float]:
@@ -79,24 +76,12 @@ def mutual_information(a: Data, b: Data, size: int = 32, seed: int = 0) -> tuple
     counts = {}  # of each class the images of the smaller domain
     for c in a.labels.unique():
         counts[int(c)] = min(int((a.labels == c).sum()), int((b.labels == c).sum()))
-    x = pixels(a, drawn(a, counts, generator), size)
-    y = pixels(b, drawn(b, counts, generator), size)
+    x, y = pixels(a, counts, generator, size), pixels(b, counts, generator, size)
     if len(x) < 8:
         raise Stop(f"two domains have {len(x)} pairs of images of the same class; the mutual information "
                    f"needs at least 8", 2)
-    by_chance = []
-    for _ in range(5):
-        by_chance.append(information(x, y[torch.randperm(len(y), generator=generator)]))
-    return information(x, y), float(np.mean(by_chance))
-
-
-def drawn(part: Data, counts: dict[int, int], generator: torch.Generator) -> Tensor:
-    """Random positions in `part`, so many of each class."""
-    positions = []
-    for c, n in counts.items():
-        of_class = (part.labels.cpu() == c).nonzero()[:, 0]
-        positions.append(of_class[torch.randperm(len(of_class), generator=generator)[:n]])
-    return torch.cat(positions)
+    shuffled = [y[torch.randperm(len(y), generator=generator)] for _ in range(5)]
+    return information(x, y), float(np.mean([information(x, other) for other in shuffled]))
 
 
 def information(x: Tensor, y: Tensor) -> float:
@@ -106,11 +91,13 @@ def information(x: Tensor, y: Tensor) -> float:
     return float(-0.5 * torch.log1p(-rho.square().clamp(max=1 - 1e-12)).sum())
 
 
-def pixels(part: Data, rows: Tensor, size: int) -> Tensor:
-    """Images of `part` as features float64 [n, C * size * size] in [0, 1]."""
+def pixels(part: Data, counts: dict[int, int], generator: torch.Generator, size: int) -> Tensor:
+    """Random images of `part`, so many of each class, as features float64 [n, C * size * size] in [0, 1]."""
     features = []
-    for i in rows.to(part.index.device).split(500):
-        x, _ = part.batch(i)
+    for c, n in counts.items():
+        of_class = (part.labels.cpu() == c).nonzero()[:, 0]
+        drawn = of_class[torch.randperm(len(of_class), generator=generator)[:n]]
+        x, _ = part.batch(drawn.to(part.index.device))
         features.append(interpolate(x.cpu(), (size, size), mode="area").flatten(1).double())
     return torch.cat(features)
 
@@ -121,9 +108,8 @@ def draw_gradients(path, runs: list[dict]) -> None:
     figure = new_figure(5.4, 4.2)
     panel = figure.subplots()
     for run in runs:
-        x = [pair["information"] for pair in run["pairs"].values()]
-        y = [pair["covariance"] for pair in run["pairs"].values()]
-        panel.scatter(x, y, s=36, label=run["method"])
+        points = [(pair["information"], pair["covariance"]) for pair in run["pairs"].values()]
+        panel.scatter(*zip(*points), s=36, label=run["method"])
     panel.set(xlabel="mutual information of the images, Eq. (3) (nats)", ylabel="covariance of the gradients")
     panel.legend(fontsize=8)
     write_figure(path, figure)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import functools
 import sys
-from pathlib import Path
 
 from common import images_in_round, seed_all
 from plumbing.errors import Stop
@@ -16,7 +14,6 @@ from reproduce.methods import arguments, builder_of
 
 import torch
 from tabulate import tabulate
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 # FLOPs
@@ -37,32 +34,18 @@ def counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=ours)
 
 
-def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
-    """(forward, training step) FLOPs of a network for a batch of `shape` [B, C, H, W], B at least 2.
-
-    A training step is one forward and one backward pass. Optimizer, BN, activations and what a method adds to
-    the loss count nothing. The model is copied and not changed.
-    """
-    model = copy.deepcopy(model)
-    x = torch.zeros(shape, device=next(model.parameters()).device)
-    with counter() as forward, torch.no_grad():
-        model.eval()(x)
-    with counter() as step:
-        model.train()(x).sum().backward()
-    return forward.get_total_flops(), step.get_total_flops()
-
-
 @functools.cache
 def network_cost(module: str, flags: tuple[str, ...]) -> dict[str, float]:
     """FDSE's Table 4 of a network: parameters in 1e7, MiB of its float32 state, multiply-adds of 50 images of
     256x256 in 1e10."""
     args = dataclasses.replace(arguments(module, flags), image_size=256)
-    with torch.device("meta"):
-        net = builder_of(sys.modules[module])(args, 3, 10)
-        forward, _ = flops(net, (50, 3, 256, 256))
+    net = builder_of(sys.modules[module])(args, 3, 10).eval()
+    with counter() as one_image, torch.no_grad():
+        net(torch.zeros(1, 3, 256, 256))
     parameters = sum(p.numel() for p in net.parameters())
     floats = sum(v.numel() for v in net.state_dict().values() if v.is_floating_point())
-    return {"parameters": parameters / 1e7, "flops": forward / 2 / 1e10, "mib": floats * 4 / 2 ** 20}
+    flops_of_50 = 50 * one_image.get_total_flops()
+    return {"parameters": parameters / 1e7, "flops": flops_of_50 / 2 / 1e10, "mib": floats * 4 / 2 ** 20}
 
 
 # FedCiR, Table 3
@@ -89,19 +72,19 @@ def cost_to_reach(run: Rebuilt, accuracy: float) -> dict | None:
     the whole run's memory in MiB; and the FLOPs of an image.
     """
     result, entries = finished(run.folder), history(run.folder)
-    of_rounds = {entry["round"]: entry["test"]["AVG"] for entry in entries if "test" in entry}
-    if not of_rounds:
-        raise Stop(f"{Path(run.folder) / 'metrics.jsonl'} has no accuracy AVG", 2)
-    reached = next((t for t, average in of_rounds.items() if average >= accuracy), None)
-    if reached is None:
-        return None
+    if not any("test" in entry for entry in entries):
+        raise Stop(f"{run.folder}/metrics.jsonl has no accuracy AVG", 2)
     fed, images, exchanged = run.federation, 0, 0
     sizes = dict(zip(fed.names, fed.sizes))
-    for entry in entries[:reached]:
+    for entry in entries:
         for name, log in entry["clients"].items():
             images += images_in_round(sizes[name], run.args)
             exchanged += log["bytes_up"] + log["bytes_down"]
-    per_image = training_flops(run)
+        if entry.get("test", {}).get("AVG", -1) >= accuracy:
+            break
+    else:
+        return None
+    per_image, reached = training_flops(run), entry["round"]
     return {"round": reached, "tflops": images * per_image / fed.K / 1e12, "gb": exchanged / fed.K / 1e9,
             "memory_mib": result["peak_memory_mib"],
             "gpu_memory_mib": result["hardware"]["gpu_peak_memory_mib"], "flops_per_image": per_image}

@@ -42,6 +42,7 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     smaller has; one half of each trains the SVM, the other tests it. The paper gives neither C nor the split.
     """
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import LinearSVC
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -53,41 +54,36 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     a = a[torch.randperm(len(a), generator=generator)[:n].numpy()]
     b = b[torch.randperm(len(b), generator=generator)[:n].numpy()]
     half = n // 2
-    train, train_side = np.concatenate([a[:half], b[:half]]), np.repeat([0, 1], half)
-    test, test_side = np.concatenate([a[half:], b[half:]]), np.repeat([0, 1], n - half)
-    scaler = StandardScaler().fit(train)
-    svm = LinearSVC(C=C, random_state=0, max_iter=2000)
+    svm = make_pipeline(StandardScaler(), LinearSVC(C=C, random_state=0, max_iter=2000))
     with warnings.catch_warnings():
         # what is left of its error is far below that of a finite test half
         warnings.simplefilter("ignore", ConvergenceWarning)
-        svm.fit(scaler.transform(train), train_side)
-    eps = 1 - svm.score(scaler.transform(test), test_side)
+        svm.fit(np.concatenate([a[:half], b[:half]]), np.repeat([0, 1], half))
+    eps = 1 - svm.score(np.concatenate([a[half:], b[half:]]), np.repeat([0, 1], n - half))
     return 2 * (1 - 2 * eps)
 
 
-def pad_table(run: Rebuilt, part: str = "test", seed: int = 0) -> dict:
+def pad_table(run: Rebuilt, part: str) -> dict:
     """PAD between each pair of a run's clients, and between the mixture of all and each of them (Fig. 12).
 
     The mixture is the union of the clients' images, FedCiR's Eq. (1), the client's own too: its PAD to a
     client with the share p of all images is at most 2(1 - p) in the limit. No image is on both sides.
     """
-    z = {}  # of each client; a target is none
+    z, pairs, to_mixture = {}, {}, {}
     for client, model in run.tested():
-        if not client.data.unseen:
+        if not client.data.unseen:  # a target is no client
             z[client.data.name], _ = represented(client, model, run.args, part)
     if len(z) < 2:
         raise Stop(f"{run.folder} has one client; a distance needs two", 2)
-    pairs, to_mixture = {}, {}
     for a, b in itertools.combinations(z, 2):
-        pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b], seed)
+        pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b])
     pool = torch.cat(list(z.values()))
     owner = torch.cat([torch.full((len(rows),), k) for k, rows in enumerate(z.values())])
-    order = torch.randperm(len(pool), generator=seed_all(seed, "mixture"))
+    order = torch.randperm(len(pool), generator=seed_all(0, "mixture"))
     for k, (name, rows) in enumerate(z.items()):
         m = int(len(rows) / (1 + len(rows) / len(pool)))  # m in the mixture leave about m of the client
-        rest = order[m:]
-        of_client = rest[owner[rest] == k]
-        to_mixture[name] = proxy_a_distance(pool[order[:m]], pool[of_client], seed)
+        of_client = order[m:][owner[order[m:]] == k]
+        to_mixture[name] = proxy_a_distance(pool[order[:m]], pool[of_client])
     return run.heading() | {"part": part, "pairs": pairs, "global": to_mixture,
                             "mean_pairs": float(np.mean(list(pairs.values()))),
                             "mean_global": float(np.mean(list(to_mixture.values())))}
@@ -120,15 +116,11 @@ def show(flags) -> list[dict]:
     """A table, the figure of two runs, and the numbers."""
     if flags.out and len(flags.folders) != 2:
         raise Stop(f"--out draws one run against another: give two folders, not {len(flags.folders)}", 2)
-    runs = [pad_table(run, flags.part) for run in all_rebuilt(flags)]
-    table = []
+    runs, table = [pad_table(run, flags.part) for run in all_rebuilt(flags)], []
     for run in runs:
-        for pair, distance in run["pairs"].items():
-            table.append([run["method"], pair, distance])
-        for name, distance in run["global"].items():
-            table.append([run["method"], f"mixture / {name}", distance])
-        table.append([run["method"], "mean of the pairs", run["mean_pairs"]])
-        table.append([run["method"], "mean of mixture and client", run["mean_global"]])
+        means = {"mean of the pairs": run["mean_pairs"], "mean of mixture and client": run["mean_global"]}
+        to_mixture = {f"mixture / {name}": distance for name, distance in run["global"].items()}
+        table += [[run["method"], *line] for line in (run["pairs"] | to_mixture | means).items()]
     if flags.out:
         draw_pad(flags.out, *runs)
     print(tabulate(table, ["method", "domains", "PAD"], floatfmt=".3f"))

@@ -20,11 +20,10 @@ from torch.nn.functional import cross_entropy
 @torch.no_grad()
 def risk(model: nn.Module, data: Data, args: Args) -> float:
     """The mean cross-entropy of `model` on `data`, in eval mode, in nats."""
-    model.eval()
     total = 0.0
     for x, y in in_order(data, args):
         with autocast(args):
-            logits = model(x)
+            logits = model.eval()(x)
         total += float(cross_entropy(logits.float(), y, reduction="sum"))
     return total / len(data)
 
@@ -43,9 +42,7 @@ def local_risks(run: Rebuilt) -> dict:
             target = {"target": {"name": data.name, "test": on_test}}
         else:
             clients[data.name] = {"train": risk(model, data.train, run.args), "test": on_test}
-    mean = {}
-    for part in ("train", "test"):
-        mean[part] = float(np.mean([risks[part] for risks in clients.values()]))
+    mean = {part: float(np.mean([risks[part] for risks in clients.values()])) for part in ("train", "test")}
     return run.heading() | {"clients": clients, "mean": mean} | target
 
 

@@ -22,9 +22,8 @@ Points = dict[str, tuple[Tensor, Tensor]]  # {domain: (representations [N, D], c
 def points_of(run: Rebuilt, domains: list[str], part: str, most: int) -> Points:
     """The representations of some domains by a run, of all without names; at most `most` images of each."""
     points, names = {}, run.federation.names
-    for name in domains:
-        if name not in names:
-            raise Stop(f"{run.folder}: --domains names {name!r}; its domains are {', '.join(names)}", 2)
+    for name in set(domains) - set(names):
+        raise Stop(f"{run.folder}: --domains names {name!r}; its domains are {', '.join(names)}", 2)
     for client, model in run.tested():
         name = client.data.name
         if not domains or name in domains:
@@ -51,8 +50,8 @@ def draw(path, runs: list[Rebuilt], points: list[Points], places: list[dict[str,
     figure = new_figure(4.8 * len(runs) + 1.2, 4.4)
     panels = figure.subplots(1, len(runs), squeeze=False)[0]
     classes = runs[0].federation.dataset.classes
-    colours = matplotlib.colormaps["tab10" if len(classes) <= 10 else "tab20"]
-    if len(classes) > 20:
+    colours = matplotlib.colormaps["tab10"]
+    if len(classes) > 10:
         colours = matplotlib.colormaps["turbo"].resampled(len(classes))
     for run, panel, of_run, at in zip(runs, panels, points, places):
         for i, (domain, (_, y)) in enumerate(of_run.items()):
@@ -81,8 +80,7 @@ def show(flags) -> list[dict]:
     """The figure, and what it shows."""
     if flags.images < 4:
         raise Stop(f"--images is {flags.images}; it must be at least 4", 2)
-    domains = [name for name in flags.domains.split(",") if name]
-    runs = all_rebuilt(flags)
+    domains, runs = flags.domains.split(",") if flags.domains else [], all_rebuilt(flags)
     if len({run.federation.dataset.classes for run in runs}) > 1:
         raise Stop("the runs have different classes: draw those of one dataset together", 2)
     points = [points_of(run, domains, flags.part, flags.images) for run in runs]

@@ -1,0 +1,30 @@
+"""What the command lines have in common: the flags of whatever reads a run, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+from plumbing.errors import Stop, ending
+
+
+@contextlib.contextmanager
+def one_line_on_stop(program: str, kept: str):
+    """An error that is no fault of the program ends it with one line on stderr and an exit code: 2 for bad
+    usage, 1 for failures, 130 for Ctrl-C. `kept`: what is not lost."""
+    try:
+        yield
+    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
+        message, code = ending(e, kept)
+        print(f"{program}: {message}", file=sys.stderr)
+        sys.exit(code)
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of a command that puts a run together again."""
+    parser.add_argument("--which", default="best", choices=("best", "last"),
+                        help="state of the run: best (validation round) or last [best]")
+    parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
+    parser.add_argument("--archives", default="", help="folder with archives downloaded before [none]")
+    parser.add_argument("--any-code", action="store_true", help="also a run that other code has trained")
