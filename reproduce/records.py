@@ -118,9 +118,10 @@ def work_of(name: str, cls: type[Args], args: dict, at_test: bool = True) -> str
 
 
 def moved(record: dict) -> dict:
-    """A record whose method's file has lost fields since. At the value that the file still has they are
-    dropped; at another one the record is of official/."""
-    removed, args = REMOVED.get(record["method"], {}), record["args"]
+    """A record whose method's file has other fields since. New ones have what its run did. Removed ones are
+    dropped at the value that the file still has; at another one the record is of official/."""
+    removed = REMOVED.get(record["method"], {})
+    args = ADDED.get(record["method"], {}) | record["args"]
     if all(args.get(name, value) == value for name, value in removed.items()):
         return record | {"args": {name: value for name, value in args.items() if name not in removed}}
     name = f"official.{record['method']}"
