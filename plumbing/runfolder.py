@@ -95,13 +95,8 @@ class Run:
             yield run
 
     def read(self) -> None:
-        """What the folder holds of this run: its checkpoint with the metrics up to there, and its result. A
-        damaged result is made again from the checkpoint."""
-        result, file = None, self.path / "checkpoint.pt"
-        with contextlib.suppress(OSError, *DAMAGED):
-            found = json.loads((self.path / "result.json").read_text())
-            summary(found)  # an error if it is damaged
-            result = found
+        """What the folder holds of this run: its checkpoint with the metrics up to there, and its result."""
+        result, file = read_result(self.path), self.path / "checkpoint.pt"
         if file.exists():
             self.saved = read_state(file, INSTEAD)
             refuse_another(self.path, self.saved, self.args, self.key)
@@ -314,6 +309,14 @@ def read_state(file: Path, advice: str) -> dict:
     if not isinstance(saved, dict) or not STATE <= saved.keys():
         raise Stop(f"{file} is no whole checkpoint: {advice}")
     return saved
+
+
+def read_result(path: Path) -> dict | None:
+    """A finished run's result; None without one, or if it is damaged: a checkpoint makes it again."""
+    with contextlib.suppress(OSError, *DAMAGED):
+        result = json.loads((path / "result.json").read_text())
+        return result if summary(result) else None
+    return None
 
 
 def read_history(path: Path, rounds: int) -> list[dict]:
