@@ -335,7 +335,7 @@ def test_fedgala_bad_flags(tmp_path, capsys, flags, words):
 
 
 def test_fedema_without_mixing_is_fedbyol(tmp_path):
-    flags = (*RUN, "--target", "d0", "--rounds", "3")
+    flags = (*RUN, "--target", "d0", "--rounds", "3", "--eval-every", 3)
     a = run_here("baselines.fedema", tmp_path / "a", "--autoscale", "0", *flags)
     b = run_here("official.fedgala", tmp_path / "b", "--ssl", "byol", *PLAIN, *flags)
     for mine, theirs in zip(metrics(tmp_path / "a"), metrics(tmp_path / "b")):
