@@ -91,8 +91,8 @@ def test_the_settings_of_fdse_and_fedcir():
 def test_the_settings_of_fedsr():
     """FedSR, Sec. 4.2."""
     args = parsed("fedavg", "--dataset", "rotatedmnist-t10k")
-    assert (args.backbone, args.protocol, args.rounds, args.steps) == ("smallcnn", "lodo", 1500, 5)
-    assert (args.batch_size, args.lr, args.momentum, args.average) == (64, 0.01, 0.9, "uniform")
+    assert (args.backbone, args.protocol, args.rounds, args.steps) == ("smallcnn3", "lodo", 1500, 5)
+    assert (args.batch_size, args.lr, args.momentum, args.average) == (64, 0.001, 0.9, "uniform")
     args = parsed("fedavg", "--dataset", "officehome")
     assert (args.backbone, args.weights, args.image_size) == ("resnet50", "imagenet", 224)
     assert (args.protocol, args.rounds, args.steps) == ("lodo", 1000, 5)

@@ -11,7 +11,7 @@ from tests.three_clients import CLOSE, FLAGS, federation, mean, same, three_clie
 
 import pytest
 import torch
-from torch import tensor
+from torch import nn, tensor
 from torch.testing import assert_close
 
 NAME = "baselines.feddg_ga"
@@ -30,7 +30,7 @@ def weights_by_hand(a, gap, d, t, rounds, rule):
     """The weights of clients {k: a_k}, changed by the gaps {k: G_k} of round t of some of them."""
     step, middle = d * (1 - t / rounds), sum(gap.values()) / len(gap)
     if rule == "code":
-        step, middle = d * (1 - (t - 1) / rounds) / len(a), 0
+        step, middle = d * (1 - (t - 1) / rounds), 0
     largest = max(abs(G - middle) for G in gap.values())
     if largest < 1e-12:
         return a
@@ -39,13 +39,15 @@ def weights_by_hand(a, gap, d, t, rounds, rule):
     return a | {k: v / after * before for k, v in raised.items()}
 
 
-@pytest.mark.parametrize("gap,rule,d", [("loss", "paper", 0.4), ("error", "code", 0.5)])
-def test_rounds_by_hand(gap, rule, d):
+@pytest.mark.parametrize("gap,rule,step,d", [("loss", "paper", "whole", 0.4),
+                                             ("error", "code", "share", 0.5)])
+def test_rounds_by_hand(gap, rule, step, d):
     """Uploads, the server's weights and model over four rounds. Client 0 misses the third one, client 1 the
     last one, so that two weights change in the third and none in the last. To validate with, each client has
     what another one trains on."""
     args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--rounds", 5, "--gap", gap, "--rule", rule,
-                  "--step-size", d)
+                  "--step-size", d, "--step", step)
+    d = d / 3 if step == "share" else d
     server, clients, data = federation(feddg_ga, args)
     parts = [data[k].train for k in range(3)]
     for k in range(3):
@@ -112,11 +114,25 @@ def test_weights_at_the_edges():
 
 
 def test_step_of_a_round():
-    """From d to d/T; in the authors' code from d/3 and a little more to d/3, 2/T of it."""
+    """From d to d/T; in the authors' code from d/3 and a little more to d/3, 2/T of it. A share of K."""
     args = parsed(NAME, "--rounds", 4, "--step-size", 0.6)
+    assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.2, 0.1, 0.05])
+    args = parsed(NAME, "--rounds", 4, "--step-size", 0.6, "--step", "whole")
     assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.6, 0.3, 0.15])
     args = parsed(NAME, "--rounds", 4, "--step-size", 0.6, "--rule", "code")
     assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.25, 0.15, 0.1])
+
+
+@pytest.mark.parametrize("K", [3, 5, 24])
+def test_the_first_adjustment_empties_no_weight(K):
+    """Whatever the gaps: 1/K is moved by d/K at most, before the division by the sum."""
+    args = parsed(NAME)
+    server = feddg_ga.Server(args, nn.Linear(1, 1), K)
+    for draw in range(20):
+        gap = torch.randn(K, generator=common.seed_all("gaps", K, draw), dtype=torch.float64)
+        a = feddg_ga.adjusted(server.a, gap, feddg_ga.step_of_round(args, 0, K), args.rule)
+        assert a.min() >= (1 - args.step_size) / K / (1 + args.step_size)
+        assert abs(a.sum() - 1) < 1e-12
 
 
 def test_error_in_evaluation_mode():

@@ -21,7 +21,7 @@ class ByHand:
 
     def __init__(self, tau: float, beta: float, first_counts: int, trained: list[str]):
         self.tau, self.beta, self.first_counts, self.trained = tau, beta, first_counts, trained
-        self.signs, self.weight, self.step = {}, {}, {}
+        self.signs, self.distances, self.weight, self.step = {}, {}, {}, {}
 
     def keeps(self, k: int, name: str, increases: torch.Tensor) -> torch.Tensor:
         """1 where client k's update of an entry is kept, else 0; the update is then part of its past."""
@@ -35,7 +35,7 @@ class ByHand:
         return kept
 
     def update(self, w: dict, states: dict[int, dict]) -> dict:
-        kept, distances = {}, {}
+        kept, distances = {}, self.distances  # of all that ever trained
         for k, w_k in states.items():
             distances[k] = 0
             for name in w:
@@ -133,11 +133,16 @@ def test_weights_by_hand():
     changes 0.6 * 0.3 + 0.4 * 0.5 and 0.6 * 0.1 + 0.4 * 0.5."""
     assert fedheal.distance([tensor([3.0, 4.0]), tensor([[12.0]])]) == 17
     server = fedheal.Server(parsed(NAME, "--device", "cpu"), nn.Linear(1, 1), 2)
-    assert_close(server.weights({0: 3.0, 1: 1.0}).tolist(), [0.8 / 1.4, 0.6 / 1.4])
-    assert_close(server.weights({0: 1.0, 1: 1.0}).tolist(), [1.18 / 2.04, 0.86 / 2.04])
+    server.d = {0: 3.0, 1: 1.0}
+    assert_close(server.weights([0, 1]).tolist(), [0.8 / 1.4, 0.6 / 1.4])
+    server.d = {0: 1.0, 1: 1.0}
+    assert_close(server.weights([0, 1]).tolist(), [1.18 / 2.04, 0.86 / 2.04])
     assert_close(server.p, {0: 1.18, 1: 0.86})
+    assert_close(server.weights([1]).tolist(), [1.0])
+    assert_close(server.p[1], 0.86 + 0.6 * 0.26 + 0.4 * 0.5)  # half of the distances of both, as before
     still = fedheal.Server(parsed(NAME, "--device", "cpu"), nn.Linear(1, 1), 2)
-    assert still.weights({0: 0.0, 1: 0.0}).tolist() == [0.5, 0.5]
+    still.d = {0: 0.0, 1: 0.0}
+    assert still.weights([0, 1]).tolist() == [0.5, 0.5]
 
 
 def test_aggregate_by_hand():

@@ -63,7 +63,7 @@ def partly(w, own, strategy):
 
 
 class Adam:
-    """Adam's steps by its formulas, at the rate 0.3."""
+    """Adam's steps by its formulas, at the rate 0.3; one for all rounds."""
 
     def __init__(self):
         self.m, self.v, self.steps = 0, 0, 0
@@ -76,10 +76,10 @@ class Adam:
         return 0.3 * m / (v.sqrt() + 1e-8)
 
 
-def scores_by_hand(scores, w, own, args, data, t, k):
+def scores_by_hand(scores, adam, w, own, args, data, t, k):
     """Four steps on the scores [L, 2]: Gumbel noise, the layers that win, and the gradient by the softmax."""
-    temperature, adam = 2 * 0.5 ** t, Adam()
-    for done, (x, y) in enumerate(common.batches(data.train, args, t, k)):
+    temperature = max(2 * 0.5 ** t, 0.8)
+    for done, (x, y) in enumerate(common.batches(data.val, args, t, k)):
         if done == 4:
             break
         noise = -torch.empty(6, 2).exponential_().log().double()
@@ -100,15 +100,18 @@ def test_adaptive_by_hand():
     """Scores, strategies and uploads of one client over three rounds; it then keeps some layers and loads
     others."""
     flags = ["--strategy", "adaptive", "--strategy-lr", 0.3, "--strategy-steps", 4, "--temperature", 2,
-             "--temperature-decay", 0.5, "--clip", 4]
+             "--temperature-decay", 0.5, "--temperature-floor", 0.8, "--clip", 4]
     args = parsed(NAME, *FLAGS, *flags)
     longer = parsed(NAME, *FLAGS, *flags, "--steps", 4)
     server, clients, data = federation(partialfed, args)
+    for k in range(3):
+        data[k].val = data[k - 1].train
     w, scores, own, strategies = in_double(server.w), torch.zeros(6, 2).double(), None, set()
+    adam = Adam()
     for t in range(3):
         uploads = {k: clients[k].train(copied(server.download(k)), t) for k in (0, 1)}
         if own is not None:
-            scores = scores_by_hand(scores, w, own, longer, data[0], t, 0)
+            scores = scores_by_hand(scores, adam, w, own, longer, data[0], t, 0)
         assert_close(clients[0].scores.double(), scores, atol=1e-3, rtol=1e-3)
         keeps = [layer for layer, (loaded, kept) in zip(LAYERS, scores.tolist()) if kept > loaded]
         strategies.add(tuple(keeps))
@@ -128,7 +131,8 @@ def test_a_client_learns_to_take_the_better_layer(better):
     """One of the two models has a classifier with the wrong sign; all other layers are equal."""
     args = parsed(NAME, *FLAGS, "--strategy", "adaptive", "--strategy-steps", 12, "--temperature", 1,
                   "--steps", 30)
-    server, clients, _ = federation(partialfed, args)
+    server, clients, data = federation(partialfed, args)
+    data[0].val = data[0].train
     good = clients[0].train(server.download(0), 0)["w"]
     bad = good | {"head.weight": -good["head.weight"]}
     w, clients[0].own = (good, bad) if better == "global" else (bad, good)
