@@ -121,7 +121,7 @@ OWN = {
     ditto: (dict(lambda_=0.01), dict(lambda_=1e-4, lr=0.05), dict(lambda_=0.01)),
     moon: (dict(mu=1, lr=0.05), dict(mu=1, lr=0.05), dict(mu=0.1)),
     feddyn: (dict(alpha=0.1, lr=0.01), dict(alpha=0.03), dict(alpha=0.1, lr=0.05)),
-    fedheal: (dict(tau=0.2), dict(tau=0.1), {}),
+    fedheal: (dict(tau=0.2), dict(tau=0.1), dict(tau=0.3)),
     local: ({}, {}, dict(lr=0.05)),
     fedbn: ({}, {}, {}),
     fedfa: ({}, {}, {}),
