@@ -35,7 +35,8 @@ REMOVED: dict[str, dict] = {
 }
 # {method: {a field that its file got later: what its runs did before}}.
 ADDED: dict[str, dict] = {
-    "fedadg": {"keep_momentum_d": False},
+    "fdse": {"con_from": 0, "own_bias": False},
+    "fedadg": {"slope": 0.01, "keep_momentum_d": False},
     "feddyn": {"evaluated": "theta"},
     "fedfa": {"statistics": "average"},
     "feddg_ga": {"step": "whole"},

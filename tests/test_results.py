@@ -1,8 +1,10 @@
 """The numbers of results/findings.md are those of the recorded runs; test_rendering.py looks at what is
 rendered."""
 
+import json
 import re
 import statistics
+import subprocess
 
 from reproduce.records import Records
 from reproduce.statistics import paired
@@ -32,6 +34,17 @@ def test_every_record_says_where_it_comes_from():
         assert run["commit"] and not run["uncommitted_changes"]
         assert run["curve"]["round"][-1] == run["args"]["rounds"]
         assert {"torch", "numpy"} <= run["versions"].keys()
+
+
+def test_no_record_ever_vanishes():
+    """Each that history once had is in runs.jsonl, or in withdrawn.jsonl with a reason."""
+    command = ["git", "log", "-p", "--format=", "--", "results/runs.jsonl"]
+    history = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    removed = set(re.findall(r'^-\{"id": "([0-9a-f]+)"', history, re.MULTILINE))
+    withdrawn = [json.loads(line) for line in (ROOT / "results" / "withdrawn.jsonl").open()]
+    assert all(record["withdrawn"]["reason"] for record in withdrawn) and len(withdrawn) == 238
+    kept = {record["id"] for record in (*LINES, *withdrawn)}
+    assert removed <= kept
 
 
 def test_a_records_best_round_is_that_of_its_curve():
