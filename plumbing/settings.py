@@ -317,7 +317,8 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
     if args.seeds and origins["seed"] == "flag":
         raise Stop("--seed and --seeds do not go together: give one of them", 2)
     shares(args.split)
-    seed_numbers(args.seeds)
+    if args.seeds:
+        seed_numbers(args.seeds)
     if args.protocol == "linear":
         ratios(args.label_ratio)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
@@ -544,9 +545,9 @@ def ratios(text: str) -> list[float]:
 
 
 def seed_numbers(text: str) -> list[int]:
-    """'0,1,2' -> [0, 1, 2]; none comes twice. An empty text has none."""
+    """'0,1,2' -> [0, 1, 2]; none comes twice."""
     try:
-        seeds = [int(word) for word in text.split(",")] if text else []
+        seeds = [int(word) for word in text.split(",")]
         if not all(0 <= seed <= LARGEST for seed in seeds) or len(set(seeds)) < len(seeds):
             raise ValueError
     except ValueError:

@@ -44,6 +44,7 @@ def expand_seeds(settings: Args) -> Iterator[Args]:
     """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
     if not settings.seeds:
         yield settings
+        return
     for seed in seed_numbers(settings.seeds):
         out = str(Path(settings.out) / f"s{seed}") if settings.out else ""
         of_seed = dataclasses.replace(settings, seed=seed, seeds="", out=out)
