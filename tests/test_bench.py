@@ -30,6 +30,7 @@ def test_the_clock_waits_for_a_gpu(monkeypatch):
     assert waited == [] and bench.now("cuda:1") > 0 and waited == ["cuda:1"]
 
 
+@pytest.mark.slow
 def test_a_framework_that_fails_is_named(tmp_path):
     flags = peers.parsed(["--with", "pfllib", "--pfllib", str(tmp_path)])
     with pytest.raises(peers.Stop, match="pfllib: .*the library flcore is missing"):
