@@ -99,6 +99,18 @@ class Table:
         """The tags of an entry, one for each number; where the paper has no numbers, its name as it is."""
         return self.tags_in(entry["tag"]) or [entry["tag"]]
 
+    def printed(self) -> list[str]:
+        """All tags that the paper prints."""
+        tags = []
+        for name, numbers in self.numbers.items():
+            form = "{} line {}"
+            if name.endswith("Eq."):
+                form = "{} ({})"
+            elif name.startswith("step"):
+                form = "{}{}"
+            tags += [form.format(name, n) for n in expanded(numbers)]
+        return tags
+
 
 @functools.cache
 def table(method: str) -> Table:

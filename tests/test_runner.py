@@ -70,6 +70,7 @@ def test_a_signal_stops_the_runs_at_once(monkeypatch, tmp_path, number):
     popen = subprocess.Popen
 
     def slowly(*args, **kw):
+        time.sleep(0.2)  # all are submitted
         os.kill(os.getpid(), number)
         time.sleep(0.5)
         return popen(*args, **kw)
