@@ -61,18 +61,18 @@ OF_MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lo
             | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
             | source("ours", eval_every=50))
 MNIST = dict.fromkeys(("rotatedmnist", "rotatedmnist-t10k"),
-                      OF_MNIST | source("text of FedSR, Eq. (1)", average="uniform"))
+                      OF_MNIST | source("text of FedSR, its objective", average="uniform"))
 # FedCiR: the defaults of the two datasets that only it has, and --variant fedcir.
 OF_FEDCIR = (source("text of FedCiR, Sec. 6.1", backbone="resnet18", protocol="indomain", target_part="all",
                     image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01, momentum=0.9,
                     weight_decay=5e-4)
              | source("ours", lr_decay=1.0, clip=0.0))
-FEDCIR = OF_FEDCIR | source("text of FedCiR, Eq. (5)", average="uniform")
+FEDCIR = OF_FEDCIR | source("text of FedCiR, its average", average="uniform")
 # To evaluate Camelyon17's 91,000 validation and test images in each round would be 90% of the run.
 CAMELYON = FEDCIR | source("ours", eval_every=10)
 FEDSR = (source("text of FedSR, Sec. 4.2", normalize="imagenet", augment="fedsr", protocol="lodo",
                 image_size=224, rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4)
-         | source("text of FedSR, Eq. (1)", average="uniform")
+         | source("text of FedSR, its objective", average="uniform")
          | source("code of FedSR, src/methods/base.py", weights="imagenet")
          | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
          | source("ours", eval_every=20))

@@ -35,8 +35,7 @@ What the paper leaves open or prints differently, and what is done here (in full
                                                                                    --generator-lr
   Eq. (15)    a "logit"; sum over all clients     a softmax; over the uploads      -
   Eq. (17)    no sum over the dimensions of z     the sum, as FedSR                -
-  size of G   not given; FedGen's code has eight, noise of 64, hidden 256          --noise, --width
-              of other data: 16-64, 64-512
+  size of G   not given; FedGen's code has eight  noise of 64, hidden 256          --noise, --width
   MLE         samples not given; no lower limit   1,000 a class; sigma_g >= 0.001  --mle-samples, --sigma-min
   prediction  samples of z not given              20                               --samples
   ResNet18    start, augmentation: not said       from scratch, none               --weights, --augment

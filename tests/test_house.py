@@ -9,7 +9,7 @@ from tests.conftest import MODULES, PROGRAMS, ROOT, TESTED
 import pytest
 
 FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "README.md", "LICENSE", "CITATION.cff",
-         "CONTRIBUTING.md", "pyproject.toml"]
+         "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"]
 METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py", "fdse.py"]
 FOLDERS = ["official", "baselines", "tables", "results", "tests", "docs", "bench", "plumbing", "reproduce"]
 

@@ -108,9 +108,10 @@ def test_each_value_remembers_its_origin():
         "scale": "flag",
         "rounds": "laptop",
         "lambda_": "variant official",
-        "lr": "pacs",
+        "lr": "pacs: code c0bd90b, config/pacs/fdse.yml",
         "unit": "variant official",
-        "momentum": "default",
+        "tau": "default: code c0bd90b, of the text's grid, A7.4",
+        "participation": "default",
     }
     assert {name: args.origins[name] for name in expected} == expected
     assert args.image_size == 160 and args.origins["image_size"] == "laptop"  # over the variant's 256
