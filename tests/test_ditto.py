@@ -35,10 +35,11 @@ def test_eq_2_by_hand():
 
 @pytest.mark.parametrize("average", ["samples", "uniform"])
 def test_rounds_by_hand(average):
-    """Both models, with clients that skip a round and a term as large as the loss."""
+    """Both models, with a late client, two that skip a round, and a term as large as the loss."""
     args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--lambda", 4, "--average", average)
     server, clients, data = federation(ditto, args)
-    w, v, norms = in_double(server.w), {}, []
+    w = in_double(server.w)
+    v, norms = [w, w, w], []  # each client's personal model begins as the initial w
     for t, chosen in enumerate(ROUNDS):
         uploads, hands = {}, []
         for k in chosen:
@@ -48,7 +49,7 @@ def test_rounds_by_hand(average):
 
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, of_w = train_by_hand(w, args, data[k], t, k)
-            v[k], personal, of_v = train_by_hand(v.get(k, w), args, data[k], t, k, term)
+            v[k], personal, of_v = train_by_hand(v[k], args, data[k], t, k, term)
             assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
             assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
             assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)

@@ -18,7 +18,7 @@ import torch
 FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-size", 8, "--limit", 30,
          "--steps", 3, "--batch-size", 10, "--lr", 0.05, "--lr-decay", 0.6,
          "--weight-decay", 0.03, "--clip", 6)
-ROUNDS = ((0, 1, 2), (2, 1), (0, 2))  # the clients of each round
+ROUNDS = ((0, 2), (2, 1), (0, 1))  # the clients of each round: 1 comes late, 0 and 2 miss one
 CLOSE = dict(atol=1e-5, rtol=1e-4)
 
 
