@@ -31,7 +31,8 @@ def test_every_record_says_where_it_comes_from():
     assert len({(run["id"], run["finished"]) for run in LINES}) == len(LINES)
     for run in LINES:
         assert run["command"].startswith(start_of(run["method"]))
-        assert run["commit"] and not run["uncommitted_changes"]
+        dirty = run["dirty"] if "dirty" in run else run["uncommitted_changes"]  # its name until 0.2.0
+        assert run["commit"] and not dirty
         assert run["curve"]["round"][-1] == run["args"]["rounds"]
         assert {"torch", "numpy"} <= run["versions"].keys()
 
