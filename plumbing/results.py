@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from plumbing.errors import Stop
 from plumbing.files import locked, write_whole
 from plumbing.settings import Args, flag_of
 
@@ -140,9 +141,13 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def refuse_record(path: Path) -> None:
-    """An error, before anything is trained, if `--record` is no file that can be added to."""
+    """An error, before anything is trained, if `--record` is no file of records that can be added to."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    open(path, "ab").close()
+    with open(path, "ab"), open(path, "rb") as file:
+        start = file.read(1)
+    if start not in (b"", b"{"):
+        raise Stop(f"--record {path} is no JSONL file (it begins with {start!r}): give another file; nothing "
+                   "was changed", 2)
 
 
 def record(args: Args, result: dict) -> None:

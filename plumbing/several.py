@@ -42,6 +42,9 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
 
 def expand_seeds(settings: Args) -> Iterator[Args]:
     """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
+    means = Path(settings.out, "seeds.json")
+    if settings.seeds and means.exists() and '"accuracies"' not in means.read_text(errors="replace"):
+        raise Stop(f"{means} has no means over seeds, and they would take its place: give another --out", 2)
     if not settings.seeds:
         yield settings
         return

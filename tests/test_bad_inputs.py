@@ -101,6 +101,7 @@ RUNS = [
     ("fedavg --out {run} --lr 0.2", 2, "holds a run of other arguments .lr 0.05, not 0.2.: give another --o"),
     ("baselines.fedprox --out {run}", 2, "holds a run of other arguments .*method fedavg, not fedprox"),
     # --record
+    ("fedavg --record {file}", 2, "--record .*file.txt is no JSONL file .it begins with b'a'"),
     ("fedavg --record {folder}", 1, "Is a directory: .*foreign; a folder is where a file is expected"),
     ("fedavg --record {file}/x", 1, "File exists: .*file.txt; a file is where a folder is expected"),
     # damaged files of a run; what else a checkpoint may lack is in test_runfolder.py
