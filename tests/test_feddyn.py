@@ -5,7 +5,7 @@ from baselines import feddyn
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, train_by_hand
 
 import pytest
 import torch
@@ -47,7 +47,8 @@ def test_rounds_by_hand():
             all_norms += norms
         server.update(uploads, t)
         h = mean(g, [1 / 3] * 3)
-        w = mean(hands, shares_of(chosen, "uniform"))
+        of_round = mean(hands, shares_of(chosen, "uniform"))
+        w = dict(of_round)
         for name in trained:
             w[name] = w[name] - h[name] / ALPHA
         assert_close(in_double(server.h), h, **CLOSE)
@@ -55,6 +56,11 @@ def test_rounds_by_hand():
         for k in range(3):
             model = clients[k].model(copied(server.download(k)))
             assert_close(in_double(common.state(model)), w, **CLOSE)
+            tested = clients[k].model(server.tested(k))
+            assert_close(in_double(common.state(tested)), of_round, **CLOSE)
+    assert common.nbytes(server.download(0)) == common.nbytes(uploads[chosen[0]])  # the mean does not travel
+    server.args = parsed(NAME, *FLAGS, "--evaluated", "theta")
+    assert same(server.tested(0)["w"], server.w)
     assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
 
 
