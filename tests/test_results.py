@@ -191,8 +191,9 @@ def test_what_fdses_terms_add_is_of_the_records():
 def test_fdses_thirteen_methods_are_of_the_records():
     """Office-Caltech10, 64x64, 40 rounds, each method at its tuned values: accuracies, and their differences
     from FedAvg's."""
-    by_name = {row.method: row.module.rpartition(".")[2] for row in FDSE_1.blocks[1].rows}
-    tuned = {row.method: row.laptop.replace("--", "").split() for row in FDSE_1.blocks[1].rows}
+    of_paper = [row for row in FDSE_1.blocks[1].rows if not row.ours]
+    by_name = {row.method: row.module.rpartition(".")[2] for row in of_paper}
+    tuned = {row.method: row.laptop.replace("--", "").split() for row in of_paper}
     accuracy = {}
     for name, method in by_name.items():
         values = dict(zip(tuned[name][::2], map(float, tuned[name][1::2])))
