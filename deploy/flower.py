@@ -1,0 +1,265 @@
+"""Any method on separate machines, under Flower: the same Client and Server, the same bytes.
+
+    python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower     simulated, with Ray
+
+On real machines: deploy/README.md. A node is one domain; it builds its client anew for each message. The
+server has no image: `Remote` asks the nodes what the round loop of common.py asks its clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from copy import deepcopy as copied
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import common
+from common import QUESTIONS, Answer, Args, Payload, Stop
+from plumbing.files import load_file, save, write_whole
+from plumbing.processes import one_line_on_failure, prepare, to_device
+from plumbing.provenance import code
+from plumbing.runfolder import Run, digest_of
+from plumbing.settings import Parser, identity, name_and_file
+from plumbing.trained import method
+from reproduce.loading import without_images
+from reproduce.methods import arguments, builder_of
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+PAUSE = 3  # seconds between two looks for nodes that are away
+
+
+def parsed(words: list[str]) -> tuple[ModuleType, Args, argparse.Namespace]:
+    """The method, its settings and the flags of this file. Stop if the command is for one machine only."""
+    names = partial(str.split, sep=",")
+    parser = Parser(prog="deploy.flower", allow_abbrev=False, description=__doc__)
+    parser.add_argument("method", help="a method's name, fdse or fedprox; its own flags may follow")
+    parser.add_argument("--nodes", type=names, required=True, help="all domains, in the order of the clients")
+    parser.add_argument("--classes", type=names, required=True, help="in the order of the labels")
+    parser.add_argument("--min-clients", type=int, default=1, help="fewest answers of a round [1]")
+    parser.add_argument("--patience", type=float, default=3600, help="seconds to wait for answers [3600]")
+    parser.add_argument("--only", default="", help="of a node: its domain")
+    parser.add_argument("--state", default="state", help="of a node: folder of what its client keeps [state]")
+    own, flags = parser.parse_known_args(words)
+    module = method(own.method)
+    # A checkpoint after each round: the nodes can go back by one.
+    settings = arguments(module.__name__, ("--checkpoint-every", "0", *flags))
+    why = ""
+    if getattr(module.Client, "pooled", False):
+        why = f"{own.method} has the images of all clients in one place"
+    elif settings.seeds or settings.clients or settings.clients_per_domain > 1:
+        why = "a node is one client with one domain, without --seeds, --clients and --clients-per-domain"
+    elif settings.metric != "accuracy":
+        why = f"--metric {settings.metric} is of the validation images of all clients together"
+    elif settings.protocol != "indomain" and settings.target == "all" and not settings.sources:
+        why = "a run has one --target, the node that never trains"
+    if why:
+        raise Stop(f"{why}; on one machine: python -m {module.__name__}", 2)
+    return module, settings, own
+
+
+def records(payload: Payload) -> RecordDict:
+    """An ArrayRecord for each part of a payload; in that of a plain tensor the name is empty."""
+    parts = {part: v if isinstance(v, dict) else {"": v} for part, v in payload.items()}
+    return RecordDict({part: ArrayRecord(torch_state_dict=tensors) for part, tensors in parts.items()})
+
+
+def payload_of(content: RecordDict, device: str = "cpu") -> Payload:
+    """The payload in a message, on the device; channels last, as networks are: sums keep their order."""
+    payload = {}
+    for part, record in content.array_records.items():
+        tensors = to_device(dict(record.to_torch_state_dict()), device)
+        for name, v in tensors.items():
+            tensors[name] = v.contiguous(memory_format=torch.channels_last) if v.dim() == 4 else v
+        payload[part] = tensors[""] if list(tensors) == [""] else tensors
+    return payload
+
+
+def fixed(module: ModuleType, settings: Args) -> dict:
+    """What must be the same on all machines: the code, and the settings that decide numbers."""
+    name, file = name_and_file(module.Server, module.Client)
+    key = identity(settings, name) | {"code": code(file)["sha256"][:12]}
+    del key["dataset"], key["device"]  # of which a node has its own
+    return key
+
+
+# A node
+
+client_app = ClientApp()
+
+
+@client_app.query()
+def on_node(message: Message, context: Context) -> Message:
+    """The answer to the server, or the line that says why there is none."""
+    try:
+        content = answered(message.content, context)
+    except Stop as stop:
+        content = RecordDict({"stop": ConfigRecord({"why": str(stop)})})
+    return Message(content, reply_to=message)
+
+
+def answered(content: RecordDict, context: Context) -> RecordDict:
+    """What this node's client answers; it is built, restored, asked and forgotten."""
+    asked, node = content["asked"], context.node_config
+    module, settings, own = parsed([*asked["words"], *shlex.split(str(node.get("flags", "")))])
+    prepare(settings)
+    name = own.only or own.nodes[int(node["partition-id"])]
+    dataset = common.open_dataset(settings, name, tuple(own.classes))
+    sources, targets = common.split(dataset, settings, own.nodes)
+    (data,) = sources + targets
+    channels = dataset.domains[0].images.shape[1]
+    if asked["what"] == "tell":
+        tested = data.test.labels.bincount(minlength=len(dataset.classes)).tolist()
+        told = {"name": name, "unseen": data.unseen, "size": len(data.train), "tested": tested,
+                "channels": channels, "content": dataset.content, "fixed": fixed(module, settings)}
+        return RecordDict({"told": ConfigRecord({"json": json.dumps(told)})})
+    fed = without_images(module, settings, builder_of(module), asked["clients"], asked["targets"],
+                         dataset.classes, channels, data)
+    fed.dataset.same_images = dataset.same_images
+    what, t, k = asked["what"], int(asked["t"]), fed.names.index(name)
+
+    # The file has what the client keeps before and after its last training: that is asked for once more if
+    # its answer, or the server, was lost. A client of which the server has no answer begins anew.
+    client, last = fed.clients[k], asked["last"][k]
+    file = Path(own.state) / f"{name}-{digest_of(fixed(module, settings))}.pt"
+    if client.keeps and last:
+        saved = load_file(file, "kept state", "put the folder of --state back, or start with --no-resume")
+        if not last <= saved["round"] <= t + 1:
+            raise Stop(f"{file} is of round {saved['round']}, the server has its round {last}: put that file "
+                       "back, or start with --no-resume")
+        again = what == "train" and saved["round"] == t + 1
+        common.restore(client, saved["before" if again else "after"], settings.device)
+    before = copied(common.kept(client))
+    up, numbers = QUESTIONS[what](fed, k, t, payload_of(content, settings.device))
+    if what == "train":
+        saved = {"round": t + 1, "before": before, "after": common.kept(client)}
+        write_whole(file, lambda opened: save(saved, opened))
+    return RecordDict({**records(up), "numbers": MetricRecord(numbers)})
+
+
+# The server
+
+
+class Remote(common.Federation):
+    """A federation whose clients are on nodes. `ids` has those that are there, by the names of their domains,
+    `told` what each has told of itself, `last` of each client its last round that the server has."""
+
+    def __init__(self, grid: Grid, words: list[str]):
+        self.grid, self.words = grid, words
+        self.module, settings, self.own = parsed(words)
+        prepare(settings)
+        self.same, self.ids, self.told = fixed(self.module, settings), {}, {}
+        while missing := self.meet():
+            print(f"waiting for {', '.join(missing)}", flush=True)
+            time.sleep(PAUSE)
+        told = [self.told[name] for name in self.own.nodes]
+        sources, targets = ([one for one in told if one["unseen"] == unseen] for unseen in (False, True))
+        fed = without_images(self.module, settings, builder_of(self.module), [one["name"] for one in sources],
+                             [one["name"] for one in targets], self.own.classes, told[0]["channels"])
+        counts = torch.tensor([one["tested"] for one in targets or sources])
+        vars(self).update(vars(fed), clients={}, sizes=[one["size"] for one in sources],
+                          tested=int(counts.sum()) if targets else 0, of_classes=counts.sum(0).tolist())
+        self.last = [0] * len(told)
+
+    def meet(self) -> list[str]:
+        """Forget who has gone, and ask who is new to tell of itself. Returns the names that are missing."""
+        there = set(self.grid.get_node_ids())
+        self.ids = {name: node for name, node in self.ids.items() if node in there}
+        new = {f"node {node}": node for node in there - set(self.ids.values())}
+        for node, content in self.send("tell", dict.fromkeys(new, {}), new).items():
+            told = json.loads(content["told"]["json"])
+            name, theirs = told["name"], told.pop("fixed")
+            other = dict(theirs.items() - self.same.items())
+            if other or name not in self.own.nodes or name in self.ids or told != self.told.get(name, told):
+                print(f"{name} stays out: {other or 'other images, or a name taken or unknown'}", flush=True)
+            else:
+                self.ids[name], self.told[name] = new[node], told
+        return [name for name in self.own.nodes if name not in self.ids]
+
+    def send(self, what: str, downs: dict[str, Payload], ids: dict[str, int], **more) -> dict:
+        """The messages of answers by name. Who has none to give gets a line; who is late is left out."""
+        names, messages = {ids[name]: name for name in downs}, []
+        for name, down in downs.items():
+            asked = ConfigRecord({"what": what, "words": self.words, **more})
+            content = RecordDict({**records(down), "asked": asked})
+            messages.append(Message(content, ids[name], "query", ttl=self.own.patience))
+        answers = {}
+        for reply in self.grid.send_and_receive(messages, timeout=self.own.patience):
+            name = names.get(reply.metadata.src_node_id, "a node")
+            if reply.has_content() and "stop" not in reply.content:
+                answers[name] = reply.content
+            else:
+                why = reply.content["stop"]["why"] if reply.has_content() else reply.error.reason
+                print(f"{name} does not answer: {why}", flush=True)
+        return answers
+
+    def ask(self, what: str, who, t: int, also: Payload | None = None) -> dict[int, Answer]:
+        """The answers that come and fit. All are waited for before the first and after the last round."""
+        answers = {}
+        while True:
+            missing = self.meet()
+            asked = [k for k in who if k not in answers and self.names[k] not in missing]
+            downs = {self.names[k]: self.down(what, k) | (also or {}) for k in asked}
+            found = self.send(what, downs, self.ids, t=t, last=self.last, clients=self.names[:self.K],
+                              targets=self.names[self.K:])
+            for name, content in found.items():
+                k = self.names.index(name)
+                try:
+                    answer = payload_of(content), dict(content["numbers"])
+                    self.refuse(what, k, t, downs[name], answer)
+                    answers[k] = answer
+                except (Stop, KeyError, ValueError) as e:
+                    print(f"{name} is left out: {e}", flush=True)
+            if len(answers) == len(who) or what == "train" or 0 < t < self.settings.rounds:
+                break
+            time.sleep(PAUSE)
+        if what == "train":
+            self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
+            if len(answers) < self.own.min_clients:
+                raise Stop(f"round {t + 1}: {len(answers)} of {len(who)} clients have answered, and "
+                           f"--min-clients is {self.own.min_clients}: the same command goes on from here")
+        return dict(sorted(answers.items()))
+
+
+def serve(grid: Grid, words: list[str]) -> dict:
+    """A run whose clients are on nodes; it goes on from its folder. Returns its result."""
+    fed = Remote(grid, words)
+    fed.dataset.content = digest_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]})
+    name, file = name_and_file(fed.module.Server, fed.module.Client)
+    key = identity(fed.settings, name, fed.dataset.content)
+    with Run.open(fed.settings, key, file) as progress:
+        for entry in progress.history:
+            for client in entry["clients"]:
+                fed.last[fed.names.index(client)] = entry["round"]
+        return progress.show() if progress.result else common.rounds(fed, progress)
+
+
+server_app = ServerApp()
+server_app.main()(lambda grid, context: serve(grid, shlex.split(str(context.run_config["run"]))))
+
+
+def main() -> None:
+    """Simulate the nodes on this machine, with Ray: one for each domain, which opens its own alone."""
+    from flwr.simulation import run_simulation  # seconds, which a node would wait for with each message
+
+    with one_line_on_failure("deploy.flower"):
+        _, settings, _ = parsed(["--nodes", "-", "--classes", "-", *sys.argv[1:]])
+        dataset = common.open_dataset(settings)
+        words = [*sys.argv[1:], "--nodes", ",".join(dataset.names), "--classes", ",".join(dataset.classes),
+                 "--state", str(Path(settings.out or "runs", "nodes").resolve())]
+        app = ServerApp()
+        app.main()(lambda grid, _: serve(grid, words))
+        resources = {"num_cpus": settings.threads or 1, "num_gpus": int(settings.device != "cpu")}
+        run_simulation(app, client_app, len(dataset.names), backend_config={"client_resources": resources})
+
+
+if __name__ == "__main__":
+    main()
