@@ -1,1 +1,1 @@
-"""The benchmark: what a round costs, what a method adds to it, what the views of an image cost."""
+"""The benchmark: what a round costs, beside bare arithmetic and beside other frameworks."""

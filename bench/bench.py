@@ -1,58 +1,66 @@
-"""What a round costs beside what its arithmetic costs, all in one run on one machine.
+"""What a round costs beside what its arithmetic costs, or beside other frameworks, on one machine.
 
     python -m bench.bench --archives DIR            # Office-Caltech10 at paper scale: 224x224, batch 50
-    python -m bench.bench --methods                 # the local training of every method that has labels
-    python -m bench.bench --views --size 224        # two views of each image
+    python -m bench.bench --archives DIR --with usual,flower          # FedAvg beside them
+    python -m bench.bench --archives DIR --with pfllib --pfllib CLONE --device cuda
 
-With `--device cuda` all of it on a GPU, of which the clock waits until it has computed.
+With `--device cuda` all of it on a GPU, of which the clock waits until it has computed. `ours, training` is
+what training takes in the round loop, with batches, loading and copying of states. `ours, whole round` adds
+aggregation, evaluation of every client, logs and checkpoints.
 
-Rows of a round: `bare` is forward, backward, clipping and step of the same network on synthetic tensors of
-the same batches. `ours, training` is what training takes in the round loop, with batches, loading and copying
-of states. `ours, whole round` adds aggregation, evaluation of every client, logs and checkpoints. The figures
-are medians over `--rounds` after a first one that does not count.
+Without `--with`: `bare` is forward, backward, clipping and step of the same network on synthetic tensors of
+the same batches. The figures are medians over `--rounds` after a first one that does not count.
 
-With `--methods`: the local training of one client in its second round, `--steps` steps of a ResNet18 on
-64x64 images that are made up, batch 32, with each method's settings for Office-Caltech10. `arithmetic` counts
-the FLOPs in matrix products and convolutions of exactly this training, beside FedAvg's. `over arithmetic` is
-the ratio of the times divided by that: what a method costs beyond the passes that it adds.
+With it: AlexNet with BN, batch 50, one local epoch, SGD at 0.1, the same images. Each row is the second round
+of a process of its own, in seconds: what the framework does between two rounds, without its evaluation. They
+train in fp32, as they ship, on images that were resized beforehand; none clips gradients. `usual` is the
+usual pipeline: ImageFolder, Resize, ToTensor and DataLoader with two workers. What each needs:
 
-With `--views`: the two 32x32 views of 64 images of `--size` pixels, by plumbing/augment.py and by
-torchvision's v2 transforms image by image.
+    flower   pip install "flwr[simulation]"    measured with 1.41.0
+    pfllib   git clone of github.com/TsingZ0/PFLlib, and pip install h5py; measured at d832e76
+
+Best in an environment of its own, into which requirements.txt is installed first. Nothing of them is part of
+this repository.
 """
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import common
 import fdse
 import fedavg
-from plumbing.augment import AUGMENTATIONS, augment
+from plumbing.archives import find_archives
+from plumbing.catalog import FOLDERS
 from plumbing.errors import Stop
-from plumbing.files import write_json
+from plumbing.files import output_file, write_json
 from plumbing.processes import prepare
-from plumbing.provenance import code, cpu_name, hardware
+from plumbing.provenance import ROOT, code, cpu_name, hardware
 from plumbing.results import command
 from plumbing.settings import Parser, choose_device
 from reproduce.commands import one_line_on_stop
-from reproduce.measures.overhead import counter
-from reproduce.methods import builder_of, method, modules, short_name
+from reproduce.methods import builder_of
 
 import numpy as np
 import torch
 from tabulate import tabulate
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+
+ROUNDS = 2  # of other frameworks, of which the second counts
+CLASSES = 10
+CLIENTS = len(FOLDERS["officecaltech"].domains)
 
 
 def now(device: str) -> float:
@@ -62,19 +70,17 @@ def now(device: str) -> float:
     return time.perf_counter()
 
 
-def medians(calls: dict[str, Callable], passes: int, device: str) -> dict[str, float]:
-    """The median seconds of each call. In a pass they come one after the other; a first pass does not
-    count."""
-    seconds = {name: [] for name in calls}
+def median_seconds(call: Callable, passes: int, device: str) -> float:
+    """The median seconds of a call; a first pass does not count."""
+    seconds = []
     for _ in range(passes + 1):
-        for name, call in calls.items():
-            started = now(device)
-            call()
-            seconds[name].append(now(device) - started)
-    return {name: statistics.median(of_row[1:]) for name, of_row in seconds.items()}
+        started = now(device)
+        call()
+        seconds.append(now(device) - started)
+    return statistics.median(seconds[1:])
 
 
-def bare(build: Callable, args, sizes: list[int]) -> Callable:
+def bare(build: Callable, args, sizes: list[int]) -> Callable[[], None]:
     """What takes one step for each batch of `sizes` on synthetic tensors."""
     net = build(args, 3, 10).to(args.device, memory_format=torch.channels_last).train()
     batches = {}
@@ -95,11 +101,6 @@ def bare(build: Callable, args, sizes: list[int]) -> Callable:
                 clip_grad_norm_(net.parameters(), args.clip)
             opt.step()
     return train
-
-
-# A round of Office-Caltech10
-
-METHODS = {"fedavg": fedavg, "fdse": fdse}
 
 
 def office_words(flags, precision: str, out: Path) -> list[str]:
@@ -128,12 +129,11 @@ def office_clients(args) -> list[common.ClientData]:
     return clients
 
 
-def rounds(flags) -> list[list]:
-    """The rows of a round: seconds, of bare, images a second."""
+def beside_bare(flags) -> list[list]:
+    """Our rows beside bare arithmetic: seconds, of bare, images a second."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in [flags.only] if flags.only else METHODS:
-            module = METHODS[name]
+        for name, module in {"fedavg": fedavg, "fdse": fdse}.items():
             for precision in ("fp32", "bf16"):
                 words = office_words(flags, precision, Path(folder) / f"{name}-{precision}")
                 args = module.arguments(words)
@@ -141,166 +141,237 @@ def rounds(flags) -> list[list]:
                 for client in office_clients(args):
                     sizes += map(len, common.cut_batches(torch.arange(len(client.train)), args))
                 step = bare(builder_of(module), args, sizes)
-                of_bare = medians({"bare": step}, flags.rounds, flags.device)["bare"]
+                of_bare = median_seconds(step, flags.rounds, flags.device)
                 training, whole = ours(module, words, flags.rounds)
                 for row, s in (("bare", of_bare), ("ours, training", training), ("ours, whole round", whole)):
                     rows.append([f"{name} {precision}: {row}", s, s / of_bare, sum(sizes) / s])
     return rows
 
 
-# All methods on one backbone
-
-SAME_FOR_ALL = """
-    --dataset officecaltech --protocol indomain --image-size 64 --normalize unit --augment none
-    --backbone resnet18 --weights none --batch-size 32 --clip 0 --lr 0.01 --momentum 0.9
-    --weight-decay 0.0005
-"""
-# Flags of a method that the ones of all others do not fit, or without which its terms are 0.
-EXCEPT = {
-    "baselines.scaffold": ["--momentum", "0"],
-    "fedsr": ["--alpha-l2r", "0.01", "--alpha-cmi", "0.001"],
-    "fedadg": ["--projection-size", "128", "--E0", "6"],  # 14 of 20 steps are adversarial
-}
+# Other frameworks
 
 
-def second_round(module, flags: list[str]) -> Callable:
-    """The local training of a method's only client in its second round, in which all terms are there."""
-    args = module.arguments(flags)
-    images = torch.randint(0, 256, (800, 3, 64, 64), dtype=torch.uint8)
-    images = images.contiguous(memory_format=torch.channels_last)
-    domain = common.Domain("made", images, torch.arange(800) % 10)
-    (data,), _ = common.split(common.Dataset([domain], tuple(range(10))), args)
+def arguments(flags):
+    """The arguments of our run of the same training."""
+    return fedavg.arguments(office_words(flags, "fp32", Path("unused")))
+
+
+def network(flags) -> nn.Module:
     common.seed_all(0)
-    net = builder_of(module)(args, 3, 10).to(args.device, memory_format=torch.channels_last)
-    server, client = module.Server(args, net, 1), module.Client(args, net, 0, data)
-    server.update({0: client.train(server.download(0), 0)}, 0)
-    return partial(client.train, server.download(0), 1)
+    return common.backbone(arguments(flags), 3, CLASSES)
 
 
-def methods(flags) -> list[list]:
-    """The rows of `--methods`; a method that cannot be trained so is named on stderr and has none."""
-    words = [*SAME_FOR_ALL.split(), "--device", flags.device, "--steps", str(flags.steps)]
-    args = fedavg.arguments(words)
-    calls = {"bare": bare(common.backbone, args, [args.batch_size] * flags.steps)}
-    for name in modules():
-        module = method(short_name(name))
-        if issubclass(module.Args, common.LinearArgs):
-            continue  # without labels
-        try:
-            calls[name] = second_round(module, words + EXCEPT.get(name, []))
-        except (Stop, SystemExit, RuntimeError) as e:
-            print(f"{name}: not measured ({str(e)[:80]})", file=sys.stderr)
-    flops = {}
-    for name, call in calls.items():
-        with counter() as counted:
-            call()
-        flops[name] = counted.get_total_flops()
-    seconds = medians(calls, flags.rounds, flags.device)
-    rows = []
-    for name, spent in seconds.items():
-        of_time, of_flops = spent / seconds["fedavg"], flops[name] / flops["fedavg"]
-        rows.append([name, spent, of_time, of_flops, of_time / of_flops])
-    return rows
+def write_clients(folder: Path, clients: list[common.ClientData]) -> None:
+    """The images of each client, uint8 [n, 3, H, W], and its labels, in FOLDER/k.npz."""
+    for k, client in enumerate(clients):
+        x = client.train.images[client.train.index].cpu().contiguous().numpy()
+        np.savez(folder / f"{k}.npz", x=x, y=client.train.labels.cpu().numpy())
 
 
-# Views
-
-VIEW = 32  # pixels
-IMAGES = 64  # of which two views are made
-
-
-def whole_batch(images: Tensor) -> Tensor:
-    """SimCLR's views of uint8 images [B, 3, H, W]: float [B, 3, 32, 32]."""
-    return augment(images.float().div_(255), dataclasses.replace(AUGMENTATIONS["simclr"], size=VIEW))
+def read_client(folder: Path, k: int) -> tuple[Tensor, Tensor]:
+    """Client k's images float32 [n, 3, H, W] in [0, 1] and labels int64 [n]."""
+    with np.load(folder / f"{k}.npz") as file:
+        return torch.from_numpy(file["x"]).float().div_(255), torch.from_numpy(file["y"])
 
 
-def image_by_image(images: Tensor) -> Tensor:
-    from torchvision.transforms import v2
-    each = v2.Compose([
-        v2.RandomResizedCrop(VIEW, antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
-        v2.RandomGrayscale(0.2),
-    ])
-    return torch.stack([each(image) for image in images])
+def usual(flags, args, clients: list[common.ClientData], folder: Path) -> float:
+    """Seconds of the second round of the usual pipeline: four ImageFolders, DataLoaders with two workers,
+    fp32. Their images are put into `folder`."""
+    from torchvision import datasets, transforms
+    for archive in find_archives(FOLDERS["officecaltech"].files, flags.data, flags.archives).values():
+        zipfile.ZipFile(archive).extractall(folder)
+    resize = transforms.Resize((args.image_size, args.image_size))
+    transform = transforms.Compose([resize, transforms.ToTensor()])
+    images = {}
+    for domain, (name, _) in FOLDERS["officecaltech"].domains.items():
+        images[domain] = datasets.ImageFolder(next(folder.rglob(name)), transform)
+    for _ in range(ROUNDS):
+        net = common.backbone(args, 3, CLASSES).to(args.device)
+        started = now(args.device)
+        for client in clients:
+            subset = torch.utils.data.Subset(images[client.name], client.train.index.tolist())
+            train_epoch(net, subset, args, workers=2)
+    return now(args.device) - started
 
 
-def views(flags) -> list[list]:
-    """The rows of `--views`: seconds, of the first row, images a second."""
-    images = torch.randint(0, 256, (2 * IMAGES, 3, flags.size, flags.size), dtype=torch.uint8)
-    images = images.contiguous(memory_format=torch.channels_last).to(flags.device)
-    makers = {"augment.py, the whole batch": partial(whole_batch, images),
-              "torchvision v2, image by image": partial(image_by_image, images)}
-    seconds = medians(makers, flags.rounds, flags.device)
-    first = next(iter(seconds.values()))
-    return [[name, spent, spent / first, IMAGES / spent] for name, spent in seconds.items()]
+def train_epoch(net: nn.Module, data, args, workers: int = 0) -> None:
+    """An epoch of plain SGD on a data set of pairs."""
+    net.train()
+    loader = torch.utils.data.DataLoader(data, args.batch_size, shuffle=True, num_workers=workers)
+    opt = torch.optim.SGD(net.parameters(), lr=args.lr)
+    for images, labels in loader:
+        loss = cross_entropy(net(images.to(args.device)), labels.to(args.device))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
 
 
-# The command
+def pfllib(flags, folder: Path) -> float:
+    """Its FedAvg, on files in its own layout. What is not named below is switched off there by 0."""
+    sys.path.insert(0, str(Path(flags.pfllib).resolve() / "system"))
+    from flcore.servers.serveravg import FedAvg
+    there = folder / "pfllib"
+    for part in ("train", "test"):
+        (there / "dataset" / "office" / part).mkdir(parents=True)
+    (there / "system").mkdir()
+    for k in range(CLIENTS):
+        x, y = read_client(folder, k)
+        for part, count in (("train", len(y)), ("test", 20)):
+            np.savez(there / "dataset" / "office" / part / f"{k}.npz",
+                     data={"x": x[:count].numpy(), "y": y[:count].numpy()})
+    os.chdir(there / "system")  # its paths are relative to that
+
+    class Settings(argparse.Namespace):
+        def __getattr__(self, name: str) -> int:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return 0
+
+    args = arguments(flags)
+    settings = Settings(
+        model=network(flags).to(flags.device), device=flags.device, dataset="office", algorithm="FedAvg",
+        num_classes=CLASSES, num_clients=CLIENTS, global_rounds=ROUNDS, local_epochs=1,
+        batch_size=args.batch_size, local_learning_rate=args.lr, learning_rate_decay_gamma=1.0,
+        join_ratio=1.0, eval_gap=1000, time_threthold=1e9, goal="peers", save_folder_name="items",
+    )
+    server = FedAvg(settings, 0)
+    server.train()
+    return server.Budget[1]
 
 
-def described(device: str) -> str:
-    """The device in words: cuda:0 (NVIDIA H200), cpu (its name), 2 threads."""
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
-    return f"{device} ({name}), {torch.get_num_threads()} threads"
+def flower(flags, folder: Path) -> float:
+    """Its simulation, one client at a time with all cores (or the GPU), as there is one machine."""
+    from flwr.client import ClientApp, NumPyClient
+    from flwr.common import ndarrays_to_parameters
+    from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+    from flwr.server.strategy import FedAvg
+    from flwr.simulation import run_simulation
+    args = arguments(flags)
+    ends = []
+
+    class Timed(FedAvg):
+        def aggregate_fit(self, *rest):
+            found = super().aggregate_fit(*rest)
+            ends.append(time.perf_counter())
+            return found
+
+    class Client(NumPyClient):
+        def __init__(self, k: int):
+            self.x, self.y = read_client(folder, k)
+            self.net = network(flags).to(flags.device)
+
+        def fit(self, parameters, config):
+            arrays = [torch.from_numpy(array.copy()) for array in parameters]
+            self.net.load_state_dict(dict(zip(self.net.state_dict(), arrays)))
+            train_epoch(self.net, torch.utils.data.TensorDataset(self.x, self.y), args)
+            return [value.cpu().numpy() for value in self.net.state_dict().values()], len(self.y), {}
+
+    def server_of(context):
+        first = [value.numpy() for value in network(flags).state_dict().values()]
+        strategy = Timed(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=CLIENTS,
+                         min_available_clients=CLIENTS,
+                         initial_parameters=ndarrays_to_parameters(first))
+        return ServerAppComponents(config=ServerConfig(num_rounds=ROUNDS), strategy=strategy)
+
+    def client_of(context):
+        return Client(int(context.node_config["partition-id"])).to_client()
+
+    resources = {"num_cpus": os.cpu_count() or 1, "num_gpus": float(flags.device.startswith("cuda"))}
+    run_simulation(ServerApp(server_fn=server_of), ClientApp(client_fn=client_of), CLIENTS,
+                   backend_config={"client_resources": resources})
+    return ends[1] - ends[0]
 
 
-def write(path: str, args, figures: dict) -> None:
-    """The figures, with the code and the machine that they are of."""
-    where = hardware(args, 1) | code(Path(__file__))
-    write_json(Path(path), {"device": args.device} | figures | where)
+PEERS = {"pfllib": pfllib, "flower": flower}
 
 
-def add_office_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that bench/peers.py has too."""
+def in_a_process(name: str, flags, folder: Path) -> float:
+    """The seconds of a framework's second round. Stop with its last line if it fails."""
+    words = [sys.executable, "-m", "bench.bench", "--one", str(folder), "--with", name,
+             "--device", flags.device, "--size", str(flags.size), f"--pfllib={flags.pfllib}"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise Stop(f"{name}: {why[:200]} (what it needs: python -m bench.bench --help)")
+    return json.loads(done.stdout.strip().splitlines()[-1])["seconds"]
+
+
+def beside_peers(flags) -> list[list]:
+    """Our rows beside other frameworks': seconds of the second round, of ours. One that fails is named on
+    stderr and has none."""
+    seconds, args = {}, arguments(flags)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for precision in ("auto", "fp32"):
+            training, whole = ours(fedavg, office_words(flags, precision, folder / precision), ROUNDS - 1)
+            seconds[f"ours, {precision}: training"] = training
+            seconds[f"ours, {precision}: whole round"] = whole
+        clients = office_clients(args)
+        write_clients(folder, clients)
+        for peer in flags.peers:
+            try:
+                if peer == "usual":
+                    seconds[peer] = usual(flags, args, clients, folder / "images")
+                else:
+                    seconds[peer] = in_a_process(peer, flags, folder)
+            except Stop as stop:
+                print(f"bench: {stop}", file=sys.stderr)
+    first = seconds["ours, auto: training"]
+    return [[name, spent, spent / first] for name, spent in seconds.items()]
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, checked."""
+    parser = Parser(prog="bench", allow_abbrev=False, description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--archives", default="", help="folder with the Office-Caltech10 archive")
     add("--data", default="data", help="folder of the decoded cache (default: data)")
     add("--size", type=int, default=224, help="height and width of the images (default: 224)")
     add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
     add("--out", default="", help="JSON file for the figures")
-
-
-def parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, checked."""
-    parser = Parser(prog="bench", allow_abbrev=False, description=__doc__.split("\n\nRows of")[0],
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add_office_flags(parser)
     add("--rounds", type=int, default=3, help="rounds, of which the median is shown (default: 3)")
-    add("--only", choices=tuple(METHODS), help="only this method's rows (default: fedavg and fdse)")
-    add("--methods", action="store_true", help="every method's local training, on one backbone")
-    add("--views", action="store_true", help="two ways to make two views")
-    add("--steps", type=int, default=20, help="steps of --methods (default: 20)")
+    add("--with", dest="peers", default="", help=f"some of usual,{','.join(PEERS)}")
+    add("--pfllib", default="", help="folder of a clone of PFLlib")
+    add("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
     flags = parser.parse_args(argv)
-    for name, least in (("size", 32), ("rounds", 1), ("steps", 1)):
+    for name, least in (("size", 32), ("rounds", 1)):
         if getattr(flags, name) < least:
             parser.error(f"--{name} is {getattr(flags, name)}; it must be at least {least}")
-    if flags.methods and flags.views:
-        parser.error("--methods and --views are benchmarks of their own; give one of them")
-    if flags.only and (flags.methods or flags.views):
-        parser.error("--only goes with the rounds of Office-Caltech10")
+    flags.peers = flags.peers.split(",") if flags.peers else []
+    for name in set(flags.peers) - {"usual", *PEERS}:
+        parser.error(f"--with {name} is none of usual, {', '.join(PEERS)}")
     return flags
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     flags = parsed(argv)
-    measure, heads = rounds, ["row", "seconds", "of bare", "images/s"]
-    if flags.methods:
-        measure, heads = methods, ["row", "seconds", "of FedAvg's", "arithmetic", "over arithmetic"]
-    elif flags.views:
-        measure, heads = views, ["row", "seconds", "of the first", "images/s"]
     with one_line_on_stop("bench", "nothing was written"):
         flags.device = choose_device(flags.device)
+        if flags.one:
+            (name,) = flags.peers
+            with contextlib.redirect_stdout(sys.stderr):
+                seconds = PEERS[name](flags, Path(flags.one))
+            print(json.dumps({"seconds": seconds}))
+            return
+        if flags.out:
+            output_file(Path(flags.out), lambda start: b'"device"' in start)
         args = fedavg.arguments(["--device", flags.device])
         prepare(args)
-        print(described(flags.device))
-        rows = measure(flags)
+        name = torch.cuda.get_device_name(flags.device) if flags.device.startswith("cuda") else cpu_name()
+        print(f"{flags.device} ({name}), {torch.get_num_threads()} threads")
+        if flags.peers:
+            rows, heads = beside_peers(flags), ["row", "seconds", "of ours"]
+        else:
+            rows, heads = beside_bare(flags), ["row", "seconds", "of bare", "images/s"]
         print(tabulate(rows, heads, floatfmt=".3f"))
         if flags.out:
-            write(flags.out, args, {"heads": heads, "rows": rows, "command": command()})
+            # Without the name of a folder of this machine.
+            typed = command().replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")
+            figures = {"device": args.device, "heads": heads, "rows": rows, "command": typed}
+            write_json(Path(flags.out), figures | hardware(args, 1) | code(Path(__file__)))
 
 
 if __name__ == "__main__":

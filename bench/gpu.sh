@@ -100,9 +100,6 @@ step tests 120 env GPU_TESTS_ON="$device" "$python" -m pytest -m gpu -n 0 -vv -r
     tests/test_errors.py tests/test_augment.py tests/test_gpu.py "${few[@]}"
 
 # 2. Seconds of a round beside bare arithmetic.
-methods=(--methods --rounds 3)
-[ -z "$quick" ] || methods=(--methods --rounds 1 --steps 1)
-step methods 60 "$python" -m bench.bench "${methods[@]}" "${on_device[@]}" --out "$out/methods.json"
 has_office=""
 if [ -n "$archives" ] && [ -n "$(find "$archives" -maxdepth 1 -iname 'Office*Caltech*' -print -quit)" ]; then
     has_office=yes
