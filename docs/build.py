@@ -1,36 +1,34 @@
 """Static pages that show each method beside its code: `python docs/build.py`, then open site/index.html.
 
     pip install -r requirements-docs.txt
-    python docs/build.py                  # writes the notes (docs/notes.py) and the pages
-    python docs/build.py --notes          # the notes alone
+    python docs/build.py
 
-A method's page has its note, then each equation beside the lines that compute it, then the whole file. The
-results have docs/results.py. What pages link to, such as tests, comes along. There is no script, and nothing
-is fetched from anywhere. The HTML is in docs/templates/.
+A method's page has its note, then each equation beside the statements that compute it, then the whole file.
+The results have docs/results.py. A link that leads nowhere ends the build. Tests have no page here. They are
+links if pyproject.toml has the repository's address ([project.urls], Repository). The pages need no server
+and fetch nothing from elsewhere. They read without docs/page.js. The HTML is in docs/templates/.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `python docs/build.py` has docs/ there
 
-from docs import notes  # noqa: E402
+from docs.methods_pages import build  # noqa: E402
+from plumbing.files import output_folder  # noqa: E402
+from plumbing.settings import Parser  # noqa: E402
+from reproduce.commands import one_line_on_stop  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(prog="docs/build.py", description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the pages")
-    parser.add_argument("--notes", action="store_true", help="write the notes alone")
     args = parser.parse_args(argv)
-    for path, text in notes.written().items():
-        path.write_text(text)
-        print(f"wrote {path.relative_to(ROOT)}")
-    if not args.notes:
-        from docs.methods_pages import build  # it needs requirements-docs.txt, which the notes do without
+    with one_line_on_stop("docs/build.py", "the pages are written"):
+        output_folder(args.out, "index.html", "CleanFDG")
         build(args.out)
-        print(f"open {args.out / 'index.html'}")
+    print(f"open {args.out / 'index.html'}")
 
 
 if __name__ == "__main__":

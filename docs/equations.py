@@ -8,11 +8,12 @@ none has the name of its entry, as in \tag{Alg. 1, line 7}:
 docs/equations/<method>.toml has every number that the paper prints. An [[entry]] is computed here; it has
 places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. `says` has the shapes,
 `differs` where paper, official code and file part, `contradicts` where a formula and the paper's words do,
-`measured` what that changes.
+`measured` what that changes. A link #note-some-words leads to the note's paragraph **Some words**.
 
 A place is a function or class of the method's file, or of another module: `common.rounds`. The tag stands
-there in a comment or docstring: `Eq. (8)`, `line 7`, `step c5`. Without one, the entry has a `mark`: code
-that stands there once. tests/test_equations.py holds tables, code and tests together.
+there in a comment or docstring: `Eq. (8)`, `line 7`, `step c5`. Where it does not say enough, the entry has a
+`mark` of the place: code that stands there once, or the first and the last statement, "mu = ... var =".
+What the released code has in its place is in `official`. tests/test_equations.py holds all of it together.
 """
 
 import ast
@@ -30,6 +31,7 @@ KINDS = {"differs": "Differs", "contradicts": "Formula and words contradict each
 METHODS = ("fedavg", "fedsr", "fedadg", "fedgala", "fedcir", "fdse")
 
 FORMULA = re.compile(r"\$\$(.*?)\\tag\{([^}]*)\}\s*\$\$", flags=re.S)
+LONGEST = 16  # lines: two statements with more between them are shown with a gap
 NUMBERS = r"\d+(?:-\d+)?(?:(?:,|;| and) \d+(?:-\d+)?(?![\d:]))*"
 BRACKETS = r"\(\d+\)(?:-\(\d+\))?(?:(?:,|;| and) \(\d+\)(?:-\(\d+\))?)*"
 TAG = re.compile(rf"(?<!\d\d\d\d, )(?:(?P<source>[A-Z]\w+),? )?Eqs?\. (?P<equations>{BRACKETS})"
@@ -67,6 +69,8 @@ class Table:
 
     method: str
     says: str  # of its symbols
+    card: str  # the tag of its formula on the first page
+    idea: str  # in a sentence; empty where claims/ has it
     numbers: dict[str, str]  # what the paper prints: {"Eq.": "1-9", "Alg. 1": "1-13"}
     entries: list[dict]
     parts: list[dict]
@@ -75,6 +79,11 @@ class Table:
     @property
     def file(self) -> str:
         return f"{self.method}.py"
+
+    @property
+    def steps(self) -> list[dict]:
+        """The lines of the paper's algorithms."""
+        return [entry for entry in self.entries if "Eq" not in entry["tag"]]
 
     def tags_in(self, text: str, box: str = "") -> list[str]:
         """The tags in a text, one for each number: of "Eqs. (5)-(6), line 7" Eq. (5), Eq. (6), Alg. 1 line 7.
@@ -115,8 +124,8 @@ class Table:
 @functools.cache
 def table(method: str) -> Table:
     read = tomllib.loads((ROOT / "docs" / "equations" / f"{method}.toml").read_text())
-    return Table(method, read["says"], read["numbers"], read["entry"], read.get("part", []),
-                 read.get("unused", []))
+    return Table(method, read["says"], read["card"], read.get("idea", ""), read["numbers"], read["entry"],
+                 read.get("part", []), read.get("unused", []))
 
 
 # Places in the code
@@ -132,6 +141,8 @@ class Code:
         self.spans = {}  # {qualified name: (first line, last line)}
         self.docstrings = set()  # the lines of all docstrings
         self.statements = []  # (first line, last line) of each; a loop or a condition ends before its body
+        self.heads = {}  # {last line of such a head: indentation of its body}
+        self.blocks = []  # of each body the (first line, last line) of its statements, which are whole here
         self.mentions = []  # (tag, function or class, line of a comment; 0: in a string)
         self.formulas = []  # (function or class, slug of its tag, LaTeX)
         tree = ast.parse(text)
@@ -144,6 +155,9 @@ class Code:
                 self.mention(FORMULA.sub(lambda found: canonical(found[2]), node.value), node.lineno, 0)
 
     def walk(self, node: ast.AST, name: str) -> None:
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            if isinstance(block, list) and block:
+                self.blocks.append([(statement.lineno, statement.end_lineno) for statement in block])
         for child in ast.iter_child_nodes(node):
             inner = name
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
@@ -161,6 +175,7 @@ class Code:
                 last = child.end_lineno
                 if getattr(child, "body", None):
                     last = max(child.lineno, child.body[0].lineno - 1)
+                    self.heads[last] = child.body[0].col_offset
                 self.statements.append((child.lineno, last))
             self.walk(child, inner)
 
@@ -190,6 +205,27 @@ class Code:
         _, first, last = min(around)
         return range(first, last + 1)
 
+    def filled(self, lines: set[int]) -> set[int]:
+        """Statements of one body with what stands between them, unless that is long."""
+        written = [n for n in lines if not self.lines[n - 1].strip().startswith("#")]
+        low, high = min(written), max(written)
+        around = [block for block in self.blocks if block[0][0] <= low and high <= block[-1][1]]
+        body = min(around, key=lambda block: block[-1][1] - block[0][0])
+        spans = [span for span in body if span[1] >= low and span[0] <= high]
+        whole = set(range(spans[0][0], spans[-1][1] + 1)) | lines
+        return whole if len(whole) <= LONGEST else lines
+
+    def shown(self, lines: list[int]) -> list[tuple[int, str]]:
+        """Lines with their numbers. What is left out is an ellipsis with number 0, so that they parse."""
+        found = []
+        for n, following in zip(lines, [*lines[1:], 0]):
+            found.append((n, self.lines[n - 1]))
+            if following != n + 1 and (following or n in self.heads):
+                text = self.lines[following - 1]
+                indent = self.heads.get(n, len(text) - len(text.lstrip()))
+                found.append((0, " " * indent + "..."))
+        return found
+
     def lines_in(self, place: str, entry: dict) -> list[int]:
         """The lines of an entry in a place: the statements at its mark or its tags. They are the whole
         place without its docstring if that alone has the tag, or a function is for this formula alone."""
@@ -198,16 +234,25 @@ class Code:
         first, last = self.spans[place]
         tags = self.table.tags_of(entry)
         own = [tag for owner, tag, _ in self.formulas if owner == place]
-        if "mark" in entry:
-            at = [n for n in range(first, last + 1) if entry["mark"] in self.lines[n - 1]]
+        if place in entry.get("mark", {}):
+            marks = entry["mark"][place].split(" ... ")
+            at = [n for n in range(first, last + 1) if any(mark in self.lines[n - 1] for mark in marks)]
         elif "." not in place and own == [slug(entry["tag"])]:
             at = [0]
         else:
             at = [line for tag, owner, line in self.mentions if tag in tags and within(owner, place)]
-        lines = set().union(*(self.statement(line) for line in at if line))
-        if at and not lines:
-            lines = set(range(first, last + 1)) - self.docstrings
+        statements = {self.statement(line) for line in at if line}
+        lines = set().union(*statements)
+        if len(statements) > 1:
+            lines = self.filled(lines)
+        elif at and not lines:
+            return self.whole(place)
         return sorted(lines)
+
+    def whole(self, place: str) -> list[int]:
+        """The lines of a function or class without its docstring."""
+        first, last = self.spans[place]
+        return sorted(set(range(first, last + 1)) - self.docstrings)
 
 
 def within(owner: str, place: str) -> bool:
@@ -230,10 +275,15 @@ def place_of(place: str, of: Table) -> tuple[str, str]:
     return of.file, place
 
 
-def located(entry: dict, of: Table) -> list[tuple[str, str, list[int]]]:
-    """(file, function, lines) of each place of an entry."""
-    places = [place_of(place, of) for place in entry["place"]]
-    return [(file, name, code(file, of.method).lines_in(name, entry)) for file, name in places]
+def located(entry: dict, of: Table, kind: str = "place") -> list[tuple[str, str, list[int]]]:
+    """(file, function, lines) of each place of an entry; "official": what the released code has."""
+    found = []
+    for place in entry.get(kind, []):
+        file, name = place_of(place, of)
+        source = code(file, of.method)
+        lines = source.whole(name) if kind == "official" else source.lines_in(name, entry)
+        found.append((file, name, lines))
+    return found
 
 
 def formulas(entry: dict, of: Table) -> list[str]:
@@ -247,7 +297,7 @@ def formulas(entry: dict, of: Table) -> list[str]:
     return found
 
 
-# Tests, remarks and the sum
+# Tests and the sum
 
 
 @functools.cache
@@ -265,15 +315,6 @@ def test_of(test: str) -> tuple[int, str]:
     """Line and words of "test_fdse::test_eq9_three_clients_by_hand": what it holds the code against."""
     file, _, name = test.partition("::")
     return tests_in(file).get(name, (0, ""))
-
-
-def remarks(entry: dict) -> dict[str, str]:
-    """{kind: text} of what an entry has of KINDS; of a difference that a flag or a file in official/
-    switches, whether it was measured."""
-    found = {kind: entry[kind] for kind in KINDS if kind in entry}
-    if re.search("`(--|official/)", entry.get("differs", "")) and "measured" not in entry:
-        found["measured"] = "No."
-    return found
 
 
 def counts(of: Table) -> tuple[int, int, int]:

@@ -1,32 +1,45 @@
-"""The pages of the methods: a method's has its note, each equation beside the lines that compute it, then the
-whole file. A baseline's has its note beside its file. Files that these link to have a page each."""
+"""The pages of the methods: a method's has its note, each equation beside the statements that compute it,
+then the whole file. A baseline's has its note beside its file. Files that these link to have a page each."""
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
-from docs import equations, notes, results
+from docs import equations, results
 from docs.equations import ROOT
-from docs.pages import TITLES, Site, page_of, source_of
+from docs.pages import NOTES, TITLES, Site, page_of, source_of
+from reproduce.claims import judge_all, read_claims
+from reproduce.records import Records
+from reproduce.tables import read_tables
 
 
-def method_page(site: Site, method: str) -> None:
-    """The note, with its equations beside their code in the place of the written section."""
+def method_page(site: Site, method: str, idea: str, verdicts: str) -> None:
+    """The note: its idea and its picture, then the equations beside their code, then the rest."""
     note = Path("docs/methods") / f"{method}.md"
-    page, text = page_of(note), (ROOT / note).read_text()
-    of = equations.table(method)
-    before, _, rest = text.partition(notes.BEGIN)
-    before = before.rpartition("\n## ")[0]  # the heading of the written section
-    _, _, after = rest.partition(notes.END)
+    of, text = equations.table(method), (ROOT / note).read_text()
+    before, _, after = text.partition("<!-- equations -->")
+    head, what, who, *_ = before.split("\n## ")  # the last one is what GitHub shows in place of the equations
     used, whole, unused = equations.counts(of)
-    site.write(page, "method.html", TITLES[method], of=of, before=before, after=after, note=note, used=used,
-               whole=whole, unused=unused)
+    site.write(page_of(note), "method.html", TITLES[method], of=of, head=head, what=what, who=who,
+               after=after, note=note, used=used, whole=whole, unused=unused, idea=idea, verdicts=verdicts)
+
+
+def summaries() -> dict[str, tuple[str, str]]:
+    """{method: (its idea, the verdicts on its claims by the records)}; FedAvg claims nothing here."""
+    papers = read_claims()
+    found = {method: (equations.table(method).idea, "") for method in equations.METHODS}
+    judged = judge_all(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
+    for paper in papers:
+        counts = Counter(one.verdict for one in judged if one.paper == paper.id)
+        found[paper.id] = (paper.idea, ", ".join(f"{count} × {verdict}" for verdict, count in counts.items()))
+    return found
 
 
 def baselines() -> dict[Path, str]:
     """{note: title} of the notes whose file is in baselines/."""
     found = {}
-    for path in sorted(notes.NOTES.glob("*.md")):
+    for path in sorted(NOTES.glob("*.md")):
         note = path.relative_to(ROOT)
         if note.stem not in equations.METHODS and (ROOT / source_of(note)).exists():
             found[note] = re.match(r"# (.*)", path.read_text()).group(1)
@@ -34,36 +47,31 @@ def baselines() -> dict[Path, str]:
 
 
 def file_page(site: Site, source: Path) -> None:
-    """What a page links to: another note, a file of Python, or anything else as it is."""
+    """What a page links to: a note, beside the file of a baseline, a file of Python, or else as it is."""
     page = page_of(source)
-    if source.suffix in (".md", ".py"):
-        cells = None
-        if source.parent == Path("results/tables"):
-            cells = Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
-        elif source.parent == Path("results"):
-            cells = Path("results.html")
-        text = (ROOT / source).read_text()
-        site.write(page, "file.html", source.stem, source=source, text=text, cells=cells)
-    else:
+    if source.suffix not in (".md", ".py"):
         (site.out / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / source, site.out / page)
+        return
+    note, file = page.with_suffix(".md"), source
+    text = (ROOT / note).read_text() if (ROOT / note).exists() else f"# {source}"
+    if source.suffix == ".md":
+        file = source_of(note) if note in baselines() else None
+    site.write(page, "file.html", re.match(r"# (.*)", text)[1], note=note, text=text, file=file)
 
 
 def build(out: Path) -> None:
-    """Write the site: the methods' pages, the baselines', the results', and what these link to."""
-    site = Site(out)
-    made = set()
+    """Write the site: the methods' pages, the results', and what these link to."""
+    site, known = Site(out), summaries()
     for method in equations.METHODS:
-        method_page(site, method)
-        made |= {Path("docs/methods") / f"{method}.md", Path(f"{method}.py")}
-    for note, title in baselines().items():
-        site.write(page_of(note), "baseline.html", title, text=(ROOT / note).read_text(), note=note,
-                   file=source_of(note))
-        made |= {note, source_of(note)}
-    site.write(Path("index.html"), "index.html", "Methods", titles=TITLES, baselines=baselines(),
-               sentence=equations.sentence())
+        method_page(site, method, *known[method])
+    site.write(Path("index.html"), "index.html", "Federated domain generalization", titles=TITLES,
+               summaries=known, baselines=baselines(), sentence=equations.sentence(), table=equations.table)
     results.build(site)
+    for name in ("start", "exercises", "errata"):
+        site.add(Path("docs") / f"{name}.md")
     while site.waiting:
         source = site.waiting.pop()
-        if source not in made:
+        if str(page_of(source)) not in site.ids:
             file_page(site, source)
+    site.finish()

@@ -1,15 +1,21 @@
-"""The pages of docs/build.py: Markdown, formulas and code as HTML, and links from page to page."""
+"""The pages of docs/build.py: Markdown, formulas and code as HTML, links from page to page, and what the
+search knows (search.js: title, heading, address and words of each section)."""
 
 import functools
+import json
 import os
 import re
+import shutil
+import tomllib
 from collections import Counter
 from pathlib import Path
+from urllib.parse import unquote
 
 from docs import equations
 from docs.equations import ROOT
-from docs.notes import NOTES, TEMPLATES
+from plumbing.errors import Stop
 
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 from math_core import LatexToMathML
@@ -20,6 +26,15 @@ from pygments.lexers import PythonLexer
 TITLES = {"fedavg": "FedAvg", "fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR",
           "fdse": "FDSE"}
 MARKDOWN = MarkdownIt("commonmark").enable("table")
+NOTES = ROOT / "docs" / "methods"
+TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
+                        autoescape=select_autoescape(["html", "svg"]))
+ORDER = {"docs/start.html": "Start", "docs/exercises.html": "Exercises",
+         **{f"docs/methods/{method}.html": title for method, title in TITLES.items()},
+         "results.html": "Results", "docs/errata.html": "Errata"}  # of reading, and of the links at the top
+CLAIMS = {f"results/claims/{method}.html": f"{title}'s claims" for method, title in [*TITLES.items()][1:]}
+HEADING = re.compile(r'<h([23])[^>]*? id="([^"]+)"[^>]*>(.*?)</h\1>', flags=re.S)
+PLAIN = re.compile(r'<span class="(?:n|p|o|w)">([^<]*)</span>')  # a token that docs/page.css gives no colour
 
 
 def source_of(note: Path) -> Path:
@@ -30,6 +45,8 @@ def source_of(note: Path) -> Path:
 
 def page_of(source: Path) -> Path:
     """Where a file of the repository is in the site, both relative to their roots."""
+    if source.parent == Path("results/tables"):
+        return Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
     if source.suffix == ".md":
         return source.with_suffix(".html")
     note = NOTES / f"{source.stem}.md"
@@ -60,21 +77,44 @@ def formula(latex: str) -> Markup:
 def coloured(path: Path) -> list[str]:
     """The lines of a Python file as HTML with a class for each kind of token."""
     text = (ROOT / path).read_text()
-    return highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n").split("\n")
+    html = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+    return PLAIN.sub(r"\1", html).rstrip("\n").split("\n")
 
 
-def code(path: Path, numbers: list[int] | None = None, address: str = "") -> Markup:
-    """Lines of a file, each with its number. A whole file has an anchor for each line; in a part of it the
-    numbers lead to its page."""
-    lines = coloured(path)
+def code(path: Path) -> Markup:
+    """A whole file; each line has its number and an anchor. What stands before the imports is folded."""
     html = []
-    for n in numbers or range(1, len(lines) + 1):
-        if numbers and html and n - 1 not in numbers:
-            html.append('<span class="gap">...</span>')
-        anchor = "" if numbers else f' id="L{n}"'
-        html.append(f'<span class="line"{anchor}><a class="number" href="{address}#L{n}">{n}</a>'
-                    f"{lines[n - 1]}\n</span>")
-    return Markup(f'<pre class="code">{"".join(html)}</pre>')
+    for n, line in enumerate(coloured(path), 1):
+        html.append(f'<span class="line" id="L{n}"><a class="number" href="#L{n}">{n}</a>{line}\n</span>')
+    docstring = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
+    if docstring:
+        last = docstring[0].count("\n")
+        folded = f"<details><summary>docstring, {last} lines</summary>{''.join(html[:last])}</details>"
+        html = [folded, *html[last:]]
+    return Markup(f'<div class="code">{"".join(html)}</div>')
+
+
+def statements(file: str, method: str, lines: list[int], address: str) -> Markup:
+    """Some statements of a file without their indentation; the numbers lead to the file's page."""
+    shown, coloured_lines = equations.code(file, method).shown(lines), coloured(Path(file))
+    margin = min(len(text) - len(text.lstrip()) for _, text in shown if text)
+    html = []
+    for n, text in shown:
+        number = f'<a class="number" href="{address}#L{n}">{n}</a>' if n else ""
+        line = coloured_lines[n - 1][margin:] if n else text[margin:]
+        html.append(f'<span class="line">{number}{line}\n</span>')
+    return Markup(f'<div class="code">{"".join(html)}</div>')
+
+
+def has_page(source: Path) -> bool:
+    """Whether the site has a file: not the tests, the machinery behind the methods, and all records."""
+    machinery = source.suffix == ".py" and source.parts[0] in ("tests", "plumbing", "reproduce", "bench")
+    return not machinery and source.suffix != ".jsonl"
+
+
+def contents(html: str) -> list[tuple[str, str, str]]:
+    """(level, anchor, words) of the headings of a page."""
+    return [(level, anchor, Markup(words).striptags()) for level, anchor, words in HEADING.findall(html)]
 
 
 class Site:
@@ -84,6 +124,9 @@ class Site:
         self.out = out
         self.waiting, self.seen = [], set()
         self.anchors = Counter()  # of (page, anchor)
+        self.ids, self.links, self.sections = {}, {}, []  # of each page written; what the search knows
+        urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+        self.repository = urls.get("Repository", "")
 
     def add(self, source: Path) -> None:
         """A file of the repository, relative to its root, that the site needs."""
@@ -96,6 +139,14 @@ class Site:
         self.add(source)
         return relative(page_of(source), page) + (f"#{anchor}" if anchor else "")
 
+    def address(self, page: Path, source: Path, anchor: str = "") -> str:
+        """The same, of a file without a page in the repository; empty if its address is not known."""
+        if has_page(source):
+            return self.link(page, source, anchor)
+        if not self.repository:
+            return ""
+        return f"{self.repository}/blob/main/{source}" + (f"#{anchor}" if anchor else "")
+
     def markdown(self, text: str, source: Path, page: Path) -> Markup:
         """HTML of Markdown from a source; links lead to the pages of their targets."""
         tokens = MARKDOWN.parse(text)
@@ -107,10 +158,16 @@ class Site:
                 token.attrSet("id", f"{name}-{count}" if count else name)
             if token.type == "fence" and token.info == "math":
                 token.type, token.content = "html_block", f'<div class="math">{formula(token.content)}</div>'
+            named = re.match(r"\*\*([^*]+)\*\*", token.content)
+            if named and source.parent == Path("docs/methods"):
+                tokens[i - 1].attrSet("id", f"note-{equations.slug(named[1])}")
             for child in token.children or []:
                 self.relink(child, source, page)
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
-        html = html.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+        html = html.replace("<table>", '<div class="wide" tabindex="0"><table>')
+        html = html.replace("</table>", "</table></div>").replace("<th></th>", "<td></td>")
+        html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
+        html = re.sub(r"<a>(.*?)</a>", r"\1", html, flags=re.S)  # what has no page and no address
         return Markup(html)
 
     def relink(self, token, source: Path, page: Path) -> None:
@@ -127,18 +184,57 @@ class Site:
         target = target.relative_to(ROOT)
         if target.suffix == ".py" and page_of(target) == page:
             anchor = anchor or "L1"  # the file of a method's note is on the same page
-        token.attrSet(name, self.link(page, target, anchor))
+        address = self.address(page, target, anchor)
+        if address:
+            token.attrSet(name, address)
+        else:
+            del token.attrs[name]
 
     def write(self, page: Path, template: str, title: str, **values) -> None:
         path = self.out / page
         path.parent.mkdir(parents=True, exist_ok=True)
-        nav = {relative(f"docs/methods/{method}.html", page): name for method, name in TITLES.items()}
-        nav[relative("results.html", page)] = "Results"
-        style = Markup((ROOT / "docs" / "page.css").read_text())
-        made = TEMPLATES.get_template(template).render(title=title, style=style, nav=nav, here=page.name,
-                                                       page=page, site=self, **values)
+        nav = {relative(address, page): name for address, name in ORDER.items()}
+        names = CLAIMS if str(page) in CLAIMS else {"index.html": "CleanFDG", **ORDER}
+        places = [*names]
+        here = places.index(str(page)) if str(page) in places else len(places) + 1
+        around = {"Previous": places[here - 1:here], "Next": places[here + 1:here + 2]}
+        made = TEMPLATES.get_template(template).render(title=title, nav=nav, around=around, names=names,
+                                                       here=page.name, page=page, site=self, **values)
         path.write_text(made)
+        self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
+        self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
+        if page.parts[0] in ("docs", "index.html", "results.html") or page.parent == Path("results/claims"):
+            self.remember(page, title, made)
+
+    def remember(self, page: Path, title: str, html: str) -> None:
+        """The sections of a page for the search: their words without code and formulas."""
+        left_out = re.compile(r'<div class="code">.*?</div>|<math.*?</math>|<svg.*?</svg>', flags=re.S)
+        pieces = HEADING.split(left_out.sub(" ", html.partition("<main")[2]))
+        heads = [("", ""), *zip(pieces[2::4], pieces[3::4])]
+        for (anchor, heading), text in zip(heads, pieces[::4]):
+            words = Markup("<p " + text if not anchor else text).striptags()
+            self.sections.append([title, Markup(heading).striptags(), f"{page}#{anchor}".rstrip("#"), words])
+
+    def finish(self) -> None:
+        """The files that all pages load. Stop if a link leads nowhere."""
+        for name in ("page.css", "page.js"):
+            shutil.copyfile(ROOT / "docs" / name, self.out / name)
+        known = json.dumps(self.sections, ensure_ascii=False)
+        (self.out / "search.js").write_text(f"const SECTIONS = {known}\n")
+        lost = []
+        for page, links in self.links.items():
+            for link in links:
+                path, _, anchor = unquote(link).partition("#")
+                target = os.path.normpath(Path(page).parent / path) if path else page
+                known = (self.out / target).is_file() and (not anchor or anchor in self.ids.get(target, ()))
+                if not known and not re.match(r"https?:", link):
+                    lost.append(f"{page}: {link}")
+        if lost:
+            raise Stop(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
 
 
-TEMPLATES.globals |= {"code": code, "formula": formula, "relative": relative, "Path": Path}
+for function in (code, statements, coloured, contents, formula, relative, equations.formulas,
+                 equations.test_of, equations.located):
+    TEMPLATES.globals[function.__name__] = function
+TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}
 TEMPLATES.filters["slug"] = equations.slug

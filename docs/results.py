@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.equations import ROOT, slug
-from docs.notes import TEMPLATES
-from docs.pages import TITLES, Site
-from reproduce.cells import Cell, FilledBlock, chance, filled, run_of
+from docs.pages import TEMPLATES, TITLES, Site
+from reproduce.cells import WIDE, Cell, FilledBlock, chance, filled, run_of
 from reproduce.records import Records, command_of
 from reproduce.rendering import budget, cell_text, comparisons, number, ours
 from reproduce.scoreboard import STATES, counts_of, sentence, state_of
-from reproduce.statistics import LEVEL
 from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
 
 from markupsafe import Markup
@@ -124,7 +122,10 @@ def build(site: Site) -> None:
     """Write the pages into a site."""
     records = Records(ROOT / "results" / "runs.jsonl")
     tables = [read(table, records) for table in read_tables()]
-    board = [(each.table, counts_of(each.blocks, each.smaller)) for each in tables if not each.table.figure]
+    board, seen = [], set()
+    for each in tables:
+        if not each.table.figure:
+            board.append((each.table, counts_of(each.blocks, each.smaller, seen)))
     site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
                sentence=sentence(board))
     for each in tables:
@@ -135,24 +136,24 @@ def write_table(site: Site, each: Filled) -> None:
     """The page of a table."""
     of = each.table
     site.write(each.page, "table.html", of.title, table=each, of=of, shown={}, notes=linked(of.notes),
-               pictures=files_of(of, "figures", "png") if of.figure else {},
-               files=files_of(of, "tables", "md", "csv"))
+               pictures=pictures_of(of) if of.figure else {})
 
 
-def files_of(table: Table, folder: str, *endings: str) -> dict[str, Path]:
-    """{words: file} of what was written of a table at each scale."""
+def pictures_of(table: Table) -> dict[str, Path]:
+    """{words: file} of what was drawn of a figure at each scale."""
     found = {}
     for scale, words in SCALES.items():
-        for ending in endings:
-            found[f"{ending}, at {words}"] = Path("results") / folder / f"{table.file_name(scale)}.{ending}"
-    return {words: path for words, path in found.items() if (ROOT / path).exists()}
+        path = Path("results/figures") / f"{table.file_name(scale)}.png"
+        if (ROOT / path).exists():
+            found[words] = path
+    return found
 
 
 def linked(notes: list[str]) -> str:
-    """Notes as a Markdown list, in which a table's page and findings.md are links."""
+    """Notes as a Markdown list, in which a table's page and a claims page are links."""
     text = "\n".join(f"- {note}" for note in notes)
     text = re.sub(r"`((?:fedsr|fedadg|fedgala|fedcir|fdse)-\w+)`", r"[\1](../results/tables/\1.md)", text)
-    return text.replace("(findings.md)", "([findings](../results/findings.md))")
+    return re.sub(r"\((claims/\w+.md)\)", r"([claims](../results/\1))", text)
 
 
 # The words of a cell
@@ -211,22 +212,22 @@ def command(place: Place, scale: str) -> str:
 
 
 def verdict_words(cell: Cell) -> str:
-    """The test behind a verdict: the difference and the probability, or why there is none."""
+    """The interval behind a verdict, or why there is none."""
     difference = f"the difference is {cell.difference:+.2f}"
     if cell.computed:
         return f"the difference is {cell.difference:+.5f}, and one in the last printed digit is allowed"
-    if cell.corrected is not None:
-        side = "below" if cell.verdict == "differs" else "not below"
-        return (f"{difference}; Welch's test has p = {cell.probability:.3g}, by Holm's correction for all "
-                f"tests of this table p = {cell.corrected:.3g}, {side} {LEVEL}")
+    half = cell.half_width
+    if half is not None:
+        low, high = cell.difference - half, cell.difference + half
+        return f"{difference}, by Welch's 95% interval {low:+.2f} to {high:+.2f}"
     why = "neither side has a deviation"
     if len(cell.values) < 2:
         why = "there is one seed here, and it takes two"
-    elif len(cell.printed) < 2:
+    elif len(cell.published) < 2:
         why = "the paper prints no deviation"
     elif cell.trials < 2:
         why = "the paper does not say of how many trials its deviation is"
-    return f"{difference}; no test, since {why}"
+    return f"{difference}; no interval, since {why}"
 
 
 # The runs
@@ -293,4 +294,4 @@ def accuracies(name: str, part: dict | float) -> list[str]:
 for function in (number, ours, cell_text, comparisons, published_words, measured_words, budgets, reason,
                  command, verdict_words, drawing, facts, command_of):
     TEMPLATES.globals[function.__name__] = function
-TEMPLATES.globals |= {"WORDS": WORDS, "SCALES": SCALES, "LEVEL": LEVEL}
+TEMPLATES.globals |= {"WORDS": WORDS, "SCALES": SCALES, "WIDE": WIDE}

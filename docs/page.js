@@ -1,0 +1,112 @@
+// What pages gain by a script: a search, a copy button, a table of contents that follows, light or dark.
+// Without it all of them read the same.
+const ROOT = document.documentElement.dataset.root
+const tools = document.querySelector(".tools")
+const toc = document.querySelector(".toc")
+
+function made(tag, parent, properties) {
+  const element = Object.assign(document.createElement(tag), properties)
+  parent.append(element)
+  return element
+}
+
+// Light or dark, as chosen before
+const scheme = document.documentElement.style
+try { scheme.colorScheme = localStorage.getItem("scheme") || "" } catch { /* not kept */ }
+
+// Search: all words must be in a section; those in its heading count most
+const input = made("input", tools, { type: "search", placeholder: "Search", ariaLabel: "Search all pages" })
+const found = made("div", tools, { className: "found" })
+function search() {
+  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean)
+  if (typeof SECTIONS === "undefined") return  // search.js calls again when it is there
+  const hits = []
+  for (const [title, heading, address, text] of words.length ? SECTIONS : []) {
+    const head = `${title} ${heading}`.toLowerCase(), body = text.toLowerCase()
+    if (!words.every(word => head.includes(word) || body.includes(word))) continue
+    hits.push([words.filter(word => head.includes(word)).length, title, heading, address, text])
+  }
+  hits.sort((a, b) => b[0] - a[0])
+  found.replaceChildren()
+  for (const [, title, heading, address, text] of hits.slice(0, 12)) {
+    const link = made("a", found, { href: ROOT + address, textContent: heading ? `${title}: ${heading}` : title })
+    marked(made("small", link), excerpt(text, words), words)
+  }
+  if (words.length && !hits.length) found.textContent = "Nothing has all of these words."
+}
+
+// Some 140 letters around the first of the words that is there, from word to word
+function excerpt(text, words) {
+  const at = words.map(word => text.toLowerCase().indexOf(word)).find(place => place >= 0) ?? 0
+  const start = at < 50 ? 0 : text.indexOf(" ", at - 40) + 1 || at
+  const end = text.length < start + 140 ? text.length : text.lastIndexOf(" ", start + 140)
+  return (start ? "… " : "") + text.slice(start, Math.max(end, at)) + (end < text.length ? " …" : "")
+}
+
+function marked(parent, text, words) {
+  const escaped = words.map(word => word.replace(/[^\p{L}\p{N}]/gu, "\\$&"))
+  text.split(new RegExp(`(${escaped.join("|")})`, "i")).forEach((part, i) => {
+    if (i % 2) made("mark", parent, { textContent: part })
+    else parent.append(part)
+  })
+}
+
+input.addEventListener("focus", () => made("script", document.head, { src: ROOT + "search.js", onload: search }), { once: true })
+input.addEventListener("input", search)
+input.addEventListener("focus", search)
+document.addEventListener("click", event => { if (!tools.contains(event.target)) found.replaceChildren() })
+document.addEventListener("keydown", event => {
+  if (event.key === "Escape") { input.value = ""; found.replaceChildren() }
+  if (event.key === "/" && document.activeElement.tagName !== "INPUT") { event.preventDefault(); input.focus() }
+})
+
+made("button", tools, { textContent: "Light / dark", onclick() {
+  const dark = scheme.colorScheme ? scheme.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches
+  scheme.colorScheme = dark ? "light" : "dark"
+  try { localStorage.setItem("scheme", scheme.colorScheme) } catch { /* not kept */ }
+} })
+
+// Copy: code without its numbers
+for (const block of document.querySelectorAll("pre, .lines .code")) {
+  made("button", block, { className: "copy", textContent: "Copy", async onclick() {
+    const copy = block.cloneNode(true)
+    copy.querySelectorAll(".number, .copy").forEach(element => element.remove())
+    await navigator.clipboard.writeText(copy.textContent)
+    this.textContent = "Copied"
+  } })
+}
+
+// A table that is wider than a phone: a block for each row, in which a cell has the name of its column
+for (const table of document.querySelectorAll(".wide table:not(.grid)")) {
+  if (table.scrollWidth <= table.parentElement.clientWidth || !table.tHead) continue
+  table.classList.add("stacked")
+  const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent)
+  table.querySelectorAll("tbody td:not(:first-child)").forEach(cell => { cell.dataset.column = names[cell.cellIndex] })
+}
+
+// The table of contents: open beside the text, and with the section that is read
+if (toc) {
+  toc.open = matchMedia("(min-width: 80rem)").matches
+  const links = [...toc.querySelectorAll("a")]
+  const heads = links.map(link => document.getElementById(link.hash.slice(1)))
+  const follow = () => {
+    const here = heads.findLastIndex(head => head.getBoundingClientRect().top < 120)
+    links.forEach((link, i) => link.classList.toggle("here", i === here))
+    if (toc.open && here >= 0 && matchMedia("(min-width: 80rem)").matches) {
+      toc.scrollTop = links[here].offsetTop - toc.clientHeight / 2
+    }
+  }
+  addEventListener("scroll", follow, { passive: true })
+  follow()
+}
+
+// A link into what is folded opens it, and so does the printer
+const unfold = element => { for (let e = element; e; e = e.parentElement) if (e.tagName === "DETAILS") e.open = true }
+const arrive = () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)))
+  unfold(target)
+  target?.scrollIntoView()
+}
+if (location.hash) arrive()
+addEventListener("hashchange", arrive)
+addEventListener("beforeprint", () => document.querySelectorAll("main details").forEach(element => { element.open = true }))
