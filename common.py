@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,24 +20,34 @@ from typing import Protocol
 
 from plumbing import linear
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
-from plumbing.catalog import own_folder, source_of
+from plumbing.catalog import is_own, own_file, source_of
 from plumbing.decoding import open_images
 from plumbing.dirichlet import skewed
 from plumbing.errors import Stop, out_of_memory
+from plumbing.files import tensors_of
+from plumbing.mixing import Together, client_shares, dealt
 from plumbing.mnist import ANGLES, load_digits, rotate, rotated_mnist
+from plumbing.networks import (from_file, from_timm, from_torchvision, imagenet_weights, last_linear,
+                               refuse_shapes)
+from plumbing.own_data import content_of, open_own_data, scaled
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
-from plumbing.runfolder import Run, folder_of, tensors_of
+from plumbing.results import score_of
+from plumbing.runfolder import Run, folder_of
 from plumbing.seeding import seed_all
+from plumbing.scores import scores
 from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, ratios, shares, source
+from plumbing.splits import SPLIT, completed
 from plumbing.weights import load_pretrained, read_weights
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 __all__ = ["LinearArgs", "arg", "parse", "rotate", "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
+Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
 Settings = Args  # what a method reads: fixed once it is parsed; its JSON is the identity of a run
 
 
@@ -46,11 +56,14 @@ Settings = Args  # what a method reads: fixed once it is parsed; its JSON is the
 
 @dataclass
 class Domain:
-    """One domain: its name, images uint8 [N, C, H, W] (stored channels last) and labels int64 [N]."""
+    """One domain: its name, images uint8 [N, C, H, W] (stored channels last) and labels int64 [N]. Data of
+    one's own may have another shape and dtype."""
 
     name: str
     images: Tensor
     labels: Tensor
+    prepare: Callable[[Tensor], Tensor] = scaled  # a batch of images -> what a network gets
+    given: Tensor | None = None  # int64 [N, 2], part and group of each image by split.csv
 
 
 @dataclass
@@ -59,7 +72,7 @@ class Dataset:
 
     domains: list[Domain]
     classes: tuple[str, ...]  # in the order of the labels
-    fingerprint: str = ""  # of one's own images, which may change: by their names, sizes and times
+    content: str = ""  # 12 hexadecimal digits that change with the images
     same_images: bool = False  # the domains are versions of the same images, row by row
 
     @property
@@ -75,25 +88,39 @@ class Dataset:
 DIGITS = tuple("0123456789")
 
 
-def open_dataset(settings: Args) -> Dataset:
-    """The dataset of a run at its image size, with --limit. Stop if a domain has too few images."""
+def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -> Dataset:
+    """The dataset of a run at its image size, with --limit. Stop if a domain has too few images. With the
+    name of a domain `only`, and the `agreed` classes, it has no other; nothing else of a folder is opened."""
     if settings.archives and not Path(settings.archives).is_dir():
         raise Stop(f"--archives {settings.archives} is not a folder", 2)
     name, size, data = settings.dataset, settings.image_size, settings.data
     if name == "digits":
-        dataset = Dataset([Domain(*domain) for domain in load_digits(size)], DIGITS)
+        domains = load_digits(size)
+        dataset = Dataset([Domain(*domain) for domain in domains], DIGITS, content_of(domains, DIGITS))
     elif name.startswith("rotatedmnist"):
         domains = rotated_mnist(name, settings.seed, size, data, settings.archives)
-        dataset = Dataset([Domain(*domain) for domain in domains], DIGITS, same_images=True)
+        dataset = Dataset([Domain(*domain) for domain in domains], DIGITS, content_of(domains, DIGITS), True)
+    elif own_file(name):
+        domains, classes, content, prepare = open_own_data(own_file(name), settings)
+        dataset = Dataset([Domain(*domain, prepare) for domain in domains], classes, content)
     else:
-        images = open_images(name, size, data, settings.archives)
+        images = open_images(name, size, data, settings.archives, settings.skip_broken,
+                             only if is_own(name) else "", agreed)
         domains = [Domain(*domain) for domain in images.domains]
-        dataset = Dataset(domains, images.classes, images.fingerprint)
+        dataset = Dataset(domains, images.classes, images.content)
+        for d in domains if images.given else ():
+            d.given = images.given[d.name]
+    if only:
+        if only not in dataset.names or tuple(dataset.classes) != agreed:
+            raise Stop(f"expected the domain {only} and the classes {', '.join(agreed) or 'of --classes'}; "
+                       f"found {', '.join(dataset.names)} and {', '.join(dataset.classes)}", 2)
+        dataset.domains = [d for d in dataset.domains if d.name == only]
     for d in dataset.domains:
         if settings.limit:
             generator = seed_all(settings.seed, "limit", dataset.seed_name(d.name))
             rows = torch.randperm(len(d.labels), generator=generator)[:settings.limit]
             d.images, d.labels = d.images[rows], d.labels[rows]
+            d.given = None if d.given is None else d.given[rows]
         if len(d.labels) < len(dataset.classes):
             advice = "raise --limit" if settings.limit else "look at its folder"
             raise Stop(f"domain {d.name} has {len(d.labels)} images, fewer than the "
@@ -113,7 +140,7 @@ def known_domains(dataset: str) -> list[str]:
         return [f"d{angle}" for angle in ANGLES]
     if dataset.startswith("rotatedmnist"):
         return [f"m{angle}" for angle in ANGLES]
-    return [] if own_folder(dataset) else list(source_of(dataset).domains)
+    return [] if is_own(dataset) else list(source_of(dataset).domains)
 
 
 # Data: splits and clients
@@ -121,13 +148,15 @@ def known_domains(dataset: str) -> list[str]:
 
 @dataclass
 class Data:
-    """A part of a domain: its images uint8 [N, C, H, W], and the rows `index` [n] with `labels` [n] of it."""
+    """A part of a domain or of several: the images uint8 [N, C, H, W], and their rows `index` [n] with
+    `labels` [n]."""
 
-    images: Tensor
+    images: Tensor | Together
     index: Tensor
     labels: Tensor
     device: str
     normalize: str
+    prepare: Callable[[Tensor], Tensor] = scaled
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -135,8 +164,7 @@ class Data:
     def batch(self, i: Tensor | slice, how: Augmentation | None = None) -> tuple[Tensor, Tensor]:
         """Positions i [B], or a range of them -> x float32 [B, C, H, W] in [0, 1] (or normalized), augmented,
         channels last, and y [B]."""
-        pixels = self.images[self.index[i]].to(self.device, non_blocking=True)
-        x = pixels.float().div_(255)
+        x = self.prepare(self.images[self.index[i]].to(self.device, non_blocking=True))
         if how:
             x = augment(x, how)
         if self.normalize == "imagenet":
@@ -156,26 +184,51 @@ class ClientData:
     unseen: bool = False  # the client of a domain that is left out: it never trains
 
 
-def split(dataset: Dataset, settings: Args) -> tuple[list[ClientData], list[ClientData]]:
+def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData], list[ClientData]]:
     """The clients and, for `lodo` and `linear`, the targets. Every image of a domain is in exactly one part
-    of one client. With --sources, domains that are neither source nor target are left out."""
+    of one client. With --sources, domains that are neither source nor target are left out. `names`: all
+    domains, if not all are on this machine."""
     if settings.dirichlet and settings.clients_per_domain == 1:
         raise Stop(f"--dirichlet {settings.dirichlet} needs several clients in a domain: set "
                    "--clients-per-domain", 2)
-    targets = targets_of(settings, dataset.names)
-    of_sources, of_targets = [], []
+    targets = targets_of(settings, names or dataset.names)
+    of_sources, of_targets, mixed, of_groups = [], [], [], {}
     for d in dataset.domains:
         if settings.sources and d.name not in settings.sources.split(",") and d.name not in targets:
             continue
         if settings.device.startswith("cuda") and d.images.nbytes < torch.cuda.mem_get_info()[0] / 4:
-            d = Domain(d.name, d.images.to(settings.device), d.labels)  # the decoded pixels, on the GPU
+            d = dataclasses.replace(d, images=d.images.to(settings.device))  # the decoded pixels, on the GPU
         seed_name = dataset.seed_name(d.name)
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
+        if d.given is not None:
+            rows = order[d.given[order, 0] < 0]
+            sizes = [len(part) for part in cut(rows, shares_of(settings, d.name in targets))]
+            d = dataclasses.replace(d, given=completed(d.given, rows, sizes, of_groups))
         if d.name in targets:
             of_targets.append(target_client(settings, d, order))
+        elif settings.clients:
+            mixed.append((d, order))
         else:
             of_sources += source_clients(settings, d, order, len(dataset.classes), seed_name)
+    if settings.clients:
+        of_sources = mixed_clients(settings, mixed)
+    classes = set().union(*(client.train.labels.tolist() for client in of_sources))
+    if settings.protocol != "linear" and len(classes) < 2 and not names:  # a node sees its own alone
+        raise Stop(f"the training images of {settings.dataset} are of one class: nothing can be learned")
     return of_sources, of_targets
+
+
+def shares_of(settings: Args, is_target: bool) -> tuple[float, float, float]:
+    """The shares of train, validation and test. With `linear` all images of a source are for training: there
+    are no labels to validate with."""
+    return (1, 0, 0) if settings.protocol == "linear" and not is_target else shares(settings.split)
+
+
+def parts_of(d: Domain, rows: Tensor, of_split: tuple[float, float, float]) -> tuple[Tensor, ...]:
+    """Shuffled rows of a domain -> train, validation, test: by `cut`, or by split.csv."""
+    if d.given is None:
+        return cut(rows, of_split)
+    return tuple(rows[d.given[rows, 0] == part] for part in range(3))
 
 
 def client_data(settings: Args, d: Domain, name: str, rows: tuple[Tensor, ...], unseen: bool) -> ClientData:
@@ -184,7 +237,7 @@ def client_data(settings: Args, d: Domain, name: str, rows: tuple[Tensor, ...], 
     for of_part in rows:
         index = of_part.to(d.images.device)
         labels = d.labels[of_part].to(d.images.device)
-        parts.append(Data(d.images, index, labels, settings.device, settings.normalize))
+        parts.append(Data(d.images, index, labels, settings.device, settings.normalize, d.prepare))
     return ClientData(name, *parts, unseen=unseen)
 
 
@@ -193,7 +246,7 @@ def target_client(settings: Args, d: Domain, order: Tensor) -> ClientData:
     what nobody uses."""
     train, val, test = order[:0], order[:0], order
     if settings.target_part != "all":
-        train, val, test = cut(order, shares(settings.split))
+        train, val, test = parts_of(d, order, shares(settings.split))
     if settings.target_part == "heldout":
         val, test = val[:0], torch.cat([val, test])
     if len(test) < 2:
@@ -207,18 +260,15 @@ def target_client(settings: Args, d: Domain, order: Tensor) -> ClientData:
 
 def source_clients(settings: Args, d: Domain, order: Tensor, classes: int,
                    seed_name: str) -> list[ClientData]:
-    """The clients of a source domain. With `linear` all images are for training: there are no labels to
-    validate with."""
-    of_split, M = shares(settings.split), settings.clients_per_domain
-    if settings.protocol == "linear":
-        of_split = (1, 0, 0)
+    """The clients of a source domain."""
+    of_split, M = shares_of(settings, False), settings.clients_per_domain
     if M > len(order):
         raise Stop(f"--clients-per-domain is {M}, more than the {len(order)} images of domain {d.name}: give "
                    "fewer")
     fewest = (2, 0, 0) if settings.protocol == "linear" else (2, 1, 1)  # BN needs two images to train
 
     def enough(rows: Tensor) -> bool:
-        return all(len(part) >= least for part, least in zip(cut(rows, of_split), fewest))
+        return all(len(part) >= least for part, least in zip(parts_of(d, rows, of_split), fewest))
 
     piles = [order[m::M] for m in range(M)]
     if settings.dirichlet:
@@ -227,13 +277,45 @@ def source_clients(settings: Args, d: Domain, order: Tensor, classes: int,
     clients = []
     for m, rows in enumerate(piles):
         name = d.name if M == 1 else f"{d.name}-{m}"
-        parts = cut(rows, of_split)
+        parts = parts_of(d, rows, of_split)
         if not enough(rows):
-            has = "/".join(str(len(part)) for part in parts)
-            needs = "/".join(map(str, fewest))
-            raise Stop(f"client {name} has {has} images to train, validate and test; it needs at least "
-                       f"{needs}: fewer --clients-per-domain, a larger --dirichlet or --limit")
+            advice = "fewer --clients-per-domain, a larger --dirichlet or --limit"
+            refuse_few(name, parts, fewest, advice if d.given is None else f"{advice}, or another {SPLIT}")
         clients.append(client_data(settings, d, name, parts, unseen=False))
+    return clients
+
+
+def refuse_few(name: str, parts: tuple[Tensor, ...], fewest: tuple[int, int, int], advice: str) -> None:
+    """Stop: a client has too few images."""
+    has = "/".join(str(len(part)) for part in parts)
+    needs = "/".join(map(str, fewest))
+    raise Stop(f"client {name} has {has} images to train, validate and test; it needs at least {needs}: "
+               f"{advice}")
+
+
+def mixed_clients(settings: Args, sources: list[tuple[Domain, Tensor]]) -> list[ClientData]:
+    """The clients of --clients, each with images of one source domain or of several, by --domain-mix. The
+    parts of each domain are dealt out one by one: versions of an image stay in the same part."""
+    of_split, fewest, C = shares_of(settings, False), (2, 1, 1), settings.clients
+    if settings.protocol == "linear":
+        fewest = (2, 0, 0)
+    images = Together([d.images for d, _ in sources])
+    everything = Domain("", images, torch.cat([d.labels for d, _ in sources]), sources[0][0].prepare)
+    of_clients = client_shares([len(order) for _, order in sources], C, settings.domain_mix)
+    rows = [([], [], []) for _ in range(C)]  # of each client and part: a piece of each domain
+    totals = [[0] * C for _ in fewest]
+    for j, (d, order) in enumerate(sources):
+        for p, of_part in enumerate(parts_of(d, order, of_split)):
+            counts = dealt(len(of_part), [of_domains[j] for of_domains in of_clients], totals[p])
+            totals[p] = [total + count for total, count in zip(totals[p], counts)]
+            for k, piece in enumerate(of_part.split(counts)):
+                rows[k][p].append(piece + images.starts[j])
+    clients = []
+    for k in range(C):
+        parts = tuple(torch.cat(pieces) for pieces in rows[k])
+        if any(len(part) < least for part, least in zip(parts, fewest)):
+            refuse_few(f"client-{k}", parts, fewest, "fewer --clients or a larger --limit")
+        clients.append(client_data(settings, everything, f"client-{k}", parts, unseen=False))
     return clients
 
 
@@ -433,7 +515,10 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
     """The network named by `--backbone`, with `--weights`, for images of `channels` channels. Its classifier
     is one new linear layer; with `keep_last` it is behind torchvision's last layer (4096 -> 1000 in AlexNet),
     which keeps its weights."""
-    chosen = BACKBONES[args.backbone]
+    origin, _, name = args.backbone.rpartition(":")
+    if origin and origin != "torchvision":
+        return own_network(args, channels, classes)
+    chosen = of_any_torchvision(name) if origin else BACKBONES[args.backbone]
     if channels != 3 and not chosen.gray:
         raise Stop(f"--backbone {args.backbone} takes colour images; those of {args.dataset} have one "
                    "channel: use smallcnn or smallcnn_bn", 2)
@@ -454,6 +539,35 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
         net.head = nn.Sequential(last, nn.Linear(last.out_features, classes))
     if ours:
         load_pretrained(net, weights, skip="head", origin=args.weights)
+    return net
+
+
+def of_any_torchvision(name: str) -> Backbone:
+    """Any classifier of torchvision, whose last linear layer a new one replaces."""
+    last, dim = last_linear(name)
+
+    def build(channels: int, size: int) -> nn.Module:
+        return from_torchvision(name)
+    return Backbone(build, dim, last, imagenet_weights(name), relu=False)
+
+
+def own_network(args: Args, channels: int, classes: int) -> Net:
+    """The network of timm, or of a file of one's own. With `--weights FILE` it has the state in that file."""
+    origin, _, name = args.backbone.rpartition(":")
+    x = torch.zeros(2, channels, args.crop or args.image_size, args.crop or args.image_size)
+    if origin == "timm":
+        body = from_timm(name, channels, args.weights == "imagenet")
+        with torch.no_grad():
+            net = Net(body, body.eval()(x).shape[-1], classes)
+    else:
+        net = from_file(args.backbone, args, channels, classes)
+    if not isinstance(net, Net) or type(net.head) is not nn.Linear:
+        raise Stop(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, dim, "
+                   "classes) with the head that it makes, nn.Linear", 2)
+    if not own_file(args.dataset):  # whose shape is not known here
+        refuse_shapes(net, args.backbone, x, classes)
+    if args.weights not in ("none", "imagenet"):
+        load_pretrained(net, read_weights(args.weights, ""), skip="head", origin=args.weights)
     return net
 
 
@@ -581,6 +695,29 @@ def correct(model: nn.Module, data: Data, settings: Args) -> int:
 
 
 @torch.no_grad()
+def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor, Tensor]:
+    """Of all images of `data` the probability of each class, float32 [N, C], and the labels [N], on the CPU;
+    precision and batches are those of `correct`."""
+    model.eval()
+    with autocast(settings):
+        return joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
+
+
+def joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The first ones and the second ones, each as one tensor."""
+    return torch.cat([first for first, _ in pairs]), torch.cat([second for _, second in pairs])
+
+
+def as_probabilities(outputs: Tensor) -> Tensor:
+    """Logits [B, C], or an ensemble's mean probabilities (baselines/local.py) -> float32, on the CPU."""
+    outputs = outputs.float().cpu()
+    sums = outputs.sum(1)
+    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        return outputs
+    return outputs.softmax(1)
+
+
+@torch.no_grad()
 def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor, Tensor]:
     """z float32 [N, D] and labels y [N], on the CPU, of all images of `data`: model.features in eval mode,
     where a probabilistic network gives its mean; precision and batches are those of `correct`."""
@@ -594,10 +731,10 @@ def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tenso
     return torch.cat(zs), torch.cat(ys)
 
 
-def tested_model(fed: Federation, k: int, t: int) -> nn.Module:
-    """The network that is tested on client k after t rounds."""
+def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -> nn.Module:
+    """The network that is tested on client k after t rounds; `down` is what it has got, if not from here."""
+    down = fed.down("test", k) if down is None else down
     seed_all(fed.settings.seed, "evaluate", t, k)
-    down = getattr(fed.server, "tested", fed.server.download)(k)
     return fed.clients[k].model(down)
 
 
@@ -606,36 +743,149 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
     `--test-rounds best` the test parts, and the target, only where the validation is better than `best`, the
     best of the rounds before, and in the last round."""
     if fed.settings.test_rounds == "best" and t < fed.settings.rounds:
-        entry = accuracies(fed, t, ("val",))
-        if not from_server(bool(entry) and entry["val"]["ALL"] > best):
+        entry = accuracies(fed, t, "validate", range(fed.K))
+        if not from_server("val" in entry and score_of(entry) > best):
             return entry
-    return accuracies(fed, t, ("val", "test"))
+    return accuracies(fed, t, "test", range(len(fed.names)))
 
 
-def accuracies(fed: Federation, t: int, parts: tuple[str, ...]) -> dict:
-    """The accuracies of these parts after t rounds, in process 0: ALL is pooled over the images, AVG the mean
-    over the clients. An unseen client has a test part alone."""
-    hits = {}  # of each client and part: the correct and all images
-    for k, client in fed.clients.items():
-        own = tuple(part for part in parts if part == "test" or not client.data.unseen)
-        model = tested_model(fed, k, t) if own else None
-        hits[k] = {}
-        for part in own:
-            data = getattr(client.data, part)
-            hits[k][part] = correct(model, data, fed.settings), len(data)
-    hits = gathered(hits)
-    if process()[0]:
+def accuracies(fed: Federation, t: int, what: str, who: range) -> dict:
+    """The accuracies after t rounds, in process 0: ALL is pooled over the images, AVG the mean over the
+    clients. There are none unless all have answered. With another --metric the validation has that too."""
+    answers, metric = fed.ask(what, who, t), validation_score(fed, t)
+    if len(answers) < len(who):
         return {}
-    entry = {}
-    for part in parts:
-        of_clients = [hits[k][part] for k in range(fed.K)]
+    numbers, entry = [answers[k][1] for k in who], {}
+    for part in ("val", "test") if what == "test" else ("val",):
+        of_clients = [(found[part], found[f"{part}_of"]) for found in numbers[:fed.K]]
         each = [right / n for right, n in of_clients]
         pooled = sum(right for right, _ in of_clients) / sum(n for _, n in of_clients)
         entry[part] = {"ALL": pooled, "AVG": sum(each) / fed.K, "clients": dict(zip(fed.names, each))}
-    if "test" in parts and fed.has_target:
-        right, n = hits[fed.K]["test"]
-        entry["target"] = right / n
+    if len(who) > fed.K:
+        entry["target"] = numbers[fed.K]["test"] / numbers[fed.K]["test_of"]
+    if metric is not None:
+        entry["val"]["metric"] = metric
     return entry
+
+
+def validation_score(fed: Federation, t: int) -> float | None:
+    """After t rounds what --metric says of the validation images of all clients together, in process 0; None
+    for the accuracy."""
+    settings, found = fed.settings, {}
+    if settings.metric == "accuracy":
+        return None
+    for k, client in fed.clients.items():
+        if not client.data.unseen:
+            found[k] = probabilities(tested_model(fed, k, t), client.data.val, settings)
+    found = gathered(found)
+    if process()[0]:
+        return None
+    score = scores(*joined([found[k] for k in range(fed.K)]))[settings.metric]
+    if score is None:
+        raise Stop(f"--metric {settings.metric} needs images of every class to validate with: choose "
+                   "another, or give validation a larger share in --split", 2)
+    return score
+
+
+def measured(fed: Federation, progress: Run) -> dict:
+    """Of the best and the last round what scikit-learn measures on the test part of each client and of the
+    target, {"best": {name: its `scores`}, "last": ...}, in process 0; nothing without labels, or if the
+    clients are on other machines."""
+    if fed.settings.protocol == "linear" or (process()[1] == 1 and not fed.clients):
+        return {}
+
+    def after(t: int) -> dict:
+        of_clients = {}
+        for k, client in fed.clients.items():
+            tested = probabilities(tested_model(fed, k, t), client.data.test, fed.settings)
+            of_clients[k] = scores(*tested)
+        return {fed.names[k]: found for k, found in gathered(of_clients).items()}
+    last = best = after(progress.t)
+    saved = from_server(progress.best())
+    if saved["round"] < progress.t:
+        fed.restore(saved)
+        best = after(saved["round"])
+    progress.lap("evaluate")
+    return {"best": best, "last": last}
+
+
+def evaluate_linear(fed: Federation, t: int, best: float = 0, statistics: dict | None = None) -> dict:
+    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
+    `target` is the mean over the targets with the first share."""
+    targets = range(fed.K, len(fed.names))
+    answers = fed.ask("fit", targets, t, {"statistics": statistics} if statistics else {})
+    if len(answers) < len(targets):
+        return {}
+    found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
+    first = str(ratios(fed.settings.label_ratio)[0])
+    return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}
+
+
+def evaluate_start(fed: Federation) -> dict:
+    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
+    and the loss of features that say nothing.
+
+    A network that has not been trained has no statistics of batch normalization. Here it has those that a
+    round's first epoch would leave if no weight moved, averaged over the clients by images.
+    """
+    answers = fed.ask("start", range(fed.K), 0)
+    mean = {}
+    for k, (payload, _) in answers.items():
+        share = fed.sizes[k] / sum(fed.sizes)
+        for name, v in payload["statistics"].items():
+            mean[name] = mean[name].add_(v, alpha=share) if k else v * share
+    found = evaluate_linear(fed, 0, statistics=from_server(mean))
+    if found:
+        found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
+    return found
+
+
+# What a client is asked. Each takes its download, and returns a payload and numbers: nothing else leaves it.
+
+
+def trained(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+    """Local training in round t: the upload; the bytes both ways and what the client has logged."""
+    seed_all(fed.settings.seed, "train", t, k)
+    up = fed.clients[k].train(down, t)
+    numbers = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
+    for name, value in getattr(fed.clients[k], "log", {}).items():
+        numbers[name] = float(value)
+    return up, numbers
+
+
+def counted(fed: Federation, k: int, t: int, down: Payload, parts: tuple[str, ...]) -> Answer:
+    """After t rounds the correct and all images of these parts, of an unseen client of its test part."""
+    model, numbers = tested_model(fed, k, t, down), {}
+    for part in parts:
+        data = getattr(fed.clients[k].data, part)
+        if part == "test" or not fed.clients[k].data.unseen:
+            numbers |= {part: correct(model, data, fed.settings), f"{part}_of": len(data)}
+    return {}, numbers
+
+
+def fitted(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+    """The accuracies of linear classifiers on the frozen network, for each share of the target's labels.
+    `statistics` in the download are put in the place of the network's own."""
+    client, settings = fed.clients[k], fed.settings
+    model = client.model({part: v for part, v in down.items() if part != "statistics"})
+    model.load_state_dict(down.get("statistics", {}), strict=False)
+    z, y = representations(model, client.data.test, settings)
+    seed = seed_all(settings.seed, "linear", fed.dataset.seed_name(client.data.name)).initial_seed()
+    return {}, linear.accuracies(z, y, len(fed.dataset.classes), settings, seed)
+
+
+def started(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+    """Before the first step: statistics of batch normalization, and the loss of features that say nothing."""
+    client, settings = fed.clients[k], fed.settings
+    model = client.model(down)
+    seed_all(settings.seed, "start", k)
+    one_epoch = batches(client.data.train, dataclasses.replace(settings, epochs=1), 0, k)
+    statistics = linear.batch_statistics(model, one_epoch, settings)
+    return {"statistics": statistics}, {"chance_loss": client.chance_loss()}
+
+
+QUESTIONS = {"train": trained, "fit": fitted, "start": started, "validate": partial(counted, parts=("val",)),
+             "test": partial(counted, parts=("val", "test"))}
 
 
 # The contract of a method file
@@ -714,10 +964,11 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             dataset = open_dataset(of_seed)
             results = of_seeds[of_seed.seed] = []
             for one in expand_targets(of_seed, dataset.names):
-                key = identity(one, method, dataset.fingerprint)
+                key = identity(one, method, dataset.content)
                 folders.append(str(folder_of(one, key)))
                 with Run.open(one, key, file) as progress:
-                    results.append(rounds(Server, Client, one, build or backbone, dataset, progress))
+                    made = partial(federation, Server, Client, one, build or backbone, dataset)
+                    results.append(progress.show() if progress.result else rounds(made(), progress))
             if process()[0] == 0:
                 show_targets(method, of_seed, results)
         if settings.seeds and process()[0] == 0:
@@ -725,64 +976,59 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     return sum(of_seeds.values(), [])
 
 
-def rounds(Server, Client, settings: Args, build, dataset: Dataset, progress: Run) -> dict:
+def rounds(fed: Federation, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
-    if progress.result:
-        return progress.show()
-    evaluate = evaluate_classifiers
-    if settings.protocol == "linear":
-        evaluate = partial(linear.evaluate, represent=representations)
-    fed = federation(Server, Client, settings, build, dataset)
-    server, clients = fed.server, fed.clients
+    settings, server = fed.settings, fed.server
+    evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
     progress.begin(fed)  # prints and writes the settings; restores a checkpoint
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":
-            entry["start"] = linear.evaluate_start(fed, representations, batches)
+            entry["start"] = evaluate_start(fed)
             progress.lap("evaluate")
 
-        # S_t: the clients of this round
-        count = max(1, round(settings.participation * fed.K))
-        order = torch.randperm(fed.K, generator=seed_all(settings.seed, "sample", t))
-        S_t = order[:count].sort().values.tolist()
-
-        # each client: download, local training, upload
-        uploads, logs = {}, {}
-        for k in S_t:
-            if k not in clients:  # with torchrun: it belongs to another process
-                continue
-            down = server.download(k)
-            seed_all(settings.seed, "train", t, k)
-            up = clients[k].train(down, t)
-            uploads[k] = up
-            logs[k] = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
-            whose = f"round {t + 1}, client {fed.names[k]}"
-            logs[k] |= finite_numbers(up, getattr(clients[k], "log", {}), whose)
-        uploads, logs = gathered(uploads), gathered(logs)
+        # each client of S_t: download, local training, upload
+        S_t = drawn(settings, fed.K, t)
+        answers = fed.ask("train", S_t, t)
+        uploads = {k: up for k, (up, _) in answers.items() if not is_dropped(settings, t, k)}
         progress.images += sum(images_in_round(fed.sizes[k], settings) for k in S_t)
         progress.lap("train")
 
         # the server: from the uploads to the next round's downloads
-        if process()[0] == 0:
+        if process()[0] == 0 and uploads:
             seed_all(settings.seed, "server", t)
             server.update(to_device(uploads, settings.device), t)
         if process()[1] > 1:
             restore(server, from_server(kept(server)), settings.device)
         progress.lap("server")
 
-        entry["clients"] = {fed.names[k]: log for k, log in logs.items()}
+        entry["clients"] = {fed.names[k]: numbers for k, (_, numbers) in answers.items()}
+        if len(uploads) < len(S_t):
+            entry["dropped"] = [fed.names[k] for k in S_t if k not in uploads]
         if is_evaluated(settings, t + 1):
             entry |= evaluate(fed, t + 1, progress.best_val)
         progress.lap("evaluate")
         progress.log(entry)
         progress.save(fed)
-    return progress.finish()
+    return progress.finish(fed.of_classes, measured(fed, progress), fed.dataset.content)
+
+
+def drawn(settings: Args, K: int, t: int) -> list[int]:
+    """S_t: the clients that train in round t."""
+    count = max(1, round(settings.participation * K))
+    order = torch.randperm(K, generator=seed_all(settings.seed, "sample", t))
+    return order[:count].sort().values.tolist()
+
+
+def is_dropped(settings: Args, t: int, k: int) -> bool:
+    """Whether the upload of client k in round t is lost, by --drop."""
+    return float(torch.rand(1, generator=seed_all(settings.seed, "drop", t, k))) < settings.drop
 
 
 @dataclass
 class Federation:
     """Who takes part in a run. Clients 0..K-1 train; the numbers behind are the targets', who never do. With
-    torchrun `clients` has only those of this process."""
+    torchrun `clients` has only those of this process, on a machine of its own that client alone."""
 
     settings: Args
     dataset: Dataset
@@ -792,14 +1038,53 @@ class Federation:
     sizes: list[int]  # training images of the K clients
     channels: int
     tested: int  # images of the targets that are tested
+    of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
+    templates: dict = dataclasses.field(default_factory=dict)  # of each question: the layout of the answers
 
     @property
     def K(self) -> int:
         return len(self.sizes)
 
-    @property
-    def has_target(self) -> bool:
-        return len(self.names) > self.K
+    def down(self, what: str, k: int) -> Payload:
+        """What client k receives when it is asked one of QUESTIONS."""
+        if what == "train":
+            return self.server.download(k)
+        return getattr(self.server, "tested", self.server.download)(k)
+
+    def ask(self, what: str, who: Iterable[int], t: int, also: Payload | None = None) -> dict[int, Answer]:
+        """The answers of these clients, in process 0; `also` goes with the downloads. Stop if one is bad."""
+        answers = {}
+        for k in who:
+            if k in self.clients:  # with torchrun the others belong to other processes
+                down = self.down(what, k) | (also or {})
+                answers[k] = QUESTIONS[what](self, k, t, down)
+                self.refuse(what, k, t, down, answers[k])
+        return gathered(answers)
+
+    def refuse(self, what: str, k: int, t: int, down: Payload, answer: Answer) -> None:
+        """Stop if a client's answer does not fit. Each part must look like the download's of that name, or
+        else like that of the first answer; numbers are finite, and `n` counts images."""
+        up, numbers = answer
+        whose = f"round {t + 1 if what == 'train' else t}, client {self.names[k]}"
+        if k == 0 or not getattr(self.clients.get(k), "pooled", False):  # else it has nothing to send
+            if what not in self.templates:
+                like = {}
+                for part, value in up.items():
+                    shared = layout({part: down.get(part, {})}).keys() & layout({part: value}).keys()
+                    like[part] = down[part] if shared else value
+                self.templates[what] = layout(like)
+            expected, found = self.templates[what], layout(up)
+            for name in expected | found:
+                if found.get(name) != expected.get(name) or found[name] == "no tensor":
+                    raise Stop(f"{whose}: expected {expected.get(name)} in {name} of the upload; found "
+                               f"{found.get(name)}: mend the client's train")
+        if "n" in up and up["n"].min() < 1:
+            raise Stop(f"{whose}: n is {up['n'].tolist()} in the upload; expected at least 1")
+        floats = [v for v in tensors_of(up) if v.is_floating_point() and v.numel()]
+        largest = torch._foreach_norm(floats, ord=math.inf) if floats else []
+        if not all(math.isfinite(v) for v in [*numbers.values(), *map(float, largest)]):
+            raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
+                       "one was due before, is in the output folder: lower --lr, or set --clip")
 
     def state(self) -> dict:
         """{"server": what it keeps, "clients": {k: what that client keeps}}."""
@@ -811,7 +1096,7 @@ class Federation:
         device = self.settings.device
         restore(self.server, to_device(saved["server"], device), device)
         for k, client in self.clients.items():
-            restore(client, saved["clients"][k], device)
+            restore(client, saved["clients"].get(k, {}), device)  # without: they are on nodes
         for k, client in self.clients.items():
             client.model(self.server.download(k))
             break  # one is enough to see whether the tensors fit
@@ -827,8 +1112,9 @@ def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Feder
     sources, targets = split(dataset, settings)
     if getattr(Client, "pooled", False):
         pool(sources)
-    shape = tuple(dataset.domains[0].images.shape[1:])  # (C, H, W)
-    return assembled(Server, Client, settings, build, dataset, sources, targets, shape)
+    first = dataset.domains[0]
+    example = first.prepare(torch.zeros(2, *first.images.shape[1:], dtype=first.images.dtype))
+    return assembled(Server, Client, settings, build, dataset, sources, targets, example)
 
 
 def pool(clients: list[ClientData]) -> None:
@@ -838,26 +1124,29 @@ def pool(clients: list[ClientData]) -> None:
     first = clients[0].train
     for c in clients:
         c.train = dataclasses.replace(c.train, index=c.train.index[:0], labels=c.train.labels[:0])
-    clients[0].train = Data(images, torch.arange(len(labels)), labels, first.device, first.normalize)
+    index = torch.arange(len(labels))
+    clients[0].train = dataclasses.replace(first, images=images, index=index, labels=labels)
 
 
 def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: list[ClientData],
-              targets: list[ClientData], shape: tuple[int, ...]) -> Federation:
-    """The server and the clients of these data, whose images have `shape` (C, H, W)."""
-    if settings.normalize == "imagenet" and shape[0] != 3:
+              targets: list[ClientData], example: Tensor) -> Federation:
+    """The server and the clients of these data; `example` is a batch as theirs, [2, C, H, W]."""
+    channels = example.shape[1]
+    if settings.normalize == "imagenet" and channels != 3:
         raise Stop(f"--normalize imagenet is for colour images; those of {settings.dataset} have one "
                    "channel: use unit", 2)
     seed_all(settings.seed, "init")
     try:
-        net = build(settings, shape[0], len(dataset.classes))
-        net.eval()(torch.zeros(2, *shape))
+        net = build(settings, channels, len(dataset.classes))
+        net.eval()(example)
     except (RuntimeError, AssertionError) as e:
         if out_of_memory(e):
             raise
-        flag, size = ("--crop", settings.crop) if settings.crop else ("--image-size", settings.image_size)
+        flag = "--crop" if settings.crop else "--image-size"
         why = str(e).splitlines()[0][:80]
-        raise Stop(f"images of {size}x{size} do not fit --backbone {settings.backbone} ({why}): give another "
-                   f"{flag}", 2)
+        advice = "a backbone for them" if own_file(settings.dataset) else f"another {flag}"
+        shape = "x".join(map(str, example.shape[1:]))
+        raise Stop(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give {advice}", 2)
     net.to(settings.device, memory_format=torch.channels_last)
     server = Server(settings, net, len(sources))
     rank, size = process()
@@ -866,20 +1155,24 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
         if k % size == rank:
             clients[k] = Client(settings, net, k, data)
     names = [data.name for data in sources + targets]
+    if len(set(names)) < len(names):
+        raise Stop(f"two of {', '.join(names)} have one name: rename a domain, it is named as a client", 2)
     sizes = [len(data.train) for data in sources]
     tested = sum(len(data.test) for data in targets)
-    return Federation(settings, dataset, server, clients, names, sizes, shape[0], tested)
+    labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
+    of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
+    return Federation(settings, dataset, server, clients, names, sizes, channels, tested, of_classes)
 
 
-def finite_numbers(up: Payload, log: dict, whose: str) -> dict[str, float]:
-    """What a client has logged, as numbers. Stop if one of them, or of the upload, is not finite."""
-    numbers = {name: float(v) for name, v in log.items()}
-    floats = [v for v in tensors_of(up) if v.is_floating_point() and v.numel()]
-    largest = torch._foreach_norm(floats, ord=math.inf) if floats else []
-    if not all(math.isfinite(v) for v in [*numbers.values(), *map(float, largest)]):
-        raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if one "
-                   "was due before, is in the output folder: lower --lr, or set --clip")
-    return numbers
+def layout(payload: Payload) -> dict[str, str]:
+    """{part or part.name: dtype and shape, or "no tensor"} of what is in a payload."""
+    found = {}
+    for part, value in payload.items():
+        of_part = value if isinstance(value, dict) else {"": value}
+        for name, v in of_part.items():
+            name = f"{part}.{name}" if name else part
+            found[name] = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else "no tensor"
+    return found
 
 
 def images_in_round(n: int, settings: Args) -> int:

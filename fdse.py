@@ -7,8 +7,9 @@ r"""FDSE: Federated Learning with Domain Shift Eraser (Wang et al., CVPR 2025).
 Each layer is split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
 eraser (DSE), one for each client. Server keeps theta_u (DFE modules, BN_DFE scale and shift, head), BN_DFE
 statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift). Client k keeps its BN_DSE
-statistics. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a domain is left out,
-BN_DSE's statistics go up too, and its client gets their mean and that of theta_v.
+statistics, and its model after training, which is tested. Down: theta_u, BN_DFE statistics, theta_v,k. Up:
+the same, trained. If a domain is left out, BN_DSE's statistics go up too, and its client gets their mean and
+that of theta_v.
 
 Paper                                                            This file
 Eqs. (5)-(7)              consistency regularization, C          consistency
@@ -35,9 +36,10 @@ another value. What the code does against the text is in official/fdse.py; all o
   "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a module       --unit tensor
                           modules, head
   model that is tested    not said       trained      trained        trained        --evaluated
-  lr and weight decay     .998; -        .9998; 1e-3  .9998; 1e-3    .998; 1e-3     --lr-decay, --weight-decay
+  weight decay; momentum  not said       1e-3; 0      1e-3; 0        1e-3; 0        --weight-decay, --momentum
   image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
-  lr                      a grid         -            .1, PACS .05   .1, PACS .05   --lr
+  lr                      a grid         .1, PACS .05 .1, PACS .05   .1, PACS .05   --lr
+  its factor in a round   .998           .9998        .9998          .998           --lr-decay
   adaptation              several epochs none         none           5 epochs, lr 1 --adapt-epochs, -lr
 """
 
@@ -87,9 +89,11 @@ G = 2  # channels that each DFE channel becomes (Table A6)
 GAMMA = 0.9  # 1 - PyTorch's momentum of BN; the value of gamma is not given
 
 OF_FDSE = (source("text, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay=0.998, clip=10.0)
-           | source("text, A7.2 and Table A6", backbone="alexnet_bn", image_size=224)
+           | source("text, A7.1", image_size=224, split="0.8/0.1/0.1")
+           | source("text, A7.2 and Table A6", backbone="alexnet_bn")
            | source("numbers, Table 2", target_part="test")
-           | source("code dd266a2, config/*.yml", momentum=0.0, weight_decay=1e-3))
+           | source("code dd266a2, config/*.yml", weight_decay=1e-3)
+           | source("code, FLGo's default", momentum=0.0))
 MNIST = source("ours", protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)
 PAPER = {
     "officecaltech": OF_FDSE | source("text, Sec. 5.1", epochs=1)
@@ -515,19 +519,47 @@ def build(args: Args, channels: int, classes: int, Block=DSEBlock,
             Block(args, 32, 64, 3, 1, 1), nn.MaxPool2d(2),
             nn.AdaptiveAvgPool2d(7), nn.Flatten(), Block(args, 3136, 64))
         return Net(body, 64, classes)
-    if args.backbone in ("resnet18", "resnet50", "resnet18_3x3", "vit_b8"):
+    if args.backbone in ("resnet18", "resnet50", "resnet18_3x3", "vit_b8") or ":" in args.backbone:
         net = backbone(args, channels, classes)
-        replace_last_operators(args, net.body, Block)
-        return net
+        replace_layers(args, net, Block)
+        if any(isinstance(module, DSEBlock) for module in net.modules()):
+            return net
     raise Stop("fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 and "
-               f"vit_b8, the first two without --weights; not --backbone {args.backbone} --weights "
-               f"{args.weights} on {args.dataset}", 2)
+               "vit_b8, the first two without --weights, and others that are built as torchvision's ResNets "
+               "or ViTs, or as nn.Sequential with Conv2d, BatchNorm2d, ReLU; not --backbone "
+               f"{args.backbone} --weights {args.weights} on {args.dataset}", 2)
+
+
+def replace_layers(args: Args, net: Net, Block) -> None:
+    """Blocks in the place of what a network has of Sec. A8.1's layers, or of Table A6's."""
+    if isinstance(net.body, nn.Sequential):
+        net.body = nn.Sequential(*replaced_layers(args, list(net.body), Block))
+    elif hasattr(net.body, "layer4") or hasattr(getattr(net.body, "encoder", None), "layers"):
+        replace_last_operators(args, net.body, Block)
+
+
+def replaced_layers(args: Args, layers: list[nn.Module], Block) -> list[nn.Module]:
+    """As Table A6 of AlexNet: each convolution or linear layer with BN and ReLU behind it becomes a block."""
+    replaced = []
+    while layers:
+        kinds = [type(layer) for layer in layers[:3]]
+        layer, count = layers[0], 3
+        if kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU]:
+            layer = Block(args, layer.in_features, layer.out_features)
+        elif kinds == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] and layer.groups == 1:
+            layer = Block(args, layer.in_channels, layer.out_channels, layer.kernel_size[0], layer.stride[0],
+                          layer.padding[0])
+        else:
+            count = 1
+        replaced.append(layer)
+        layers = layers[count:]
+    return replaced
 
 
 def replace_last_operators(args: Args, body: nn.Module, Block) -> None:
     """Sec. A8.1: the last convolution, with its BN, of each residual block, or the last linear layer of each
     feed-forward layer, becomes a block; without the last ReLU, as both end in an addition."""
-    if args.backbone == "vit_b8":
+    if not hasattr(body, "layer4"):
         for layer in body.encoder.layers:
             linear = layer.mlp[3]
             layer.mlp[3] = Block(args, linear.in_features, linear.out_features, last_relu=False)

@@ -5,8 +5,9 @@ r"""FedADG: federated adversarial domain generalization (Zhang et al., arXiv 211
 
 On each client a discriminator D tells extracted features from those of a distribution generator G; the
 extractor F learns to pass for G. Its distribution, common to all clients, aligns the domains, class by class.
-Server keeps w = (w_f, w_c, w_g). Client k keeps its discriminator w_d. Down: w. Up: w_k. (The random
-projection RP in front of D is drawn from the run's seed, the same for all clients, and does not travel.)
+Server keeps w = (w_f, w_c, w_g). Client k keeps its discriminator w_d, with that one's momentum. Down: w. Up:
+w_k. (The random projection RP in front of D is drawn from the run's seed, the same for all clients, and does
+not travel.)
 
 Paper                                           This file
 Eqs. (1)-(3)    adversarial losses              loss_d, loss_f, loss_g
@@ -31,13 +32,14 @@ its program for PACS. Eqs. (1) and (3) as printed: official/fedadg.py, --d-loss 
   momentum kept    not said               that of D                that of D        --keep-momentum(-d)
   E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0, --epochs, --steps
   rounds, batch    not given              20, 16; 30, 10           as the code      --rounds, --batch-size
-  label smoothing  value not given        0.25; 0.012 as ours      as the code      --smoothing
+  label smoothing  value not given        0.25; 0.012 in our form  as the code      --smoothing
   hidden layers    ReLU                   leaky ReLU               ReLU             --slope
   RP, its size P   no formula, ca. 1000   a trained layer, 1024    N(0, 1/P), 1000  --projection-size
   label enters D   not said               before; after RP         as the code      --label-at
   noise of G       uniform; no size       uniform, 2048            half of h's size --noise
   split, target    VLCS 70/30; PACS's     70/30; lists             see PAPER        --split, --target-part
   AlexNet          not said which         Caffe's, with LRN        torchvision's    --backbone
+  its images       no size; JiGen's crops 225; 222; crops 70-100%  code; 80-100%    --image-size, --augment
 """
 
 from collections import defaultdict
@@ -68,10 +70,10 @@ class Args(common.Args):
     reference: str = arg("generated", "h': generated, or drawn from N(0,I), U[-1,1], Laplace(1/sqrt 2) "
                                       "(Table 6)", choices=("generated", "gaussian", "uniform", "laplace"))
     projection: str = arg("fixed", "random projection in front of D: fixed, or none (Table 5)",
-                          choices=("fixed", "none"))
+                          choices=("fixed", "none"), source="text, Sec. 3.1")
     projection_size: int = arg(16, "outputs P of the random projection", low=1)
     label_at: str = arg("after", "the one-hot label enters D after or before the projection",
-                        choices=("after", "before"))
+                        choices=("after", "before"), source="code, pacs-ours/Nets.py")
     onehot: bool = arg(True, "give the label to G and D (Table 5)")
     noise: int = arg(0, "dimensions of the noise z; 0: half of the features'", low=0)
     slope: float = arg(0.0, "negative slope of the leaky ReLU in G and D; 0: ReLU", low=0,
@@ -89,7 +91,7 @@ class Args(common.Args):
         """
         if self.lr_adversarial == 0:
             self.lr_adversarial = 0.7 * self.lr  # Sec. 5.1: 0.007 to 0.01, 0.0007 to 0.001
-        if self.noise == 0:
+        if self.noise == 0 and self.backbone in BACKBONES:
             self.noise = BACKBONES[self.backbone].dim // 2
 
     def refuse(self) -> None:
@@ -102,16 +104,16 @@ class Args(common.Args):
 
 # E0 + E1 = epochs. A validation part is ours, and so are the shares of PACS, which it splits as [16]. The
 # code spreads the smoothing, 0.01 and 0.2, over the other classes, PyTorch over all.
-ALEXNET = (source("text, Sec. 5.1", backbone="alexnet", image_size=224, augment="jigen", protocol="lodo")
+ALEXNET = (source("text, Sec. 5.1", backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo")
            | source("text, Sec. 5.5", projection_size=1000)
-           | source("code, train.py", weights="imagenet", normalize="imagenet", momentum=0.9,
-                    weight_decay=1e-5))
+           | source("code, train.py", normalize="imagenet", momentum=0.9, weight_decay=1e-5))
 PACS = (ALEXNET | source("text, Sec. 5.1", lr=0.001)
-        | source("code, pacs-ours/train.py", rounds=30, E0=3, epochs=10, batch_size=10, smoothing=0.07 / 6)
+        | source("code, pacs-ours/train.py", rounds=30, E0=3, epochs=10, batch_size=10, smoothing=0.07 / 6,
+                 image_size=222)
         | source("ours", split="0.9/0.05/0.05"))
 VLCS = (ALEXNET | source("text, Sec. 5.1", lr=0.01)
         | source("code, src/train.py", rounds=20, E0=5, epochs=15, batch_size=16, smoothing=0.25,
-                 label_at="before", target_part="heldout")
+                 label_at="before", target_part="heldout", image_size=225)
         | source("ours, of the text's 70/30", split="0.7/0.15/0.15"))
 # FedADG in FedSR's Table 1: that table's rounds, steps and optimizer, as fedsr.py.
 MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
@@ -391,9 +393,9 @@ class Generator(nn.Module):
 
     def __init__(self, args: Args, labels: int, dim: int):
         super().__init__()
-        self.noise, self.slope = args.noise, args.slope
-        self.relu = BACKBONES[args.backbone].relu
-        self.first = nn.Linear(args.noise + labels, dim)
+        self.noise, self.slope = args.noise or dim // 2, args.slope
+        self.relu = args.backbone in BACKBONES and BACKBONES[args.backbone].relu
+        self.first = nn.Linear(self.noise + labels, dim)
         self.second = nn.Linear(dim, dim)
 
     def forward(self, code: Tensor) -> Tensor:
@@ -474,7 +476,8 @@ def build(args: Args, channels: int, classes: int, Network=FedADG) -> FedADG:
     """F, C, G and D on the chosen backbone. AlexNet's classifier is its last ImageNet layer and an output
     layer (Sec. 5.1)."""
     net = backbone(args, channels, classes, keep_last=args.backbone == "alexnet")
-    return Network(args, net, BACKBONES[args.backbone].dim, classes)
+    linear = net.head[0] if args.backbone == "alexnet" else net.head
+    return Network(args, net, linear.in_features, classes)
 
 
 def shared(net: FedADG) -> dict[str, Tensor]:

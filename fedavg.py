@@ -38,35 +38,38 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.Args):
     variant: str = arg("usual", "settings: usual, or those of FedCiR's Table 1", choices=("usual", "fedcir"))
     average: str = arg("samples", "weights of the average: samples (n_k/m_t) or uniform (1/K)",
-                       choices=("samples", "uniform"))
+                       choices=("samples", "uniform"), source="text of FedAvg, Alg. 1")
 
 
 DIGITS = source("ours", rounds=60, lr=0.05, batch_size=32)
 # The schedule of FDSE's Table 1, of all its methods. Table 2's accuracies are shares of the target's 10%.
 OF_FDSE = (source("text of FDSE, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay=0.998, clip=10.0)
-           | source("text of FDSE, A7.2 and Table A5", backbone="alexnet_bn", image_size=224)
+           | source("text of FDSE, A7.1", image_size=224, split="0.8/0.1/0.1")
+           | source("text of FDSE, A7.2 and Table A5", backbone="alexnet_bn")
            | source("numbers of FDSE, Table 2", target_part="test")
-           | source("code of FDSE, config/*/fedavg.yml", lr=0.1, momentum=0.0, weight_decay=1e-3))
+           | source("code of FDSE, config", lr=0.1, weight_decay=1e-3)
+           | source("code of FDSE, FLGo's default", momentum=0.0))
 FDSE = {
     "officecaltech": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=1),
     "pacs": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5),
-    "domainnet10": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5),
+    "domainnet10": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5)
+                    | source("code of FDSE, config/domainnet.yml", lr=0.1, momentum=0.0, weight_decay=1e-3)),
 }
 # 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. FedSR's own FedAvg row keeps the momentum
 # over the rounds: fedsr.py --variant fedavg.
 OF_MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
                    batch_size=64, lr=0.001)
             | source("code of FedSR, src/methods/base.py", momentum=0.9)
-            | source("code of DIRT, domain_gen_rotatedmnist", image_size=28, weight_decay=0.0)
+            | source("code of DIRT, domain_gen_rotatedmnist", image_size=28, weight_decay=0.0, augment="none",
+                     clip=0.0)
             | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
             | source("ours", eval_every=50))
 MNIST = dict.fromkeys(("rotatedmnist", "rotatedmnist-t10k"),
                       OF_MNIST | source("text of FedSR, its objective", average="uniform"))
 # FedCiR: the defaults of the two datasets that only it has, and --variant fedcir.
-OF_FEDCIR = (source("text of FedCiR, Sec. 6.1", backbone="resnet18", protocol="indomain", target_part="all",
-                    image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01, momentum=0.9,
-                    weight_decay=5e-4)
-             | source("ours", lr_decay=1.0, clip=0.0))
+OF_FEDCIR = (source("text of FedCiR, Sec. 6.1", backbone="resnet18", image_size=128, rounds=300, steps=20,
+                    batch_size=32, lr=0.01, momentum=0.9, weight_decay=5e-4)
+             | source("ours", protocol="indomain", target_part="all", lr_decay=1.0, clip=0.0))
 FEDCIR = OF_FEDCIR | source("text of FedCiR, its average", average="uniform")
 # To evaluate Camelyon17's 91,000 validation and test images in each round would be 90% of the run.
 CAMELYON = FEDCIR | source("ours", eval_every=10)

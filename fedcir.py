@@ -35,7 +35,7 @@ What the paper leaves open or prints differently, and what is done here (in full
                                                                                    --generator-lr
   Eq. (15)    a "logit"; sum over all clients     a softmax; over the uploads      -
   Eq. (17)    no sum over the dimensions of z     the sum, as FedSR                -
-  size of G   not given; FedGen's code has eight  noise of 64, hidden 256          --noise, --width
+  size of G   not given; FedGen's: by data set    noise of 64, hidden 256          --noise, --width
   MLE         samples not given; no lower limit   1,000 a class; sigma_g >= 0.001  --mle-samples, --sigma-min
   prediction  samples of z not given              20                               --samples
   ResNet18    start, augmentation: not said       from scratch, none               --weights, --augment
@@ -67,7 +67,7 @@ class Args(common.Args):
     lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0)
     reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: once the generator has "
                            "been trained", low=0)
-    generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1)
+    generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1, source="text, Sec. 6.1")
     generator_optimizer: str = arg("adam", "optimizer of the generator: adam, or sgd as line 9 is printed",
                                    choices=("adam", "sgd"))
     generator_lr: float = arg(1e-3, "learning rate gamma_g of the generator", above=0)
@@ -79,7 +79,7 @@ class Args(common.Args):
     samples: int = arg(20, "samples of z behind a prediction, Eq. (8); 0: the mean of z", low=0)
 
     def refuse(self) -> None:
-        if BACKBONES[self.backbone].head is not nn.Linear:
+        if self.backbone in BACKBONES and BACKBONES[self.backbone].head is not nn.Linear:
             raise Stop(f"--backbone {self.backbone} has a classifier with a ReLU, and the loss of the "
                        "generator, Eq. (15), takes linear ones: use smallcnn_bn", 2)
 
@@ -100,9 +100,9 @@ PAPER = {
     "iwildcam": IMAGES | source(CHOSEN, lambda_align=1e-6),
 }
 VARIANTS = {
-    "fedreg": dict.fromkeys(PAPER, dict(lambda_align=0.0)),
-    "fedalign": dict.fromkeys(PAPER, dict(lambda_reg=0.0)),
-    "control": dict.fromkeys(PAPER, dict(lambda_reg=0.0, lambda_align=0.0)),
+    "fedreg": dict.fromkeys(PAPER, source(CHOSEN, lambda_align=0.0)),
+    "fedalign": dict.fromkeys(PAPER, source(CHOSEN, lambda_reg=0.0)),
+    "control": dict.fromkeys(PAPER, source("ours", lambda_reg=0.0, lambda_align=0.0)),
 }
 # A twelfth of the rounds, so the generator learns faster.
 LAPTOP = {

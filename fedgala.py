@@ -23,7 +23,7 @@ one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-a
 
 Where the paper is silent or the code (MahdiyarMM/FedGaLA @ 81451db) has another value. What it does against
 the text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
-the code where that computes what the paper describes, else ours.
+the code where that computes what the paper describes, else as in code that the paper cites, else ours.
   what              paper; official code                              here                  flag
   sign of line 19   cos(gradient, last change) > tau is kept, so a    as printed and coded  --alignment-sign
                     step against the last change; the same
@@ -65,8 +65,8 @@ class Args(common.LinearArgs):
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS)
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
                          choices=("adam", "sgd"))
-    lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003 (0.0003 at laptop scale), SGD 0.03, "
-                          "with --ssl moco 0.025", above=0)
+    lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003 (0.0003 at laptop scale, 0.001 on "
+                          "digits and RotatedMNIST), SGD 0.03, with --ssl moco 0.025", above=0)
     momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
     weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
     keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over "
@@ -76,7 +76,7 @@ class Args(common.LinearArgs):
     alignment_sign: str = arg("paper", "paper: keep gradients whose cosine with the last global change is "
                                        "above tau (line 19 as printed); descent: compare minus the gradient",
                               choices=("paper", "descent"))
-    tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1)
+    tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1, source="text, Sec. 5.4")
     align_unit: str = arg("layer", "what is discarded as one: a layer's tensors together, or each tensor",
                           choices=("layer", "tensor"))
     discard: str = arg("skip", "a discarded gradient: skip leaves weights and moments alone; zero makes "
@@ -84,7 +84,7 @@ class Args(common.LinearArgs):
     reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment "
                                       "reweight", low=0)
     global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update")
-    ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1)
+    ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1, source="text, Sec. 3.3")
     average: str = arg("samples", "FedAvg's weights, where the global alignment starts: by images, by "
                                   "batches, or uniform", choices=("samples", "batches", "uniform"))
     l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0)
@@ -111,7 +111,7 @@ PAPER = {
     "pacs": IMAGES | BATCHES,
     "officehome": IMAGES | BATCHES,
     "terrainc": IMAGES | BATCHES,
-    "domainnet20": IMAGES | BATCHES | source("text, Sec. 5", sources="painting,real,sketch"),
+    "domainnet20": IMAGES | BATCHES | source("text, Sec. 4", sources="painting,real,sketch"),
     "digits": DIGITS,
     "rotatedmnist": DIGITS,
 }
@@ -121,11 +121,12 @@ LAPTOP = dict.fromkeys(OF_IMAGES, dict(image_size=64, rounds=10, steps=4, batch_
 SMOKE = dict.fromkeys(PAPER, dict(eval_every=1, linear_epochs=100)) | dict.fromkeys(
     OF_IMAGES, dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1))
 
-# What follows from the learner and its optimizer (App. B.3; pairs that it does not name are ours).
+# What follows from the learner and its optimizer (pairs that App. B.3 does not name are ours).
+OF_TEXT = "text, App. B.3"
 OPTIMIZER = {"simclr": "adam", "moco": "sgd", "byol": "sgd", "simsiam": "sgd"}
 OF_OPTIMIZER = {
-    "adam": dict(lr=3e-3, momentum=0.0, weight_decay=0.0),
-    "sgd": dict(lr=0.03, momentum=0.9, weight_decay=3e-4),
+    "adam": source(OF_TEXT, lr=3e-3) | source("code, main.py", momentum=0.0, weight_decay=0.0),
+    "sgd": source(OF_TEXT, lr=0.03, momentum=0.9, weight_decay=3e-4),
 }
 
 
@@ -134,13 +135,13 @@ def by_learner(values: dict) -> dict:
     optimizer = values["optimizer"] or OPTIMIZER[values["ssl"]]
     derived = {"optimizer": optimizer} | OF_OPTIMIZER[optimizer]
     if values["ssl"] == "moco":
-        derived["ema"] = 0.999
+        derived |= source("code, models.py", ema=0.999)
     if (values["ssl"], optimizer) == ("moco", "sgd"):
-        derived["lr"] = 0.025
+        derived |= source(OF_TEXT, lr=0.025)
     if values["scale"] == "laptop" and values["dataset"] in LAPTOP and optimizer == "adam":
-        derived["lr"] = 3e-4  # at 3e-3 forty steps leave SimCLR's loss at that of chance
+        derived |= source("ours", lr=3e-4)  # at 3e-3 forty steps leave SimCLR's loss at that of chance
     if values["dataset"] in ("digits", "rotatedmnist") and optimizer == "adam":
-        derived["lr"] = 1e-3
+        derived |= source("ours", lr=1e-3)
     return derived
 
 

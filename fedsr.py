@@ -35,7 +35,7 @@ docs/methods/fedsr.md.
     network          3x3, "as DIRT's"       5x5                     3x3, else DIRT's       --backbone smallcnn
     length           500 epochs             500 epochs              1,500 rounds           --rounds
     optimizer        SGD, lr 0.001          Adam, lr 0.001          SGD, lr 0.001          --optimizer, --lr
-    momentum         not said               0.9, of other data      0.9                    --momentum
+    momentum, decay  not said               0.9, 5e-4, other data   0.9; none, as DIRT     --momentum
     crops, clipping  not said               none                    none                   --augment, --clip
   crops, jitter      no ranges              area 0.7-1, 0.3 each    area 0.7-1, 0.3 each   --augment
   start of w         not said               ImageNet                ImageNet               --weights
@@ -67,8 +67,9 @@ class Args(common.Args):
     alpha_cmi: float = arg(0.001, "weight of CMI, Eq. (9)", low=0)
     reference: str = arg("shared", "r(z|y): averaged with the model, or kept local by each client "
                                    "(official code)",
-                         choices=("shared", "local"))
-    samples: int = arg(20, "samples of z behind a prediction, Eq. (5); 0: the mean of z", low=0)
+                         choices=("shared", "local"), source="text, Eqs. (17)-(19), where r has no index i")
+    samples: int = arg(20, "samples of z behind a prediction, Eq. (5); 0: the mean of z", low=0,
+                       source="code, src/argument.py")
     keep_momentum: bool = arg(True, "keep each client's momentum (Adam's moments) over the rounds, else "
                                     "start anew")
 
@@ -112,8 +113,10 @@ PAPER = {
     "digits": source("ours", rounds=60, lr=0.05, batch_size=32),
 }
 VARIANTS = {
-    # FedCiR has no FedL2R: there, and on digits, the coefficient is that of PACS
-    "fedl2r": dict.fromkeys(PAPER, source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0)) | {
+    # FedCiR has no FedL2R
+    "fedl2r": dict.fromkeys(PAPER, source("ours, as on PACS", alpha_l2r=0.01, alpha_cmi=0.0)) | {
+        "pacs": source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0),
+        "domainnet": source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0),
         "rotatedmnist": source(CHOSEN, alpha_l2r=0.1, alpha_cmi=0.0),
         "rotatedmnist-t10k": source(CHOSEN, alpha_l2r=0.1, alpha_cmi=0.0),
         "officehome": source(CHOSEN, alpha_l2r=0.05, alpha_cmi=0.0),

@@ -1,12 +1,12 @@
-"""Every results table of the five papers: the published numbers, what was measured here, and what is missing.
+"""Every claim and every table of the five papers: what is published, what was measured here, what is missing.
 
     python reproduce_tables.py                          # render what is recorded; nothing is trained
     python reproduce_tables.py --plan --scale laptop    # what is missing, and what it would take
     python reproduce_tables.py --run --only fdse-1 --scale laptop --seeds 3 --jobs 2
     python reproduce_tables.py --check --sample 10      # does the code of now give the recorded numbers?
 
-The tables are files in tables/; results/runs.jsonl has a line for each finished run and is only ever appended
-to. What is behind this command line is in reproduce/.
+The tables are files in tables/, the claims in claims/. results/runs.jsonl has a line for each finished run
+and is only ever appended to. What is behind this command line is in reproduce/.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from plumbing.errors import Stop
 from plumbing.settings import SCALES, Parser, add_version, with_default
 from reproduce.cells import Missing, missing
 from reproduce.check import check
+from reproduce.claims import read_claims, runs_for
 from reproduce.cluster import parameters_of, run_on_cluster
-from reproduce.commands import one_line_on_stop
+from reproduce.commands import about, one_line_on_stop
 from reproduce.methods import ROOT
 from reproduce.plan import plan_text, planned
 from reproduce.records import Place, Records
-from reproduce.rendering import refuse_other_readme, render
+from reproduce.rendering import claim_folder, render
 from reproduce.runner import run_all
-from reproduce.tables import Table, read_tables
+from reproduce.tables import read_tables
+from reproduce.witnesses import read_witnesses
 
 FOLDERS = {  # of each flag the repository's own, and what it is
     "tables": ("tables", "folder of the tables"),
@@ -47,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked."""
-    parser = Parser(prog="reproduce_tables", allow_abbrev=False, description=__doc__.split("\n\n")[0],
+    parser = Parser(prog="reproduce_tables", allow_abbrev=False, description=about(__doc__),
                     epilog="In brackets: the default. Without --plan, --run or --check it renders what is "
                            "recorded and trains nothing.")
 
@@ -65,7 +67,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--commands", action="store_true",
                         help="with --plan: also the command of each run, such as for jobs of a cluster")
     add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: every setting")
-    add("--only", "", "ids of tables, such as 'fdse-1,fedsr-*'; empty: all")
+    add("--only", "", "ids of tables and claims, such as 'fdse-1,claim-fedsr-*'; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
     add("--seeds", "1", "seeds of each cell, 0 to SEEDS - 1; paper: as many as the paper's trials, one where "
         "they are not stated")
@@ -119,8 +121,10 @@ def words_of(text: str) -> list[str]:
 
 def work(flags: argparse.Namespace) -> int:
     """What the command line asks for; returns the exit code."""
-    every = read_tables(flags.tables)
-    tables = chosen(every, flags.only)
+    every, papers = read_tables(flags.tables), read_claims(flags.tables.parent / "claims")
+    ids = [table.id for table in every] + [f"claim-{claim.id}" for paper in papers for claim in paper.claims]
+    wanted = chosen(ids, flags.only)
+    tables = [table for table in every if table.id in wanted]
     if flags.records.is_dir():
         raise Stop(f"--records {flags.records} is a folder; expected a JSONL file", 2)
     records = Records(flags.records)
@@ -129,12 +133,12 @@ def work(flags: argparse.Namespace) -> int:
     place, code, plan = place_of(flags), 0, []
     if flags.plan or flags.run:
         seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
-        plan = planned(missing(tables, records, flags.scale, seeds), records, place)
+        of_claims = runs_for(papers, wanted, seeds)
+        plan = planned(missing(tables, records, flags.scale, seeds, of_claims), records, place)
     if flags.plan:
         print(plan_text(plan, flags.commands))
         return 0
-    if tables is every or flags.run or flags.check:  # the overview is written
-        refuse_other_readme(flags.out)
+    claim_folder(flags.out)
     if flags.run:
         code = run_missing(plan, flags, place)
     if flags.check:
@@ -142,20 +146,18 @@ def work(flags: argparse.Namespace) -> int:
     if flags.run or flags.check:
         records = Records(flags.records)
         tables = every  # what was run may stand in others too, and the overviews are of all
-    print(render(tables, records, flags.out, whole=tables is every))
+    elsewhere = read_witnesses(flags.tables, every)
+    print(render(tables, records, flags.out, len(tables) == len(every), papers, elsewhere))
     return code
 
 
-def chosen(every: list[Table], only: str) -> list[Table]:
-    """The tables whose ids match one of the patterns of --only; all without one."""
+def chosen(ids: list[str], only: str) -> set[str]:
+    """The tables and claims whose ids match one of the patterns of --only; all without one."""
     patterns = words_of(only)
-    if not patterns:
-        return every
-    ids = [table.id for table in every]
     for pattern in patterns:
         if not fnmatch.filter(ids, pattern):
-            raise Stop(f"--only {pattern} is no table; there are {', '.join(ids)}", 2)
-    return [table for table in every if any(fnmatch.fnmatch(table.id, pattern) for pattern in patterns)]
+            raise Stop(f"--only {pattern} is no table and no claim; there are {', '.join(ids)}", 2)
+    return {name for name in ids if not patterns or any(fnmatch.fnmatch(name, of) for of in patterns)}
 
 
 def place_of(flags: argparse.Namespace) -> Place:

@@ -8,7 +8,7 @@ tested with w. Down: w. Up: w, by client 0 alone. These bytes are of the simulat
 would travel, once, are the images.
 
 FedCiR                                          This file
-Sec. 6.1  "centralized training"                Client.train, common.pool
+Sec. 6.2  "centralized training"                Client.train, common.pool
 A round is a stretch of one training of T rounds, after which it is tested: --steps batches drawn from all
 images, as many as each client of FedAvg takes, or E epochs of all images, as many images as all its clients
 see. Splits, tests and the start are those of the federated methods. The learning rate falls with the rounds.
@@ -38,6 +38,8 @@ class Args(common.Args):
     def refuse(self) -> None:
         if self.participation < 1:
             raise Stop("centralized training has all images in each round: --participation is 1", 2)
+        if self.drop:
+            raise Stop("centralized training has no clients that could fail: --drop is 0", 2)
 
 
 # FedCiR's settings of its federated methods, which it does not repeat for this row.

@@ -25,7 +25,8 @@ d832e76) and this file differ; in full: docs/methods/feddyn.md
                               mean n / n_k
   BN's statistics   -         no BN             shifted by h   not sent     averaged       -
   tested model      -         the mean          theta          theta        the mean       --evaluated
-  clipping          none      10                10             none         FDSE's, 10     --clip
+  clipping          none      10, without       10             none         FDSE's, 10     --clip
+                              alpha theta
   alpha, lr         tuned     0.01, 0.1         FDSE's grids   1, 0.005     FLGo-Bench's   --alpha, --lr
 """
 
@@ -45,7 +46,8 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    alpha: float = arg(0.1, "weight of the quadratic term; 0: FedAvg with uniform weights", low=0)
+    alpha: float = arg(0.1, "weight of the quadratic term; 0: FedAvg with uniform weights", low=0,
+                       source="ours")
     evaluated: str = arg("mean", "what is tested: the mean of the round's models, or theta, which the "
                                  "server has shifted from it", choices=("mean", "theta"),
                          source="code of FedDyn")

@@ -33,8 +33,8 @@ Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fe
                                                                        of FedGaLA's paper  --weight-decay
   target network   moving average, m 0.99; the same; never updated     m 0.99              --ema
   a round missed   mixes; begins anew from w if it chooses so          mixes               --stale
-  mu_k above 0.5   not said; the predictor is the own one, with its    mixed as the rest   -
-                   statistics
+  mu_k above 0.5   not said; the predictor's statistics are the own    the global ones     -
+                   ones; not said
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.LinearArgs):
     autoscale: float = arg(0.7, "tau: the share mu_k of the own network in the first mixture of a client; 0: "
-                                "no mixture", low=0, high=1)
+                                "no mixture", low=0, high=1, source="text of FedEMA")
     divergence: str = arg("full", "d_k: the norm of the own encoder's difference to the global one, or how "
                                   "far the client's last round moved its convolutions (mean of the norms, "
                                   "EasyFL)", choices=("full", "conv-mean"), source="text of FedEMA, Eq. (3)")
@@ -158,7 +158,7 @@ class Client:
         losses = []
         for x, _ in batches(self.data.train, args, t, self.k):  # x [2B, C, crop, crop]: two views
             with autocast(args):
-                loss = model.loss(*x.chunk(2))  # BYOL, Eq. (2), both ways
+                loss = model.loss(*x.chunk(2))  # BYOL's loss, both ways
             losses.append(loss.detach())
             opt.zero_grad()
             loss.backward()

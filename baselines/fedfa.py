@@ -39,8 +39,8 @@ WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full: docs/methods/fedfa.m
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, arg, autocast, average, backbone, batches, load, parse, run,
-                    sgd, source, state)
+from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, load, parse,
+                    run, sgd, source, state)
 from fedavg import DIGITS, FDSE, MNIST
 
 import torch
@@ -55,18 +55,20 @@ EPS = 1e-6
 class Args(common.Args):
     variant: str = arg("paper", "paper, or code: both codes' variance, average and statistics, which made "
                                 "FDSE's row", choices=("paper", "code"))
-    prob: float = arg(0.5, "with which probability a layer acts on a batch; 0: FedAvg", low=0, high=1)
-    memory: float = arg(0.99, "momentum of the running statistics", low=0, high=1)
+    prob: float = arg(0.5, "with which probability a layer acts on a batch; 0: FedAvg", low=0, high=1,
+                      source="code of FedFA")
+    memory: float = arg(0.99, "momentum of the running statistics", low=0, high=1, source="code of FedFA")
     variance: str = arg("channels", "variance across the clients: of each channel, or one of all channels "
                                     "and clients together, as in both codes, which makes gamma 1",
-                        choices=("channels", "one"))
+                        choices=("channels", "one"), source="text of FedFA, Alg. 1")
     statistics: str = arg("new", "the running statistics of a client's round begin at 0 and 1 (new), or from "
-                                 "the average of the clients'", choices=("new", "average"))
+                                 "the average of the clients'", choices=("new", "average"),
+                          source="text of FedFA, Alg. 1")
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
-                       choices=("samples", "uniform"))
+                       choices=("samples", "uniform"), source="text of FDSE, Eq. (1)")
 
 
-# FDSE tuned the learning rate alone; its code has FedAvg's (config/*/fedfa.yml).
+# FDSE tuned the learning rate alone, and its code has no file of settings for FedFA: FedAvg's.
 PAPER = {"digits": DIGITS, **MNIST, **FDSE}
 CODE = source("code of FedFA, and of FDSE, algorithm/fedfa.py", variance="one", statistics="average",
               average="uniform")
@@ -112,6 +114,26 @@ def variance_of_clients(means: list[Tensor], how: str) -> Tensor:
     if how == "one":
         return stacked.var().expand_as(means[0]).clone()
     return stacked.var(0)
+
+
+@torch.no_grad()
+def places_in(body: nn.Module, x: Tensor) -> dict[str, int]:
+    """The places in another network (ours): behind the last module of each size of images in it, among the
+    modules of body.features, or of the body."""
+    prefix = "features." if isinstance(getattr(body, "features", None), nn.Module) else ""
+    outputs, hooks = {}, []
+    for name, module in body.get_submodule(prefix[:-1]).named_children():
+        def note(module, given, out, name=prefix + name):
+            outputs[name] = out
+        hooks.append(module.register_forward_hook(note))
+    body.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    of_size = {}
+    for name, out in outputs.items():
+        if isinstance(out, Tensor) and out.dim() == 4 and out[0, 0].numel() > 1:
+            of_size[out.shape[2:]] = name, out.shape[1]
+    return dict(of_size.values())
 
 
 class FFALayer(nn.Module):
@@ -161,7 +183,12 @@ def forget_statistics(model: nn.Module) -> None:
 def build(args: Args, channels: int, classes: int) -> Net:
     """The network of `--backbone` with FFA layers."""
     net = backbone(args, channels, classes)
-    for name, width in PLACES[args.backbone].items():
+    size = args.crop or args.image_size
+    places = PLACES.get(args.backbone) or places_in(net.body, torch.zeros(2, channels, size, size))
+    if not places:
+        raise Stop("fedfa needs a body in which modules, or those of body.features, give [B, C, h, w]; "
+                   f"--backbone {args.backbone} has none", 2)
+    for name, width in places.items():
         parent, _, last = name.rpartition(".")
         module = nn.Sequential(net.body.get_submodule(name), FFALayer(args, width))
         setattr(net.body.get_submodule(parent), last, module)

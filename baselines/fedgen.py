@@ -8,7 +8,7 @@ label, and clients train their classifiers on its samples too.
 Server keeps w, the generator w_g, its Adam's moments, p^(y). Client k keeps nothing between rounds. Down: w;
 from round 2 on (--reg-from 1) w_g, p^(y). Up: w_k, n_k and c_k, how often it has drawn each label.
 
-Paper                                                            This file
+Paper, from memory                                               This file
 Eq. (4)      the generator's objective J(w)                      loss_of_mean_logits (--teacher logits)
 its code     the same, a loss of each classifier                 loss_of_labels (--teacher losses)
 App.         diversity of what is generated                      diversity
@@ -60,27 +60,33 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     average: str = arg("samples", "weights of the average: samples (n_k/m_t) or uniform (1/K)",
-                       choices=("samples", "uniform"))
+                       choices=("samples", "uniform"), source="ours, as fedavg.py")
     lambda_reg: float = arg(1.0, "weight of the classifier's loss on generated representations, Eq. "
-                                 "(5)", low=0)
+                                 "(5)", low=0, source="ours")
     lambda_kd: float = arg(1.0, "weight of the divergence of an image's prediction from that of a generated "
-                                "representation of its label; 0: the paper's text", low=0)
-    lambda_decay: float = arg(1.0, "factor of both weights in each round; the authors' code: 0.98", above=0)
+                                "representation of its label; 0: the paper's text", low=0,
+                           source="ours")
+    lambda_decay: float = arg(1.0, "factor of both weights in each round; the authors' code: 0.98", above=0,
+                              source="ours")
     reg_from: int = arg(1, "first round with the two terms, counted from 0; 1: once the generator has been "
-                           "trained", low=0)
+                           "trained", low=0, source="code of FedGen")
     teacher: str = arg("losses", "the generator's loss: the sum of the classifiers' losses, each by its "
                                  "share of the label, or that of their mean logits, Eq. (4)",
-                       choices=("losses", "logits"))
+                       choices=("losses", "logits"), source="code of FedGen")
     labels: str = arg("counts", "p^(y), from which labels are drawn: by the clients' counts, or uniform over "
-                                "the labels that a client has", choices=("counts", "uniform"))
-    diversity: float = arg(1.0, "weight eta of the diversity loss of the generator; 0: none", low=0)
-    generator_steps: int = arg(5, "steps of the generator in a round", low=1)
-    generator_lr: float = arg(1e-3, "learning rate of the generator's Adam", above=0)
-    generator_relu: bool = arg(False, "a ReLU behind the generator, as behind most backbones' z")
-    noise: int = arg(64, "dimensions of the generator's noise epsilon", low=1)
-    width: int = arg(256, "width of the generator's hidden layer", low=1)
+                                "the labels that a client has", choices=("counts", "uniform"),
+                      source="text of FedGen, from memory")
+    diversity: float = arg(1.0, "weight eta of the diversity loss of the generator; 0: none", low=0,
+                           source="code of FedGen")
+    generator_steps: int = arg(5, "steps of the generator in a round", low=1,
+                               source="text of FedCiR, Sec. 6.1")
+    generator_lr: float = arg(1e-3, "learning rate of the generator's Adam", above=0, source="ours")
+    generator_relu: bool = arg(False, "a ReLU behind the generator, as behind most backbones' z",
+                               source="code of FedGen")
+    noise: int = arg(64, "dimensions of the generator's noise epsilon", low=1, source="ours, as fedcir.py")
+    width: int = arg(256, "width of the generator's hidden layer", low=1, source="ours, as fedcir.py")
     epsilon: str = arg("normal", "distribution of the noise: normal, or uniform in [0, 1)",
-                       choices=("normal", "uniform"))
+                       choices=("normal", "uniform"), source="text of FedGen, from memory")
 
 
 # Of FedCiR's weights lambda_reg is taken for Eq. (5), as its own L_reg, and lambda_kd for the divergence.

@@ -8,7 +8,7 @@ clients, and pushes them from those of the other classes; the further training i
 Server keeps w and the prototypes c [C, D]. Client k keeps nothing between rounds. Down: w, c. Up: w_k, n_k,
 and of each class the sum of the features and how many there are.
 
-Paper                                                                       This file
+Authors' code, others' accounts of the paper                                This file
 local network: encoder, projection head, classifier                         build (--projection)
 L_gpc = -log exp(z c_y) / sum_j exp(z c_j), z and c_j of length 1           prototypical
 L = alpha_t L_gpc + (1 - alpha_t) L_ce, alpha_t = 1 - t/T                   hybrid, alpha_of_round
@@ -52,15 +52,17 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    alpha: float = arg(1.0, "weight of L_gpc at the start, from which it falls; 0: FedAvg", low=0, high=1)
-    fade: int = arg(0, "rounds in which the weight of L_gpc falls to 0; 0: all rounds", low=0)
+    alpha: float = arg(1.0, "weight of L_gpc at the start, from which it falls; 0: FedAvg", low=0, high=1,
+                       source="accounts of the paper")
+    fade: int = arg(0, "rounds in which the weight of L_gpc falls to 0; 0: all rounds", low=0,
+                    source="accounts of the paper")
     prototypes: str = arg("pass", "features of the prototypes: of a pass over the training images with the "
                                   "trained network, or of the round's batches as they were trained on",
-                          choices=("pass", "batches"))
+                          choices=("pass", "batches"), source="accounts of the paper")
     projection: bool = arg(False, "the paper's projection head, two linear layers to 256 numbers and then to "
-                                  "length 1, between encoder and classifier")
+                                  "length 1, between encoder and classifier", source="ours: FedCiR is silent")
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
-                       choices=("samples", "uniform"))
+                       choices=("samples", "uniform"), source="code of FedProc")
 
     def depends_on_rounds(self) -> str:
         if self.fade or not self.alpha:

@@ -17,8 +17,9 @@ Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on O
 (in full: docs/methods/fedprox.md)
   what           paper      authors'   FLGo       med-air         here                    flag
   the term       squared    squared    squared    not squared;    squared                 -
-                                                  not in step 1
-  mu             1 or less  given      0.1        0.01            .1 Office, 1e-4 PACS,   --mu
+                                                  not in round 1
+                                                  nor in step 1
+  mu             1 or less  given      0.1        0.001           .1 Office, 1e-4 PACS,   --mu
                                                                   .01 DomainNet; FedCiR:
                                                                   .1, Office .5,
                                                                   Camelyon17 .9
@@ -43,9 +44,9 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     variant: str = arg("usual", "settings: usual, or those of FedCiR's Table 1", choices=("usual", "fedcir"))
-    mu: float = arg(0.01, "weight of the proximal term, Eq. (2); 0: FedAvg", low=0)
+    mu: float = arg(0.01, "weight of the proximal term, Eq. (2); 0: FedAvg", low=0, source="ours")
     average: str = arg("samples", "weights of the average: samples (n_k/m_t) or uniform (1/K)",
-                       choices=("samples", "uniform"))
+                       choices=("samples", "uniform"), source="text of FDSE, Eq. (1)")
 
 
 # FDSE tuned mu and lr and does not say what it found (A7.4); FLGo-Bench is by the same author.

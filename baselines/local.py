@@ -8,7 +8,8 @@ Up: nothing. If a domain is left out, the w_k that are tested go up after each r
 all: it takes the mean of their class probabilities.
 
 FDSE                                                       This file
-Sec. A7.3  "each client independently trains its model"    Client.train
+Sec. A7.3  "each client independently trains its local     Client.train
+           model"
 (ours)     an unseen domain: the mean over the clients     Ensemble
 A round is E more epochs of each client from where it was, at the learning rate that a round of FedAvg has:
 after T rounds it has seen as many images as there. All start from the same random w. The optimizer is new in
@@ -41,7 +42,8 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     select: str = arg("own", "what a client is tested with: own (its best model so far by its own validation "
-                             "images) or last (its current one)", choices=("own", "last"))
+                             "images) or last (its current one)", choices=("own", "last"),
+                      source="code of FDSE, algorithm/standalone.py")
 
 
 # FedAvg's settings without an average. FLGo-Bench, by FDSE's author, tuned the rate of clients alone.
@@ -104,8 +106,8 @@ class Client:
         return {}
 
     def tested(self) -> dict[str, Tensor]:
-        """The state that the client is tested with."""
-        if self.args.select == "own":
+        """The state that the client is tested with. Before its first evaluated round it has no best."""
+        if self.args.select == "own" and self.best_right >= 0:
             return self.best
         return self.w
 

@@ -14,8 +14,9 @@ Eq. (4)   l = l_sup + mu l_con                                   Client.train
 Alg. 1    z_glob of w^t, z_prev of w_k^(t-1), not trained        frozen
 Alg. 1    w^(t+1) = sum_k |D_k|/|D| w_k                          Server.update
 Symbols as in the paper: z representation, w^t global model, tau temperature, mu weight. --mu 0 is FedAvg. The
-first round has no l_con; to a client that trains later for the first time the initial w is its w_k^(t-1), as
-in the authors' code. The unseen client of --protocol lodo has the global model. Left out: nothing.
+first round has no l_con; to a client that trains later for the first time the initial w is its w_k^(t-1). In
+the authors' code that is a random network of its own. The unseen client of --protocol lodo has the global
+model. Left out: nothing.
 
 Where paper, codes (the authors', QinbinLi/MOON @ 8fcba3c; FLGo @ ea07f1d, FDSE's framework; PFLlib @ d832e76)
 and this file differ; in full: docs/methods/moon.md
@@ -23,8 +24,8 @@ and this file differ; in full: docs/methods/moon.md
   z is the output   projection   projection   encoder         encoder     encoder       --projection
   frozen networks   -            eval         as it happens   train       eval          -
   first round       -            no l_con     no l_con        constant    no l_con      -
-  a late client's   -            initial w    no l_con        initial w   initial w     -
-  z_prev
+  a late client's   -            its random   no l_con        initial w   initial w     -
+  z_prev is of                   network
   tested model      w            w            w_k             w           w             --evaluated trained
   clipping          none         none         none            none        FDSE's, 10    --clip
   mu                5, 1, 1      1            FDSE's grid     0           0.1 or 1      --mu
@@ -47,12 +48,14 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    mu: float = arg(1.0, "weight of the model-contrastive loss, Eq. (4); 0: FedAvg", low=0)
-    tau: float = arg(0.5, "temperature of the similarities, Eq. (3)", above=0)
+    mu: float = arg(1.0, "weight of the model-contrastive loss, Eq. (4); 0: FedAvg", low=0, source="ours")
+    tau: float = arg(0.5, "temperature of the similarities, Eq. (3)", above=0,
+                     source="text of FDSE, A7.4")
     projection: bool = arg(False, "the paper's projection head, two linear layers to 256 numbers, between "
-                                  "encoder and classifier")
+                                  "encoder and classifier", source="cited code, FLGo-Bench")
     evaluated: str = arg("aggregated", "what is tested: aggregated (the server's model) or trained (each "
-                                       "client's own w_k)", choices=("aggregated", "trained"))
+                                       "client's own w_k)", choices=("aggregated", "trained"),
+                         source="text of MOON, Alg. 1")
 
 
 # FDSE tuned mu on 0.1, 1, 5 and 10, with tau 0.5, and does not say what it found (A7.4). FLGo-Bench is by the

@@ -4,14 +4,15 @@
     python -m baselines.partialfed --dataset officecaltech --strategy adaptive
 
 Known of it: FDSE says that it "adaptively loads partial parameters instead of the entire model for each local
-training" (its related work). There is no public code, and its text was not at hand. All layers of all clients
-are averaged, but a client begins a round with the global values of some layers and with its own of the
-others. Which ones is fixed by hand (PartialFed-Fix) or learned by each client (-Adaptive).
+training" (its related work). There is no public code, and its text was not at hand; the rest is what others
+tell of it. All layers of all clients are averaged, but a client begins a round with the global values of some
+layers and with its own of the others. Which ones is fixed by hand (PartialFed-Fix) or learned by each client
+(-Adaptive).
 Server keeps w. Client k keeps, on the host, the layers of w_k that it does not load; with adaptive or
 --evaluated trained all of w_k, and with adaptive two scores of each layer and their Adam's moments. Down: w.
 Up: w_k, n_k.
 
-What is known of it                                              This file
+What others tell of it                                           This file
 Initialization  layer l of w_k is A_l w + (1 - A_l) w_k          Client.start
 Fix             A by hand, the same for all clients              fixed_entries
 Adaptive        A_l by Gumbel softmax, learned by gradient       mixture, Client.learn_strategy, Client.kept
@@ -23,7 +24,7 @@ lodo loads all of w. FDSE does not say whether its row is Fix or Adaptive: the d
 normalization and classifier kept. Left out: detection.
 
 Where this file had to choose; in full: docs/methods/partialfed.md
-  what            known                                here                           flag
+  what            told by others                       here                           flag
   layers of Fix   several, some BN and classifier      BN and classifier              --strategy
   Adaptive mixes  a layer's outputs with w and w_k     the weights: the same for      -
                                                        convolutions and linear layers
@@ -55,11 +56,13 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.Args):
     strategy: str = arg("bn+head", "layers that a client keeps: batch normalization (bn), the classifier "
                                    "(head), both, none, or as it learns (adaptive)",
-                        choices=("bn+head", "bn", "head", "none", "adaptive"))
+                        choices=("bn+head", "bn", "head", "none", "adaptive"), source="ours")
     evaluated: str = arg("aggregated", "what is tested: aggregated (the kept layers with the server's) or "
-                                       "trained (all of the client's own)", choices=("aggregated", "trained"))
-    strategy_lr: float = arg(0.1, "adaptive: learning rate of the scores' Adam", above=0)
-    strategy_steps: int = arg(5, "adaptive: steps on the scores before the local training of a round", low=1)
+                                       "trained (all of the client's own)", choices=("aggregated", "trained"),
+                         source="ours")
+    strategy_lr: float = arg(0.1, "adaptive: learning rate of the scores' Adam", above=0, source="ours")
+    strategy_steps: int = arg(5, "adaptive: steps on the scores before the local training of a round", low=1,
+                              source="ours")
     temperature: float = arg(5.0, "adaptive: temperature of the Gumbel softmax in the first round", above=0,
                              source="code of AdaShare")
     temperature_decay: float = arg(0.965, "adaptive: factor on it after each round", above=0, high=1,

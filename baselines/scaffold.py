@@ -24,6 +24,7 @@ alpemreacar/FedDyn @ 48a19fa) and this file differ; in full: docs/methods/scaffo
   clipping          none       none       none        corrected    the gradient, before the       --clip
                                                       gradient     correction
   momentum          none       allowed    none        none         refused                        -
+  c                 mean c_k   mean c_k   mean c_k    by images    mean c_k                       -
   BN's statistics   -          averaged   not sent    no BN        averaged                       -
   eta_g             1          1          1           1            1                              --eta-g
   learning rate     tuned      tuned      0.005       tuned        0.1                            --lr
@@ -46,7 +47,7 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     eta_g: float = arg(1.0, "the server's step eta_g, Eq. (5); 1: the mean of the clients' parameters",
-                       above=0)
+                       above=0, source="text of SCAFFOLD, its experiments")
 
     def refuse(self) -> None:
         if self.momentum:

@@ -11,8 +11,8 @@ what has one w_i                       the whole update   each tensor, BN's     
 scale of g_i (the same)                g_i                p_i g_i, from their     --ga-vectors
                                                           plain mean
 predictor (federated_averaging)        not averaged       SimSiam's is            --predictor
-optimizers (main.py)                   Adam 3e-3          Adam 1e-4; SGD's decay  --lr, --weight-decay
-                                                          1e-4, SimSiam .025
+optimizers (main.py)                   Adam 3e-3; SGD     Adam 1e-4; SGD's decay  --lr, --weight-decay
+                                       .03, MoCo .025     1e-4, .03, SimSiam .025
 linear classifier (linear_evaluation)  encoder, 3e-3      projector, 1e-4         --probe, --linear-lr
 local alignment (client_update)        of a layer         of each tensor          --align-unit
 BYOL's target network (models.py)      moving average     frozen                  --ema 1

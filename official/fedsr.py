@@ -8,8 +8,8 @@ What differs (src/methods/FedSR.py)   paper                official             
 L2R (FedSR and FedL2R.train_client)   ||z||^2, Eq. (10)    ||z||                 --norm plain
 mu, sigma in CMI (FedSR.train_client) as they are          times a learned       --kl-scale
                                                            scalar
-Where the paper is silent: r(z|y) and the scalar stay on their client (--reference local), weight decay is
-5e-4 on all datasets, and the momentum is kept over the rounds. Its schedule of RotatedMNIST is not released:
+Where the paper is silent: r(z|y) and the scalar stay on their client (--reference local). On all datasets
+weight decay is 5e-4 and momentum 0.9, kept over the rounds. Its schedule of RotatedMNIST is not released:
 those settings, and the splits, are fedsr.py's. Its FedL2R: --variant fedl2r --norm plain.
 """
 

@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from plumbing.catalog import FOLDERS, own_folder
+from plumbing.catalog import own_folder, source_of
 from plumbing.errors import Stop
 from plumbing.files import in_units, locked
+from plumbing.splits import SPLIT
 
 from tqdm import tqdm
 
@@ -47,23 +48,14 @@ NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUT
 # Found or downloaded
 
 
-def find_archive(name: str, data: str, archives: str) -> Path | None:
-    """The first file of this name (or pattern) anywhere below `archives` or in the downloads."""
-    return find_archives([name], data, archives).get(name)
-
-
 def find_archives(names: Iterable[str], data: str, archives: str) -> dict[str, Path]:
     """{name or pattern: the first file that matches it below `archives` or in the downloads}, if any."""
-    folders = [Path(data) / "downloads"]
-    if archives:
-        folders.insert(0, Path(archives))
     found = {}
-    for folder in folders:
+    for folder in ([Path(archives)] if archives else []) + [Path(data) / "downloads"]:
         for path in sorted(folder.rglob("*")):
             for name in names:
-                matches = fnmatch.fnmatch(path.name.lower(), name.lower())
-                if name not in found and matches and path.is_file():
-                    found[name] = path
+                if fnmatch.fnmatch(path.name.lower(), name.lower()) and path.is_file():
+                    found.setdefault(name, path)
     return found
 
 
@@ -113,33 +105,23 @@ def receive(reply, part: Path, name: str) -> None:
             raise OSError(f"expected {whole} bytes, got {file.tell()}; the same command goes on from there")
 
 
-def unpacked(dataset: str, data: str, archives: str) -> Path | None:
-    """The folder with the unpacked images of a dataset of the catalogue, if there is one with folders in it.
-
-    It is `dataset` in `data`, or its archive's folder in `archives` or `data`.
-    """
+def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
+    """What a dataset is read from: its folder (`dataset` in `data`, or the archive's own in `archives` or
+    `data`), or its archives; or none, and what is missing, in words."""
+    own, known = own_folder(dataset), source_of(dataset)
+    if own:
+        if not own.is_dir():
+            raise Stop(f"{own} is no folder; expected one with images in <domain>/<class>/", 2)
+        return [own], ""
     folders = [Path(data) / dataset]
-    if FOLDERS[dataset].unpacked:
-        folders += [Path(base) / FOLDERS[dataset].unpacked for base in (archives, data) if base]
+    folders += [Path(base) / known.unpacked for base in (archives, data) if base and known.unpacked]
     for folder in folders:
         if folder.is_dir() and any(path.is_dir() for path in folder.iterdir()):  # else it holds only archives
-            return folder
-    return None
-
-
-def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
-    """What a dataset is read from, its folder or its archives; or none, and what is missing, in words."""
-    folder = own_folder(dataset)
-    if folder and not folder.is_dir():
-        raise Stop(f"{folder} is no folder; expected one with images in <domain>/<class>/", 2)
-    folder = folder or unpacked(dataset, data, archives)
-    if folder:
-        return [folder], ""
-    files = FOLDERS[dataset].files
-    found = find_archives(files, data, archives)
-    missing = [name for name in files if name not in found]
+            return [folder], ""
+    found = find_archives(known.files, data, archives)
+    missing = [name for name in known.files if name not in found]
     if not missing:
-        return [found[name] for name in files], ""
+        return [found[name] for name in known.files], ""
     more = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
     places = f"{archives} or {data}/downloads" if archives else f"{data}/downloads"
     return [], f"{missing[0]}{more} not in {places}"
@@ -147,7 +129,7 @@ def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
 
 def download_missing(dataset: str, data: str, archives: str) -> list[Path]:
     """The archives of a dataset of the catalogue, downloaded where they are missing."""
-    files = FOLDERS[dataset].files
+    files = source_of(dataset).files
     paths = find_archives(files, data, archives)
     for name, (url, md5) in files.items():
         if name not in paths:
@@ -159,15 +141,15 @@ def download_missing(dataset: str, data: str, archives: str) -> list[Path]:
 
 
 class ImageFiles:
-    """The files of a dataset: those below a folder, or single tables and what archives have in them.
+    """The files of a dataset: those below a folder (of its folder `only`), or tables and what archives have.
 
     Of an archive `scan` unpacks the tables, and `unpack` the images that are asked for.
     """
 
-    def __init__(self, paths: list[Path]):
-        self.paths = paths
+    def __init__(self, paths: list[Path], only: str = ""):
+        self.paths, self.only = paths, only
         self.inside: dict[str, Path] = {}  # file: where it lies, or will lie when it is unpacked
-        self.unread: list[str] = []  # below folders: links that lead nowhere, folders that cannot be opened
+        self.unread: list[str] = []  # below folders: what cannot be read
         self.declared: dict[Path, dict[str, int]] = {}  # archive: the bytes of each file in it
         self.keys = []
         for path in paths:
@@ -178,20 +160,37 @@ class ImageFiles:
 
     def __str__(self) -> str:
         first = self.paths[0]
-        if len(self.paths) == 1:
-            return str(first)
-        return f"{first.parent} ({first.name}, ...)"
+        return str(first) if len(self.paths) == 1 else f"{first.parent} ({first.name}, ...)"
 
-    def walk(self, folder: Path) -> None:
-        """Learn the names below a folder, and of each file its bytes and the time of its last change."""
-        for name, path in below(folder, self.unread):
-            status = path.stat()
-            self.inside[name] = path
-            self.keys.append((name, status.st_size, status.st_mtime_ns))
+    def walk(self, top: Path) -> None:
+        """Learn the names below a folder, and of each file its bytes and the time of its last change, which a
+        move counts as too. Links are followed. Into `unread` goes what is neither file nor folder (links that
+        lead nowhere, pipes, devices), closed, or a folder for the second time: links may go in circles."""
+        seen, waiting = set(), [(f"{self.only}/", top / self.only) if self.only else ("", top)]
+        while waiting:
+            prefix, folder = waiting.pop()
+            entries = None
+            with contextlib.suppress(OSError):
+                here = folder.stat().st_dev, folder.stat().st_ino
+                entries = list(os.scandir(folder)) if here not in seen else None
+                seen.add(here)
+            if entries is None:
+                self.unread.append(prefix.rstrip("/"))
+            for entry in entries or ():
+                name, is_there = prefix + entry.name, not entry.is_symlink() or os.path.exists(entry.path)
+                if is_there and entry.is_dir():
+                    waiting.append((f"{name}/", Path(entry.path)))
+                elif is_there and entry.is_file():
+                    self.inside[name] = Path(entry.path)
+                    if name != SPLIT:  # it says nothing of pixels
+                        self.keys.append((name, entry.stat().st_size, entry.stat().st_ctime_ns))
+                else:
+                    self.unread.append(name)
 
     def fingerprint(self) -> str:
-        """12 hexadecimal digits that change with the content of a folder and of an archive."""
-        return hashlib.blake2b(repr(sorted(self.keys)).encode(), digest_size=6).hexdigest()
+        """12 hexadecimal digits that change when a file of a folder does, or the content of an archive."""
+        state = f"{sorted(self.keys)} {sorted(self.unread)}"
+        return hashlib.blake2b(state.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
     def scan(self, folder: Path) -> None:
         """Learn the names in all archives, and unpack their tables into `folder`. Stop if an archive is
@@ -200,29 +199,21 @@ class ImageFiles:
             if path.name.lower().endswith(TABLE_ENDINGS):
                 self.inside[path.name] = path
             elif path.is_file():
+                sizes, total, of_tables = self.declared.setdefault(path, {}), 0, 0
                 with refusing_damage(path):
-                    self.scan_archive(path, folder)
-
-    def scan_archive(self, path: Path, folder: Path) -> None:
-        sizes = self.declared[path] = {}
-        total = of_tables = 0
-        for name, size, extract in entries(path):
-            total += size
-            is_table = name.endswith(TABLE_ENDINGS)
-            if is_table:
-                of_tables += size
-            refuse_large(path, name, size, total, of_tables)
-            sizes[name] = size
-            self.inside[name] = folder / name
-            if is_table:
-                extract(folder)
+                    for name, size, extract in entries(path):
+                        is_table = name.endswith(TABLE_ENDINGS)
+                        sizes[name], total = size, total + size
+                        of_tables += size if is_table else 0
+                        refuse_large(path, name, size, total, of_tables)
+                        self.inside[name] = folder / name
+                        if is_table:
+                            extract(folder)
 
     def unpack(self, names: Iterable[str], folder: Path) -> None:
         """Unpack these files of the archives into `folder`. Stop if they do not fit on its disk."""
         wanted = set(names)
-        needed = 0
-        for sizes in self.declared.values():
-            needed += sum(size for name, size in sizes.items() if name in wanted)
+        needed = sum(sizes[name] for sizes in self.declared.values() for name in wanted & sizes.keys())
         free = shutil.disk_usage(folder.parent).free
         if needed > free:
             raise Stop(f"{self}: its images take {in_units(needed)} for a while below {folder.parent}, where "
@@ -242,7 +233,7 @@ class ImageFiles:
         names = [name for name in self.inside if f"/{name}".endswith(f"/{ending}")]
         if not names:
             raise Stop(f"{self}: found no {ending}, which says what each image shows; get the archive again")
-        name = min(names, key=shortest)
+        name = min(names, key=lambda name: (len(name), name))
         folder = name.removesuffix(ending)
         return folder, self.inside[name].read_text("utf-8-sig", "replace")
 
@@ -261,48 +252,13 @@ class ImageFiles:
         return folder, values
 
 
-def shortest(name: str) -> tuple[int, str]:
-    """A key to sort by: of names of one length that which comes first in the alphabet."""
-    return len(name), name
-
-
 def content_of_archive(path: Path) -> tuple[int, str]:
-    """(bytes, hash of the last MiB).
-
-    There gzip has the checksum of everything, and zip its directory with a checksum for each file.
-    """
+    """(bytes, hash of the last MiB). There gzip has the checksum of everything, and zip its directory with a
+    checksum for each file."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - MIB))
         return size, hashlib.blake2b(file.read()).hexdigest()
-
-
-def below(folder: Path, unread: list[str] | None = None) -> Iterator[tuple[str, Path]]:
-    """(name, path) of each file below a folder; links are followed. The names of links that lead nowhere and
-    of folders that cannot be opened are added to `unread`."""
-    unread = [] if unread is None else unread
-    waiting = [("", frozenset())]
-    while waiting:
-        prefix, parents = waiting.pop()
-        status = os.stat(folder / prefix)
-        here = (status.st_dev, status.st_ino)
-        if here in parents:  # a link to a folder that it is in
-            continue
-        try:
-            names = sorted(os.listdir(folder / prefix))
-        except OSError:
-            if not prefix:
-                raise
-            unread.append(prefix)
-            continue
-        for name in names:
-            path = folder / prefix / name
-            if path.is_file():
-                yield prefix + name, path
-            elif path.is_dir():
-                waiting.append((f"{prefix}{name}/", parents | {here}))
-            else:
-                unread.append(prefix + name)
 
 
 # Archives

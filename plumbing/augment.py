@@ -109,16 +109,8 @@ def draw(B: int, H: int, W: int, how: Augmentation) -> dict[str, Tensor]:
         factors.append(uniform(max(0, 1 - s), 1 + s, B))
     factors.append(uniform(-how.hue, how.hue, B))
     gray = uniform(0, 1, B) < how.gray
-    return {
-        "top": top,
-        "left": left,
-        "height": height,
-        "width": width,
-        "flip": flip,
-        "order": order,
-        "factors": torch.stack(factors, 1).float(),
-        "gray": gray,
-    }
+    return {"top": top, "left": left, "height": height, "width": width, "flip": flip, "order": order,
+            "factors": torch.stack(factors, 1).float(), "gray": gray}
 
 
 def crops(B: int, H: int, W: int, how: Augmentation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -219,15 +211,8 @@ def mix(x: Tensor, i: Tensor, weight: Tensor) -> Tensor:
 def jitter(z: Tensor, order: Tensor, factors: Tensor, how: Augmentation) -> None:
     """ColorJitter of n images, in place: in each of four turns every image has the operation that its order
     [n, 4] names, with its factor [n, 4]. One channel has neither saturation nor hue."""
-    operations = []
-    if how.brightness:
-        operations.append((0, brightness))
-    if how.contrast:
-        operations.append((1, contrast))
-    if how.saturation and z.shape[1] == 3:
-        operations.append((2, saturation))
-    if how.hue and z.shape[1] == 3:
-        operations.append((3, hue))
+    strengths = (how.brightness, how.contrast, how.saturation, how.hue)[:None if z.shape[1] == 3 else 2]
+    operations = [(k, (brightness, contrast, saturation, hue)[k]) for k, s in enumerate(strengths) if s]
     for turn in order.T:
         for k, operation in operations:
             part = (turn == k).nonzero()[:, 0]

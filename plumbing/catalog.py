@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from plumbing.errors import Stop, printable
 
 OWN = "folder:"  # --dataset folder:PATH, images of one's own
 
@@ -19,11 +22,8 @@ class Folders:
     classes: tuple[str, ...]  # in the order of their labels
     layout: str = "in_folders"  # the function in listings.py that knows domain and class of each image
     unpacked: str | None = None  # the folder that the official scripts unpack it to, in --archives or --data
-
-    @property
-    def archive(self) -> str:
-        """The pattern of its first file's name."""
-        return next(iter(self.files))
+    counts: dict[str, list[int]] = field(default_factory=dict)  # domain: its images of each class
+    content: str = ""  # the digest of all images, see decoding.py
 
 
 FOLDERS = {}  # {dataset: what is known of it}, in the order of the file
@@ -37,6 +37,8 @@ for name, table in TABLES.items():
         classes=tuple(table.get("classes", "").split()),
         layout=table.get("layout", "in_folders"),
         unpacked=table.get("unpacked"),
+        counts=table.get("counts", {}),
+        content=table.get("content", ""),
     )
 
 # Images of one's own: PATH/<domain>/<class>/, whose names are those of the domains and classes.
@@ -50,6 +52,16 @@ def own_folder(dataset: str) -> Path | None:
     return None
 
 
+def own_file(dataset: str) -> Path | None:
+    """The file of `data.py`, data of one's own; None for all else."""
+    return Path(dataset) if dataset.endswith(".py") and not own_folder(dataset) else None
+
+
+def is_own(dataset: str) -> bool:
+    """Whether the data are one's own, and may change: their content follows their name in an identity."""
+    return own_folder(dataset) is not None or own_file(dataset) is not None
+
+
 def source_of(dataset: str) -> Folders:
     """What is known of a dataset of image files; KeyError if it is none."""
     if own_folder(dataset):
@@ -58,14 +70,29 @@ def source_of(dataset: str) -> Folders:
 
 
 def short_name(dataset: str) -> str:
-    """The name of a dataset in the names of files: of `folder:PATH` that of the folder, without signs that a
-    shell or a file system may take for others."""
-    folder = own_folder(dataset)
-    if folder is None:
+    """The name of a dataset in the names of files: of one's own that of the folder or file, without signs
+    that a shell or a file system may take for others."""
+    own = own_folder(dataset) or own_file(dataset)
+    if own is None:
         return dataset
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", folder.name)[:40] or "folder"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", own.name.removesuffix(".py"))[:40] or "folder"
 
 
 def some(names: list[str]) -> str:
     """The first names of a list."""
-    return (", ".join(names[:8]) or "none") + (", ..." if len(names) > 8 else "")
+    return (", ".join(map(printable, names[:8])) or "none") + (", ..." if len(names) > 8 else "")
+
+
+# What stands beside the names of domains in flags and results.
+WORDS = ("all", "ALL", "AVG", "mean", "val", "target", "round", "metric")
+
+
+def refuse_names(where: str, domains: Iterable[str], classes: Iterable[str]) -> None:
+    """Stop if one's own domains or classes have names that flags or results could not tell from other words,
+    or that a terminal cannot show."""
+    for name in domains:
+        if name in WORDS or "," in name:
+            raise Stop(f"{where}: a domain cannot have the name {name!r} here; rename it", 2)
+    for name in (*domains, *classes):
+        if not name or not name.isprintable():  # as in no UTF-8
+            raise Stop(f"{where}: a domain or class cannot have the name {name!r} here; rename it", 2)

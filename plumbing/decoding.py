@@ -5,6 +5,7 @@ Neither the memory nor the time to start a run grows with the pixels.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -12,7 +13,9 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +26,23 @@ from plumbing.catalog import Folders, own_folder, short_name, some, source_of
 from plumbing.errors import Stop
 from plumbing.files import locked
 from plumbing.listings import Listing, list_images
+from plumbing.splits import SPLIT, read_split
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
 AHEAD = 32 << 20  # bytes of decoded pixels that wait to be written, at most
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no others: EPS would start Ghostscript
+TOLD = {  # what a decoded dataset says of its files each time that it is opened
+    "left_out": "files are no images and were left out",
+    "lacking": "classes are not in every domain, or have two spellings",
+    "broken": "images cannot be decoded and were left out, as --skip-broken asks",
+    "dark": "images have 16 bits a pixel of which 12 or fewer are used, so that they are nearly black; bring "
+            "them to 8 bits, or to all 16",
+}
 
 
 @dataclass
@@ -39,56 +51,59 @@ class Images:
 
     domains: list[tuple[str, Tensor, Tensor]]  # each: name, images uint8 [N, 3, S, S], labels int64 [N]
     classes: tuple[str, ...]
-    fingerprint: str  # 12 hexadecimal digits that change with one's own images; "" for the catalogue's
+    content: str  # a digest of all images: domain, class, name, bytes and CRC32 of each, in any order
+    given: dict[str, Tensor] | None = None  # of each domain what split.csv says, see read_split
 
 
-def open_images(dataset: str, size: int, data: str, archives: str = "") -> Images:
+def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: bool, only: str = "",
+                agreed: tuple[str, ...] = ()) -> Images:
     """A dataset of image files at `size` x `size`: decoded once into a cache below `data`, then opened from
-    there, also when its archive is gone."""
+    there, also when its archive is gone. With `skip_broken` images that cannot be decoded are left out. Of a
+    folder nothing is read but the domain `only`, if that is given, whose classes are the `agreed` ones."""
     source = source_of(dataset)
+    if only:
+        source = dataclasses.replace(source, domains={only: (only, None)}, classes=agreed)
     paths, missing = locate(dataset, data, archives)
-    cache, fingerprint = None, ""
-    if missing:
-        cache = cache_without_archive(dataset, size, data, missing)
+    cache = cache_without_archive(dataset, size, data, missing) if missing else None
     if cache is None:
-        files = ImageFiles(paths or download_missing(dataset, data, archives))
-        cache = Path(data) / "cache" / cache_name(dataset, size, files)
-        if own_folder(dataset):
-            fingerprint = files.fingerprint()
-        decode_once(files, source, size, cache)
-    domains, classes, left_out = open_cache(cache, source, size)
-    if left_out:
-        print(f"{dataset}: {len(left_out)} files are no images and were left out: {some(left_out)}",
-              file=sys.stderr)
+        files = ImageFiles(paths or download_missing(dataset, data, archives), only)
+        files.keys += [agreed] if only else []
+        cache = Path(data) / "cache" / f"{short_name(dataset)}-{size}-{files.fingerprint()}"
+        decode_once(files, source, size, cache, skip_broken)
+    domains, classes, index = open_cache(cache, source, size)
+    if source.content not in ("", index["content"]):
+        raise Stop(f"{dataset}: its images are others than those of the official archive (their digest is "
+                   f"{index['content']}, expected {source.content}): get it again, or give them as images of "
+                   "your own, folder:PATH")
+    if index["broken"] and not skip_broken:
+        refuse_broken(dataset, index["broken"])
+    for kind, what in TOLD.items():
+        if index[kind]:
+            print(f"{dataset}: {len(index[kind])} {what}: {some(index[kind])}", file=sys.stderr)
+    images = Images(domains, classes, index["content"])
     if own_folder(dataset):
-        tell_missing(dataset, domains, classes)
-    return Images(domains, classes, fingerprint)
+        split = own_folder(dataset) / SPLIT
+        if split.exists():
+            images.given = read_split(split, json.loads((cache / "files.json").read_text()))
+            images.content = hashlib.blake2b(images.content.encode() + split.read_bytes(),
+                                             digest_size=6).hexdigest()
+    return images
 
 
-def tell_missing(dataset: str, domains: list, classes: tuple[str, ...]) -> None:
-    """Say which classes some domains of one's own images lack: it may be meant, or two spellings of one."""
-    for name, _, labels in domains:
-        missing = [c for label, c in enumerate(classes) if label not in labels]
-        if missing:
-            print(f"{dataset}: {name} has no images of {', '.join(missing)}", file=sys.stderr)
+def refuse_broken(dataset: str, broken: list[str]) -> None:
+    raise Stop(f"{dataset}: {len(broken)} images cannot be decoded ({some(broken)}); replace or remove them, "
+               "get the archive again, or go on without them: --skip-broken")
 
 
-# The cache: <domain>.npy, files.json and, written last, index.json; its folder is named by the dataset, the
-# size of the images, and a hash of what they were decoded from.
+# The cache: all pixels, uint8 [N, S, S, 3], one domain behind the other; files.json, which file each row is,
+# and, written last, index.json. Its folder is named by the dataset, the size of the images, and a hash of
+# what they were decoded from.
 
-
-def cache_name(dataset: str, size: int, files: ImageFiles) -> str:
-    """What a cache is known by: dataset, size and content; of one's own images the folder's path too, as
-    times and sizes may be equal in two folders."""
-    name = f"{short_name(dataset)}-{size}-{files.fingerprint()}"
-    if own_folder(dataset):
-        path = os.fsencode(dataset)
-        name += hashlib.blake2b(path, digest_size=4).hexdigest()
-    return name
+PIXELS = "pixels.bin"
 
 
 def is_whole(cache: Path) -> bool:
-    return (cache / "index.json").exists()
+    return (cache / "index.json").exists() and (cache / PIXELS).exists()
 
 
 def caches_of(data: str, dataset: str, size: int) -> list[Path]:
@@ -101,32 +116,33 @@ def caches_of(data: str, dataset: str, size: int) -> list[Path]:
 def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> Path | None:
     """The cache of a dataset whose folder or archives are not here; None if there is none."""
     caches = caches_of(data, dataset, size)
-    if not caches:
-        return None
     if len(caches) > 1:
         raise Stop(f"{missing}, and there are several caches of it ({', '.join(map(str, caches))}): name the "
                    "folder of the archive with --archives, or delete all but one")
-    print(f"{dataset}: {missing}; using the images that were decoded before, {caches[0]}", file=sys.stderr)
-    return caches[0]
+    for cache in caches:
+        print(f"{dataset}: {missing}; using the images that were decoded before, {cache}", file=sys.stderr)
+    return caches[0] if caches else None
 
 
-def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], list[str]]:
-    """The domains, each (name, pixels [N, 3, size, size], labels [N]), the classes, and the files left out.
-    Stop if the cache is damaged."""
-    domains = []
+def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], dict]:
+    """The domains, each (name, pixels [N, 3, size, size], labels [N]), the classes, and the index. Stop if
+    the cache is damaged."""
+    domains, start = [], 0
     try:
         index = json.loads((cache / "index.json").read_text())
         classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are in its files
-        if list(classes) != index["classes"]:
-            raise ValueError(f"it has the classes {', '.join(index['classes'])}")
-        for name in source.domains or index["domains"]:
-            labels = torch.tensor(index["domains"][name]["labels"])
-            pixels = np.load(cache / f"{name}.npy", mmap_mode="r")
-            if pixels.shape != (len(labels), size, size, 3):
-                raise ValueError(f"{name}.npy holds {pixels.shape} for {len(labels)} labels")
-            domains.append((name, as_tensor(pixels), labels))
-        return domains, classes, index["left_out"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as e:
+        names = list(source.domains or index["domains"])
+        if list(classes) != index["classes"] or names != list(index["domains"]):
+            raise ValueError(f"it has {some([*index['domains']])} and the classes {some(index['classes'])}")
+        pixels = np.memmap(cache / PIXELS, np.uint8, "r").reshape(-1, size, size, 3)
+        if len(pixels) != sum(map(len, index["domains"].values())):
+            raise ValueError(f"{PIXELS} holds {len(pixels)} images")
+        for name, labels in index["domains"].items():
+            of_domain = pixels[start:start + len(labels)]
+            domains.append((name, as_tensor(of_domain), torch.tensor(labels)))
+            start += len(labels)
+        return domains, classes, index
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
                    "delete that folder and start again")
 
@@ -142,99 +158,102 @@ def as_tensor(pixels: np.memmap) -> Tensor:
 # Decoding
 
 
-def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path) -> None:
-    """Decode a dataset into its cache, if it is not there."""
+def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path, skip_broken: bool) -> None:
+    """Decode a dataset into its cache, if it is not there, in a temporary folder: what the dataset names of
+    its archives is unpacked beside it; the cache is renamed at the end."""
     if is_whole(cache):
         return
     with locked(cache.parent / ".lock"):
         for leftover in cache.parent.glob("*.tmp"):  # of a decoding that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        if not is_whole(cache):  # another process may have decoded it in the meantime
+        if is_whole(cache):  # another process has decoded it in the meantime
+            return
+        with tempfile.TemporaryDirectory(suffix=".tmp", dir=cache.parent) as place:
+            unpacked, decoded = Path(place, "unpacked"), Path(place, "decoded")
+            unpacked.mkdir()
+            decoded.mkdir()
+            files.scan(unpacked)
+            listing = list_images(files, source)
+            files.unpack(listing.names(), unpacked)
+            index = write_pixels(files, listing, size, decoded)
+            if index["broken"] and not skip_broken:
+                refuse_broken(str(files), index["broken"])
+            (decoded / "index.json").write_text(json.dumps(index))
             shutil.rmtree(cache, ignore_errors=True)
-            decode(files, source, size, cache)
+            os.replace(decoded, cache)
 
 
-def decode(files: ImageFiles, source: Folders, size: int, cache: Path) -> None:
-    """Unpack what the dataset names of its archives, and decode that; the cache is renamed at the end."""
-    temporary = cache.with_name(f"{cache.name}.{os.getpid()}.tmp")
-    unpacked = temporary.with_suffix(".unpacked.tmp")
-    try:
-        unpacked.mkdir()
-        temporary.mkdir()
-        files.scan(unpacked)
-        listing = list_images(files, source)
-        files.unpack(listing.names(), unpacked)
-        write_pixels(files, listing, size, temporary)
-        write_index(temporary, listing)
-        os.replace(temporary, cache)
-    finally:
-        shutil.rmtree(unpacked, ignore_errors=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -> None:
-    """<domain>.npy for each domain, uint8 [N, size, size, 3], decoded in parallel and written in order. Few
-    images are decoded ahead, so that the memory needed does not grow with the dataset."""
+def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -> dict:
+    """The pixels and files.json of all images that can be decoded, in parallel and in order; returns the
+    index. Few images are decoded ahead, so that the memory needed does not grow with the dataset."""
     threads = os.cpu_count() or 1
     ahead = max(2 * threads, AHEAD // (3 * size * size))
-    count = len(listing.names())
-    bar = tqdm(total=count, unit="image", desc=f"decoding to {size}x{size}", mininterval=0.5)
-    with bar, ThreadPoolExecutor(threads) as pool:  # decoding and resizing release Python's lock
-        for domain, images in listing.images.items():
-            names = [name for name, _ in images]
-            header = {"descr": "|u1", "fortran_order": False, "shape": (len(names), size, size, 3)}
-            with open(folder / f"{domain}.npy", "wb") as file:
-                np.lib.format.write_array_header_1_0(file, header)
-                for start in range(0, len(names), ahead):
-                    for rgb in pool.map(partial(decode_one, files, size), names[start:start + ahead]):
+    bar = tqdm(total=len(listing.names()), unit="image", desc=f"decoding to {size}x{size}", mininterval=0.5)
+    index = {"left_out": listing.left_out, "lacking": listing.lacking, "broken": [], "dark": []}
+    index |= {"classes": listing.classes, "domains": {}}
+    written, contents = {}, []
+    root = os.path.commonpath(listing.names())  # an archive that is packed anew may have another
+    with bar, ThreadPoolExecutor(threads) as pool, open(folder / PIXELS, "wb") as file:
+        for domain, images in listing.images.items():  # decoding and resizing release Python's lock
+            names, labels = written.setdefault(domain, []), index["domains"].setdefault(domain, [])
+            for start in range(0, len(images), ahead):
+                some_images = images[start:start + ahead]
+                decoded = pool.map(partial(decode_one, files, size), [name for name, _ in some_images])
+                for (name, label), (rgb, kind, why, content) in zip(some_images, decoded):
+                    inner = name.removeprefix(root).strip("/")
+                    contents.append((domain, listing.classes[label], inner, *content))
+                    if kind:
+                        index[kind].append(f"{name}{why}")
+                    if rgb is not None:
                         file.write(rgb.data)
-                        bar.update()
-                file.flush()
-                os.fsync(file.fileno())
+                        names.append(name)
+                        labels.append(label)
+                    bar.update()
+        file.flush()
+        os.fsync(file.fileno())
+    (folder / "files.json").write_text(json.dumps(written))
+    index["content"] = hashlib.blake2b(repr(sorted(contents)).encode(), digest_size=6).hexdigest()
+    return index
 
 
-def write_index(cache: Path, listing: Listing) -> None:
-    """Which image each row of pixels is, for people, and the labels."""
-    names, labels = {}, {}
-    for domain, images in listing.images.items():
-        names[domain] = [name for name, _ in images]
-        labels[domain] = {"labels": [label for _, label in images]}
-    index = {"left_out": listing.left_out, "classes": listing.classes, "domains": labels}
-    (cache / "files.json").write_text(json.dumps(names))
-    (cache / "index.json").write_text(json.dumps(index))
-
-
-def decode_one(files: ImageFiles, size: int, name: str) -> np.ndarray:
-    """One image, uint8 [size, size, 3]. Stop if it cannot be decoded."""
+def decode_one(files: ImageFiles, size: int, name: str) -> tuple[np.ndarray | None, str, str, tuple]:
+    """One image, uint8 [size, size, 3], or None; broken or dark, if it is so, and why; bytes and CRC32."""
+    content = ()
     try:
-        return to_rgb(files.inside[name].read_bytes(), size)
+        encoded = files.inside[name].read_bytes()
+        content = len(encoded), zlib.crc32(encoded)
+        image, dark = upright(encoded)
+        return as_rgb(image, size), "dark" if dark else "", "", content
+    except MemoryError:
+        raise
     except Exception as e:  # whatever the decoder makes of a damaged file
-        advice = "replace it or get the archive again"
-        if files.paths[0].is_dir():
-            advice = "replace or remove it"
         why = "it is no image" if isinstance(e, UnidentifiedImageError) else e
-        raise Stop(f"{files}: the image {name} cannot be decoded ({why}); {advice}")
+        return None, "broken", f": {why}", content
+
+
+def as_rgb(image: Image.Image, size: int) -> np.ndarray:
+    """uint8 [size, size, 3], antialiased, the aspect ratio not kept."""
+    return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
 
 
 def to_rgb(content: bytes, size: int) -> np.ndarray:
-    """An encoded image of any mode -> uint8 [size, size, 3], antialiased, the aspect ratio not kept."""
-    image = in_eight_bits(content).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image)
+    """An encoded image of any mode -> uint8 [size, size, 3]."""
+    return as_rgb(upright(content)[0], size)
 
 
 def to_gray(content: bytes) -> np.ndarray:
     """An encoded image of any mode -> uint8 [h, w], as large as it is."""
-    return np.asarray(in_eight_bits(content).convert("L"))
+    return np.asarray(upright(content)[0].convert("L"))
 
 
-def in_eight_bits(content: bytes) -> Image.Image:
-    """An encoded image of any mode with 8 bits a pixel and channel."""
-    image = Image.open(io.BytesIO(content))
-    if image.mode.startswith("I"):  # 16 bits a pixel (PIL's convert would clip them at 255)
-        pixels = np.asarray(image)
-        if pixels.min() < 0 or pixels.max() > 65535:
-            raise ValueError("32-bit pixels have no defined range")
-        image = Image.fromarray((pixels >> 8).astype(np.uint8))
-    elif image.mode == "F":
-        raise ValueError("floating-point pixels have no defined range")
-    return image
+def upright(content: bytes) -> tuple[Image.Image, bool]:
+    """An encoded image of any mode with 8 bits a pixel and channel, turned as its EXIF data say; and whether
+    its pixels have 16 bits, the upper four of them unused."""
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode == "F" or image.mode == "I" and image.format != "PPM":  # PPM: 16 bits, unpacked into 32
+        raise ValueError("pixels of 32 bits have no defined range: bring them to 8 or 16 bits")
+    if not image.mode.startswith("I"):
+        return image, False
+    pixels = np.asarray(image)  # 16 bits a pixel (PIL's convert would clip them at 255)
+    return Image.fromarray((pixels >> 8).astype(np.uint8)), pixels.max() < 4096

@@ -27,10 +27,7 @@ def skewed(order: Tensor, labels: Tensor, classes: int, clients: int, beta: floa
         if all(enough(pile) for pile in piles):
             break
     generator = seed_all(seed, "dirichlet order", domain)
-    shuffled = []
-    for pile in piles:
-        shuffled.append(pile[torch.randperm(len(pile), generator=generator)])
-    return shuffled
+    return [pile[torch.randperm(len(pile), generator=generator)] for pile in piles]
 
 
 def draw(order: Tensor, labels: Tensor, classes: int, clients: int, beta: float, rng) -> list[Tensor]:

@@ -11,19 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-# What to do about an error of the system.
-REMEDIES = {
-    errno.ENOSPC: "make room or give another folder",
-    errno.EDQUOT: "make room or give another folder",
-    errno.EACCES: "give a file or folder that may be written and read",
-    errno.EPERM: "give a file or folder that may be written and read",
-    errno.EROFS: "give a file or folder that may be written and read",
-    errno.ENOTDIR: "a file is where a folder is expected: give another folder",
-    errno.EEXIST: "a file is where a folder is expected: give another folder",
-    errno.EISDIR: "a folder is where a file is expected: give a file",
-}
+ROOM = "make room or give another folder"
+RIGHTS = "give a file or folder that may be written and read"
+NO_FOLDER = "a file is where a folder is expected: give another folder"
+REMEDIES = {errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EACCES: RIGHTS, errno.EPERM: RIGHTS,
+            errno.EROFS: RIGHTS, errno.ENOTDIR: NO_FOLDER, errno.EEXIST: NO_FOLDER,
+            errno.EISDIR: "a folder is where a file is expected: give a file"}
+BUG = 70  # the exit code of a fault of the program: EX_SOFTWARE of sysexits.h
 
 
 class Stop(Exception):
@@ -34,11 +31,16 @@ class Stop(Exception):
         self.code = code
 
 
+def printable(text: str) -> str:
+    """A text for a line of a terminal: of a name with line ends or escape codes these are written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def ending(e: BaseException, kept: str) -> tuple[str, int]:
     """The line and the exit code with which a program ends on an error.
 
     The code is 2 for bad usage, 1 for failures, 130 for Ctrl-C, 128 + its number for another signal. `kept`
-    says what is not lost. An error that is a fault of the program itself is raised again.
+    says what is not lost. A fault of the program itself is raised again; it ends with a traceback and 70.
     """
     if isinstance(e, Stop):
         return str(e), e.code
@@ -56,7 +58,48 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         if e.filename:
             what += f": {e.filename}"
         return f"{what}; {REMEDIES.get(e.errno, 'give another file or folder')}; {kept}", 1
+    e.exit_code = BUG
     raise e
+
+
+def tell(program: str, message: str) -> None:
+    """The one line of an error on stderr, which may be closed."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{program}: {printable(message)}", file=sys.stderr, flush=True)
+
+
+class Patient:
+    """An output whose reader may leave, as `head -1` does: then it is silent, and the program goes on."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name: str):
+        found = getattr(self.stream, name)
+        return partial(self.patiently, found) if name in ("write", "flush") else found
+
+    def patiently(self, call: Callable, *values) -> None:
+        try:
+            call(*values)
+        except BrokenPipeError:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self.stream.fileno())
+
+
+@contextlib.contextmanager
+def patient_output():
+    """Let the readers of stdout and stderr leave. Signs that a terminal does not have are written out."""
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        with contextlib.suppress(AttributeError, ValueError):  # closed, or no file
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = (stream and Patient(stream) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        sys.stdout, sys.stderr = before
 
 
 def speaks() -> bool:
@@ -139,7 +182,7 @@ class AfterTheRound:
         if self.several:
             leave_to_the_system()
         if self.words:
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in the midst of a write
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in mid-write
                 print(f"\n{self.words}", file=sys.stderr, flush=True)
 
 
@@ -157,6 +200,8 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
               "environment of this Python", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
+        if hasattr(error, "exit_code"):
+            os._exit(error.exit_code)  # sys.exit has no effect here
 
 
 sys.excepthook = show_uncaught

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
+import io
 import json
 import os
 import zipfile
@@ -13,6 +15,8 @@ from pathlib import Path
 from plumbing.errors import Stop
 
 import torch
+
+MUCH = 16 << 20  # bytes of a file that are looked at
 
 
 def write_whole(path: Path, write: Callable) -> None:
@@ -30,6 +34,42 @@ def write_whole(path: Path, write: Callable) -> None:
         if isinstance(e, OSError):
             raise OSError(e.errno, e.strerror, str(path)) from e
         raise
+
+
+def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
+    """Stop unless nothing is at `path`, an empty file, or one that is ours by how it begins. Every flag that
+    names a file to be written asks here, before anything is computed."""
+    refuse_special(path)
+    if path.exists():
+        with open(path, "rb") as file:
+            start = file.read(MUCH)
+        if start and not is_ours(start):
+            raise Stop(f"{path} holds something else, which would be lost or spoiled: give another file; "
+                       "nothing was changed", 2)
+
+
+def output_folder(folder: Path, mark: str, words: str) -> None:
+    """Stop unless a folder is not there, empty, or ours: its file `mark` has these words in it."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        file = folder / mark
+        if not file.is_file() or words not in file.read_text(errors="replace"):
+            raise Stop(f"{folder} has files of something else, which might be lost: give another --out; "
+                       "nothing was changed", 2)
+
+
+def refuse_special(path: Path) -> Path:
+    """The path. Stop if it is a pipe or a device: who opens it may wait for ever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise Stop(f"{path} is a pipe or a device; expected a file", 2)
+    return path
+
+
+def tensors_of(value) -> list[torch.Tensor]:
+    """All tensors in nested dicts and lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value
+    return [v for one in inside for v in tensors_of(one)] if isinstance(value, dict | list | tuple) else []
 
 
 def save(content, file) -> None:
@@ -51,8 +91,19 @@ def in_units(count: float) -> str:
 
 def write_json(path: Path, value) -> None:
     """One value, whole or not at all."""
-    content = (json.dumps(value, indent=1) + "\n").encode()
-    write_whole(path, lambda file: file.write(content))
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text, whole or not at all; bytes of a file's name that are no UTF-8 come back as they were."""
+    write_whole(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+
+
+def write_csv(path: Path, lines: list[list]) -> None:
+    """A table, the heads in its first line, whole or not at all."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_text(path, text.getvalue())
 
 
 @contextlib.contextmanager
@@ -73,13 +124,17 @@ def locked(path: Path, wait: bool = True):
 def load_file(path: Path, what: str, advice: str = "give another file or folder"):
     """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run. The
     checksums of its zip archive are compared here: torch.load does not look at them."""
+    refuse_special(path)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 changed = archive.testzip()
             if changed:
                 raise zipfile.BadZipFile(changed)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        if any(v.is_meta or v.is_quantized or v.layout != torch.strided for v in tensors_of(loaded)):
+            raise ValueError("tensors without plain values")
+        return loaded
     except FileNotFoundError:
         raise Stop(f"{path}: no such file of {what}", 2)
     except Exception as e:

@@ -3,68 +3,15 @@ a share of the target's labels, on the frozen network's z, and tested on the res
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from plumbing.errors import Stop
-from plumbing.processes import from_server, gathered, process
-from plumbing.seeding import seed_all
 from plumbing.settings import LinearArgs, ratios
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
-
-
-def evaluate(fed, t: int, best: float = 0, *, represent: Callable, statistics: dict | None = None) -> dict:
-    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
-    `target` is the mean over the targets with the first share. `represent` gives z and y of a part of the
-    data (common.representations); `statistics` are put in the place of the network's own."""
-    settings, found = fed.settings, {}
-    for k, client in fed.clients.items():
-        if not client.data.unseen:
-            continue
-        model = client.model(fed.server.download(k))
-        model.load_state_dict(statistics or {}, strict=False)
-        z, y = represent(model, client.data.test, settings)
-        generator = seed_all(settings.seed, "linear", fed.dataset.seed_name(client.data.name))
-        found[k] = accuracies(z, y, len(fed.dataset.classes), settings, generator.initial_seed())
-    found = gathered(found)
-    if process()[0]:
-        return {}
-    first = str(ratios(settings.label_ratio)[0])
-    mean = sum(by_ratio[first] for by_ratio in found.values()) / len(found)
-    return {"target": mean, "linear": {fed.names[k]: by_ratio for k, by_ratio in found.items()}}
-
-
-def evaluate_start(fed, represent: Callable, batches: Callable) -> dict:
-    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
-    and the loss of features that say nothing.
-
-    A network that has not been trained has no statistics of batch normalization. Here it has those that a
-    round's first epoch would leave if no weight moved, averaged over the clients by images.
-    """
-    statistics, chance = {}, {}
-    for k, client in fed.clients.items():
-        if not client.data.unseen:
-            model = client.model(fed.server.download(k))
-            seed_all(fed.settings.seed, "start", k)
-            one_epoch = batches(client.data.train, dataclasses.replace(fed.settings, epochs=1), 0, k)
-            statistics[k] = batch_statistics(model, one_epoch, fed.settings)
-            chance[k] = client.chance_loss()
-    statistics, chance = gathered(statistics), gathered(chance)
-    mean = {}
-    for name in statistics.get(0, {}):
-        shares = [n / sum(fed.sizes) for n in fed.sizes]
-        mean[name] = statistics[0][name] * shares[0]
-        for k in range(1, fed.K):
-            mean[name].add_(statistics[k][name], alpha=shares[k])
-    found = evaluate(fed, 0, represent=represent, statistics=from_server(mean))
-    if found:
-        found["chance_loss"] = float(np.mean(list(chance.values())))
-    return found
 
 
 @torch.no_grad()

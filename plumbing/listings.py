@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plumbing.archives import IMAGE_ENDINGS, ImageFiles, shortest
-from plumbing.catalog import Folders, some
+from plumbing.archives import IMAGE_ENDINGS, ImageFiles
+from plumbing.catalog import Folders, refuse_names, some
 from plumbing.errors import Stop
 
 KEPT = 10  # cameras, and classes, of iWildCam
@@ -21,31 +21,42 @@ class Listing:
     classes: tuple[str, ...]
     images: dict[str, list[tuple[str, int]]]  # domain: (file, label) of each image
     left_out: list[str] = field(default_factory=list)  # files among them that are no images
+    lacking: list[str] = field(default_factory=list)  # what domains have no images of, in words
 
     def names(self) -> list[str]:
         """The files of all domains, of each as often as it has them."""
-        names = []
-        for images in self.images.values():
-            names += [name for name, _ in images]
-        return names
+        return [name for images in self.images.values() for name, _ in images]
 
 
 def list_images(files: ImageFiles, source: Folders) -> Listing:
-    """The images of a dataset, whose files are scanned; Stop if they are not as many as expected."""
-    try:
-        listing = LAYOUTS[source.layout](files, source)
-    except Stop as stop:
-        if not files.unread:
-            raise
-        raise Stop(f"{stop}; links that lead nowhere, or folders that cannot be opened: "
-                   f"{some(files.unread)}", stop.code)
+    """The images of a dataset, whose files are scanned; Stop if some cannot be read, or if they are not as
+    many as expected."""
+    folders = [folder for folder, _ in source.domains.values()]
+    unread = [name for name in files.unread if not is_hidden(name)
+              and (not folders or any(f"/{folder}/" in f"/{name}/" for folder in folders))]
+    if unread:
+        raise Stop(f"{files}: {len(unread)} entries are no files and no folders, closed, or folders that are "
+                   f"there twice by links: {some(sorted(unread))}; replace or remove them")
+    listing = LAYOUTS[source.layout](files, source)
     for domain, images in listing.images.items():
+        images.sort(key=lambda image: (image[1], image[0]))  # by label, then by name
         folder, expected = source.domains.get(domain, (domain, None))
         if not images or expected not in (None, len(images)):
-            odd = [name for name in listing.left_out + files.unread if f"/{folder}/" in f"/{name}"]
-            raise Stop(f"{files}: domain {domain} has {len(images)} images in {folder}; "
-                       f"expected {expected or 'some'}; no images: {some(odd)}; get what is missing again")
+            odd = [name for name in listing.left_out if f"/{folder}/" in f"/{name}"]
+            raise Stop(f"{files}: domain {domain} has {len(images)} images in {folder}; expected "
+                       f"{expected or 'some'}; no images: {some(odd)}; get what is missing again")
+        found = collections.Counter(label for _, label in images)
+        for c, (name, of_class) in enumerate(zip(listing.classes, source.counts.get(domain, ()))):
+            if found[c] != of_class:
+                raise Stop(f"{files}: domain {domain} has {found[c]} images of {name}; expected {of_class}: "
+                           "get it again; folder:PATH takes images of your own")
     return listing
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder that it is in, is hidden, or what macOS adds to archives."""
+    parts = name.split("/")
+    return parts[0] == "__MACOSX" or any(part.startswith(".") for part in parts)
 
 
 def is_image(name: str) -> bool:
@@ -61,88 +72,62 @@ def the_file(files: ImageFiles, table: str, *names: str) -> str:
     raise Stop(f"{files}: {table} names {names[0]}, which is not there; get the archive again")
 
 
-def label_first(image: tuple[str, int]) -> tuple[int, str]:
-    """A key to sort by: the order of the images in a domain."""
-    name, label = image
-    return label, name
-
-
 # Folders for classes
 
 
 def in_folders(files: ImageFiles, source: Folders) -> Listing:
-    """Images in folders <domain>/<class>/ (or deeper)."""
-    root = root_of_domains(files, source)
+    """Images in folders <domain>/<class>/ (or deeper), somewhere below folders that all have in common."""
+    first, _ = next(iter(source.domains.values()))
+    roots = {f"/{name}".partition(f"/{first}/")[0] for name in files.inside if f"/{first}/" in f"/{name}"}
+    root = f"{min(roots, key=lambda root: (len(root), root), default='')}/".removeprefix("/")
+    of_class = collections.defaultdict(lambda: collections.defaultdict(list))  # {folder: {class: its files}}
+    for name in sorted(files.inside):
+        parts = name.removeprefix(root).split("/")
+        if name.startswith(root) and len(parts) > 2:
+            of_class[parts[0]][parts[1]].append(name)
     listing = Listing(source.classes, {})
     for domain, (folder, _) in source.domains.items():
-        of_class = files_by_class(files, f"{root}{folder}/")
         listing.images[domain] = []
         for label, c in enumerate(source.classes):
-            there = of_class.get(c, [])
+            there = of_class[folder].get(c, [])
             names = [name for name in there if is_image(name)]
             if not names:
+                found = ", ".join(sorted(of_class[folder])) or "none"
                 raise Stop(f"{files}: found no images in {folder}/{c}; expected folders of "
-                           f"{', '.join(source.classes)}, found {', '.join(sorted(of_class)) or 'none'}")
+                           f"{', '.join(source.classes)}, found {found}")
             listing.images[domain] += [(name, label) for name in names]
             listing.left_out += [name for name in there if not is_image(name)]
     return listing
-
-
-def root_of_domains(files: ImageFiles, source: Folders) -> str:
-    """The folder ("" or "x/y/") in which the folder of the first domain is; "" if there is none."""
-    first, _ = next(iter(source.domains.values()))
-    roots = set()
-    for name in files.inside:
-        root, found, _ = f"/{name}".partition(f"/{first}/")
-        if found:
-            roots.add(root)
-    root = min(roots, key=shortest, default="")
-    return f"{root}/".removeprefix("/")
-
-
-def files_by_class(files: ImageFiles, folder: str) -> dict[str, list[str]]:
-    """{class: files in its folder below `folder`, by name}."""
-    of_class = collections.defaultdict(list)
-    for name in sorted(files.inside):
-        if name.startswith(folder):
-            c, slash, _ = name.removeprefix(folder).partition("/")
-            if slash:
-                of_class[c].append(name)
-    return dict(of_class)
 
 
 def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
     """One's own images in folders <domain>/<class>/ (or deeper): the domains and the classes that have
     images, by name. A class that a domain lacks has no images there. Hidden files and folders are passed
     over, and files outside the folders of classes that are no images, a table say."""
-    of_domain, left_out = {}, []  # of_domain: {domain: {class: its files}}
+    listing, of_domain = Listing((), {}), {}  # of_domain: {domain: (file, class) of each image}
     for name in sorted(files.inside):
         parts = name.split("/")
-        if any(part.startswith(".") for part in parts) or parts[0] == "__MACOSX":
+        if is_hidden(name):
             continue
-        if len(parts) > 2 and is_image(name):
-            of_class = of_domain.setdefault(parts[0], {})
-            of_class.setdefault(parts[1], []).append(name)
+        elif len(parts) > 2 and is_image(name):
+            of_domain.setdefault(parts[0], []).append((name, parts[1]))
         elif len(parts) > 2:
-            left_out.append(name)
+            listing.left_out.append(name)
         elif is_image(name):
             raise Stop(f"{files}: the image {name} is in no folder of a class; expected "
                        "<domain>/<class>/<image>", 2)
-    classes = sorted(set().union(*of_domain.values()))
-    if len(of_domain) < 2 or len(classes) < 2:
+    classes = sorted({c for images in of_domain.values() for _, c in images})
+    if source.domains and set(classes) <= set(source.classes):  # one domain, whose classes are agreed
+        classes = source.classes
+    elif len(of_domain) < 2 or len(classes) < 2:
         raise Stop(f"{files}: expected images in <domain>/<class>/ of at least two domains and two classes; "
-                   f"found the domains {', '.join(of_domain) or 'none'} and the classes "
-                   f"{', '.join(classes) or 'none'}", 2)
-    for name in (*of_domain, *classes):
-        is_a_word = name in of_domain and (name == "all" or "," in name)  # of --target and --sources
-        if is_a_word or not name.isprintable():  # as in no UTF-8
-            raise Stop(f"{files}: a folder cannot have the name {name!r} here; rename it", 2)
-    listing = Listing(tuple(classes), {}, left_out)
-    for domain in sorted(of_domain):
-        listing.images[domain] = []
-        for label, c in enumerate(classes):
-            names = of_domain[domain].get(c, [])
-            listing.images[domain] += [(name, label) for name in names]
+                   f"found the domains {some([*of_domain])} and the classes {some(classes)}", 2)
+    refuse_names(str(files), of_domain, classes)
+    listing.classes, labels = tuple(classes), {c: label for label, c in enumerate(classes)}
+    for domain, images in sorted(of_domain.items()):
+        listing.images[domain] = [(name, labels[c]) for name, c in images]
+        lacking = set(classes) - {c for _, c in images}
+        listing.lacking += [f"{domain} has no images of {c}" for c in sorted(lacking)]
     return listing
 
 
@@ -150,32 +135,26 @@ def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
 
 
 def in_lists(files: ImageFiles, source: Folders) -> Listing:
-    """DomainNet: the images that <domain>_train.txt and <domain>_test.txt name, of our classes."""
+    """DomainNet: the images that <domain>_train.txt and <domain>_test.txt name, of our classes.
+
+    A line of them is "<domain>/<class>/<file> <number of the class>", as in the zip archive <domain>.zip.
+    """
     labels = {c: label for label, c in enumerate(source.classes)}
     listing = Listing(source.classes, {})
     for domain, (folder, _) in source.domains.items():
         images = set()
         for table in (f"{folder}_train.txt", f"{folder}_test.txt"):
-            images |= images_in_list(files, table, labels)
-        listing.images[domain] = sorted(images, key=label_first)
+            root, text = files.table(table)
+            for line in text.splitlines():
+                image = line.rpartition(" ")[0]
+                _, _, c = image.rpartition("/")[0].rpartition("/")
+                if not c:
+                    raise Stop(f"{files}: expected lines such as 'real/bird/x.jpg 31' in {table}, found "
+                               f"'{line}'")
+                if c in labels:
+                    images.add((the_file(files, table, image, root + image), labels[c]))
+        listing.images[domain] = list(images)
     return listing
-
-
-def images_in_list(files: ImageFiles, table: str, labels: dict[str, int]) -> set:
-    """(file, label) of each image of the classes in `labels` that a list names.
-
-    A line of it is "<domain>/<class>/<file> <number of the class>", as in the zip archive <domain>.zip.
-    """
-    root, text = files.table(table)
-    images = set()
-    for line in text.splitlines():
-        image = line.rpartition(" ")[0]
-        _, _, c = image.rpartition("/")[0].rpartition("/")
-        if not c:
-            raise Stop(f"{files}: expected lines such as 'real/bird/x.jpg 31' in {table}, found '{line}'")
-        if c in labels:
-            images.add((the_file(files, table, image, root + image), labels[c]))
-    return images
 
 
 # TerraIncognita
@@ -194,8 +173,6 @@ def in_camera_traps(files: ImageFiles, source: Folders) -> Listing:
         if location in listing.images and c in source.classes:
             name = paths.get(image) or the_file(files, "*_annotations.json", image)
             listing.images[location].append((name, source.classes.index(c)))
-    for images in listing.images.values():
-        images.sort(key=label_first)
     return listing
 
 
@@ -235,8 +212,6 @@ def in_camelyon17(files: ImageFiles, source: Folders) -> Listing:
                        f"expected a center of {', '.join(hospitals)}, and 0 or 1; get the archive again")
         name = the_file(files, "metadata.csv", name)
         listing.images[hospitals[center]].append((name, int(tumor)))
-    for images in listing.images.values():
-        images.sort(key=label_first)
     return listing
 
 
@@ -258,11 +233,8 @@ def in_iwildcam(files: ImageFiles, source: Folders) -> Listing:
                    f"metadata.csv, found {len(cameras)} and {len(classes)}; get the archive again")
     listing = Listing(tuple(classes), {})
     for camera in cameras:
-        images = []
-        for name, c in of_camera[camera]:
-            if c in classes:
-                images.append((the_file(files, "metadata.csv", name), classes.index(c)))
-        listing.images[camera] = sorted(images, key=label_first)
+        listing.images[camera] = [(the_file(files, "metadata.csv", name), classes.index(c))
+                                  for name, c in of_camera[camera] if c in classes]
     return listing
 
 

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 from pathlib import Path
 
-from plumbing.archives import download, find_archive
+from plumbing.archives import download, find_archives
 from plumbing.errors import Stop
 from plumbing.seeding import seed_all
 
@@ -37,11 +37,8 @@ def load_digits(size: int) -> list[Pixels]:
     images = torch.from_numpy(bunch.images * (255 / 16)).round().to(torch.uint8)[:, None]  # [1797, 1, 8, 8]
     labels = torch.from_numpy(bunch.target).long()
     order = torch.randperm(len(labels), generator=seed_all("digits"))
-    domains = []
-    for i, angle in enumerate(ANGLES):
-        rows = order[i::6]
-        domains.append((f"d{angle}", rotate(images[rows], angle, size), labels[rows]))
-    return domains
+    return [(f"d{angle}", rotate(images[rows], angle, size), labels[rows])
+            for angle, rows in zip(ANGLES, (order[i::6] for i in range(6)))]
 
 
 def rotated_mnist(name: str, seed: int, size: int, data: str, archives: str) -> list[Pixels]:
@@ -74,7 +71,7 @@ def read_idx(name: str, data: str, archives: str, *, header: int) -> Tensor:
     """The bytes behind the header of one of MNIST's files (in `archives`, else downloaded), uint8. Stop if
     the file is damaged or another one."""
     from torchvision.datasets import MNIST
-    path = find_archive(name, data, archives)
+    path = find_archives([name], data, archives).get(name)
     if path is None:
         path = download(MNIST.mirrors[-1] + name, Path(data) / "downloads" / name)
     expected = dict(MNIST.resources)[name]

@@ -8,7 +8,8 @@ import ctypes
 import os
 import sys
 
-from plumbing.errors import Interrupted, Stop, ending, handled, interrupt, leave_to_the_system, speaks
+from plumbing.errors import (Interrupted, Stop, ending, handled, interrupt, leave_to_the_system,
+                             patient_output, speaks, tell)
 
 import torch
 import torch.distributed as dist
@@ -122,23 +123,22 @@ def prepare(args) -> None:
 @contextlib.contextmanager
 def one_line_on_failure(program: str):
     """Errors that are no fault of the program end it with one line on stderr and an exit code."""
-    try:
-        with handled(interrupt):
-            yield
-        return
-    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
-        together = isinstance(e, Interrupted) and bool(e.kept)  # all processes end after the same round
-        message, code = ending(e, "nothing that was written is lost: the same command without --no-resume "
-                                  "goes on from the last checkpoint, if there is one")
-    rank, size = process()
-    shown = rank == 0 if together else code != 2 or speaks()
-    if shown:
-        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
-            print(f"{program}: {message}", file=sys.stderr, flush=True)
-    if size > 1:
-        sys.stdout.flush()
-        if together:
-            with contextlib.suppress(Stop):
-                from_server(None)  # torchrun ends all once one has ended: not before the line is there
-        os._exit(code)  # the other processes wait in a collective: torchrun ends them
-    sys.exit(code)
+    with patient_output():
+        try:
+            with handled(interrupt):
+                yield
+            return
+        except (Exception, KeyboardInterrupt) as e:
+            together = isinstance(e, Interrupted) and bool(e.kept)  # all processes end after the same round
+            message, code = ending(e, "nothing that was written is lost: the same command without "
+                                      "--no-resume goes on from the last checkpoint, if there is one")
+        rank, size = process()
+        if rank == 0 if together else code != 2 or speaks():
+            tell(program, message)
+        if size > 1:
+            sys.stdout.flush()
+            if together:
+                with contextlib.suppress(Stop):
+                    from_server(None)  # torchrun ends all once one has ended: not before the line is there
+            os._exit(code)  # the other processes wait in a collective: torchrun ends them
+        sys.exit(code)

@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -78,22 +79,26 @@ def hardware(args, processes: int) -> dict:
 
 
 def git(*words: str) -> str | None:
-    """What git says of this repository; None without git or repository. It takes no lock: a commit that is
-    made meanwhile would fail."""
+    """What git says of this repository; None without git or repository, as where pip has installed it. It
+    takes no lock: a commit that is made meanwhile would fail. GIT_DIR would name another repository."""
+    if not (ROOT / ".git").exists():  # a repository around this folder is another one
+        return None
     with contextlib.suppress(OSError):  # no git on this machine
         command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+        elsewhere = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        done = subprocess.run(command, capture_output=True, text=True, env=elsewhere)
         return done.stdout.strip() if done.returncode == 0 else None
 
 
 def version_line() -> str:
-    """CleanFDG 0.1.0 (commit 1a2b3c4d5e6f, with changes), torch 2.6.0, Python 3.11.2. The version is that of
-    CITATION.cff, the commit that of a git checkout."""
-    for line in (ROOT / "CITATION.cff").read_text().splitlines():
-        if line.startswith("version: "):
-            version = line.removeprefix("version: ").strip("\"'")
+    """CleanFDG 0.2.0 (commit 1a2b3c4d5e6f, with changes), torch 2.6.0, Python 3.11.2. The version is that of
+    pyproject.toml, or the installed one; the commit that of a git checkout."""
+    if (ROOT / "pyproject.toml").exists():
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    else:
+        version = metadata.version("cleanfdg")
     commit = ""
-    if git("rev-parse", "--show-toplevel") == str(ROOT):  # not of a repository around this folder
+    if git("rev-parse", "HEAD"):
         changed = ", with changes" if git("status", "--porcelain") else ""
         commit = f" (commit {git('rev-parse', '--short=12', 'HEAD')}{changed})"
     return f"CleanFDG {version}{commit}, torch {torch.__version__}, Python {platform.python_version()}"

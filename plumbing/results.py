@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.files import locked, write_whole
+from plumbing.files import locked, output_file, write_whole
 from plumbing.settings import Args, flag_of
 
 import numpy as np
@@ -21,37 +22,63 @@ import torch
 
 
 def best_of(history: list[dict]) -> dict:
-    """Round and validation accuracy of the best round, the first of equals; round 0 if none was validated."""
+    """Round and validation score of the best round, the first of equals; round 0 if none was validated."""
     best = {"round": 0, "val": -1.0}
     for entry in history:
-        if "val" in entry and entry["val"]["ALL"] > best["val"]:
-            best = {"round": entry["round"], "val": entry["val"]["ALL"]}
+        if "val" in entry and score_of(entry) > best["val"]:
+            best = {"round": entry["round"], "val": score_of(entry)}
     return best
 
 
+def score_of(entry: dict) -> float:
+    """What chooses the best round: the accuracy on all validation images, or what --metric says."""
+    return entry["val"].get("metric", entry["val"]["ALL"])
+
+
 def result_of(args: Args, key: dict, history: list[dict]) -> dict:
-    """Accuracies, curves and bytes of the rounds in `history`, for result.json. `key`: the run's identity."""
+    """What result.json says of the rounds in `history`. `key`: the run's identity."""
+    return {"id": id_of(key), "method": key["method"], "args": key, "command": command(args),
+            **numbers_of(args.protocol, history),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def numbers_of(protocol: str, history: list[dict]) -> dict:
+    """Accuracies, curves and bytes of the rounds in `history`."""
     evaluated = [entry for entry in history if "val" in entry or "linear" in entry]
     last = evaluated[-1]
     best, logged = last, history
-    if args.protocol != "linear":  # without labels there is no best round
+    if protocol != "linear":  # without labels there is no best round
         best_round = best_of(history)["round"]
         best = next(entry for entry in evaluated if entry["round"] == best_round)
         logged = evaluated  # the rounds of the curve alone
-    result = {
-        "id": id_of(key), "method": key["method"], "args": key, "command": command(args),
-        "best": outcome(best), "last": outcome(last), "curve": curves(evaluated), "logs": mean_logs(logged),
-    }
+    found = {"best": outcome(best), "last": outcome(last), "curve": curves(evaluated),
+             "logs": mean_logs(logged)}
     if "start" in history[0]:
-        result["start"] = history[0]["start"]
-    result["bytes"] = {}
+        found["start"] = history[0]["start"]
+    found["bytes"] = {}
     logs = [log for entry in history for log in entry["clients"].values()]
     for direction in ("up", "down"):
         total = sum(log[f"bytes_{direction}"] for log in logs)
-        result["bytes"][direction] = total
-        result["bytes"][f"{direction}_per_round"] = total / len(history)
-    result["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return result
+        found["bytes"][direction] = total
+        found["bytes"][f"{direction}_per_round"] = total / len(history)
+    return found
+
+
+def refuse_accuracies(outcome: dict) -> None:
+    """ValueError unless all numbers, but those of rounds, are accuracies; gaps of a curve are None."""
+    for name, value in numbers_in(outcome):
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and not 0 <= one <= 1:
+                raise ValueError(f"{name} is {one}, expected 0 to 1")
+
+
+def refuse_numbers(result: dict) -> None:
+    """ValueError if a result or a record has accuracies or seconds that no run has."""
+    for part in ("best", "last", "curve"):
+        refuse_accuracies(result[part])
+    for name, seconds in result["seconds"].items():
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"{name} has taken {seconds} seconds")
 
 
 def id_of(key: dict) -> str:
@@ -64,6 +91,8 @@ def outcome(entry: dict) -> dict:
     if "linear" in entry:
         return {"round": entry["round"], "target": entry["target"], "linear": entry["linear"]}
     found = {"round": entry["round"], "val": entry["val"]["ALL"], **entry.get("test", {})}
+    if "metric" in entry["val"]:
+        found["metric"] = entry["val"]["metric"]
     if "target" in entry:
         found["target"] = entry["target"]
     return found
@@ -89,11 +118,7 @@ def curves(evaluated: list[dict]) -> dict[str, list]:
 def mean_logs(history: list[dict]) -> dict[str, list]:
     """What the clients log, such as the share of discarded gradients: for each round the mean over the
     clients that logged it, or None."""
-    names = set()
-    for entry in history:
-        for log in entry["clients"].values():
-            names |= log.keys()
-    means = {}
+    names, means = {name for entry in history for log in entry["clients"].values() for name in log}, {}
     for name in sorted(names - {"bytes_up", "bytes_down"}):
         means[name] = []
         for entry in history:
@@ -116,6 +141,26 @@ def summary(result: dict) -> str:
             f"{result['peak_memory_mib']} MiB")
 
 
+def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
+    """A line if the tested accuracy is within the 95% binomial interval of chance, or below it; else nothing.
+    Chance is the share of the largest class, which a network without a clue may always name."""
+    if args.protocol == "linear":
+        return ""
+    from scipy.special import bdtrc
+    name = "target" if "target" in best else "ALL"
+    n, largest = sum(of_classes), max(of_classes)
+    hits = round(best[name] * n)
+    if bdtrc(hits - 1, n, largest / n) < 0.025:  # the probability that chance has as many hits, or more
+        return ""
+    why = f"look at --lr {args.lr:g} and at the loss"
+    if args.scale == "smoke":
+        why = "--scale smoke only shows that a method runs"
+    elif args.rounds < 10:
+        why = f"--rounds {args.rounds} may be too few, or --lr {args.lr:g} does not fit"
+    return (f"untrained: {name} {100 * best[name]:.2f}% of {n} images is no better than chance "
+            f"({100 * largest / n:.2f}%, the largest class); {why}")
+
+
 def in_words(outcome: dict) -> str:
     """target 61.02%, ALL 95.48%, AVG 95.50%"""
     names = [name for name in ("target", "ALL", "AVG") if name in outcome]
@@ -124,11 +169,8 @@ def in_words(outcome: dict) -> str:
 
 def in_words_of_linear(linear: dict[str, dict[str, float]]) -> str:
     """d0 49.60% with 10% of the labels, d0 53.60% with 30% of the labels"""
-    shown = []
-    for name, accuracies in linear.items():
-        for ratio, accuracy in accuracies.items():
-            shown.append(f"{name} {100 * accuracy:.2f}% with {100 * float(ratio):g}% of the labels")
-    return ", ".join(shown)
+    return ", ".join(f"{name} {100 * accuracy:.2f}% with {100 * float(ratio):g}% of the labels"
+                     for name, of_ratios in linear.items() for ratio, accuracy in of_ratios.items())
 
 
 def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
@@ -140,14 +182,23 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-def refuse_record(path: Path) -> None:
-    """An error, before anything is trained, if `--record` is no file of records that can be added to."""
+def refuse_record(path: Path, folder: Path | None = None, files: tuple[str, ...] = ()) -> None:
+    """Stop, before anything is trained, if `--record` is no file of records that can be added to, or one of
+    the run's own `files` in `folder`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab"), open(path, "rb") as file:
-        start = file.read(1)
-    if start not in (b"", b"{"):
-        raise Stop(f"--record {path} is no JSONL file (it begins with {start!r}): give another file; nothing "
-                   "was changed", 2)
+    if folder and path.name in files and path.parent.resolve() == folder.resolve():
+        raise Stop(f"--record {path} is a file of the run itself: give another file", 2)
+    output_file(path, is_records)
+    with open(path, "ab"):
+        pass
+
+
+def is_records(start: bytes) -> bool:
+    """Whether a file begins with a record; a damaged line is passed over."""
+    for line in start.splitlines():
+        with contextlib.suppress(ValueError, AttributeError):
+            return {"id", "method", "args"} <= json.loads(line).keys()
+    return False
 
 
 def record(args: Args, result: dict) -> None:
@@ -155,6 +206,7 @@ def record(args: Args, result: dict) -> None:
     if not args.record:
         return
     path = Path(args.record)
+    result = {name: value for name, value in result.items() if name != "measures"}  # it may have MiB
     with locked(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
         file.seek(0)
         content = file.read()
@@ -195,15 +247,25 @@ def no_formula(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def empty_figure(size: tuple[float, float]):
+    """A figure, in inches. It needs no window, so that an MPLBACKEND that is none does not matter."""
+    backend = os.environ.pop("MPLBACKEND", None) if "matplotlib" not in sys.modules else None
+    import matplotlib.figure
+    if backend:
+        os.environ["MPLBACKEND"] = backend
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend
+    return matplotlib.figure.Figure(figsize=size, layout="constrained")
+
+
 def draw_curves(path: Path, history: list[dict], title: str) -> None:
     """Every accuracy, by the names that TensorBoard shows too, and the clients' mean training losses, over
     the rounds."""
-    from matplotlib.figure import Figure
     lines = {}  # of each name: (round, value)
     for entry in history:
         for name, value in numbers_in(entry):
             lines.setdefault(name, []).append((entry["round"], value))
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = empty_figure((9, 3.6))
     left, right = figure.subplots(1, 2)
     for name, points in lines.items():
         rounds, values = zip(*points)

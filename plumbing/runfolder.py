@@ -1,14 +1,5 @@
-"""The output folder of one run: settings, metrics, checkpoints and result; and what it needs to go on after
-an interruption.
-
-    settings.json     every setting with its origin, written before round 1
-    metrics.jsonl     a line for each round, deterministic
-    timing.jsonl      seconds so far, a line for each round
-    checkpoint.pt     the state after the last round that was kept: server and clients
-    best.pt           the state of the best validation round
-    result.json       the finished run: accuracies, curves, bytes, seconds, code, versions, hardware
-    curves.png        accuracy and training loss over the rounds
-    tensorboard/      with --tensorboard the same numbers as scalars
+"""The output folder of one run, whose files docs/runs.md lists, and what it needs to go on after an
+interruption.
 
 Everything is written to a temporary name and renamed, except the two .jsonl files, which grow by a line each
 round and are cut to the checkpoint on a resume. With torchrun process 0 alone writes.
@@ -30,18 +21,19 @@ from pathlib import Path
 
 from plumbing.catalog import short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
-from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
+from plumbing.files import (in_units, load_file, locked, refuse_special, save, tensors_of, write_json,
+                            write_whole)
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
-from plumbing.results import (best_of, draw_curves, numbers_in, outcome, record, refuse_record, result_of,
-                              summary)
+from plumbing.results import (best_of, draw_curves, numbers_in, numbers_of, outcome, record,
+                              refuse_accuracies, refuse_numbers, refuse_record, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
 import numpy as np
-from torch import Tensor
 from tqdm import tqdm
 
-STATE = {"identity", "round", "seconds", "images", "code", "server", "clients"}  # what a checkpoint has
+STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
+         "clients": dict}  # what a checkpoint has
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png")
 INSTEAD = "give another --out, or --no-resume to replace it"
@@ -87,7 +79,7 @@ class Run:
             if run.rank == 0:
                 refuse_foreign(run.path)
                 if args.record:
-                    refuse_record(Path(args.record))
+                    refuse_record(Path(args.record), run.path, FILES)
                 stack.enter_context(locked(run.path / ".lock", wait=False))
                 if args.resume:
                     run.read()
@@ -252,8 +244,13 @@ class Run:
             self.best_state = None
         write_whole(self.path / "checkpoint.pt", lambda file: save(state, file))
 
-    def finish(self) -> dict:
-        """The finished run's result, in result.json, curves.png and `--record`, and for every process."""
+    def best(self) -> dict | None:
+        """The state after the best validation round, in process 0."""
+        return None if self.rank else read_state(self.path / "best.pt", INSTEAD)
+
+    def finish(self, of_classes: list[int], measures: dict, content: str) -> dict:
+        """The finished run's result, in result.json, curves.png and `--record`, and for every process.
+        `of_classes`: the tested images of each class; `measures`, `content`: see common.py."""
         if self.rank == 0:
             self.bar.close()
             seconds = {part: round(value, 3) for part, value in self.seconds.items()}
@@ -263,13 +260,18 @@ class Run:
                 "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
                 "commit": first["commit"], "sha256": first["sha256"],
                 "dirty": any(part["dirty"] for part in self.parts),
-                **hardware(self.args, self.processes), "code": self.parts}
+                **hardware(self.args, self.processes), "code": self.parts, "content": content}
+            if measures:
+                self.result["measures"] = measures
             title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
             if self.args.figures:
                 draw_curves(self.path / "curves.png", self.history, title)
             write_json(self.path / "result.json", self.result)
             record(self.args, self.result)
             print(f"{self.path}: {summary(self.result)}")
+            warning = untrained(self.args, self.result["best"], of_classes)
+            if warning:
+                print(warning)
         number = from_server(self.ending.number)
         if number:  # there may be other targets to come
             raise Interrupted(number, f"the run in {self.path} is finished")
@@ -283,18 +285,6 @@ class Run:
         return self.result
 
 
-def tensors_of(value) -> list[Tensor]:
-    """All tensors in nested dicts and lists."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    found = []
-    for inner in value if isinstance(value, list | tuple) else ():
-        found += tensors_of(inner)
-    return found
-
-
 def append_line(path: Path, entry: dict) -> None:
     with open(path, "a") as file:
         file.write(json.dumps(entry) + "\n")
@@ -304,26 +294,44 @@ def append_line(path: Path, entry: dict) -> None:
 
 
 def read_state(file: Path, advice: str) -> dict:
-    """A checkpoint. Stop if it is no whole one."""
+    """A checkpoint. Stop if it is no whole one, or has numbers that no run has."""
     saved = load_file(file, "checkpoint", advice)
-    if not isinstance(saved, dict) or not STATE <= saved.keys():
-        raise Stop(f"{file} is no whole checkpoint: {advice}")
-    return saved
+    try:
+        whole = all(isinstance(saved[name], kind) for name, kind in STATE.items())
+        whole = whole and 1 <= saved["round"] <= saved["identity"]["rounds"] and is_code(saved["code"])
+        if whole and min(saved["images"], *saved["seconds"].values()) >= 0:
+            if all(v.isfinite().all() for v in tensors_of(saved)):
+                return saved
+            raise Stop(f"{file} has numbers that are not finite: {advice}")
+    except DAMAGED:
+        pass
+    raise Stop(f"{file} is no whole checkpoint: {advice}")
+
+
+def is_code(parts: list[dict]) -> bool:
+    """Whether these are the parts of a run, each by some code."""
+    return bool(parts) and all(isinstance(part["sha256"], str) and part["files"].keys() for part in parts)
 
 
 def read_result(path: Path) -> dict | None:
-    """A finished run's result; None without one, or if it is damaged: a checkpoint makes it again."""
-    with contextlib.suppress(OSError, *DAMAGED):
-        result = json.loads((path / "result.json").read_text())
-        return result if summary(result) else None
+    """A finished run's result, its accuracies and curves by the history; None without one, or if it is
+    damaged: a checkpoint makes it again."""
+    with contextlib.suppress(OSError, Stop, *DAMAGED):
+        result = json.loads(refuse_special(path / "result.json").read_text())
+        result |= numbers_of(result["args"]["protocol"], read_history(path, result["last"]["round"]))
+        refuse_numbers(result)
+        return result if summary(result) and result["args"]["method"] and is_code(result["code"]) else None
     return None
 
 
 def read_history(path: Path, rounds: int) -> list[dict]:
     """The metrics of the first rounds. Stop if they are not all there."""
-    file = path / "metrics.jsonl"
+    file = refuse_special(path / "metrics.jsonl")
     try:
         history = [json.loads(line) for line in file.read_text().splitlines()[:rounds]]
+        for entry in history:
+            of_round = [name for name in ("val", "test", "target", "linear") if name in entry]
+            refuse_accuracies({name: entry[name] for name in of_round})
         if [entry["round"] for entry in history] == list(range(1, rounds + 1)):
             return history
     except (OSError, *DAMAGED):
@@ -335,7 +343,7 @@ def refuse_foreign(path: Path) -> None:
     """Stop if the folder has files of a run's names that no run has written: they would be lost. A run writes
     its settings first."""
     with contextlib.suppress(OSError, *DAMAGED):
-        if "identity" in json.loads((path / "settings.json").read_text()):
+        if "identity" in json.loads(refuse_special(path / "settings.json").read_text()):
             return
     there = [name for name in (*FILES, "tensorboard") if (path / name).exists()]
     if there:

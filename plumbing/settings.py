@@ -16,9 +16,9 @@ from then on. `origins` has the layer of each value, and who says it, see `sourc
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
-import hashlib
 import importlib.util
 import math
 import operator
@@ -26,6 +26,7 @@ import os
 import re
 import signal
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,9 +34,11 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from plumbing.augment import AUGMENTATIONS
-from plumbing.catalog import FOLDERS, OWN, own_folder
-from plumbing.errors import Stop, speaks
+from plumbing.catalog import FOLDERS, OWN, is_own, own_file, own_folder
+from plumbing.errors import Stop, printable, speaks
+from plumbing.networks import ELSEWHERE, canonical_network, hash_of, network_file
 from plumbing.provenance import ROOT, version_line
+from plumbing.scores import METRICS
 
 import torch
 
@@ -94,6 +97,12 @@ class DataArgs:
     clients_per_domain: int = arg(1, "clients that share one domain", low=1)
     dirichlet: float = arg(0.0, "concentration of the label skew between the clients of a domain; 0: no skew",
                            low=0, high=1e6)
+    clients: int = arg(0, "clients that share the images of all source domains, by --domain-mix; 0: each "
+                          "domain has --clients-per-domain of its own", low=0)
+    domain_mix: float = arg(1.0, "with --clients: 1: each client has one domain; 0: each has every domain, "
+                                 "in equal shares; 1 - lambda of the benchmark of Bai et al., ICLR 2024",
+                            low=0, high=1)
+    skip_broken: bool = arg(False, "leave out images that cannot be decoded; without it they end the run")
     limit: int = arg(0, "images used of each domain, drawn by the seed; 0: all", low=0)
     normalize: str = arg("unit", "pixels: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
                          choices=("unit", "imagenet"))
@@ -109,11 +118,12 @@ class TrainingArgs:
     backbone: str = arg("smallcnn_bn", "network that is trained",
                         choices=("smallcnn", "smallcnn3", "smallcnn_bn", "alexnet_bn", "alexnet", "resnet18",
                                  "resnet50", "resnet18_3x3", "vit_b8"))
-    weights: str = arg("none", "initial weights: none (random), imagenet (torchvision's), or a file")
+    weights: str = arg("none", "initial weights: none (random), imagenet (of torchvision or timm), or a file")
     rounds: int = arg(100, "communication rounds T", low=1)
     epochs: int = arg(1, "local epochs E in a round", low=1)
     steps: int = arg(0, "local steps in a round, in place of epochs; 0: use epochs", low=0)
     participation: float = arg(1.0, "share of the clients that train in a round", above=0, high=1)
+    drop: float = arg(0.0, "chance that a client's upload is lost, after its training", low=0, high=0.99)
     batch_size: int = arg(50, "images in a batch B", low=2, high=1_000_000)
     lr: float = arg(0.1, "learning rate of the first round", above=0)
     lr_decay: float = arg(1.0, "factor on the learning rate after each round", above=0, high=1)
@@ -140,6 +150,9 @@ class RunArgs:
                                      "without them the last digits of two runs may differ there",
                               numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
+    metric: str = arg("accuracy", "measure on all validation images by which the best round is chosen; "
+                                  "balanced: accuracy, f1: macro-F1, auc: one class against the rest",
+                      choices=METRICS)
     test_rounds: str = arg("all", "evaluations with the test parts: all, or best: where the validation is "
                                   "better than before, and the last",
                            choices=("all", "best"), numbers=False)
@@ -217,23 +230,9 @@ class LinearArgs(Args):
 
 
 # Settings by dataset for the smaller scales; a method's own go over them, see the layers above.
-LAPTOP = dict(image_size=64, rounds=20, epochs=1, limit=2000, weights="none", eval_every=2)
-SMOKE = dict(image_size=160, rounds=2, limit=40, epochs=1, steps=0, weights="none")
-SMOKE_DIGITS = dict(rounds=2, limit=40, batch_size=16, weights="none")
-SCALES = {
-    "paper": {},
-    "laptop": dict.fromkeys(FOLDERS, LAPTOP) | {
-        "officecaltech": dict(image_size=160, rounds=60),
-        "pacs": dict(image_size=160, rounds=15, epochs=1),
-    },
-    "smoke": dict.fromkeys(FOLDERS, SMOKE) | {
-        "digits": SMOKE_DIGITS,
-        "rotatedmnist": SMOKE_DIGITS,
-        "rotatedmnist-t10k": SMOKE_DIGITS,
-        "officehome": SMOKE | dict(limit=100),  # 65 classes
-        "domainnet": SMOKE | dict(limit=400),  # 345 classes
-    },
-}
+SCALES = {"paper": {}}
+for scale, tables in tomllib.loads(Path(__file__).with_name("scales.toml").read_text()).items():
+    SCALES[scale] = dict.fromkeys(FOLDERS, tables.pop("images")) | tables
 
 
 # From a command line to settings
@@ -252,8 +251,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     given = vars(parser.parse_args(argv))
     show = given.pop("show_settings", False)
     dataset = given.get("dataset", cls.dataset)
-    own_images = own_folder(dataset) is not None
-    if own_images:
+    own_data = dataset if is_own(dataset) else ""
+    if own_data:
         dataset = LIKE_OWN
     scale = given.get("scale", cls.scale)
     variant = given.get("variant", getattr(cls, "variant", ""))
@@ -270,8 +269,10 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         own = laptop if scale == "laptop" else smoke
         layers.append((scale, SCALES[scale].get(dataset, {})))
         layers.append((scale, (own or {}).get(dataset, {})))
-    if own_images:
-        layers.append(("own images", {"target_part": "all"}))  # on PACS it is as its paper has it
+    if own_data:
+        layers.append(("own data", {"target_part": "all"}))  # on PACS it is as its paper has it
+    if own_file(own_data):
+        layers.append(("own data", {"augment": "none", "normalize": "unit"}))
     layers.append(("flag", given))
     if follows:
         values, _ = merge(layers)
@@ -316,11 +317,18 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
             raise Stop(f"{flag_of(f.name)} is {value}; it must be a finite number {limits}", 2)
     if args.seeds and origins["seed"] == "flag":
         raise Stop("--seed and --seeds do not go together: give one of them", 2)
+    if args.clients and (args.clients_per_domain > 1 or args.dirichlet):
+        raise Stop("--clients deals out the images of all domains: it does not go with --clients-per-domain "
+                   "and --dirichlet", 2)
+    if args.domain_mix != 1 and not args.clients:
+        raise Stop(f"--domain-mix {args.domain_mix} needs --clients, the number of all clients", 2)
     shares(args.split)
     if args.seeds:
         seed_numbers(args.seeds)
     if args.protocol == "linear":
         ratios(args.label_ratio)
+    if args.protocol == "linear" and args.metric != "accuracy":
+        raise Stop(f"--metric {args.metric} chooses a round by labels, which --protocol linear has not", 2)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise Stop("--tensorboard needs a package that is not installed: pip install tensorboard", 2)
     args.refuse()
@@ -342,13 +350,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         if message.startswith("unrecognized arguments: "):
-            flag = message.split(": ", 1)[1].split()[0].split("=")[0]
+            flag = [*message.split(": ", 1)[1].split(), "''"][0].split("=")[0]  # '' of an empty word
             message = f"{flag} is not a flag of {self.prog}"
             flags = [option for action in self._actions for option in action.option_strings]
             near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
             if near:
                 message += f"; did you mean {near[0]}?"
-        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n" if speaks() else None)
+        self.exit(2, f"{self.prog}: {printable(message)} (--help explains every flag)\n"
+                  if speaks() else None)
 
     def print_help(self, file=None):
         print_and_exit(self.format_help())
@@ -358,7 +367,7 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
     """The command line of a method: its own flags first, then those of data, training and the run."""
     module = sys.modules[cls.__module__]
     parser = Parser(prog=Path(module.__file__).stem, allow_abbrev=False, usage="%(prog)s [flags]",
-                    description=(module.__doc__ or "").split("\nPaper  ")[0],
+                    description=re.split(r"\n.*  This file\n", module.__doc__ or "")[0],
                     formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
                                             width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
@@ -397,14 +406,20 @@ def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
         group.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, **how)
         return
     how["type"] = type(f.default)
-    if f.metadata["choices"]:
+    if f.name == "backbone":
+        how["type"] = lambda name: canonical_network(name, f.metadata["choices"])
+        how["metavar"] = "name"
+        how["help"] += (f": {', '.join(f.metadata['choices'])}, {ELSEWHERE}, a function (args, channels, "
+                        "classes) -> common.Net")
+    elif f.metadata["choices"]:
         how["choices"] = f.metadata["choices"]
     else:
         how["metavar"] = type(f.default).__name__
     if f.name == "dataset":
         how["type"] = lambda name: canonical(name, datasets)
         how["metavar"] = "name"  # all of them in braces are wider than a terminal
-        how["help"] += f": {', '.join(datasets)}, or {OWN}PATH (images in PATH/domain/class/)"
+        how["help"] += (f": {', '.join(datasets)}, {OWN}PATH (images in PATH/domain/class/), or a file.py "
+                        "with load(args)")
     group.add_argument(flag_of(f.name), **how)
 
 
@@ -414,11 +429,13 @@ def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
     path = dataset.removeprefix(OWN)
     if dataset.startswith(OWN) and path:
         return OWN + os.path.abspath(os.path.expanduser(path))
+    if own_file(dataset):
+        return os.path.abspath(os.path.expanduser(dataset))
     if dataset == "officecaltech10":
         return "officecaltech"
     if dataset not in datasets:
         raise argparse.ArgumentTypeError(f"there are no settings for {dataset!r} here; choose from "
-                                         f"{', '.join(datasets)}, or {OWN}PATH")
+                                         f"{', '.join(datasets)}, {OWN}PATH, or a file.py")
     return dataset
 
 
@@ -451,28 +468,25 @@ def print_and_exit(text: str) -> None:
 
 def settings_of(args: Args) -> dict[str, dict]:
     """Of each setting its value and its origin: the content of settings.json."""
-    found = {}
-    for f in dataclasses.fields(args):
-        found[f.name] = {"value": getattr(args, f.name), "origin": args.origins.get(f.name, "set directly")}
-    return found
+    return {f.name: {"value": getattr(args, f.name), "origin": args.origins.get(f.name, "set directly")}
+            for f in dataclasses.fields(args)}
 
 
 def settings_table(args: Args, method: str) -> str:
     """Every setting, a line each: name, value, origin."""
     lines = [f"{method}: every setting, its value, and where that comes from"]
-    for name, setting in settings_of(args).items():
-        lines.append(f"  {flag_of(name):24}{shown_value(setting['value']):24}{setting['origin']}")
+    lines += [f"  {flag_of(name):24}{shown_value(setting['value']):24}{setting['origin']}"
+              for name, setting in settings_of(args).items()]
     return "\n".join(lines)
 
 
 def differences(args: Args) -> list[str]:
     """A line for each origin with the settings that differ from the flags' defaults."""
     of_origin = {}
-    for f in dataclasses.fields(args):
-        value = getattr(args, f.name)
-        if value != f.default and f.name not in SHOWN_ANYWAY:
-            origin = args.origins.get(f.name, "set directly")
-            of_origin.setdefault(origin, []).append(f"{f.name.strip('_')} {shown_value(value)}")
+    for f, (name, setting) in zip(dataclasses.fields(args), settings_of(args).items()):
+        if setting["value"] != f.default and name not in SHOWN_ANYWAY:
+            shown = f"{name.strip('_')} {shown_value(setting['value'])}"
+            of_origin.setdefault(setting["origin"], []).append(shown)
     return [f"  {origin}: {', '.join(found)}" for origin, found in of_origin.items()]
 
 
@@ -503,17 +517,20 @@ def name_and_file(Server, Client) -> tuple[str, Path]:
     return method_name(file), file
 
 
-def identity(args: Args, method: str = "", fingerprint: str = "") -> dict:
+def identity(args: Args, method: str = "", content: str = "") -> dict:
     """The values that decide the numbers of a run; two runs are the same when these are. Without `method` it
-    is that of the file of `args`; `fingerprint` is of one's own images."""
+    is that of the file of `args`. One's own data are known by their content, wherever their folder lies."""
     key = {"method": method or method_name(sys.modules[type(args).__module__].__file__)}
     for f in dataclasses.fields(args):
         if f.metadata["numbers"]:
             key[f.name] = getattr(args, f.name)
-    if fingerprint:
-        key["dataset"] += " " + fingerprint
+    if content and is_own(args.dataset):
+        start = args.dataset if own_file(args.dataset) else OWN + own_folder(args.dataset).name
+        key["dataset"] = f"{start} {content}"
     if Path(args.weights).is_file():
-        key["weights"] += " " + hashlib.blake2b(Path(args.weights).read_bytes(), digest_size=8).hexdigest()
+        key["weights"] += " " + hash_of(Path(args.weights))
+    if network_file(args.backbone):
+        key["backbone"] += " " + hash_of(network_file(args.backbone))
     key["device"] = args.device.split(":")[0]
     return key
 
@@ -521,38 +538,34 @@ def identity(args: Args, method: str = "", fingerprint: str = "") -> dict:
 # Values written as text
 
 
-def shares(split: str) -> tuple[float, float, float]:
-    """'0.8/0.1/0.1' -> (0.8, 0.1, 0.1); they must be positive and sum to 1."""
-    try:
-        train, val, test = (float(s) for s in split.split("/"))
-        if not (min(train, val, test) > 0 and abs(train + val + test - 1) < 1e-6):  # also for nan
-            raise ValueError
-    except ValueError:
-        raise Stop(f"--split is {split}; expected three positive shares "
-                   "that sum to 1, such as 0.8/0.1/0.1", 2)
-    return train, val, test
+def written(flag: str, text: str, separator: str, kind: type, fits: Callable, expected: str) -> list:
+    """The numbers that a flag's text has. Stop if they are others than expected."""
+    with contextlib.suppress(ValueError):
+        numbers = [kind(word) for word in text.split(separator)]
+        if fits(numbers):
+            return numbers
+    raise Stop(f"{flag} is {text}; expected {expected}", 2)
+
+
+def shares(split: str) -> list[float]:
+    """'0.8/0.1/0.1' -> [0.8, 0.1, 0.1]"""
+    return written("--split", split, "/", float,
+                   lambda s: len(s) == 3 and min(s) > 0 and abs(sum(s) - 1) < 1e-6,
+                   "three positive shares that sum to 1, such as 0.8/0.1/0.1")
 
 
 def ratios(text: str) -> list[float]:
-    """'0.1/0.3' -> [0.1, 0.3]; each is between 0 and 1, none comes twice."""
-    try:
-        found = [float(r) for r in text.split("/")]
-        if not all(0 < r < 1 for r in found) or len(set(found)) < len(found):
-            raise ValueError
-    except ValueError:
-        raise Stop(f"--label-ratio is {text}; expected shares between 0 and 1, each once, such as 0.1/0.3", 2)
-    return found
+    """'0.1/0.3' -> [0.1, 0.3]"""
+    return written("--label-ratio", text, "/", float,
+                   lambda found: all(0 < r < 1 for r in found) and len(set(found)) == len(found),
+                   "shares between 0 and 1, each once, such as 0.1/0.3")
 
 
 def seed_numbers(text: str) -> list[int]:
-    """'0,1,2' -> [0, 1, 2]; none comes twice."""
-    try:
-        seeds = [int(word) for word in text.split(",")]
-        if not all(0 <= seed <= LARGEST for seed in seeds) or len(set(seeds)) < len(seeds):
-            raise ValueError
-    except ValueError:
-        raise Stop(f"--seeds is {text}; expected whole numbers from 0 on, each once, such as 0,1,2", 2)
-    return seeds
+    """'0,1,2' -> [0, 1, 2]"""
+    return written("--seeds", text, ",", int,
+                   lambda found: 0 <= min(found) <= max(found) <= LARGEST and len(set(found)) == len(found),
+                   "whole numbers from 0 on, each once, such as 0,1,2")
 
 
 def choose_device(device: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plumbing.catalog import short_name
 from plumbing.errors import Stop
-from plumbing.files import write_json
+from plumbing.files import output_file, write_json
 from plumbing.runfolder import digest_of
 from plumbing.settings import Args, identity, seed_numbers
 
@@ -42,17 +42,12 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
 
 def expand_seeds(settings: Args) -> Iterator[Args]:
     """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
-    means = Path(settings.out, "seeds.json")
-    if settings.seeds and means.exists() and '"accuracies"' not in means.read_text(errors="replace"):
-        raise Stop(f"{means} has no means over seeds, and they would take its place: give another --out", 2)
     if not settings.seeds:
         yield settings
         return
+    output_file(Path(settings.out, "seeds.json"), lambda start: b'"accuracies"' in start)
     for seed in seed_numbers(settings.seeds):
-        out = str(Path(settings.out) / f"s{seed}") if settings.out else ""
-        of_seed = dataclasses.replace(settings, seed=seed, seeds="", out=out)
-        of_seed.origins = settings.origins | {"seed": "flag", "seeds": "default"}
-        yield of_seed
+        yield with_value(settings, f"s{seed}", seed=seed, seeds="")
 
 
 def expand_targets(settings: Args, names: list[str]) -> Iterator[Args]:
@@ -63,10 +58,15 @@ def expand_targets(settings: Args, names: list[str]) -> Iterator[Args]:
         yield settings
         return
     for target in targets:
-        out = str(Path(settings.out) / target) if settings.out else ""
-        of_target = dataclasses.replace(settings, target=target, out=out)
-        of_target.origins = settings.origins | {"target": "flag"}  # for its recorded command
-        yield of_target
+        yield with_value(settings, target, target=target)
+
+
+def with_value(settings: Args, folder: str, **values) -> Args:
+    """The settings of one of several runs, as if its values were flags of its recorded command."""
+    out = str(Path(settings.out) / folder) if settings.out else ""
+    changed = dataclasses.replace(settings, out=out, **values)
+    changed.origins = settings.origins | dict.fromkeys(values, "flag") | {"seeds": "default"}
+    return changed
 
 
 def show_targets(method: str, settings: Args, results: list[dict]) -> None:
@@ -94,10 +94,8 @@ def accuracies_of(results: list[dict], which: str) -> dict[str, float]:
     target if there is one; of several targets each and their mean."""
     if "linear" in results[0][which]:
         return accuracies_of_linear(results, which)
-    found = {}
-    for result in results:
-        if "target" in result[which]:
-            found[result["args"]["target"]] = result[which]["target"]
+    found = {result["args"]["target"]: result[which]["target"] for result in results
+             if "target" in result[which]}
     if len(results) > 1:
         return found | {"mean": statistics.mean(found.values())}
     return found | {"ALL": results[0][which]["ALL"], "AVG": results[0][which]["AVG"]}
@@ -149,9 +147,7 @@ def show_seeds(args: Args, method: str, of_seeds: dict[int, list[dict]], folders
                "seeds": list(of_seeds), "folders": folders, "accuracies": accuracies}
     write_json(path, summary)
     first, *_ = accuracies.values()
-    rows = []
-    for name, by_moment in accuracies.items():
-        rows.append([name, *(percent(numbers) for numbers in by_moment.values())])
+    rows = [[name, *map(percent, by_moment.values())] for name, by_moment in accuracies.items()]
     heads = ["", *(HEADS[which] for which in first)]
     seeds = ", ".join(map(str, of_seeds))
     what = "mean +- sample deviation over the seeds" if len(of_seeds) > 1 else "of one seed"

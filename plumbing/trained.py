@@ -6,17 +6,20 @@ repository, known by its name.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import json
 from pathlib import Path
 from types import ModuleType
 
-from plumbing.catalog import own_folder
+from plumbing.catalog import own_file
 from plumbing.errors import Stop
+from plumbing.files import refuse_special
+from plumbing.networks import canonical_network, hash_of, network_file
 from plumbing.provenance import ROOT, code
 from plumbing.runfolder import DAMAGED, read_state, refuse_other_code
-from plumbing.settings import Args, choose_device, method_name
+from plumbing.settings import Args, canonical, choose_device, method_name
 
 
 def file_of(module: str) -> Path:
@@ -51,17 +54,19 @@ def read_run(folder, which: str) -> dict:
     if which == "best" and saved["identity"]["protocol"] != "linear":
         saved = read_state(folder / "best.pt", advice)
     try:
-        settings = json.loads((folder / "settings.json").read_text())
-        return saved | {"data": settings["data"], "folder": folder}
+        settings = json.loads(refuse_special(folder / "settings.json").read_text())
+        dataset = settings["settings"]["dataset"]["value"]  # where the data were
+        return saved | {"data": settings["data"], "dataset": dataset, "folder": folder}
     except (OSError, *DAMAGED) as e:
         raise Stop(f"{folder / 'settings.json'} cannot be read ({type(e).__name__}): {advice}", 2)
 
 
 def settings_from(run: dict, device: str, data: str, archives: str, any_code: bool,
-                  module: ModuleType | None = None) -> tuple[ModuleType, Args]:
+                  module: ModuleType | None = None, backbone: str = "",
+                  dataset: str = "") -> tuple[ModuleType, Args]:
     """The method of a run and its settings. Missing fields get defaults; unknown fields are ignored. What is
-    no number of the run (folders), and the device, come from the caller. Stop if the run is by other code,
-    unless `any_code`."""
+    no number of the run (folders), and the device, come from the caller; so does the file of a network of
+    one's own. Stop if the run is by other code, unless `any_code`."""
     key = run["identity"]
     module = module or method(key["method"])
     if not any_code:
@@ -70,8 +75,29 @@ def settings_from(run: dict, device: str, data: str, archives: str, any_code: bo
     for f in dataclasses.fields(module.Args):
         if f.name in key and f.name != "device":
             values[f.name] = key[f.name]
-    if own_folder(values["dataset"]):  # its fingerprint follows its name
-        values["dataset"] = values["dataset"].rpartition(" ")[0]
+    values["dataset"] = run["dataset"]
+    if own_file(values["dataset"]) and not dataset:
+        raise Stop(f"the data of this run are of the file {values['dataset']}: name it again, with "
+                   "dataset= of load_run", 2)
+    if dataset:
+        values["dataset"] = canonical(dataset, ())
     if values["weights"] not in ("none", "imagenet"):  # a file; its hash follows its name
         values["weights"] = values["weights"].rpartition(" ")[0]
+    if network_file(values["backbone"]):
+        values["backbone"] = allowed_file(values["backbone"], backbone, any_code)
     return module, module.Args(**values)
+
+
+def allowed_file(of_run: str, given: str, any_code: bool) -> str:
+    """The file of a network of one's own. It is code, so the caller names it again: a folder cannot."""
+    name, _, content = of_run.rpartition(" ")
+    if not given:
+        raise Stop(f"the network of this run is of the file {name}: name it again, with backbone= of "
+                   "load_run or --backbone of predict", 2)
+    try:
+        given = canonical_network(given, ())
+    except argparse.ArgumentTypeError as e:
+        raise Stop(f"backbone: {e}", 2)
+    if not any_code and hash_of(network_file(given)) != content:
+        raise Stop(f"{given} has another content than when the run was made", 2)
+    return given

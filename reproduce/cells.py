@@ -4,8 +4,10 @@ are missing."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from plumbing.catalog import FOLDERS
@@ -16,6 +18,7 @@ from reproduce.methods import arguments, short_name
 from reproduce.records import Records, Run, work_of
 from reproduce.tables import Block, Column, Row, Table
 
+WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
 BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller scale sets itself
 
 
@@ -66,12 +69,16 @@ class Cell:
     differs_now: bool = False  # whether the code of now gives other numbers than one of these
     precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
-    corrected: float | None = None  # probability of Welch's test, corrected for all tests of the page
+    of_columns: float | None = None  # the published deviation of a mean, by those of its columns
+    elsewhere: list[str] = field(default_factory=list)  # what others print of it, see witnesses.py
     verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
 
     @property
     def published(self) -> list[float]:
-        return [float(number) for number in self.printed]
+        numbers = [float(number) for number in self.printed]
+        if len(numbers) == 1 and self.of_columns is not None:
+            numbers.append(self.of_columns)
+        return numbers
 
     @property
     def mean(self) -> float | None:
@@ -87,9 +94,17 @@ class Cell:
         return self.mean - self.published[0] if self.values and self.printed else None
 
     @property
-    def probability(self) -> float | None:
-        """Of Welch's test against the published mean; None if it cannot be tested."""
+    def half_width(self) -> float | None:
+        """Of the 95% interval of the difference; None if it has none."""
+        if self.computed or not self.printed:
+            return None
         return statistics.welch(self.values, self.published, self.trials)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the difference; None if it has none."""
+        half = self.half_width
+        return None if half is None else (self.difference - half, self.difference + half)
 
 
 @dataclass
@@ -116,32 +131,28 @@ def filled(table: Table, records: Records, scale: str) -> list[FilledBlock]:
         rows = [FilledRow(row, cells_of(table, block, row, records, scale)) for row in block.rows]
         blocks.append(FilledBlock(block, rows))
     if scale == "paper":
-        judge(blocks)
+        judge(cells_in(blocks))
     return blocks
 
 
-def judge(blocks: list[FilledBlock]) -> None:
-    """Say of each published and measured cell of a page whether it agrees, differs or cannot be tested.
+def judge(cells: list[Cell]) -> None:
+    """Say of each published and measured cell whether it agrees, differs or cannot be told.
 
-    Welch's tests, corrected by Holm for all of the page. A cell that differs by its own test alone is
-    unclear: the correction grows with each cell that is measured, and must not turn a difference into
-    agreement. A number that is computed without a run agrees if it is the printed one but for its last digit.
+    It differs if 0 is outside the 95% interval of the difference. An interval with 0 that is wider than WIDE
+    says nothing. A number that is computed without a run agrees if it is the printed one but for its last
+    digit.
     """
-    tested = []
-    for cell in cells_in(blocks):
+    for cell in cells:
         if cell.difference is None:
             continue
-        cell.verdict = "untested"
+        half, cell.verdict = cell.half_width, "untested"
         if cell.computed:
             last_digit = 10 ** -len(cell.printed[0].partition(".")[2])
             cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
-        elif cell.probability is not None:
-            tested.append(cell)
-    for cell, cell.corrected in zip(tested, statistics.holm([cell.probability for cell in tested])):
-        if cell.corrected < statistics.LEVEL:
+        elif half is not None and abs(cell.difference) > half:
             cell.verdict = "differs"
-        else:
-            cell.verdict = "unclear" if cell.probability < statistics.LEVEL else "agrees"
+        elif half is not None:
+            cell.verdict = "agrees" if half <= WIDE else "unclear"
 
 
 def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
@@ -180,7 +191,7 @@ def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: t
     cell.records = of_one_precision(runs, records)
     whole = set()
     for seed, record in cell.records.items():
-        cell.precision, value = record["args"]["precision"], found_at(record, column)
+        cell.precision, value = record["args"]["precision"], found_at(record, column.value)
         if not records.differs(record):
             whole.add(seed)
         if value is not None:
@@ -211,7 +222,10 @@ def fill_means(block: Block, cells: list[Cell]) -> None:
         (means if column.kind == "mean" else own).append(cell)
     if len({cell.precision for cell in own}) > 1:
         return
+    deviations = [float(other.printed[1]) for other in own if len(other.printed) == 2]
     for cell in means:
+        if len(deviations) == len(own):
+            cell.of_columns = math.sqrt(sum(value ** 2 for value in deviations)) / len(own)
         cell.values = statistics.means_over_columns([other.values for other in own])
         cell.precision = own[0].precision
         for other in own if cell.values else []:
@@ -219,11 +233,11 @@ def fill_means(block: Block, cells: list[Cell]) -> None:
             cell.differs_now = cell.differs_now or other.differs_now
 
 
-def found_at(record: dict, column: Column) -> float | None:
-    """The number at a column's path, such as last/linear/photo/0.1, accuracies in percent; None if there is
+def found_at(record: dict, path: str) -> float | None:
+    """The number at a path, such as last/linear/photo/0.1, accuracies in percent; None if there is
     none."""
     value = record
-    for part in column.value.split("/"):
+    for part in path.split("/"):
         value = value.get(part) if isinstance(value, dict) else None
     return 100 * value if isinstance(value, int | float) else None
 
@@ -242,27 +256,32 @@ def chance(block: Block, column: Column) -> float | None:
 
 @dataclass
 class Missing:
-    """A run that is not recorded, or not by code that gives its numbers now, and the tables that need it."""
+    """A run that is not recorded, or not by code that gives its numbers now, and what needs it."""
 
     run: Run
-    tables: list[str]  # their ids
+    tables: list[str]  # their ids, and those of claims
     seconds: float | None = None  # what it would take, if that is known
     why: str = ""  # it cannot start here
 
 
-def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None) -> list[Missing]:
+def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None,
+            of_claims: Iterable[tuple[str, Run]] = ()) -> list[Missing]:
     """The runs that are not recorded, each once, in the tables' order. Without `seeds` each table has as many
-    as its paper's trials, one where it does not state them."""
-    by_key = {}
+    as its paper's trials, one where it does not state them. `of_claims`: more runs, each with what needs
+    it."""
+    lacking = []
     for table in tables:
         asked = tuple(range(table.trials or 1) if seeds is None else seeds)
         for block in table.blocks:
             for row in block.rows:
                 for cell in cells_of(table, block, row, records, scale, asked):
-                    for run in cell.missing:
-                        run.replace = run.key in records.by_key
-                        known = by_key.setdefault(run.key, Missing(run, []))
-                        known.run.curve = known.run.curve or run.curve  # also if another does without
-                        if table.id not in known.tables:
-                            known.tables.append(table.id)
+                    lacking += [(table.id, run) for run in cell.missing]
+    lacking += [(name, run) for name, run in of_claims if not records.get(run)]
+    by_key = {}
+    for name, run in lacking:
+        run.replace = run.key in records.by_key
+        known = by_key.setdefault(run.key, Missing(run, []))
+        known.run.curve = known.run.curve or run.curve  # also if another does without
+        if name not in known.tables:
+            known.tables.append(name)
     return list(by_key.values())

@@ -141,7 +141,7 @@ def first_difference(record: dict, entries: list[dict]) -> str:
     """Where the rounds of now first differ from the recorded curves and mean logs; nothing if nowhere."""
     rounds = record["curve"]["round"]
     for entry in entries:
-        now = {name: round(value, 5) for name, value in numbers_of(entry).items()}
+        now = numbers_of(entry)
         for name, values in (record["curve"] | record.get("logs", {})).items():
             of_each = rounds if len(values) == len(rounds) else range(1, len(values) + 1)
             value = dict(zip(of_each, values)).get(entry["round"])

@@ -6,19 +6,25 @@ import argparse
 import contextlib
 import sys
 
-from plumbing.errors import Stop, ending
+from plumbing.errors import ending, patient_output, tell
 
 
 @contextlib.contextmanager
 def one_line_on_stop(program: str, kept: str):
     """An error that is no fault of the program ends it with one line on stderr and an exit code: 2 for bad
     usage, 1 for failures, 130 for Ctrl-C. `kept`: what is not lost."""
-    try:
-        yield
-    except (Stop, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as e:
-        message, code = ending(e, kept)
-        print(f"{program}: {message}", file=sys.stderr)
-        sys.exit(code)
+    with patient_output():
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as e:
+            message, code = ending(e, kept)
+            tell(program, message)
+            sys.exit(code)
+
+
+def about(doc: str | None) -> str:
+    """What a module's docstring begins with; `python -OO` has none."""
+    return (doc or "").split("\n\n")[0]
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop
+from plumbing.files import refuse_special
 from plumbing.results import no_formula
 from plumbing.settings import Parser
 from reproduce.commands import one_line_on_stop
-from reproduce.drawing import draw_line, figure_format, new_figure, write_figure
+from reproduce.drawing import draw_line, new_panel, refuse_figure, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 
 from tabulate import tabulate
@@ -43,6 +44,7 @@ class Group:
     """Runs of the same arguments with different seeds: one curve."""
 
     label: str  # with the number of seeds, and how far they are if not to the end
+    method: str
     dataset: str
     curve: dict[int, list[float]]  # the values of all at each round that all of them have
     best: list[float]  # of each run the value after its best validation round, if that is there
@@ -65,12 +67,12 @@ def read(folder: Path) -> OneRun:
     """A run from its folder."""
     rounds, logged = [], set()
     try:
-        key = json.loads((folder / "settings.json").read_text())["identity"]
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
+        key = json.loads(refuse_special(folder / "settings.json").read_text())["identity"]
+        for line in refuse_special(folder / "metrics.jsonl").read_text().splitlines():
             entry = json.loads(line)
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
             logged = logged.union(*entry["clients"].values())
-        if rounds and key["method"]:
+        if rounds and {"method", "dataset", "rounds", "seed"} <= key.keys():
             return OneRun(folder, key, rounds, logged)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -96,8 +98,9 @@ def group_of(label: str, members: list[OneRun], metric: str) -> Group:
     done, key = min(len(run.rounds) for run in members), members[0].key
     curves, best = [], []
     for run in members:
-        curves.append({t: at[metric] for t, at in enumerate(run.rounds[:done], 1) if metric in at})
-        validated = {t: at["val"] for t, at in enumerate(run.rounds[:done], 1) if "val" in at}
+        rounds = dict(enumerate(run.rounds[:done], 1))
+        curves.append({t: at[metric] for t, at in rounds.items() if metric in at})
+        validated = {t: at.get("metric", at["val"]) for t, at in rounds.items() if "val" in at}
         best.append(curves[-1].get(max(validated, key=validated.get, default=0)))
         if not curves[-1]:
             names = ", ".join(dict.fromkeys(name for at in run.rounds for name in at))
@@ -107,7 +110,7 @@ def group_of(label: str, members: list[OneRun], metric: str) -> Group:
     if done < key["rounds"]:
         label += f", {done} of {key['rounds']} rounds"
     shared = [t for t in curves[0] if all(t in curve for curve in curves)]
-    return Group(label, key["dataset"], {t: [curve[t] for curve in curves] for t in shared},
+    return Group(label, key["method"], key["dataset"], {t: [curve[t] for curve in curves] for t in shared},
                  [] if None in best else best, [curve[max(curve)] for curve in curves])
 
 
@@ -129,24 +132,23 @@ def table(groups: list[Group], metric: str, factor: float) -> str:
 
 def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     """Write the curves to a file: mean, and from three seeds on around it their deviation."""
-    figure = new_figure(7.2, 4.4 + 0.22 * len(groups))
-    panel = figure.subplots()
+    panel = new_panel(7.2, 4.4 + 0.22 * len(groups))
     for group in groups:
-        values = [[factor * value for value in of_seeds] for of_seeds in group.curve.values()]
-        draw_line(panel, list(group.curve), values, no_formula(group.label))
+        points = {t: [factor * value for value in of_seeds] for t, of_seeds in group.curve.items()}
+        draw_line(panel, points, no_formula(group.label), group.method)
     of_other = f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
     panel.grid(color="0.9", linewidth=0.6)
     panel.set(xlabel="round", ylabel=no_formula(ACCURACIES.get(metric, of_other)))
     panel.set_title(no_formula(", ".join(sorted({group.dataset for group in groups}))), fontsize=10)
-    figure.legend(fontsize=8, loc="outside lower center", frameon=False)
-    write_figure(path, figure)
+    panel.figure.legend(fontsize=8, loc="outside lower center", frameon=False)
+    write_figure(path, panel.figure)
 
 
 def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
     with one_line_on_stop("compare", "the runs are as they were"):
         if flags.out:
-            figure_format(flags.out)
+            refuse_figure(flags.out)
         runs = runs_in(flags.folders)
         with_target = all("target" in run.rounds[-1] for run in runs)
         metric = flags.metric or ("target" if with_target else "ALL")

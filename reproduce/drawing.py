@@ -7,35 +7,66 @@ import statistics
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.files import write_whole
+from plumbing.files import output_file, write_whole
+from plumbing.results import empty_figure
 
 import numpy as np
 
+OURS = "CleanFDG"  # the mark of figures that a flag names
 
-def new_figure(width: float, height: float):
-    """An empty figure, in inches; matplotlib is loaded when the first one is drawn."""
-    from matplotlib.figure import Figure
-    return Figure(figsize=(width, height), layout="constrained")
+# One colour for each method, in every figure.
+PAPERS_METHODS = ("fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir")
 
 
-def draw_line(panel, places: list, values: list[list[float]], label: str) -> None:
-    """The mean over the seeds at each place, and where there are three seeds their deviation."""
-    if not places:
+def colour_of(method: str) -> str:
+    """The colour of a method, by the name of its file."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+    name = method.rpartition(".")[2]
+    if name in PAPERS_METHODS:
+        return to_hex(colormaps["tab10"](PAPERS_METHODS.index(name)))
+    return to_hex(colormaps["tab20b"](sum(map(ord, name)) % 20))
+
+
+def new_panel(width: float, height: float):
+    """The only panel of an empty figure, in inches; the figure is `panel.figure`."""
+    return empty_figure((width, height)).subplots()
+
+
+def earlier_lines(panel, colour: str) -> int:
+    """How many lines of a colour a panel has: those of one method differ by dashes or marks."""
+    return [line.get_color() for line in panel.lines].count(colour)
+
+
+def draw_line(panel, points: dict[int, list[float]], label: str, method: str) -> None:
+    """A method's mean over the seeds at each place, and where there are three seeds their deviation.
+    `points`: {place: the values of the seeds}; without any nothing is drawn."""
+    if not points:
         return
-    means = np.array([statistics.mean(of_seeds) for of_seeds in values])
+    places, colour = list(points), colour_of(method)
+    means = np.array([statistics.mean(of_seeds) for of_seeds in points.values()])
     marker = "." if len(places) < 30 else None
-    line, = panel.plot(places, means, linewidth=1.4, label=label, marker=marker)
-    if max(map(len, values)) > 2:
-        spread = np.array([statistics.stdev(of_seeds) if len(of_seeds) > 2 else 0 for of_seeds in values])
-        panel.fill_between(places, means - spread, means + spread, alpha=0.2, color=line.get_color())
+    dashes = ("-", "--", ":", "-.")[earlier_lines(panel, colour) % 4]
+    panel.plot(places, means, linewidth=1.4, label=label, marker=marker, color=colour, linestyle=dashes)
+    if max(map(len, points.values())) > 2:
+        spread = [statistics.stdev(of_seeds) if len(of_seeds) > 2 else 0 for of_seeds in points.values()]
+        panel.fill_between(places, means - spread, means + spread, alpha=0.2, color=colour)
     panel.xaxis.get_major_locator().set_params(integer=True)
 
 
-def write_figure(path, figure) -> None:
-    """Write a figure whole, in the format of the file's ending: png, pdf or svg."""
-    content = io.BytesIO()
-    figure.savefig(content, dpi=150, format=figure_format(path))
+def write_figure(path, figure, mark: str | None = OURS) -> None:
+    """Write a figure whole, in the format of the file's ending: png, pdf or svg. `mark` stands in it for who
+    made it, in the place of matplotlib and its version: the same figure has the same bytes."""
+    content, ending = io.BytesIO(), figure_format(path)
+    made_by = {"Software" if ending == "png" else "Creator": mark}
+    figure.savefig(content, dpi=150, format=ending, metadata=made_by)
     write_whole(Path(path), lambda file: file.write(content.getvalue()))
+
+
+def refuse_figure(path) -> None:
+    """Stop if a flag's path cannot be a figure, or is a file that is no figure of ours."""
+    figure_format(path)
+    output_file(Path(path), lambda start: OURS.encode() in start)
 
 
 def figure_format(path) -> str:

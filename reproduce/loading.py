@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import common
 from common import Args, ClientData, Data, Dataset, Federation, Stop
+from plumbing.catalog import is_own, own_file
+from plumbing.own_data import scaled
 from plumbing.processes import prepare
 from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
@@ -29,10 +32,13 @@ class Trained:
     round: int
     classes: tuple[str, ...]  # in the order of the outputs
     channels: int  # 1: gray, 3: RGB
+    prepare: Callable[[Tensor], Tensor] = scaled  # of data of one's own
 
     def inputs(self, pixels: Tensor) -> Tensor:
-        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them.
-        Stop if they are others."""
+        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them;
+        data of one's own as its file gives them. Stop if they are others."""
+        if own_file(self.args.dataset):
+            return self.prepare(pixels.to(self.args.device))
         expected = (self.channels, self.args.image_size, self.args.image_size)
         if pixels.dtype != torch.uint8 or pixels.shape[1:] != expected:
             raise Stop(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as this "
@@ -45,30 +51,34 @@ class Trained:
 
 def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",
              data: str = "data", archives: str = "", any_code: bool = False,
-             script: str | Path = "") -> nn.Module:
+             script: str | Path = "", backbone: str = "", dataset: str = "") -> nn.Module:
     """The network that a client is tested with, in eval mode, from the output folder of a run of any method,
     finished or not; what is known of it is in `net.run`, see `Trained`.
 
     `client` is its name or number; None is the left-out domain, or the first client where none is left out.
     `which` is best (validation round) or last; without labels it is the last, and the outputs are
     representations. Images are needed only for a network that adapts to those of the left-out domain; `data`
-    and `archives` are flags of a run. `script` is the file of a method that is not of this repository. Stop
-    if there is no run, or one by other code without `any_code`.
+    and `archives` are flags of a run. `script` is the file of a method that is not of this repository, and
+    `backbone` the FILE.py:FUNCTION of a network, `dataset` the file of the data: files of one's own are code,
+    which a run's folder cannot name. Stop if there is no run, or one by other code without `any_code`.
     """
-    fed, saved = rebuilt(folder, which, client, device, data, archives, any_code, script=script)
+    fed, saved = rebuilt(folder, which, client, device, data, archives, any_code, script=script,
+                         backbone=backbone, dataset=dataset)
     k = number_of(client, fed.names, fed.K)
     net = common.tested_model(fed, k, saved["round"]).eval()
-    net.run = Trained(fed.settings, fed.names[k], saved["round"], fed.dataset.classes, fed.channels)
+    net.run = Trained(fed.settings, fed.names[k], saved["round"], fed.dataset.classes, fed.channels,
+                      fed.clients[k].data.test.prepare)
     return net
 
 
 def rebuilt(folder, which: str, client: str | int | None, device: str, data: str, archives: str,
-            any_code: bool, images: bool = False, script: str | Path = "") -> tuple[Federation, dict]:
+            any_code: bool, images: bool = False, script: str | Path = "",
+            backbone: str = "", dataset: str = "") -> tuple[Federation, dict]:
     """Server and clients of a finished run, for what `load_run` says, and the state they have. Without
     `images` they have some only where the network of `client` needs them."""
     saved = read_run(folder, which)
     own = method_in(script, saved["identity"]["method"]) if script else None
-    module, settings = settings_from(saved, device, data, archives, any_code, own)
+    module, settings = settings_from(saved, device, data, archives, any_code, own, backbone, dataset)
     settings.weights = "none"  # the state has all of them
     prepare(settings)
     build, told = builder_of(module), saved["data"]
@@ -76,11 +86,11 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
         names = told["clients"] + told["targets"]
         k = number_of(client, names, len(told["clients"]))
         adapts = any(f.metadata["at_test"] for f in dataclasses.fields(settings))
-        if images or (k >= len(told["clients"]) and adapts):
+        if images or own_file(settings.dataset) or (k >= len(told["clients"]) and adapts):
             dataset = common.open_dataset(settings)
-            if dataset.fingerprint and not saved["identity"]["dataset"].endswith(dataset.fingerprint):
-                raise Stop(f"the images in {settings.dataset} are not those of the run in {folder} (by their "
-                           "names, sizes and times): put those back, or run it anew", 2)
+            if is_own(settings.dataset) and not saved["identity"]["dataset"].endswith(dataset.content):
+                raise Stop(f"the images in {settings.dataset} are not those of the run in {folder}: put "
+                           "those back, or run it anew", 2)
             fed = common.federation(module.Server, module.Client, settings, build, dataset)
         else:
             fed = without_images(module, settings, build, **told)
@@ -107,15 +117,17 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
 
 
 def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],
-                   channels: int) -> Federation:
-    """Server and clients without any image, for what needs none."""
-    shape = (channels, settings.image_size, settings.image_size)
-    images, none = torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.long)
+                   channels: int, here: ClientData | None = None) -> Federation:
+    """Server and clients without any image, for what needs none, or without any but those of one client."""
+    example = torch.zeros(2, channels, settings.image_size, settings.image_size)
+    images, none = example[:0].to(torch.uint8), torch.zeros(0, dtype=torch.long)
     part = Data(images, none, none, settings.device, settings.normalize)
     sources = [ClientData(name, part, part, part) for name in clients]
     unseen = [ClientData(name, part, part, part, unseen=True) for name in targets]
+    for place in (sources, unseen):
+        place[:] = [here if here and here.name == data.name else data for data in place]
     return common.assembled(module.Server, module.Client, settings, build, Dataset([], tuple(classes)),
-                            sources, unseen, shape)
+                            sources, unseen, example)
 
 
 def number_of(client: str | int | None, names: list[str], K: int) -> int:

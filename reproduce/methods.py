@@ -14,21 +14,12 @@ from plumbing.provenance import ROOT
 from plumbing.settings import Args
 from plumbing.trained import file_of, method
 
-__all__ = ["ROOT", "arguments", "builder_of", "file_of", "method", "modules", "short_name"]
+__all__ = ["ROOT", "arguments", "builder_of", "file_of", "method", "short_name"]
 
 
 def short_name(module: str) -> str:
     """The name that a method has in its records: fedbn of baselines.fedbn, but official.fdse."""
     return module.removeprefix("baselines.")
-
-
-def modules() -> list[str]:
-    """All methods of this repository but those of official/, by the names of their modules."""
-    found = []
-    for path in [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("baselines/*.py"))]:
-        if path.stem != "common" and "\nclass Client" in path.read_text():
-            found.append(method(path.stem).__name__)
-    return found
 
 
 def builder_of(module: ModuleType):

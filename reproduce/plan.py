@@ -9,7 +9,7 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from plumbing.archives import find_archives, unpacked
+from plumbing.archives import find_archives, locate
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import caches_of
 from plumbing.settings import Args
@@ -79,7 +79,7 @@ def data_lacking(dataset: str, size: int, place: Place) -> str:
     """Why a dataset of the catalogue cannot be had here, or nothing. (MNIST is looked for by its runs.)"""
     if dataset not in FOLDERS or caches_of(place.data, dataset, size):
         return ""
-    if unpacked(dataset, place.data, place.archives):
+    if locate(dataset, place.data, place.archives)[0]:
         return ""
     sources = FOLDERS[dataset].files  # {pattern of a file's name: (where it comes from, ...)}
     here = find_archives(list(sources), place.data, place.archives)

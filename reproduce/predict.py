@@ -11,18 +11,17 @@ Every file that cannot be read is named, and the exit code is then 1.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from pathlib import Path
 
 import common
+from plumbing.catalog import own_file
 from plumbing.decoding import to_gray, to_rgb
 from plumbing.errors import Stop
-from plumbing.files import write_whole
+from plumbing.files import output_file, write_csv
 from plumbing.listings import is_image
 from plumbing.settings import Parser
-from reproduce.commands import add_run_flags, one_line_on_stop
+from reproduce.commands import about, add_run_flags, one_line_on_stop
 from reproduce.loading import Trained, load_run
 
 import numpy as np
@@ -30,16 +29,19 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 
-Row = tuple[Path, str, float]
+Row = tuple[Path, str, list[float]]
 
 
 def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
-    """(file, class, probability) of each image, by a network of `load_run`; and a line for each file
-    that cannot be read. Stop if the network has no classifier."""
+    """(file, class, the probabilities of all classes) of each image, by a network of `load_run`; and a line
+    for each file that cannot be read. Stop if the network has no classifier."""
     run = net.run
     if run.args.protocol == "linear":
         raise Stop("this run had no labels: its network gives representations and no classes; "
                    "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
+    if own_file(run.args.dataset):
+        raise Stop(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of them, by "
+                   "net.run.inputs", 2)
     rows, problems = [], []
     size = max(run.args.batch_size, 100)
     for start in range(0, len(files), size):
@@ -50,8 +52,8 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
             except Exception as e:  # whatever the system or the decoder makes of a file
                 problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
         if pixels:
-            p, labels = probabilities(net, torch.stack(list(pixels.values()))).max(1)
-            rows += zip(pixels, [run.classes[c] for c in labels.tolist()], p.tolist())
+            p = probabilities(net, torch.stack(list(pixels.values())))
+            rows += zip(pixels, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
     return rows, problems
 
 
@@ -70,12 +72,7 @@ def probabilities(net: nn.Module, pixels: Tensor) -> Tensor:
     run = net.run
     x = run.inputs(pixels.contiguous(memory_format=torch.channels_last))
     with common.autocast(run.args):
-        outputs = net(x)
-    outputs = outputs.float().cpu()
-    sums = outputs.sum(1)
-    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-        return outputs  # an ensemble's mean probabilities (baselines/local.py)
-    return outputs.softmax(1)
+        return common.as_probabilities(net(x))
 
 
 def files_of(paths: list[str]) -> list[Path]:
@@ -99,28 +96,25 @@ def files_of(paths: list[str]) -> list[Path]:
     return files
 
 
-def write_csv(path: Path, rows: list[Row]) -> None:
-    """A line for each image."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("file", "class", "probability"), *rows])
-    write_whole(path, lambda file: file.write(text.getvalue().encode("utf-8", "surrogateescape")))
-
-
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage, 1 if a file cannot be read."""
     flags = parsed(argv)
     with one_line_on_stop("predict", "the run is as it was"):
+        if flags.csv:
+            output_file(Path(flags.csv), lambda start: start.startswith(b"file,class,probability"))
         files = files_of(flags.images)
         net = load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
-                       archives=flags.archives, any_code=flags.any_code, script=flags.script)
+                       archives=flags.archives, any_code=flags.any_code, script=flags.script,
+                       backbone=flags.backbone)
         rows, problems = predict(net, files)
         run = net.run
         print(f"predict: {len(rows)} of {len(files)} images, by the network of client {run.client} after "
               f"round {run.round}", file=sys.stderr)
         if flags.csv:
-            write_csv(Path(flags.csv), rows)
+            heads = ["file", "class", "probability", *(f"p({c})" for c in run.classes)]
+            write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
         else:
-            lines = [[c, f"{p:.4f}", str(file)] for file, c, p in rows]
+            lines = [[c, f"{max(p):.4f}", str(file)] for file, c, p in rows]
             print(tabulate(lines, ["class", "probability", "file"], "plain", disable_numparse=True))
         for problem in problems:
             print(f"predict: {problem}", file=sys.stderr)
@@ -129,14 +123,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="predict", allow_abbrev=False, description=__doc__.split("\n\n")[0])
+    parser = Parser(prog="predict", allow_abbrev=False, description=about(__doc__))
     parser.add_argument("folder", help="output folder of a run, finished or not")
     parser.add_argument("images", nargs="+", help="files of images, or folders with images")
     parser.add_argument("--client", help="client whose network it is, by name or number; otherwise that of "
                                          "the left-out domain, or of the first client if none is left out")
-    parser.add_argument("--csv", default="", help="file for the table, as CSV; otherwise it is printed")
+    parser.add_argument("--csv", default="", help="file for the table, as CSV, with the probability of "
+                                                  "every class; otherwise it is printed")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... or auto [cpu]")
     parser.add_argument("--script", default="", help="file of the run's method, if that is one of your own")
+    parser.add_argument("--backbone", default="", help="file and function of the run's network, if that is "
+                                                       "one of your own")
     add_run_flags(parser)
     return parser.parse_args(argv)
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.results import id_of
+from plumbing.files import refuse_special
+from plumbing.results import id_of, refuse_numbers
 from plumbing.runfolder import folder_of
-from plumbing.settings import Args
+from plumbing.settings import Args, identity, violation
 from reproduce.methods import ROOT, arguments, method, short_name
 
 FIELDS = {"id", "method", "args", "command", "best", "last", "curve", "seconds", "finished", "commit",
@@ -98,7 +99,8 @@ def by_training(runs: list[Run]) -> list[list[Run]]:
 
 def folder_of_run(run: Run) -> Path:
     """The output folder of a run."""
-    return ROOT / folder_of(dataclasses.replace(arguments(run.module, run.flags), seed=run.seed))
+    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
+    return ROOT / folder_of(args, identity(args))
 
 
 def known_arguments(cls: type[Args], args: dict) -> Args:
@@ -145,7 +147,7 @@ class Records:
         self.by_work: dict[str, dict[str, dict]] = {}  # {work: {precision: record}}
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
         self.damaged: list[str] = []
-        content = path.read_bytes() if path.exists() else b""
+        content = refuse_special(path).read_bytes() if path.exists() else b""
         for number, line in enumerate(content.splitlines(), 1):
             try:
                 if line.strip():
@@ -159,8 +161,13 @@ class Records:
         record = json.loads(line, parse_constant=refuse_number)
         if FIELDS - record.keys():
             raise ValueError(f"{', '.join(FIELDS - record.keys())}: missing")
+        refuse_numbers(record)
         record = moved(record) | {"setting": setting_of(record)}
         name, args = record["method"], record["args"]
+        for f in dataclasses.fields(method(name).Args):
+            limits = violation(args.get(f.name, f.default), f.metadata)
+            if limits:
+                raise ValueError(f"{f.name} is {args[f.name]}, expected {limits}")
         work = work_of(name, method(name).Args, args)
         key = f"{work} {args['precision']}"
         self.seeds.setdefault((name, args["dataset"], args["scale"]), set()).add(args["seed"])

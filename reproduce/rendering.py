@@ -1,25 +1,25 @@
-"""The tables as text: pages in markdown, csv, results/README.md and the block between two marks in
+"""The tables as text: pages in markdown, results.csv, results/README.md and the block between two marks in
 README.md."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import tomllib
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from plumbing.errors import Stop
-from plumbing.files import write_whole
+from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
-from reproduce import figures, scoreboard
-from reproduce.cells import Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
+from reproduce import figures, scoreboard, selection, witnesses
+from reproduce.cells import WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
+from reproduce.claims import Judged, Paper, judge_all, verdict_of
+from reproduce.claims_pages import of_all, write_pages
 from reproduce.records import Records, command_of
 from reproduce.scoreboard import counts_of, outcome, sentence
-from reproduce.statistics import paired
+from reproduce.statistics import BySeed, deviation, mean, paired
 from reproduce.tables import PAPERS, Row, Table
+from reproduce.witnesses import Witness, attach
 
 from tabulate import tabulate
 
@@ -27,29 +27,34 @@ MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
 CODE_MARK = "† the code of now gives other numbers (`reproduce_tables.py --check`)."
-LEGEND = ("A cell: published mean ± deviation / ours ± deviation (seeds), difference and marks; - is not "
-          "printed or not measured. = no difference is found, * it differs (Welch's test, corrected by Holm "
-          "to 5% for all tests of a page together), ~ it differs by its own test alone, ? cannot be tested "
-          f"(one seed here, or no deviation or number of trials in the paper). {CODE_MARK}")
+LEGEND = ("A cell: published mean ± deviation [printed elsewhere] / ours ± deviation (seeds), then the "
+          "difference with its 95% interval (Welch's) and a mark; - is not printed or not measured. = 0 is "
+          f"in the interval, * it is not, ~ 0 is in it and it is wider than ±{WIDE:g} points, ? there is "
+          "none (one seed here, or no deviation or number of trials in the paper). One interval in twenty "
+          "leaves 0 out by chance. The deviation of a printed mean is that of its columns, as if they were "
+          "independent. " + CODE_MARK)
 SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
                   "row: guessing one of the classes.")
 LEGENDS = {True: LEGEND, False: SMALLER_LEGEND}  # by whether the scale is the paper's
 # Behind a difference.
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
-CSV_HEAD = ["table", "scale", "block", "method", "column", "published_mean", "published_deviation", "mean",
-            "deviation", "seeds", "values", "difference", "verdict", "corrected_probability", "precision",
-            "differs_now", "runs", "commits", "module"]
-PICTURE = "A bar for each table: no difference found, unclear, differs, not testable, laptop only, not run"
+CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "published",
+            "published_deviation", "printed_elsewhere", "ours", "ours_deviation", "seeds", "values",
+            "difference", "low", "high", "status", "precision", "differs_now", "runs", "commits", "module"]
+PICTURE = "A bar for each table: what its cells say"
 
 
 # All tables
 
 
-def render(tables: list[Table], records: Records, out: Path, whole: bool = True) -> str:
-    """Write tables/*.md and *.csv, the figures and, if these are all tables, README.md and the scoreboard
-    into `out`; returns the text for the terminal."""
-    shown, of_scales, board = [], {}, []
+def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
+           papers: list[Paper] | None = None, elsewhere: dict[tuple, list[Witness]] | None = None) -> str:
+    """Write tables/*.md, the figures and, if these are all tables, results.csv, README.md, the scoreboard and
+    the pages of the papers' claims into `out`; returns the text for the terminal."""
+    shown, of_scales, board, seen, lines = [], {}, [], set(), [CSV_HEAD]
     at = {scale: [filled(table, records, scale) for table in tables] for scale in SCALES}
+    for table, blocks in zip(tables, at["paper"]):
+        attach(elsewhere or {}, table, blocks)
     for scale in SCALES:
         pages, pictures, empty = of_scales[scale] = [], [], []  # of README.md
         for table, blocks, smaller in zip(tables, at[scale], at["laptop"]):
@@ -62,45 +67,55 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True)
                 continue
             parts = contents(table, blocks, scale)
             if scale == "paper":
-                board.append((table, counts_of(blocks, smaller)))
+                board.append((table, counts_of(blocks, smaller, seen)))
             if any(block.measured for block in blocks):
                 pages += [f"### {head}", "\n\n".join(parts).replace("## ", "#### ")]
             elif scale == "paper":
                 empty.append(f"[{name}](tables/{name}.md)")
             else:  # what records that are no longer there have left
-                for ending in ("md", "csv"):
-                    (out / "tables" / f"{name}.{ending}").unlink(missing_ok=True)
+                (out / "tables" / f"{name}.md").unlink(missing_ok=True)
                 continue
             shown += [f"# {head}", *parts]
+            lines += cell_lines(table, blocks, scale)
             write_text(out / "tables" / f"{name}.md", as_markdown(table, parts, scale))
-            write_text(out / "tables" / f"{name}.csv", as_csv(table, blocks, scale))
     state = sentence(board)
     if whole:
+        judged = judge_all(papers or [], tables, records)
+        if judged:
+            write_pages(papers, judged, out)
+            write_text(out / "selection.md", selection.page(records.by_key.values(), judged))
+        if elsewhere:
+            write_text(out / "witnesses.md", witnesses.page(elsewhere, tables))
+            witnesses.draw(elsewhere, tables, out / "witnesses.png")
+        write_csv(out / "results.csv", lines + claim_lines(judged))
         scoreboard.draw(board, out / "scoreboard.png")
         write_text(out / "scoreboard.md", scoreboard.as_markdown(board))
-        write_text(out / "README.md", overview(of_scales, state, len(records.every)))
+        write_text(out / "README.md", overview(of_scales, state, records, papers or []))
         readme = out.parent / "README.md"
         if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
-            update_readme(readme, state, tomllib.loads((out / "agreement.toml").read_text()))
+            update_readme(readme, f"{of_all(judged)}\n\n{textwrap.fill(state, 150)}")
     return "\n\n".join([*shown, state])
 
 
-def refuse_other_readme(out: Path) -> None:
-    """Stop if the folder has a README.md that is none of results: it would be lost."""
-    readme = out / "README.md"
-    if readme.exists() and MADE_BY.encode() not in readme.read_bytes():
-        raise Stop(f"{readme} is not of these tables, and would be replaced: give another --out", 2)
+def claim_folder(out: Path) -> None:
+    """Stop if the folder has files of something else: they might be lost. By its README.md it is known."""
+    output_folder(out, "README.md", MADE_BY)
+    if not (out / "README.md").exists():
+        write_text(out / "README.md", f"# Results\n\n{MADE_BY}.\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: file.write(text.encode()))
-
-
-def overview(of_scales: dict[str, tuple], state: str, count_of_runs: int) -> str:
-    """results/README.md: the scoreboard, then every table and figure that has something."""
-    origin = (f"{MADE_BY} from {count_of_runs} recorded runs; in words: "
-              f"[findings.md](findings.md); the counts of each table: [scoreboard.md](scoreboard.md).")
-    text = ["# Results", state, f"![{PICTURE}](scoreboard.png)", origin]
+def overview(of_scales: dict[str, tuple], state: str, records: Records, papers: list[Paper]) -> str:
+    """results/README.md: the claims, the scoreboard, then every table and figure that has something."""
+    text = ["# Results"]
+    if papers:
+        pages = ", ".join(f"[{PAPERS[paper.id].split(' (')[0]}](claims/{paper.id}.md)" for paper in papers)
+        text += [f"Does it hold? A page for each paper: {pages}. [What the choice of the round is "
+                 "worth](selection.md); [how far published values lie apart](witnesses.md).",
+                 "![Gain of every claim: printed, and measured with its interval](claims.png)"]
+    text += [state, f"![{PICTURE}](scoreboard.png)",
+             f"{MADE_BY} from {len(records.every)} recorded runs. The counts of each table: "
+             "[scoreboard.md](scoreboard.md). Every number, one a line: [results.csv](results.csv). "
+             f"{checked_words(records)}"]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
         pages, pictures, empty = of_scales[scale]
         text += [head, LEGENDS[scale == "paper"], *pages, *pictures]
@@ -109,14 +124,25 @@ def overview(of_scales: dict[str, tuple], state: str, count_of_runs: int) -> str
     return "\n\n".join(text) + "\n"
 
 
-def update_readme(readme: Path, state: str, agreement: dict[str, str]) -> None:
-    """The state of the results, between the two marks of the repository's README: the sentence, the picture,
-    and of each paper (results/agreement.toml) whether what was measured agrees with it."""
+def checked_words(records: Records) -> str:
+    """What --check has found, and how many records are withdrawn."""
+    settings = {record["setting"]: record for record in records.every}
+    outcomes = Counter(records.check_of(record).get("outcome") for record in settings.values())
+    found = outcomes["equal"], outcomes["differs"]
+    words = (f"`--check` has begun one run of {sum(found)} of the {len(settings)} settings again: {found[0]} "
+             f"give the recorded digits, {found[1]} differ (†).")
+    withdrawn = records.path.with_name("withdrawn.jsonl")
+    if withdrawn.exists():
+        lines = len(withdrawn.read_text().splitlines())
+        words += f" {lines} withdrawn records, each with its reason: [withdrawn.jsonl](withdrawn.jsonl)."
+    return words
+
+
+def update_readme(readme: Path, text: str) -> None:
+    """The state of the results, between the two marks of the repository's README."""
     content, (first, last) = readme.read_text(), MARKS
-    picture = f"[![{PICTURE}](results/scoreboard.png)](results/scoreboard.md)"
-    lines = bullets([f"{PAPERS[paper]}: {agreement[paper]}." for paper in PAPERS])
     before, after = content.split(first)[0], content.split(last)[1]
-    write_text(readme, "\n\n".join([before + first, state, picture, lines, last + after]))
+    write_text(readme, f"{before}{first}\n{text}\n{last}{after}")
 
 
 # One table
@@ -130,8 +156,7 @@ def title(table: Table, scale: str) -> str:
 
 def as_markdown(table: Table, parts: list[str], scale: str) -> str:
     """A page."""
-    name = table.file_name(scale)
-    where_from = f"The runs behind each cell: [{name}.csv]({name}.csv), ids of [runs.jsonl](../runs.jsonl)."
+    where_from = "The runs behind each cell: [results.csv](../results.csv), by their ids in runs.jsonl."
     if scale == "paper":
         where_from += " Where the published ones stand: [tables/published](../../tables/published)."
     return "\n\n".join([f"# {title(table, scale)}", LEGENDS[scale == "paper"], *parts, where_from]) + "\n"
@@ -166,37 +191,60 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
         return "Nothing is measured yet."
     words = count(len(measured), "cell") + " measured"
     if scale == "paper":
-        verdicts = Counter(cell.verdict for cell in measured)
-        tests = sum(cell.corrected is not None for cell in measured)
-        words += f": {outcome(verdicts)} ({count(tests, 'test')})"
-        if verdicts[""]:
-            words += f", {verdicts['']} without a published number"
+        verdicts = Counter(cell.verdict for cell in measured if not cell.computed)
+        said = [outcome(verdicts), f"{verdicts['']} without a published number" if verdicts[""] else ""]
+        words += f": {', '.join(filter(None, said))}" if any(said) else ""
     differing = sum(cell.differs_now for cell in measured)
     if differing:
         words += f"; {differing} that the code of now does not give (†)"
     return words + "."
 
 
-def as_csv(table: Table, blocks: list[FilledBlock], scale: str) -> str:
-    """A line for each cell: what is published, ours with its seeds, the difference, and the runs."""
-    lines = [CSV_HEAD]
+def cell_lines(table: Table, blocks: list[FilledBlock], scale: str) -> list[list]:
+    """Of each cell: what is published, ours with its seeds, the difference, and the runs."""
+    lines = []
     for block in blocks:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
-                printed, difference = ["", ""], ""
+                printed, difference, interval = ["", ""], None, None
                 if scale == "paper":
-                    printed, difference = [*cell.printed, "", ""][:2], fixed(cell.difference)
+                    printed, difference = [*cell.printed, "", ""][:2], cell.difference
+                    interval = cell.interval
                 lines.append([
-                    table.id, scale, block.block.title, line.row.method, column.name, *printed,
-                    fixed(cell.mean), fixed(cell.deviation), " ".join(map(str, cell.values)),
-                    " ".join(map(fixed, cell.values.values())), difference, cell.verdict,
-                    fixed(cell.corrected), each_once(record["args"]["precision"] for record in cell.behind),
-                    int(cell.differs_now) if cell.behind else "",
-                    each_once(record["id"] for record in cell.behind),
-                    each_once(record["commit"][:12] for record in cell.behind), line.row.module])
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(lines)
-    return out.getvalue()
+                    "cell", table.paper, table.id, scale, block.block.title, line.row.method, column.name,
+                    *printed, " ".join(cell.elsewhere),
+                    *measured(cell.values, difference, interval, cell.verdict, cell.behind, cell.differs_now),
+                    line.row.module])
+    return lines
+
+
+def claim_lines(judged: list[Judged]) -> list[list]:
+    """Of each claim under each reading: the printed gain, ours by seed, and what it says."""
+    lines = []
+    for one in judged:
+        for of in one.measured:
+            gain = of.gain()
+            lines.append([
+                "claim", one.paper, one.claim.id, "", of.reading.name, " minus ".join(one.claim.methods),
+                one.claim.metric, fixed(one.printed), fixed(one.deviation), "",
+                *measured(of.gains, of.difference, gain and gain.interval, verdict_of(one, of), of.records,
+                          of.differs_now), ""])
+    return lines
+
+
+def measured(values: BySeed, difference: float | None, interval: tuple[float, float] | None, status: str,
+             records: list[dict], differs_now: bool) -> list:
+    """The columns from `ours` to `commits`."""
+    low, high = interval or (None, None)
+    return [
+        fixed(mean(values)), fixed(deviation(values)),
+        " ".join(map(str, values)), " ".join(map(fixed, values.values())),
+        fixed(difference), fixed(low), fixed(high), status,
+        each_once(record["args"]["precision"] for record in records),
+        int(differs_now) if records else "",
+        each_once(record["id"] for record in records),
+        each_once(record["commit"][:12] for record in records),
+    ]
 
 
 def each_once(words: Iterable[str]) -> str:
@@ -215,7 +263,9 @@ def bullets(lines: list[str]) -> str:
 def grid(block: FilledBlock, scale: str) -> str:
     """The rows and columns of a block; at a smaller scale without the published numbers and the rows of which
     nothing is measured."""
-    columns, text = block.block.columns, cell_text if scale == "paper" else ours
+    columns, text = block.block.columns, ours
+    if scale == "paper" and not block.block.ours:
+        text = cell_text
     lines = []
     for line in shown_rows(block, scale):
         lines.append([label(line.row), *(text(cell) or "-" for cell in line.cells)])
@@ -241,8 +291,11 @@ def label(row: Row) -> str:
 
 
 def cell_text(cell: Cell) -> str:
-    """Published mean and deviation, then ours with the number of seeds, the difference and the marks."""
+    """Published mean and deviation, what others print of it, then ours with the number of seeds, the
+    difference and the marks."""
     published = " ± ".join(cell.printed) or "-"
+    if cell.elsewhere:
+        published += f" [{', '.join(cell.elsewhere)}]"
     return f"{published} / {ours(cell) or '-'}"
 
 
@@ -258,6 +311,8 @@ def ours(cell: Cell) -> str:
         words += f" ({len(cell.values)})"
     if cell.verdict:
         words += f", {cell.difference:+.2f}"
+        if cell.interval:
+            words += " ({:+.2f} to {:+.2f})".format(*cell.interval)
     return words + VERDICT_MARKS[cell.verdict] + (" †" if cell.differs_now else "")
 
 
@@ -302,13 +357,17 @@ def count(n: int, what: str) -> str:
 
 
 def comparisons(table: Table, block: FilledBlock) -> list[str]:
-    """The paper's method against each other row, where both have runs of the same seeds and precision."""
+    """The paper's method against each other row, where both have runs of the same seeds and precision; in the
+    mean column alone, where there is one."""
+    has_mean = any(column.kind == "mean" for column in block.block.columns)
     name, lines = PAPERS[table.paper].split(" (")[0], []
     rows = [line for line in block.rows if line.row.implemented]
     own = next((line for line in rows if line.row.method.split(" (")[0] == name), None)
     for line in rows if own else []:
         for column, mine, theirs in zip(block.block.columns, own.cells, line.cells):
             pair = paired(mine.values, theirs.values)
+            if column.kind != "mean" and has_mean:
+                continue
             if pair and line is not own and mine.precision == theirs.precision:
                 low, high = pair.interval
                 lines.append(f"{name} minus {line.row.method}, {column.name}: {pair.difference:+.2f}, "

@@ -36,10 +36,10 @@ class Processes:
         self.running: set[subprocess.Popen] = set()
         self.stopping = False
 
-    def run(self, words: list[str], env: dict[str, str] | None = None, **how) -> int:
+    def run(self, words: list[str], env: dict[str, str] | None = None, cwd: Path = ROOT, **how) -> int:
         """Run a command to its end; returns its exit code."""
         with self.lock:
-            process = subprocess.Popen(words, cwd=ROOT, env=os.environ | (env or {}),
+            process = subprocess.Popen(words, cwd=cwd, env=os.environ | (env or {}),
                                        stderr=subprocess.STDOUT, start_new_session=True, **how)
             self.running.add(process)
         if self.stopping:

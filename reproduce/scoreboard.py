@@ -1,46 +1,70 @@
 """The state of all published cells: a bar for each table, the counts in a table, and one sentence.
 
-A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out.
+A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out. A number
+that a paper prints in two tables counts once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
-from reproduce.cells import Cell, FilledBlock
-from reproduce.drawing import new_figure, write_figure
-from reproduce.tables import Row, Table
+from reproduce.cells import WIDE, Cell, FilledBlock, run_of
+from reproduce.drawing import new_panel, write_figure
+from reproduce.tables import Block, Row, Table
 
 from tabulate import tabulate
 
 # Of each state: what it says, and its colour.
 STATES = {
-    "agrees": ("no difference found", "#1b7837"),
-    "unclear": ("differs by its own test alone", "#c98500"),
+    "agrees": (f"no difference found, within {WIDE:g} points", "#1b7837"),
+    "unclear": ("cannot tell: the interval is wider", "#c98500"),
     "differs": ("differs", "#d6604d"),
-    "untested": ("measured, too few runs to test", "#4393c3"),
+    "untested": ("measured, no interval", "#4393c3"),
+    "cost": ("a cost, computed: as printed", "#7fbf7b"),
+    "other cost": ("a cost, computed: differs", "#f4a582"),
     "laptop": ("laptop scale only, not comparable", "#fee391"),
     "not run": ("not run", "#ffffff"),
     "no method": ("method not written yet", "#d0d0d0"),
     "lost": ("lost in the text of the paper", "#808080"),
 }
-MEASURED = ("agrees", "unclear", "differs", "untested")
+MEASURED = ("agrees", "unclear", "differs", "untested")  # accuracies
+COSTS = ("cost", "other cost")
 HEAD = ["table", "cells", *(words for words, _ in STATES.values())]
 
 
 Board = list[tuple[Table, Counter]]  # of each table the published cells by their state
 
 
-def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock]) -> Counter:
-    """{state: published cells} of a table, from its blocks at the papers' scale and at laptop scale."""
-    counts = Counter()
+def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock],
+              seen: set | None = None) -> Counter:
+    """{state: published cells} of a table, from its blocks at the papers' scale and at laptop scale. `seen`:
+    numbers that other tables have, which are left out; those of this one are added."""
+    counts, seen = Counter(), set() if seen is None else seen
     for block, smaller in zip(blocks, at_laptop_scale):
         for line, small_line in zip(block.rows, smaller.rows):
-            if not line.row.quoted and not line.row.ours:
-                counts.update(map(partial(state_of, line.row), line.cells, small_line.cells))
+            if line.row.quoted or line.row.ours:
+                continue
+            numbers = numbers_of(block.block, line.row)
+            for number, cell, small in zip(numbers, line.cells, small_line.cells):
+                if number not in seen:
+                    counts[state_of(line.row, cell, small)] += 1
+                if number:
+                    seen.add(number)
     return counts
+
+
+def numbers_of(block: Block, row: Row) -> list[tuple | None]:
+    """Of each column what makes its published number the same as one of another table: the run, the place in
+    its record, and the digits. None where there is no run."""
+    if not row.implemented:
+        return [None] * len(block.columns)
+    keys = [run_of(block, row, column, "paper", 0).key for column in block.columns]
+    found = []
+    for column, key, printed in zip(block.columns, keys, row.published):
+        runs = tuple(keys) if column.kind == "mean" else (key,)
+        found.append((runs, column.value, column.name, *printed) if printed else None)
+    return found
 
 
 def state_of(row: Row, cell: Cell, small: Cell) -> str:
@@ -49,6 +73,8 @@ def state_of(row: Row, cell: Cell, small: Cell) -> str:
         return "lost"
     if not row.implemented:
         return "no method"
+    if cell.computed and cell.verdict:
+        return "cost" if cell.verdict == "agrees" else "other cost"
     return cell.verdict or ("laptop" if small.values else "not run")
 
 
@@ -61,10 +87,13 @@ def sentence(board: Board) -> str:
     """The state of all published cells in words."""
     counts = totals(board)
     measured = sum(counts[state] for state in MEASURED)
-    printed = counts.total() - counts["lost"]
-    words = (f"Of the {printed} numbers that the papers print of their own experiments, {measured} are "
-             f"measured here at the paper's scale, or computed from the network: {outcome(counts)}; "
-             f"{counts['laptop']} have runs at laptop scale only, {counts['not run']} are not run.")
+    costs = sum(counts[state] for state in COSTS)
+    accuracies = counts.total() - counts["lost"] - costs
+    said = f" ({outcome(counts)})" if measured else ""
+    words = (f"Of the {accuracies} accuracies that the papers print of their own experiments, {measured} are "
+             f"measured here at the paper's scale and with the default settings{said}; {counts['laptop']} "
+             f"have runs at laptop scale only, {counts['not run']} are not run. Of {costs} costs that are "
+             f"computed from the network {counts['cost']} are as printed.")
     if counts["no method"]:
         words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:
@@ -73,10 +102,10 @@ def sentence(board: Board) -> str:
 
 
 def outcome(counts: Counter) -> str:
-    """What the tests of the measured cells say, in words."""
-    return (f"of {counts['agrees']} no difference is found, {counts['differs']} differ, {counts['unclear']} "
-            "differ by their own test alone and not when it is corrected for all tests of their table, "
-            f"{counts['untested']} cannot be tested")
+    """What the intervals of the measured cells say, in words."""
+    said = {"agrees": "without a difference", "differs": "that differ", "unclear": "that cannot be told",
+            "untested": "without an interval"}
+    return ", ".join(f"{counts[state]} {words}" for state, words in said.items() if counts[state])
 
 
 def as_markdown(board: Board) -> str:
@@ -93,8 +122,8 @@ def as_markdown(board: Board) -> str:
 def draw(board: Board, path: Path) -> None:
     """The picture: for each table a bar of its cells, in the colours of their states."""
     every, marks = totals(board), []
-    figure = new_figure(9.5, 0.19 * len(board) + 1.2)
-    panel = figure.add_subplot()
+    board = [(table, counts) for table, counts in board if counts.total()]
+    panel = new_panel(9.5, 0.19 * len(board) + 1.2)
     left = [0] * len(board)
     for state, (words, colour) in STATES.items():
         if every[state]:
@@ -104,5 +133,5 @@ def draw(board: Board, path: Path) -> None:
             marks.append(panel.barh(0, 0, color=colour, edgecolor="0.5", label=f"{words}: {every[state]}"))
     panel.set_yticks(range(len(board)), [table.title for table, _ in board], fontsize=8)
     panel.set(ylim=(len(board), -1), xlabel="numbers that a paper printed of its own experiments")
-    figure.legend(handles=marks, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
-    write_figure(path, figure)
+    panel.figure.legend(handles=marks, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    write_figure(path, panel.figure, None)

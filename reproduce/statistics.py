@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-LEVEL = 0.05  # of a page's tests together
+LEVEL = 0.05  # at which a test errs, or several together
 BySeed = dict[int, float]  # {seed: value}
 
 
@@ -23,48 +23,64 @@ def deviation(values: BySeed) -> float | None:
 
 
 def welch(ours: BySeed, published: list[float], trials: int) -> float | None:
-    """The probability of a difference at least as large if our seeds and the paper's trials were drawn from
-    distributions of the same mean: Welch's test.
+    """Half the width of the 95% interval of our mean minus the published one: Welch's interval.
 
     `published` is [mean, deviation]. None if that cannot be told: one seed here, no deviation or number of
     trials in the paper, or no deviation at all on both sides.
     """
     if len(ours) < 2 or len(published) < 2 or trials < 2 or deviation(ours) == published[1] == 0:
         return None
-    return float(stats.ttest_ind_from_stats(mean(ours), deviation(ours), len(ours), *published, trials,
-                                            equal_var=False).pvalue)
+    shares = deviation(ours) ** 2 / len(ours), published[1] ** 2 / trials
+    freedom = sum(shares) ** 2 / (shares[0] ** 2 / (len(ours) - 1) + shares[1] ** 2 / (trials - 1))
+    return float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(sum(shares))
 
 
-def holm(probabilities: list[float]) -> list[float]:
-    """The probabilities of several tests, each as large as it takes that all tests together err with the
-    level that it is compared with: Holm's step-down correction."""
-    corrected, largest = [0.0] * len(probabilities), 0.0
+def holm_levels(probabilities: list[float]) -> list[float]:
+    """The level at which each of several tests is made so that all together err with LEVEL: Holm's step-down
+    procedure. From the first test that fails on, in the order of their probabilities, all have its level."""
+    levels, failed = [LEVEL] * len(probabilities), None
     order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
     for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * probabilities[i]))
-        corrected[i] = largest
-    return corrected
+        levels[i] = failed or LEVEL / (len(order) - rank)
+        if probabilities[i] > levels[i]:
+            failed = levels[i]
+    return levels
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A mean difference over seeds that two methods share, and its 95% confidence interval."""
+    """A mean difference over seeds that two methods share, its confidence interval, and the probability of
+    one as large by chance."""
 
     difference: float
     interval: tuple[float, float]
     seeds: int
+    probability: float
+
+    def __str__(self) -> str:
+        """+5.5 (+1.2 to +9.8)"""
+        low, high = self.interval
+        return f"{self.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+
+    @property
+    def half_width(self) -> float:
+        """The smallest difference that would have been outside such an interval."""
+        return (self.interval[1] - self.interval[0]) / 2
 
 
-def paired(a: BySeed, b: BySeed) -> Paired | None:
-    """The difference a - b over the seeds that both have, by Student's t; None with fewer than three."""
+def paired(a: BySeed, b: BySeed, level: float = LEVEL) -> Paired | None:
+    """The difference a - b over the seeds that both have, with an interval at 1 - level, by Student's t; None
+    with fewer than three."""
     shared = sorted(a.keys() & b.keys())
     if len(shared) < 3:
         return None
-    differences = {seed: a[seed] - b[seed] for seed in shared}
-    error = deviation(differences) / math.sqrt(len(shared))
-    half = float(stats.t.ppf(0.975, len(shared) - 1) * error)
-    difference = mean(differences)
-    return Paired(difference, (difference - half, difference + half), len(shared))
+    differences = [a[seed] - b[seed] for seed in shared]
+    error = statistics.stdev(differences) / math.sqrt(len(shared))
+    half = float(stats.t.ppf(1 - level / 2, len(shared) - 1) * error)
+    difference = statistics.mean(differences)
+    t = abs(difference) / error if error else math.inf
+    probability = float(2 * stats.t.sf(t, len(shared) - 1))
+    return Paired(difference, (difference - half, difference + half), len(shared), probability)
 
 
 def means_over_columns(columns: list[BySeed]) -> BySeed:

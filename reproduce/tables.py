@@ -14,7 +14,7 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from reproduce.methods import ROOT, file_of
-from reproduce.published import Published
+from reproduce.published import read_published, take
 
 PAPERS = {
     "fedsr": "FedSR (Nguyen et al., NeurIPS 2022)",
@@ -116,10 +116,12 @@ def read_table(path: Path) -> Table:
     if table.paper not in PAPERS or table.figure not in ("", *FIGURES):
         raise ValueError(f"paper {table.paper}, figure {table.figure!r}: expected one of {', '.join(PAPERS)} "
                          f"and of {', '.join(FIGURES)}")
-    published = Published(path.parent / "published" / f"{path.stem}.csv")
+    lines = read_published(path.parent / "published" / f"{path.stem}.csv")
     for block in blocks:
-        take_published(block, published, is_figure=bool(table.figure))
-    published.check_all_taken()
+        take_published(block, lines, is_figure=bool(table.figure))
+    for line in lines:
+        if not line["taken"]:
+            raise ValueError("no row has the number of {dataset}, {method}, {column}".format(**line))
     return table
 
 
@@ -143,7 +145,7 @@ def row_in(block: Block, row: Row) -> Row:
                                published_setting=row.published_setting or block.published_setting)
 
 
-def take_published(block: Block, published: Published, is_figure: bool) -> None:
+def take_published(block: Block, lines: list[dict], is_figure: bool) -> None:
     """Give the rows of a block their published numbers. ValueError if one has none; a row of ours has
     nothing published, and of a figure few points are."""
     for row in block.rows:
@@ -152,8 +154,8 @@ def take_published(block: Block, published: Published, is_figure: bool) -> None:
             continue
         for column in block.columns:
             method = row.published_method or row.method
-            line = published.take(block.dataset, row.published_setting, method, column.name)
-            if (line is None and not is_figure) or (line and line.quoted != row.quoted):
-                raise ValueError(f"{block.title}, {row.method}, {column.name}: {published.name} has no "
-                                 "number for it, or one that is quoted where the row is not")
-            row.published.append(line.printed if line else [])
+            line = take(lines, block.dataset, row.published_setting, method, column.name)
+            if (line is None and not is_figure) or (line and (line["kind"] == "quoted") != row.quoted):
+                raise ValueError(f"{block.title}, {row.method}, {column.name}: published/ has no number for "
+                                 "it, or one that is quoted where the row is not")
+            row.published.append(line["printed"] if line else [])

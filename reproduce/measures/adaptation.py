@@ -19,7 +19,7 @@ import common
 from plumbing.errors import Stop
 from plumbing.provenance import git
 from plumbing.results import id_of, record, refuse_record
-from plumbing.settings import Args, Parser, add_flag, flag_of
+from plumbing.settings import Args, Parser, add_flag, refuse_wrong, flag_of
 from reproduce.measures.finished import Rebuilt, finished, rebuilt
 
 import torch
@@ -66,18 +66,15 @@ def in_words(changed: dict) -> str:
     return " ".join(f"{flag_of(name)} {value}" for name, value in changed.items())
 
 
-# The command
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--flags", action="append", default=[], metavar="'--FLAG VALUE ...'",
+    parser.add_argument("--flags", action="append", default=[], type=shlex.split, metavar="'--FLAG ...'",
                         help="flags of the method to test with; may be given several times [the run's own]")
     parser.add_argument("--record", default="", metavar="FILE",
                         help="JSONL file to which a record of each is added [none]")
 
 
-def changed_flags(words: str, run: Rebuilt) -> dict:
-    """'--adapt-lr 0' -> {"adapt_lr": 0.0}."""
+def changed_flags(words: list[str], run: Rebuilt) -> dict:
+    """["--adapt-lr", "0"] -> {"adapt_lr": 0.0}."""
     own = flags_at_test(run.args)
     if run.args.protocol != "lodo" or not own:
         raise Stop(f"{run.folder} has no flags that act on a left-out domain alone: give a run of fdse or "
@@ -86,7 +83,9 @@ def changed_flags(words: str, run: Rebuilt) -> dict:
     for f in dataclasses.fields(run.args):
         if f.metadata["at_test"]:
             add_flag(parser, f, ())
-    return vars(parser.parse_args(shlex.split(words))) or own
+    given = vars(parser.parse_args(words))
+    refuse_wrong(dataclasses.replace(run.args, **given), {"seed": ""})
+    return given or own
 
 
 def show(flags) -> list[dict]:
@@ -102,7 +101,7 @@ def show(flags) -> list[dict]:
         args, name = runs["last"].args, runs["last"].label
         if args.device.split(":")[0] != result["args"]["device"]:
             raise Stop(f"{folder} is a run on {result['args']['device']}: test it again on one", 2)
-        for words in flags.flags or [""]:
+        for words in flags.flags or [[]]:
             changed, accuracy = changed_flags(words, runs["last"]), None
             with contextlib.suppress(Stop):  # the adaptation diverges
                 found = tested_with(result, runs, changed)

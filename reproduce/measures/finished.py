@@ -8,12 +8,12 @@ from pathlib import Path
 
 import common
 from plumbing.errors import Stop
+from plumbing.results import curves, mean_logs
 from plumbing.runfolder import read_history, read_result
 from plumbing.settings import Args, shown_value
 from reproduce import loading
 from reproduce.methods import method
 
-import numpy as np
 from torch import nn
 
 
@@ -32,20 +32,12 @@ def history(folder) -> list[dict]:
 
 
 def numbers_of(entry: dict) -> dict[str, float]:
-    """What a round's line of metrics.jsonl says, by name: accuracies (val, ALL, AVG, target, `photo 0.1` of
-    runs without labels), and the means over the clients of what they log."""
-    found, logs = dict(entry.get("test", {})), {}
-    found.pop("clients", None)
-    if "val" in entry:
-        found["val"] = entry["val"]["ALL"]
-    if "target" in entry:
-        found["target"] = entry["target"]
-    for domain, accuracies in entry.get("linear", {}).items():
-        found |= {f"{domain} {ratio}": accuracy for ratio, accuracy in accuracies.items()}
-    for log in entry["clients"].values():
-        for name, value in log.items():
-            logs.setdefault(name, []).append(value)
-    return found | {name: float(np.mean(values)) for name, values in logs.items()}  # as plumbing/results.py
+    """What a round's line of metrics.jsonl says, by name, to five digits: accuracies (val, ALL, AVG, target,
+    `photo 0.1` of runs without labels), and the means over the clients of what they log."""
+    found = mean_logs([entry])
+    if "val" in entry or "linear" in entry:
+        found = curves([entry]) | found
+    return {name: value for name, (value,) in found.items() if name != "round"}
 
 
 @dataclass
@@ -96,8 +88,12 @@ def all_rebuilt(flags) -> list[Rebuilt]:
 
 
 def name_of(key: dict) -> str:
-    """A method as its file's first word, and its variant if that is not the file's own."""
-    module, variant = method(key["method"]), key.get("variant")
+    """A method as its file's first word, and its variant if that is not the file's own. A method of a file
+    elsewhere has the name that its runs have."""
+    try:
+        module, variant = method(key["method"]), key.get("variant")
+    except Stop:
+        return key["method"]
     name = (module.__doc__ or key["method"]).split(":")[0].split("\n")[0]
     return name if variant in (None, getattr(module.Args, "variant", None)) else f"{name} ({variant})"
 
@@ -111,6 +107,7 @@ def labels_of(keys: list[dict], left_out: tuple[str, ...] = ()) -> list[str]:
         words = [name_of(key)]
         for argument in sorted(set().union(*same) - set(left_out)):
             if any(other.get(argument) != key.get(argument) for other in same):
-                words.append(f"{argument.strip('_')} {shown_value(key.get(argument))}")
+                value = shown_value(key.get(argument))
+                words.append(f"{argument.strip('_')} {value.rpartition('/')[2]}")  # a file without its folder
         labels.append(", ".join(words))
     return labels

@@ -9,8 +9,7 @@ import itertools
 
 from common import Data, autocast, batches, seed_all
 from plumbing.errors import Stop
-from plumbing.settings import method_name
-from reproduce.drawing import new_figure, write_figure
+from reproduce.drawing import new_panel, write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
@@ -29,7 +28,7 @@ def gradient_pairs(run: Rebuilt, number: int = 16) -> dict:
     """
     travelling = run.federation.server.download(0).get("w")
     if travelling is None:
-        raise Stop(f"{run.folder} is a run of {method_name(run.args)}, whose clients do not get a whole "
+        raise Stop(f"{run.folder} is a run of {run.label}, whose clients do not get a whole "
                    f"network w; gradients needs one, as of fedavg, fedsr, fedcir or fedgala", 2)
     gradients, parts = {}, {}
     for k, (client, model) in enumerate(run.tested()):
@@ -105,14 +104,13 @@ def pixels(part: Data, counts: dict[int, int], generator: torch.Generator, size:
 def draw_gradients(path, runs: list[dict]) -> None:
     """FedGaLA, Fig. 2(a): the gradients' covariance against the mutual information, a point for each pair of
     domains."""
-    figure = new_figure(5.4, 4.2)
-    panel = figure.subplots()
+    panel = new_panel(5.4, 4.2)
     for run in runs:
         points = [(pair["information"], pair["covariance"]) for pair in run["pairs"].values()]
         panel.scatter(*zip(*points), s=36, label=run["method"])
     panel.set(xlabel="mutual information of the images, Eq. (3) (nats)", ylabel="covariance of the gradients")
     panel.legend(fontsize=8)
-    write_figure(path, figure)
+    write_figure(path, panel.figure)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

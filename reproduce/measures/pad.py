@@ -9,7 +9,7 @@ import warnings
 from common import ClientProtocol, representations, seed_all
 from plumbing.errors import Stop
 from plumbing.settings import Args
-from reproduce.drawing import new_figure, write_figure
+from reproduce.drawing import new_panel, write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
@@ -96,15 +96,14 @@ def draw_pad(path, run_a: dict, run_b: dict) -> None:
     if run_a["pairs"].keys() != run_b["pairs"].keys():
         raise Stop(f"{a} and {b} have different clients: compare runs on the same domains", 2)
     x = [run_b["pairs"][pair] for pair in run_a["pairs"]]
-    figure = new_figure(4.8, 4.8)
-    panel = figure.subplots()
+    panel = new_panel(4.8, 4.8)
     panel.axline((0, 0), slope=1, linestyle="--", color="0.5", linewidth=1, label="equal")
     panel.plot(x, list(run_a["pairs"].values()), "o", fillstyle="none", label="pair of clients")
     panel.plot(run_b["mean_global"], run_a["mean_global"], "*", color="hotpink", markersize=14,
                label="mixture and client (mean)")
     panel.set(xlabel=f"PAD, {b}", ylabel=f"PAD, {a}", aspect="equal")
     panel.legend(fontsize=8)
-    write_figure(path, figure)
+    write_figure(path, panel.figure)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 from common import Data, autocast, in_order
 from plumbing.errors import Stop
 from plumbing.settings import Args
-from reproduce.drawing import new_figure, write_figure
+from reproduce.drawing import new_panel, write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np
@@ -50,8 +48,7 @@ def draw_risks(path, runs: list[dict]) -> None:
     """FedCiR, Fig. 11, left: of each run the global model's risk on the test images of each client and its
     mean; a dot where that of the training images is. (Right is reproduce.compare --metric loss.)"""
     names = [*runs[0]["clients"], "mean"]
-    figure = new_figure(max(5.0, 0.9 * len(names) + 1.7), 3.8)
-    panel = figure.subplots()
+    panel = new_panel(max(5.0, 0.9 * len(names) + 1.7), 3.8)
     width = 0.8 / len(runs)
     for i, run in enumerate(runs):
         risks = run["clients"] | {"mean": run["mean"]}
@@ -63,11 +60,7 @@ def draw_risks(path, runs: list[dict]) -> None:
     panel.set_xticks(range(len(names)), names)
     panel.set(ylabel="cross-entropy (nats); dots: training images")
     panel.legend(fontsize=8)
-    write_figure(path, figure)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """It has none of its own."""
+    write_figure(path, panel.figure)
 
 
 def show(flags) -> list[dict]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from common import seed_all
 from plumbing.errors import Stop
-from reproduce.drawing import new_figure, write_figure
+from plumbing.results import empty_figure
+from reproduce.drawing import write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
 from reproduce.measures.pad import represented
 
@@ -47,7 +48,7 @@ def embed(points: Points) -> dict[str, np.ndarray]:
 def draw(path, runs: list[Rebuilt], points: list[Points], places: list[dict[str, np.ndarray]]) -> None:
     """A panel for each run; colours are classes, shapes are domains. A t-SNE's axes have no unit."""
     import matplotlib
-    figure = new_figure(4.8 * len(runs) + 1.2, 4.4)
+    figure = empty_figure((4.8 * len(runs) + 1.2, 4.4))
     panels = figure.subplots(1, len(runs), squeeze=False)[0]
     classes = runs[0].federation.dataset.classes
     colours = matplotlib.colormaps["tab10"]

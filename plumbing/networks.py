@@ -1,0 +1,121 @@
+"""Networks from elsewhere: `--backbone torchvision:NAME`, `timm:NAME`, or a function in one's own file."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import difflib
+import hashlib
+import os
+import traceback
+from pathlib import Path
+
+from plumbing.errors import Stop, out_of_memory
+from plumbing.own_data import module_in
+
+import torch
+from torch import Tensor, nn
+
+LIBRARIES = ("torchvision", "timm")
+ELSEWHERE = "torchvision:NAME, timm:NAME (pip install timm) or FILE.py:FUNCTION"
+
+
+def canonical_network(name: str, ours: tuple[str, ...]) -> str:
+    """A value of --backbone. A file is the same one from wherever a command is given."""
+    origin, _, inside = name.rpartition(":")
+    if name in ours or (origin in LIBRARIES and inside):
+        return name
+    if not origin.endswith(".py") or not inside.isidentifier():
+        raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {', '.join(ours)}, "
+                                         f"{ELSEWHERE})")
+    path = os.path.abspath(os.path.expanduser(origin))
+    if not os.path.isfile(path):
+        raise argparse.ArgumentTypeError(f"{path}: no such file")
+    return f"{path}:{inside}"
+
+
+def network_file(backbone: str) -> Path | None:
+    """The file of one's own that a value of --backbone names, if it names one."""
+    origin = backbone.rpartition(":")[0]
+    return Path(origin) if origin and origin not in LIBRARIES else None
+
+
+def hash_of(file: Path) -> str:
+    """What stands for a file's content in the identity of a run."""
+    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+
+
+def from_file(backbone: str, *given) -> object:
+    """What the function in a file of one's own makes of args, channels and classes."""
+    file, _, name = backbone.rpartition(":")
+    try:
+        return getattr(module_in(Path(file), name), name)(*given)
+    except (Exception, SystemExit) as e:  # whatever code of one's own may raise
+        if isinstance(e, Stop) or out_of_memory(e):
+            raise
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        what = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+        raise Stop(f"--backbone {backbone}: {what} ({Path(last.filename).name}, line {last.lineno})", 2)
+
+
+def from_torchvision(name: str, **flags) -> nn.Module:
+    """A classifier of torchvision with random weights, which gives one tensor in training too."""
+    from torchvision import models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise Stop(f"--backbone torchvision:{name}: torchvision has no such classifier{near(name, known)}", 2)
+    if name in ("googlenet", "inception_v3"):
+        flags = dict(aux_logits=False, init_weights=True)
+    return models.get_model(name, **flags)
+
+
+def imagenet_weights(name: str) -> str:
+    """The name of a network's newest ImageNet weights in torchvision; empty if there are none."""
+    from torchvision import models
+    return str(getattr(models.get_model_weights(name), "DEFAULT", ""))
+
+
+def last_linear(name: str) -> tuple[str, int]:
+    """The name of the last linear layer of torchvision's classifier, and its inputs. No weights are made."""
+    with torch.device("meta"):
+        layers = from_torchvision(name).named_modules()
+    linear = [(layer, module) for layer, module in layers if isinstance(module, nn.Linear)]
+    if not linear or linear[-1][1].out_features != 1000:
+        raise Stop(f"--backbone torchvision:{name} does not end with a linear layer, which would be "
+                   "replaced", 2)
+    layer, module = linear[-1]
+    return layer, module.in_features
+
+
+def from_timm(name: str, channels: int, pretrained: bool) -> nn.Module:
+    """A network of timm without its classifier: x -> z [B, D]."""
+    try:
+        import timm
+    except ModuleNotFoundError:
+        raise Stop(f"--backbone timm:{name} needs a package that is not installed: pip install timm", 2)
+    if not timm.is_model(name):
+        raise Stop(f"--backbone timm:{name}: timm has no such network{near(name, timm.list_models())}", 2)
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
+    except (OSError, RuntimeError) as e:
+        raise Stop(f"--backbone timm:{name} cannot be made ({' '.join(str(e).split())[:120]})", 2)
+
+
+def near(name: str, known: list[str]) -> str:
+    """The nearest name, as the end of a line."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+@torch.no_grad()
+def refuse_shapes(net: nn.Module, backbone: str, x: Tensor, classes: int) -> None:
+    """Stop if `net.body` does not give the z [B, D] of its head, or the head no logits [B, classes], also in
+    training."""
+    for training in (False, True):
+        tried = copy.deepcopy(net).train(training)
+        expected = {"body": (len(x), net.head.in_features), "forward": (len(x), classes)}
+        for part, shape in expected.items():
+            found = getattr(tried, part)(x)
+            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            if what != shape:
+                raise Stop(f"--backbone {backbone}: of two images {part} gives {what}, not {shape}", 2)

@@ -1,0 +1,239 @@
+"""Methods beside each other on one dataset: tuned on validation images, run over seeds, compared with a test.
+
+    python -m reproduce.benchmark --methods mine.py,fedavg,fedprox,fdse --dataset pacs --scale laptop
+    python -m reproduce.benchmark --methods mine.py,fedavg --tune lr=0.01,0.05 --tune gamma=0.1,1 --jobs 2
+
+A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. Each value of --tune is tried
+by the methods that have the flag, with all seeds; the one with the best validation counts. The same command
+goes on where it was stopped. The folder gets benchmark.md, benchmark.csv, table.tex, curves.png, forest.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import itertools
+import json
+import shlex
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+from plumbing.catalog import short_name
+from plumbing.errors import Stop
+from plumbing.files import output_folder, write_json
+from plumbing.runfolder import read_result
+from plumbing.settings import Parser, flag_of, method_name, seed_numbers
+from plumbing.trained import method
+from reproduce import benchmark_pages
+from reproduce.commands import one_line_on_stop
+from reproduce.loading import method_in
+from reproduce.methods import ROOT
+from reproduce.runner import Processes, environment, last_lines, side_by_side
+
+from tqdm import tqdm
+
+LAST = 10  # evaluations whose mean validation a value of --tune is chosen by
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of the comparison."""
+
+    label: str
+    name: str  # by which its runs are known
+    start: tuple[str, ...]  # what Python is given: a file, or -m and a module, with -P: not from this folder
+    flags: tuple[str, ...]
+    module: ModuleType | SimpleNamespace
+
+
+@dataclass
+class Trial:
+    """A method with values of --tune, and its commands: {seed: words}."""
+
+    entry: Entry
+    values: tuple[tuple[str, str], ...]
+    commands: dict[int, list[str]]
+    folder: Path
+
+    def results(self) -> dict[int, list[dict]]:
+        """{seed: the results of its targets} of the runs that are done."""
+        found = {}
+        for seed, words in self.commands.items():
+            if is_done(self.folder / f"s{seed}", words):
+                paths = sorted((self.folder / f"s{seed}").rglob("result.json"))
+                found[seed] = [read_result(path.parent) for path in paths]
+        return found
+
+    def validation(self) -> float:
+        """The mean over seeds and targets of the last evaluations on the validation images."""
+        of_runs = []
+        for results in self.results().values():
+            for result in results:
+                chosen_by = result["curve"].get("metric", result["curve"]["val"])
+                of_runs.append(statistics.mean(chosen_by[-LAST:]))
+        return statistics.mean(of_runs)
+
+
+# The plan
+
+
+def entry_of(text: str) -> Entry:
+    """'mine.py', 'fedprox', 'fedprox:--mu 0.1'. Stop if there is no such method."""
+    what, _, flags = text.partition(":")
+    if what.endswith(".py"):
+        file = Path(what).resolve()
+        name, start = method_name(file), (str(file),)
+        module = method_in(file, name)
+    else:
+        name = what.removeprefix("baselines.")
+        module = method(name)
+        start = "-P", "-m", module.__name__
+    return Entry(f"{name} {flags}".strip(), name, start, tuple(shlex.split(flags)), module)
+
+
+def grid_of(texts: list[str]) -> dict[str, list[str]]:
+    """['lr=0.01,0.1'] -> {'lr': ['0.01', '0.1']}. Stop if one is not so."""
+    found = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        if not name or not all(values.split(",")):
+            raise Stop(f"--tune {text}: expected a flag and its values, such as lr=0.01,0.1", 2)
+        found[name] = values.split(",")
+    return found
+
+
+def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds: list[int],
+              place: list[str], out: Path) -> list[Trial]:
+    """A trial for each combination of the values that a method can be tuned with."""
+    own = {flag_of(f.name).removeprefix("--") for f in dataclasses.fields(entry.module.Args)}
+    tuned = {name: values for name, values in grid.items() if name in own}
+    trials = []
+    for combination in itertools.product(*tuned.values()):
+        values = tuple(zip(tuned, combination))
+        flags = [*common, *entry.flags]
+        for name, value in values:
+            flags += [f"--{name}", value]
+        args = entry.module.arguments(flags)  # bad ones end the program with the method's own line
+        if args.protocol == "linear" and tuned:
+            raise Stop(f"{entry.label} trains without labels and has no validation to tune with", 2)
+        slug = hashlib.blake2b(" ".join([*entry.start, *flags]).encode(), digest_size=4).hexdigest()
+        folder = out / "runs" / f"{entry.name}-{slug}"
+        commands = {}
+        for seed in seeds:
+            commands[seed] = [*entry.start, *flags, *place, "--seed", str(seed), "--no-figures",
+                              "--out", str(folder / f"s{seed}")]
+        trials.append(Trial(entry, values, commands, folder))
+    return trials
+
+
+# The runs
+
+
+def is_done(folder: Path, words: list[str]) -> bool:
+    """Whether this command has ended well before."""
+    try:
+        return json.loads((folder / "done.json").read_text())["command"] == words
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def run_all(trials: list[Trial], jobs: int) -> list[str]:
+    """Run what is not done, `jobs` at a time; what went wrong, a line each."""
+    missing = []
+    for trial in trials:
+        missing += [(trial.folder / f"s{seed}", words) for seed, words in trial.commands.items()
+                    if not is_done(trial.folder / f"s{seed}", words)]
+    problems, processes = [], Processes()
+    with tqdm(total=len(missing), unit="run", desc="runs", disable=not missing) as bar:
+
+        def work(number: int, item: tuple[Path, list[str]]) -> None:
+            folder, words = item
+            folder.mkdir(parents=True, exist_ok=True)
+            env = environment(number, jobs, []) | {"PYTHONPATH": str(ROOT)}
+            with open(folder / "log.txt", "w") as log:
+                code = processes.run([sys.executable, *words], env, Path.cwd(), stdout=log)
+            if code == 0:
+                write_json(folder / "done.json", {"command": words})
+            elif not processes.stopping:
+                said = last_lines((folder / "log.txt").read_text(errors="replace"), 1)
+                problems.append(f"{shlex.join(['python', *words])}\n    {said}")
+            bar.update()
+
+        if not side_by_side(jobs, work, missing, processes):
+            raise KeyboardInterrupt
+    return problems
+
+
+def main(argv: list[str] | None = None) -> None:
+    flags = parsed(argv)
+    with one_line_on_stop("benchmark", "finished rounds are kept; the same command goes on"):
+        compare(flags)
+
+
+def compare(flags: argparse.Namespace) -> None:
+    """Plan, run, choose, and write the pages."""
+    entries = [entry_of(text.strip()) for text in flags.methods.split(",")]
+    labels = [entry.label for entry in entries]
+    if len(entries) < 2 or len(set(labels)) < len(labels):
+        raise Stop(f"--methods {flags.methods}: expected two or more, each once", 2)
+    seeds, grid = seed_numbers(flags.seeds), grid_of(flags.tune)
+    settings = ["--dataset", flags.dataset, "--scale", flags.scale]
+    if flags.targets:
+        settings += ["--protocol", "lodo", "--target", flags.targets]
+    settings += flags.flags
+    place = ["--data", flags.data] + (["--archives", flags.archives] if flags.archives else [])
+    out = Path(flags.out or f"runs/benchmark-{short_name(flags.dataset)}").resolve()
+    trials = [trials_of(entry, grid, settings, seeds, place, out) for entry in entries]
+    unused = set(grid) - {name for of_entry in trials for name, _ in of_entry[0].values}
+    if unused:
+        raise Stop(f"--tune {', '.join(sorted(unused))}: no method has such a flag", 2)
+    output_folder(out, "benchmark.json", "command")
+    command = ["python", "-m", "reproduce.benchmark", *(sys.argv[1:] if flags.argv is None else flags.argv)]
+    write_json(out / "benchmark.json", {"command": command})
+    problems = run_all(list(itertools.chain(*trials)), flags.jobs)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        raise Stop(f"{len(problems)} runs failed; the same command tries them again")
+    chosen = [max(of_entry, key=Trial.validation) if len(of_entry) > 1 else of_entry[0]
+              for of_entry in trials]
+    print(benchmark_pages.write(out, chosen, trials, flags.which, shlex.join(command)))
+    print(f"pages, tables and figures in {out}")
+
+
+def parsed(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="benchmark", allow_abbrev=False, description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(argv=argv)
+    parser.add_argument("--methods", required=True, metavar="A,B,...",
+                        help="methods, the one of interest first; it is compared with each of the others")
+    parser.add_argument("--dataset", default="digits", help="as of a method's file [digits]")
+    parser.add_argument("--scale", default="paper", choices=("paper", "laptop", "smoke"),
+                        help="as of a method's file [paper]")
+    parser.add_argument("--targets", default="", metavar="NAME",
+                        help="leave this domain out, or each in turn: all [as each method's settings say]")
+    parser.add_argument("--seeds", default="0,1,2", help="seeds of each method [0,1,2]")
+    parser.add_argument("--tune", action="append", default=[], metavar="FLAG=V,V",
+                        help="values to choose from on validation; may be given several times")
+    parser.add_argument("--flags", default="", type=shlex.split, metavar="'--FLAG VALUE ...'",
+                        help="flags of all methods")
+    parser.add_argument("--which", default="best", choices=("best", "last"),
+                        help="round that is compared: best (validation) or last [best]")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time [1]")
+    parser.add_argument("--out", default="", metavar="FOLDER", help="[runs/benchmark-DATASET]")
+    parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
+    parser.add_argument("--archives", default="", help="folder with archives downloaded before [none]")
+    found = parser.parse_args(argv)
+    if found.jobs < 1:
+        parser.error(f"--jobs is {found.jobs}; it must be at least 1")
+    found.data = str(Path(found.data).resolve())
+    found.archives = found.archives and str(Path(found.archives).resolve())
+    return found
+
+
+if __name__ == "__main__":
+    main()
