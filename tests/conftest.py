@@ -28,24 +28,8 @@ import official.fdse
 import official.fedadg
 import official.fedgala
 import official.fedsr
-from baselines import (
-    centralized,
-    ditto,
-    fedbn,
-    feddg_ga,
-    feddyn,
-    fedema,
-    fedfa,
-    fedgen,
-    fedheal,
-    fedproc,
-    fedprox,
-    lgfedavg,
-    local,
-    moon,
-    partialfed,
-    scaffold,
-)
+from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedproc,
+                       fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from plumbing.catalog import FOLDERS
 from plumbing.runfolder import Run
 from tests.finished_runs import once
@@ -244,7 +228,8 @@ def office(tmp_path, monkeypatch) -> Path:
                 pixels[2 * label:2 * label + 2] = 255
                 Image.fromarray(pixels).save(folder / name / c / f"{i}.png")
     counts = {domain: (name, 20) for domain, (name, _) in source.domains.items()}
-    monkeypatch.setitem(FOLDERS, "officecaltech", dataclasses.replace(source, domains=counts))
+    small = dataclasses.replace(source, domains=counts, counts={}, content="")
+    monkeypatch.setitem(FOLDERS, "officecaltech", small)
     return folder
 
 

@@ -64,6 +64,7 @@ def write_zip(path: Path, entries: dict[str, bytes]) -> Path:
 def expect(monkeypatch, dataset: str, counts: int | None = None, **changes) -> None:
     """Expect so many images in each of a dataset's domains, and be unable to download it."""
     source = FOLDERS[dataset]
+    changes = {"counts": {}, "content": ""} | changes
     changes["files"] = {pattern: (NOWHERE + pattern, md5) for pattern, (_, md5) in source.files.items()}
     if counts is not None:
         changes["domains"] = {domain: (folder, counts) for domain, (folder, _) in source.domains.items()}
@@ -73,7 +74,7 @@ def expect(monkeypatch, dataset: str, counts: int | None = None, **changes) -> N
 def load(tmp_path: Path, dataset: str, archives: str = "archives", data: str = "data", limit: int = 0):
     """What common.load_domains makes of the archives below tmp_path."""
     (tmp_path / archives).mkdir(exist_ok=True)
-    args = types.SimpleNamespace(dataset=dataset, image_size=SIZE, limit=limit, seed=0)
+    args = types.SimpleNamespace(dataset=dataset, image_size=SIZE, limit=limit, seed=0, skip_broken=False)
     args.archives = str(tmp_path / archives)
     args.data = str(tmp_path / data)
     return common.load_domains(args)
@@ -104,7 +105,7 @@ def stops(message: str, function: Callable, *args) -> str:
 def nothing_is_left(tmp_path: Path) -> bool:
     """No decoded pixels, whole or in part, though loading was tried."""
     data = tmp_path / "data"
-    return not list(data.rglob("*.npy")) and not list(data.rglob("*.tmp"))
+    return not list(data.rglob("pixels.bin")) and not list(data.rglob("*.tmp"))
 
 
 def vlcs() -> Images:

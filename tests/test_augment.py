@@ -1,20 +1,11 @@
 """Augmentation: every operation, the whole chain and the distributions against torchvision's."""
 
+import colorsys
+import dataclasses
 import math
 
 import plumbing.augment
-from plumbing.augment import (
-    AUGMENTATIONS,
-    Augmentation,
-    augment,
-    brightness,
-    contrast,
-    draw,
-    hue,
-    resample,
-    saturation,
-    taps,
-)
+from plumbing.augment import (AUGMENTATIONS, Augmentation, augment, draw)
 
 import pytest
 import torch
@@ -22,8 +13,6 @@ from torch import Tensor, tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-FACTORS = [0.0, 0.2, 0.7, 1.0, 1.3, 1.8]
-TURNS = [-0.5, -0.2, 0.0, 0.1, 0.37, 0.5]
 ADJUST = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
 BOX = ("top", "left", "height", "width")
 EVERYTHING = Augmentation(
@@ -73,33 +62,6 @@ def by_torchvision(x: Tensor, p: dict[str, Tensor], how: Augmentation) -> Tensor
             image = tv.rgb_to_grayscale(image, 3)
         out.append(image)
     return torch.stack(out)
-
-
-@pytest.mark.parametrize("operation, theirs, factors, C", [
-    (brightness, tv.adjust_brightness, FACTORS, 1),
-    (brightness, tv.adjust_brightness, FACTORS, 3),
-    (contrast, tv.adjust_contrast, FACTORS, 1),
-    (contrast, tv.adjust_contrast, FACTORS, 3),
-    (saturation, tv.adjust_saturation, FACTORS, 3),
-    (hue, tv.adjust_hue, TURNS, 3)])
-def test_each_colour_operation_is_torchvisions(operation, theirs, factors, C):
-    x = images(len(factors), C)
-    expected = torch.stack([theirs(image, f) for image, f in zip(x, factors)])
-    close(operation(x.clone(), tensor(factors)[:, None, None, None]), expected, 2e-6)
-
-
-@pytest.mark.parametrize("H, W, h, w", [(40, 30, 40, 30), (40, 30, 24, 24), (40, 30, 57, 57), (64, 64, 7, 7)])
-def test_crop_is_torchvisions_antialiased_resized_crop(H, W, h, w):
-    """Smaller, larger and equal output; crops of one pixel, of the whole image and between."""
-    boxes = tensor([[0, 0, H, W], [3, 5, 1, 1], [H - 4, W - 9, 4, 9], [2, 1, 20, 13], [0, 7, H, 20]])
-    x = images(len(boxes), 3, H, W)
-    expected = []
-    for image, box in zip(x, boxes.tolist()):
-        expected.append(tv.resized_crop(image, *box, [h, w], antialias=True))
-    top, left, height, width = boxes.T
-    rows, a = taps(top, height, H, h)
-    columns, b = taps(left, width, W, w)
-    close(resample(x, rows, a, columns, b).mT, torch.stack(expected), 5e-6)  # the weights are float32
 
 
 # The whole chain
@@ -207,32 +169,91 @@ def test_central_crop_where_no_try_fits(H, W):
         assert torch.equal(ours[side], theirs[side]), side
 
 
-N = 20_000
+# What a preset does to an image, as its source says: the share of the area that is kept, the ratio of the
+# sides, how often it is mirrored; the ends of the factors of brightness, contrast and saturation, the largest
+# turn of the hue, how often there are such changes, and how often there is grey.
+PRESETS = {
+    "fedsr": ((0.7, 1), (3 / 4, 4 / 3), 0.5, (0.7, 1.3), (0.7, 1.3), (0.7, 1.3), 0.3, 1, 0.1),
+    "fedsr-crops": ((0.7, 1), (3 / 4, 4 / 3), 0, (1, 1), (1, 1), (1, 1), 0, 1, 0),
+    "jigen": ((0.8, 1), (3 / 4, 4 / 3), 0.5, (1, 1), (1, 1), (1, 1), 0, 1, 0.1),
+    "crops": ((0.4, 1), (4 / 5, 5 / 4), 0, (1, 1), (1, 1), (1, 1), 0, 1, 0),
+    "simclr": ((0.08, 1), (3 / 4, 4 / 3), 0.5, (0.2, 1.8), (0.2, 1.8), (0.2, 1.8), 0.2, 0.8, 0.2),
+}
+N = 5000
 
 
-def error(share: float) -> float:
-    """Four standard deviations of a frequency in N draws."""
-    return 4 * math.sqrt(share * (1 - share) / N)
+def spans(values: Tensor, low: float, high: float) -> None:
+    """The values go from end to end, uniformly."""
+    slack = 0.01 * (high - low) + 1e-4
+    assert low - slack < values.min() and values.max() < high + slack
+    shares = tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert (values.quantile(shares) - low - (high - low) * shares).abs().max() < 4 * slack
 
 
-def simclr() -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    return draw(N, 8, 8, AUGMENTATIONS["simclr"])
+def share(found: Tensor, expected: float) -> None:
+    """To four standard deviations of a frequency, and to the draws that change next to nothing."""
+    slack = 4 * math.sqrt(expected * (1 - expected) / N) + 0.003
+    assert abs(float(found.double().mean()) - expected) <= slack
 
 
-def test_frequencies():
-    p = simclr()
-    jittered = p["order"][:, 0] >= 0
-    for values, share in ((p["flip"], 0.5), (p["gray"], 0.2), (jittered, 0.8)):
-        frequency = values.double().mean()
-        assert abs(frequency - share) < error(share)
+def test_each_image_has_an_order_of_its_changes():
+    """All 24, as often as each other."""
+    torch.manual_seed(2)
+    orders, counts = draw(N, 8, 8, EVERYTHING)["order"].unique(dim=0, return_counts=True)
+    jittered = counts[orders[:, 0] >= 0]
+    assert len(jittered) == 24 and (jittered / (0.8 * N) - 1 / 24).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("k, low, high", [(0, 0.2, 1.8), (1, 0.2, 1.8), (2, 0.2, 1.8), (3, -0.2, 0.2)])
-def test_factors_are_uniform(k, low, high):
-    f = (simclr()["factors"][:, k] - low) / (high - low)
-    shares = torch.linspace(0, 1, 11)
-    differences = f.quantile(shares) - shares
-    assert f.min() >= 0
-    assert f.max() <= 1
-    assert differences.abs().max() < 0.02
+def test_every_preset_is_tested():
+    assert PRESETS.keys() == AUGMENTATIONS.keys()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_crops_and_flips_an_image(name):
+    """Seen in an image whose pixels say where they are."""
+    area, ratio, flip, *_ = PRESETS[name]
+    place = (torch.arange(64) + 0.5) / 64
+    image = torch.stack([place.expand(64, 64), place[:, None].expand(64, 64), torch.zeros(64, 64)])
+    no_colour = dict(brightness=0, contrast=0, saturation=0, hue=0, gray=0)
+    x = seeded(1, image.expand(N, -1, -1, -1), dataclasses.replace(AUGMENTATIONS[name], size=9, **no_colour))
+    width = (x[:, 0, 4, 6] - x[:, 0, 4, 2]) * 9 / 4  # of the crop, negative if mirrored
+    height = (x[:, 1, 6, 4] - x[:, 1, 2, 4]) * 9 / 4
+    assert height.min() > 0
+    share(width < 0, flip)
+    kept = width.abs() * height
+    assert abs(kept.min() - area[0]) < 0.015 and abs(kept.max() - area[1]) < 0.015  # sides are whole pixels
+    if area[0] < 0.7:  # else few crops of the outermost ratios fit into the image
+        ratios = width.abs() / height
+        assert 0.93 < ratios.min() / ratio[0] < 1.03 and 0.97 < ratios.max() / ratio[1] < 1.07
+    middle = x[:, :2, 4, 4] - 0.5
+    assert middle.mean(0).abs().max() < 0.01 and middle.abs().max() <= 0.5
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_colours_an_image(name):
+    """Brightness, contrast and hue are seen apart in images on which the other changes cannot be seen;
+    saturation alone."""
+    _, _, _, bright, contrasts, saturations, turn, jittered, gray = PRESETS[name]
+    how = AUGMENTATIONS[name]
+    flat = seeded(1, torch.full((N, 3, 4, 4), 0.4), how)[:, 0, 0, 0] / 0.4
+    changed = (flat - 1).abs() > 3e-4  # what grey does: its weights sum to 0.9999
+    if bright != (1, 1):
+        share(changed, jittered)
+        spans(flat[changed], *bright)
+    else:
+        assert not changed.any()
+    no_crop = dataclasses.replace(how, scale=(1, 1), ratio=(1, 1))
+    halves = torch.cat([torch.full((3, 4, 2), 0.25), torch.full((3, 4, 2), 0.35)], 2)
+    x = seeded(2, halves.expand(N, -1, -1, -1), no_crop)[:, 0]
+    factors = (x.amax((1, 2)) - x.amin((1, 2))) / (x.amax((1, 2)) + x.amin((1, 2))) * 6
+    spans(factors[(factors - 1).abs() > 1e-5] if contrasts != (1, 1) else factors, *contrasts)
+    colour = tensor([0.3, 0.25, 0.2])[:, None, None].expand(N, 3, 4, 4)
+    x = seeded(3, colour, how)[:, :, 0, 0]
+    grey = x.amax(1) - x.amin(1) < 1e-6
+    share(grey, gray)
+    turns = tensor([colorsys.rgb_to_hsv(*pixel)[0] for pixel in x[~grey].tolist()])
+    turns = (turns - colorsys.rgb_to_hsv(0.3, 0.25, 0.2)[0] + 0.5) % 1 - 0.5
+    spans(turns[turns.abs() > 1e-4] if turn else turns, -turn, turn)
+    x = seeded(4, colour, dataclasses.replace(no_crop, brightness=0, contrast=0, hue=0, gray=0))[:, :, 0, 0]
+    factors = (x.amax(1) - x.amin(1)) / 0.1
+    spans(factors[(factors - 1).abs() > 1e-5] if saturations != (1, 1) else factors, *saturations)

@@ -1,23 +1,9 @@
-"""What baselines have in common: where each is FedAvg, what travels, the unseen client's model, settings."""
+"""What baselines have in common: where each is FedAvg, what travels, the unseen client's model."""
 
 import common
 import fedavg
-from baselines import (
-    ditto,
-    fedbn,
-    feddg_ga,
-    feddyn,
-    fedfa,
-    fedgen,
-    fedheal,
-    fedproc,
-    fedprox,
-    lgfedavg,
-    local,
-    moon,
-    partialfed,
-    scaffold,
-)
+from baselines import (ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedproc, fedprox, lgfedavg,
+                       moon, partialfed, scaffold)
 from tests.conftest import parsed
 from tests.three_clients import FLAGS, ROUNDS, federation, same, three_clients
 
@@ -113,35 +99,3 @@ def test_the_unseen_client_has_the_global_model(module):
     data.unseen = True
     unseen = module.Client(clients[2].args, clients[2].net, 2, data)
     assert same(common.state(unseen.model(server.download(2))), server.w)
-
-
-# FDSE's code and grids: what differs from its FedAvg on Office-Caltech10, PACS and DomainNet
-OWN = {
-    fedprox: (dict(mu=0.1), dict(mu=1e-4, lr=0.05), dict(mu=0.01)),
-    ditto: (dict(lambda_=0.01), dict(lambda_=1e-4, lr=0.05), dict(lambda_=0.01)),
-    moon: (dict(mu=1, lr=0.05), dict(mu=1, lr=0.05), dict(mu=0.1)),
-    feddyn: (dict(alpha=0.1, lr=0.01), dict(alpha=0.03), dict(alpha=0.1, lr=0.05)),
-    fedheal: (dict(tau=0.2), dict(tau=0.1), dict(tau=0.3)),
-    local: ({}, {}, dict(lr=0.05)),
-    fedbn: ({}, {}, {}),
-    fedfa: ({}, {}, {}),
-    feddg_ga: ({}, {}, {}),
-    lgfedavg: ({}, {}, {}),
-    partialfed: ({}, {}, {}),
-    scaffold: ({}, {}, {}),
-}
-
-
-def values_of(table: dict) -> dict:
-    """The values of a method's table without their sources."""
-    return {name: value.value for name, value in table.items()}
-
-
-@pytest.mark.parametrize("module", OWN)
-def test_the_settings_of_fdse(module):
-    for dataset, own in zip(("officecaltech", "pacs", "domainnet10"), OWN[module]):
-        expected = values_of(fedavg.PAPER[dataset]) | own
-        if module is feddg_ga:
-            expected |= {"protocol": "lodo"}
-        assert values_of(module.PAPER[dataset]) == expected
-    assert module.PAPER["digits"] == fedavg.PAPER["digits"]

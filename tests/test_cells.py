@@ -2,7 +2,7 @@
 
 import json
 
-from reproduce.cells import Cell, FilledBlock, FilledRow, cells_of, judge, missing, run_of
+from reproduce.cells import Cell, cells_of, fill_means, judge, missing, run_of
 from reproduce.methods import arguments
 from reproduce.records import Records, setting_of
 from reproduce.tables import Block, Column, Row, Table, read_tables
@@ -26,8 +26,7 @@ def test_a_smaller_scale_has_its_own_budget():
 
 def judged(cells: list[Cell]) -> list[str]:
     """The verdicts of a page of these cells."""
-    block = Block("", "digits", [], [])
-    judge([FilledBlock(block, [FilledRow(Row(""), cells)])])
+    judge(cells)
     return [cell.verdict for cell in cells]
 
 
@@ -37,10 +36,22 @@ def test_what_a_page_says_of_its_cells():
     cells = [Cell(numbers, three, trials=4) for numbers in printed]
     cells.append(Cell(["90.0", "1.0"], trials=4))
     assert judged(cells) == ["differs", "agrees", "untested", "", ""]
-    assert [cell.corrected is None for cell in cells] == [False, False, True, True, True]
-    several = [Cell(["93.2", "1.0"], three, trials=4) for _ in range(9)]
-    assert judged(several[:1]) == ["differs"] and set(judged(several)) == {"unclear"}
-    assert several[0].corrected == pytest.approx(9 * several[0].probability)
+    assert [cell.half_width is None for cell in cells] == [False, False, True, True, True]
+    wide = Cell(["95.5", "1.0"], {0: 92.0, 1: 100.0, 2: 96.0}, trials=4)
+    assert judged([wide]) == ["unclear"] and 9 < wide.half_width < 10
+
+
+def test_a_printed_mean_has_the_deviation_of_its_columns():
+    """sqrt(0.6^2 + 0.8^2) / 2, as if the columns were independent."""
+    columns = [Column("M0", "last/target"), Column("M75", "last/target"), Column("Average", "mean")]
+    cells = [Cell(["90.0", "0.6"], {0: 90.0, 1: 92.0}, trials=3),
+             Cell(["80.0", "0.8"], {0: 82.0, 1: 80.0}, trials=3), Cell(["85.0"], trials=3)]
+    fill_means(Block("", "rotatedmnist", columns, []), cells)
+    assert cells[2].published == pytest.approx([85.0, 0.5]) and cells[2].values == {0: 86.0, 1: 86.0}
+    cells[0].printed = ["90.0"]
+    cells[2].of_columns = None
+    fill_means(Block("", "rotatedmnist", columns, []), cells)
+    assert cells[2].published == [85.0] and cells[2].half_width is None
 
 
 def test_a_computed_cell_agrees_to_its_last_digit():

@@ -7,14 +7,7 @@ import fedavg
 from baselines import centralized
 from plumbing.runfolder import copied
 from tests.conftest import fails, metrics, parsed, run_here
-from tests.plain_torch import (
-    ClippedSGD,
-    body_of_smallcnn_bn,
-    in_double,
-    leaves_of,
-    linear,
-    log_probability,
-)
+from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, same, three_clients
 
 import torch

@@ -34,7 +34,23 @@ SUBSTITUTES = {
     "NAME": ["fedprox"],
     "baselines.NAME": ["baselines.fedprox"],
     "baselines.mine": ["baselines.fedprox"],  # test_start.py makes it
+    "no_consensus.py": ["fdse.py"],  # test_exercises.py makes these
+    "no_statistics.py": ["fedavg.py"],
+    "one_leaves.py": ["fedavg.py"],
+    "no_crops.py": ["fedgala.py"],
+    "all_gradients.py": ["fedgala.py"],
     "runs/of-three-seeds": ["RUN fedavg"],
+    "my_net.py:build": ["resnet18"],  # test_networks.py runs networks from elsewhere
+    "small_net.py:build": ["resnet18"],  # test_own_page.py runs the files of docs/own.md
+    "wine.py:build": ["resnet18"],
+    "wine.py": ["digits"],
+    "much": ["d0"],
+    "coral.py": ["-m", "baselines.fedprox"],
+    "--gamma": ["--mu"],
+    "runs/small": ["RUN fedavg"],
+    "runs/usual": ["RUN fedsr"],
+    "torchvision:mobilenet_v3_small": ["resnet18"],
+    "timm:resnet18": ["resnet18"],
     "cuda": ["cpu"],
     "cuda:1": ["cpu"],
     "<paper>-<number>": ["fdse-1"],
@@ -43,17 +59,22 @@ SUBSTITUTES = {
     "...": [],  # further flags
 }
 A_RUN = re.compile(r"runs/(\w+)-\.\.\.")  # runs/fdse-...: RUN fdse
-FOLDER_OF = {"gradients": "fedgala", "adaptation": "fdse"}  # measures that a sentence names without a run
+# What follows a measure that a sentence names without a run.
+FOLDER_OF = {"gradients": ["RUN fedgala"], "adaptation": ["RUN fdse"],
+             "shares": ["RUN fdse", "--coefficient", "lambda"]}
 
 # The beginnings of commands that are not for every machine, and why.
 NOT_RUN = {
     "pip": "it fetches from the network; .ci/run installs from the files",
     "python3 -m venv": "an environment of its own; .ci/run makes one",
     "python fdse.py --dataset folder:my_images": "it needs images; test_own_images.py has some",
+    "python -m reproduce.benchmark": "it needs files of one's own; test_own_page.py has some",
+    "python -m reproduce.compare runs/exercise": "its runs take minutes; test_compare.py has small ones",
     "python -m reproduce.predict": "it needs images; test_predict.py has some",
     "python reproduce_tables.py --check": "it takes minutes; test_check.py checks small runs",
     "python reproduce_tables.py --run --seeds paper --jobs 8 --executor slurm": "it needs a Slurm cluster",
     "python reproduce_tables.py --run --gpus": "it needs a GPU",
+    "python -m deploy.flower": "it needs Flower; test_flower.py runs it",
     "python -m bench": "it takes minutes, or an archive; test_bench.py runs it on small images",
 }
 SHOWING = {"--help", "--show-settings", "--version"}  # with which a method trains nothing
@@ -66,7 +87,7 @@ def substituted(command: Command, runs: Path) -> list[str]:
         a_run = A_RUN.fullmatch(word)
         words += [f"RUN {a_run[1]}"] if a_run else SUBSTITUTES.get(word, [word])
     if words[1:3] == ["-m", "reproduce.measures"] and len(words) == 4:
-        words.append(f"RUN {FOLDER_OF[words[3]]}")
+        words += FOLDER_OF[words[3]]
     return [str(runs / word.removeprefix("RUN ")) if word.startswith("RUN ") else word for word in words]
 
 
@@ -82,7 +103,7 @@ def program_of(words: list[str]) -> tuple[str, list[str]]:
 
 
 def is_run(command: Command) -> bool:
-    return not any(f"{command} ".startswith((f"{start} ", f"{start}.")) for start in NOT_RUN)
+    return not any(f"{command} ".startswith((f"{start} ", f"{start}.", f"{start}-")) for start in NOT_RUN)
 
 
 def test_the_commands_are_found():
@@ -93,7 +114,7 @@ def test_the_commands_are_found():
                      "python -m baselines.ditto --dataset domainnet10"):
         assert expected in shown
     for start in NOT_RUN:
-        assert any(f"{line} ".startswith((f"{start} ", f"{start}.")) for line in shown), start
+        assert any(f"{line} ".startswith((f"{start} ", f"{start}.", f"{start}-")) for line in shown), start
     for word in SUBSTITUTES:
         assert any(word in command.words for command in COMMANDS), word
 
@@ -139,7 +160,13 @@ OTHER_PROGRAMS = {
     "ruff": lambda flags: files_are_there(flags[1:]),
     "bash": lambda flags: files_are_there(flags[:1]),
     "diff": files_are_there,
+    "deploy.flower": lambda flags: parse_flower(flags),
 }
+
+
+def parse_flower(flags: list[str]) -> None:
+    pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
+    importlib.import_module("deploy.flower").parsed([*flags, "--nodes", "a,b", "--classes", "c,d"])
 
 
 def parse_method(program: str, flags: list[str]) -> None:
@@ -178,7 +205,7 @@ def check(command: Command, runs: Path) -> None:
     elif program in OTHER_PROGRAMS:
         OTHER_PROGRAMS[program](flags)
     elif program == "reproduce_tables":
-        reproduce_tables.chosen(TABLES, reproduce_tables.parsed(flags).only)
+        reproduce_tables.chosen([table.id for table in TABLES], reproduce_tables.parsed(flags).only)
     else:
         parse_module(program, flags)
 

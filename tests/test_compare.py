@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 from reproduce import compare
-from reproduce.drawing import new_figure
+from reproduce.drawing import new_panel
 from tests.conftest import fails
 
 import pytest
@@ -86,21 +86,21 @@ def test_the_left_out_domain_is_what_is_shown_if_all_have_one(runs, capsys):
 
 def test_the_figure(runs, tmp_path, capsys, monkeypatch):
     """A line for each curve with its mean, a band from three seeds on, axes and title named."""
-    figures = []
+    panels = []
 
     def kept(*size):
-        figures.append(new_figure(*size))
-        return figures[-1]
+        panels.append(new_panel(*size))
+        return panels[-1]
 
-    monkeypatch.setattr(compare, "new_figure", kept)
+    monkeypatch.setattr(compare, "new_panel", kept)
     a_run(runs / "seeds" / "s2", [0.5, 0.6, 0.6], lr=0.1, seed=2)
     said(capsys, runs / "seeds", runs / "unfinished", runs / "other", "--out", tmp_path / "x.png")
     assert Image.open(tmp_path / "x.png").size[0] > 500
-    panel, = figures[0].axes
+    panel, = panels
     seeds, unfinished, other = panel.lines
     assert list(seeds.get_xdata()) == [1, 3] and list(seeds.get_ydata()) == pytest.approx([40, 50])
     assert len(unfinished.get_xdata()) == 1 and len(panel.collections) == 1
-    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    names = [text.get_text() for text in panel.figure.legends[0].get_texts()]
     assert names == ["FedAvg, lr 0.1, 3 seeds", "FedAvg, lr 0.05, 1 of 3 rounds", "FDSE"]
     assert panel.get_xlabel() == "round" and panel.get_ylabel() == "test accuracy over all images (%)"
     assert panel.get_title() == "digits"
@@ -110,7 +110,7 @@ def test_bad_usage(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     fails(capsys, 2, "empty has no run with a metrics.jsonl", compare.main, [str(tmp_path / "empty")])
     other = str(runs / "other")
-    fails(capsys, 2, "no 'lss'; it has ALL, AVG, val, loss, a, b", compare.main, [other, "--metric", "lss"])
+    fails(capsys, 2, "no 'lss'; it has val, ALL, AVG, loss, a, b", compare.main, [other, "--metric", "lss"])
     fails(capsys, 2, "give a file that ends in .png", compare.main, [other, "--out", "x.txt"])
     a_run(runs / "again", [0.1], method="fdse")
     again = str(runs / "again")

@@ -7,38 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plumbing import decoding
 from plumbing.catalog import FOLDERS
 
 import pytest
 from PIL import Image
 
 from .conftest import ROOT
-from .small_datasets import (
-    check,
-    load,
-    names_in,
-    nothing_is_left,
-    pictures,
-    stops,
-    vlcs,
-    write_tar,
-    write_vlcs,
-    write_zip,
-)
+from .small_datasets import (check, load, names_in, nothing_is_left, pictures, stops, vlcs, write_tar,
+                             write_vlcs, write_zip)
 
 CLASSES = FOLDERS["vlcs"].classes
 
 
 def times(tmp_path) -> dict[Path, int]:
     """{file with pixels: its last change in ns}."""
-    return {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.npy")}
+    return {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("pixels.bin")}
 
 
 def test_a_copied_archive_is_not_decoded_again(tmp_path, monkeypatch):
     archive = write_vlcs(tmp_path, monkeypatch)
     load(tmp_path, "vlcs")
     before = times(tmp_path)
-    assert len(before) == 4
+    assert len(before) == 1
     copy = archive.rename(tmp_path / "archives" / "vlcs.tar.gz")
     os.utime(copy, (1, 1))  # the content is what counts
     check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
@@ -50,7 +41,15 @@ def test_another_archive_is_decoded_again(tmp_path, monkeypatch):
     load(tmp_path, "vlcs")
     write_tar(archive, pictures(names_in(vlcs())))
     check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
-    assert len(times(tmp_path)) == 8
+    assert len(times(tmp_path)) == 2
+
+
+def test_few_images_are_decoded_ahead(tmp_path, monkeypatch):
+    """In several pieces, each in its place."""
+    monkeypatch.setattr(decoding, "AHEAD", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    write_vlcs(tmp_path, monkeypatch)
+    check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
 
 
 def test_limit_keeps_a_part(tmp_path, monkeypatch):
@@ -69,7 +68,7 @@ def test_limit_keeps_a_part(tmp_path, monkeypatch):
 def test_an_image_that_cannot_be_decoded(tmp_path, monkeypatch):
     archive = write_vlcs(tmp_path, monkeypatch)
     write_tar(archive, pictures(names_in(vlcs())) | {"VLCS/VOC2007/car/1.jpg": b"no image"})
-    message = "the image VLCS/VOC2007/car/1.jpg cannot be decoded .*replace it or get the archive again"
+    message = "1 images cannot be decoded .VLCS/VOC2007/car/1.jpg: it is no image.; replace or remove them"
     stops(message, load, tmp_path, "vlcs")
     assert nothing_is_left(tmp_path)
 
@@ -110,7 +109,7 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
     message = f"VLCS.tar.gz is not in .*, and there are several caches of it .{cache}, {copy}.: name"
     stops(message, load, tmp_path, "vlcs")
     shutil.rmtree(copy)
-    (cache / "sun09.npy").write_bytes((cache / "sun09.npy").read_bytes()[:-9])
+    (cache / "pixels.bin").write_bytes((cache / "pixels.bin").read_bytes()[:-9])
     stops(f"the cache {cache} is damaged", load, tmp_path, "vlcs")
 
 

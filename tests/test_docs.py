@@ -1,11 +1,12 @@
-"""The pages of docs/build.py: every link lands, every equation is beside its lines, nothing is fetched. In a
-browser, where there is one (-m browser): they open, formulas are drawn, nothing is wider than a phone."""
+"""The pages of docs/build.py: every equation is beside its lines, links are checked, nothing is fetched from
+elsewhere, colours can be read. In a browser, where there is one (-m browser): pages open, formulas are drawn,
+nothing is wider than a phone, the search finds."""
 
-import os
+import json
 import re
+from collections import Counter
 from html import unescape
 from pathlib import Path
-from urllib.parse import unquote
 
 from docs import equations
 from docs.equations import METHODS, ROOT
@@ -16,6 +17,11 @@ import pytest
 for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
+from docs import methods_pages  # noqa: E402
+from docs.pages import Site  # noqa: E402
+from plumbing.errors import Stop  # noqa: E402
+
+SIZE = 8e6  # bytes of all pages
 
 
 @pytest.fixture(scope="module")
@@ -36,47 +42,93 @@ def test_the_first_page_leads_to_every_method_and_to_start_errata_and_results(pa
     for name in files:
         if (ROOT / "docs" / "methods" / f"{name}.md").exists():
             assert of_method(name) in pages and of_method(name) in links
-    assert {"docs/start.html", "docs/errata.html", "results.html"} <= links
+    assert {"docs/start.html", "docs/exercises.html", "docs/errata.html", "results.html"} <= links
 
 
-def test_every_link_lands(site, pages):
-    lost = []
-    for page, read in pages.items():
-        for link in read.links + read.loads:
-            if link.startswith(("https:", "http:")):
-                continue
-            path, _, anchor = unquote(link).partition("#")
-            target = os.path.normpath(Path(page).parent / path) if path else page
-            if not (site / target).is_file() or (anchor and anchor not in pages[target].ids):
-                lost.append(f"{page}: {link}")
-    assert lost == []
+def test_the_first_page_has_each_method_with_its_formula_and_the_verdicts_on_its_claims(site, pages):
+    """As many verdicts as its page of claims has rows."""
+    assert pages["index.html"].formulas == len(METHODS)
+    for method, (idea, verdicts) in methods_pages.summaries().items():
+        assert idea.endswith(".") and unescape(idea) in unescape((site / "index.html").read_text())
+        if method != "fedavg":
+            page = (ROOT / "results" / "claims" / f"{method}.md").read_text()
+            rows = re.findall(r"\| \*\*(.*?)\*\*", page)
+            counted = re.findall(r"(\d+) × ([a-z, ]+?)(?:, (?=\d)|$)", verdicts)
+            assert counted == [(str(n), verdict) for verdict, n in Counter(rows).items()]
 
 
-def test_nothing_is_run_or_fetched(pages):
+@pytest.mark.parametrize("link", ["gone.html", "#gone", "page.html#gone"])
+def test_a_link_that_leads_nowhere_ends_the_build(tmp_path, link):
+    made = Site(tmp_path)
+    made.write(Path("page.html"), "file.html", "Page", note=Path("x.md"), text="# x", file=None)
+    made.links = {"page.html": [link]}
+    with pytest.raises(Stop, match=f"1 links of the pages lead nowhere: page.html: {link}"):
+        made.finish()
+    made.links = {"page.html": ["#x", "page.html#x", "https://example.org"]}
+    made.finish()
+
+
+def test_tests_are_links_if_the_address_of_the_repository_is_known(tmp_path):
+    made = Site(tmp_path)
+    for made.repository, address in (("", ""), ("https://x.org/y", "https://x.org/y/blob/main/tests/a.py#L3")):
+        assert made.address(Path("docs/start.html"), Path("tests/a.py"), "L3") == address
+
+
+def test_the_site_is_small_and_loads_nothing_from_elsewhere(site, pages):
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < SIZE
     for read in pages.values():
-        assert read.scripts == 0
+        assert read.scripts == 1  # docs/page.js
         assert not [address for address in read.loads if "//" in address]
         assert len(read.ids) == len(set(read.ids))
+
+
+def test_the_search_knows_sections_and_their_words(site):
+    words = (site / "search.js").read_text()
+    found = {address: text for _, _, address, text in json.loads(words.partition(" = ")[2])}
+    assert "a negative product with it" in found["docs/methods/fdse.html#eq-8"]
+    assert "<" not in found["docs/start.html#the-problem"]
+
+
+def luminance(colour: str) -> float:
+    """Of #rrggbb, relative, by WCAG 2."""
+    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_text_has_the_contrast_that_wcag_asks_for(scheme):
+    """4.5 for every colour of text on every ground that it stands on, light and dark."""
+    css = (ROOT / "docs" / "page.css").read_text()
+    pairs = re.findall(r"--([a-z]+): light-dark\((#\w+), (#\w+)\)", css)
+    colours = {name: pair[scheme] for name, *pair in pairs}
+    grounds = {"back": ["text", "soft", "accent"], "differs": ["text", "soft", "accent"],
+               "measured": ["text", "soft", "accent"],
+               "panel": ["text", "soft", "accent", "keyword", "string", "comment", "number", "name"]}
+    for ground, words in grounds.items():
+        for word in words:
+            low, high = sorted([luminance(colours[word]), luminance(colours[ground])])
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (word, ground)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
     of, text = equations.table(method), (site / of_method(method)).read_text()
     formulas = [latex for entry in of.entries for latex in equations.formulas(entry, of)]
-    assert pages[of_method(method)].formulas == len(formulas)
-    cards = dict(re.findall(r'<article class="row" id="([^"]*)">(.*?)</article>', text, flags=re.S))
+    assert pages[of_method(method)].formulas == len(formulas) + 1  # that of its card
+    cards = dict(re.findall(r'<article class="row">.*?<h3 id="([^"]*)">(.*?)</article>', text, flags=re.S))
     assert len(cards) == len(of.entries)
     for entry in of.entries:
         card = Read(cards[equations.slug(entry["tag"])])
-        for kind in equations.remarks(entry):
-            assert f"<strong>{equations.KINDS[kind]}.</strong>" in cards[equations.slug(entry["tag"])]
-        for file, _, lines in equations.located(entry, of):
+        for kind, heading in equations.KINDS.items():
+            assert kind not in entry or f"<summary>{heading}</summary>" in cards[equations.slug(entry["tag"])]
+        for file, _, lines in equations.located(entry, of) + equations.located(entry, of, "official"):
             address = "" if file == of.file else f"../../{file}.html"
             assert {f"{address}#L{n}" for n in lines} <= set(card.links)
         for test in entry["tests"]:
-            file, _, _ = test.partition("::")
+            file, _, name = test.partition("::")
             line, words = equations.test_of(test)
-            assert f"../../tests/{file}.py.html#L{line}" in card.links
+            assert f"tests/{file}.py:{line} {name}" in cards[equations.slug(entry["tag"])]
             assert words in unescape(cards[equations.slug(entry["tag"])])
     used, whole, _ = equations.counts(of)
     assert f"{whole} of {used} equations and lines located and tested" in text
@@ -84,11 +136,11 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
 
 def test_code_is_shown_as_it_is(site):
     """Without its tags a page has the lines of its file."""
-    text = (site / "tests" / "test_fedcir.py.html").read_text()
+    text = (site / "common.py.html").read_text()
     shown = []
     for line in re.findall(r'<span class="line[^>]*><a [^>]*>\d+</a>(.*?)\n</span>', text, flags=re.S):
         shown.append(unescape(re.sub(r"<[^>]*>", "", line)))
-    assert shown == (ROOT / "tests" / "test_fedcir.py").read_text().splitlines()
+    assert shown == (ROOT / "common.py").read_text().splitlines()
 
 
 # In a browser
@@ -100,7 +152,7 @@ def test_code_is_shown_as_it_is(site):
 def test_pages_open_and_nothing_is_wider_than_the_window(browser, site, pages, width, scheme):
     with Opened(browser, site, "index.html", width, color_scheme=scheme) as opened:
         for page in sorted(pages):
-            if not page.startswith(("docs/", "index", "results.html", "results/findings", "cells/")):
+            if not page.startswith(("docs/", "index", "results.html", "results/README", "cells/")):
                 continue
             opened.tab.goto(f"file://{site / page}")
             assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width, page
@@ -129,3 +181,40 @@ def test_anchors_land(browser, site, anchor):
         opened.tab.goto(f"{opened.address}#{anchor}")
         box = opened.tab.locator(f"#{anchor}").bounding_box()
         assert box and -1 <= box["y"] < 900 and box["height"] > 0
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("method", METHODS)
+def test_a_formula_and_its_statements_are_on_one_screen_of_a_phone(browser, site, method):
+    with Opened(browser, site, of_method(method), 390) as opened:
+        heights = opened.tab.evaluate(
+            "[...document.querySelectorAll('.row')].map(e => e.getBoundingClientRect().top)"
+            ".map((top, i) => document.querySelectorAll('.lines')[i].getBoundingClientRect().bottom - top)")
+        assert max(heights) < 844
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["index.html", of_method("fdse"), "results.html", "results/claims/fdse.html",
+                                  "cells/fdse-1.html", "docs/start.html"])
+def test_axe_finds_no_violation(browser, site, page, scheme):
+    """Contrast, headings, names of what can be reached by the keyboard: WCAG 2, levels A and AA."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    with Opened(browser, site, page, 390, color_scheme=scheme) as opened:
+        found = axe.run(opened.tab, options={"runOnly": ["wcag2a", "wcag2aa"]})
+        assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.browser
+def test_the_search_finds_and_escape_closes_it(browser, site):
+    """By the keyboard, from a page in a folder."""
+    with Opened(browser, site, of_method("fdse")) as opened:
+        opened.tab.keyboard.press("/")
+        opened.tab.wait_for_function("typeof SECTIONS !== 'undefined'")
+        opened.tab.keyboard.type("consensus maximization")
+        first = opened.tab.locator(".found a").first
+        assert "Eq. (8)" in first.inner_text()
+        assert first.get_attribute("href") == "../../docs/methods/fdse.html#eq-8"
+        opened.tab.keyboard.press("Escape")
+        assert opened.tab.locator(".found a").count() == 0
+        assert opened.complaints == []

@@ -1,13 +1,17 @@
 """The papers' equations and lines, the tags and formulas in the code and the tests: docs/equations.py and its
-tables; and what the notes have of them: docs/notes.py."""
+tables."""
 
+import ast
+import re
+import textwrap
 
-from docs import equations, notes
+from docs import equations
 from docs.equations import METHODS, ROOT, Code
 
 import pytest
 
-KEYS = {"tag", "name", "latex", "says", *equations.KINDS, "place", "mark", "tests"}
+MEASURED = re.compile(r"[0-9]%|±|[ (][-+][0-9]|(?<!Eq. )[0-9]\.[0-9]")  # a number that was measured
+KEYS = {"tag", "name", "latex", "says", *equations.KINDS, "place", "mark", "official", "tests"}
 ENTRIES = [(method, entry) for method in METHODS for entry in equations.table(method).entries]
 every_entry = pytest.mark.parametrize("method, entry", ENTRIES,
                                       ids=[f"{method}-{entry['tag']}" for method, entry in ENTRIES])
@@ -32,25 +36,43 @@ def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
     assert [tag for tag, _, _ in equations.code(of.file, method).mentions if tag not in known] == []
 
 
+@pytest.mark.parametrize("path", ["docs/errata.md", *(f"docs/methods/{name}.md" for name in METHODS)])
+def test_no_measured_number_is_typed(path):
+    """It stands on the page that the sentence links, which code has made."""
+    passages = (ROOT / path).read_text().split("*Measured:*")[1:]
+    assert all(not MEASURED.search(re.split(r"\n\s*(?:\d+\. |\n)", passage)[0]) for passage in passages)
+
+
 @every_entry
 def test_every_equation_has_its_place_and_its_tests(method, entry):
     of = equations.table(method)
     assert set(entry) <= KEYS and entry["name"] and entry["says"].endswith(".")
-    assert "findings.md#" in entry.get("measured", "findings.md#")
+    assert not MEASURED.search(entry.get("measured", ""))
     assert entry["place"] and entry["tests"]
     seen = set()
     for file, name, lines in equations.located(entry, of):
         assert lines, name
         source = equations.code(file, method)
-        if "mark" in entry:
+        if name in entry.get("mark", {}):
             first, last = source.spans[name]
-            assert "\n".join(source.lines[first - 1:last]).count(entry["mark"]) == 1
+            for mark in entry["mark"][name].split(" ... "):
+                assert "\n".join(source.lines[first - 1:last]).count(mark) == 1, mark
             seen |= set(of.tags_of(entry))
         seen |= {tag for tag, owner, _ in source.mentions if equations.within(owner, name)}
     assert set(of.tags_of(entry)) <= seen
     for test in entry["tests"]:
         line, words = equations.test_of(test)
         assert line and words, test
+
+
+@every_entry
+def test_what_is_shown_of_an_equation_are_whole_statements(method, entry):
+    """Also where something is left out between them, for which an ellipsis stands."""
+    of = equations.table(method)
+    for file, name, lines in equations.located(entry, of) + equations.located(entry, of, "official"):
+        shown = equations.code(file, method).shown(lines)
+        assert [n for n, _ in shown if n] == lines
+        assert ast.parse(textwrap.dedent("\n".join(text for _, text in shown))).body, name
 
 
 @every_entry
@@ -153,16 +175,9 @@ def test_mentions_formulas_and_their_owners(source):
 @pytest.mark.parametrize("entry,lines", [
     ({"tag": "Eq. (3)"}, [7, 8, 9]),  # a comment by itself goes with the next statement
     ({"tag": "Alg. 1 line 6"}, [10]),  # a loop is its head
-    ({"tag": "Eq. (2)", "mark": "return y"}, [12]),
+    ({"tag": "Eq. (2)", "mark": {"outer": "return y"}}, [12]),
+    ({"tag": "Eq. (2)", "mark": {"outer": "y = i ... return y"}}, [10, 11, 12]),  # with its loop
     ({"tag": "Eq. (2)"}, [4, 7, 8, 9, 10, 11, 12]),  # it is in the docstring alone
 ])
 def test_lines_of_an_entry(source, entry, lines):
     assert source.lines_in("outer", entry) == lines
-
-
-# Notes
-
-
-def test_notes_are_as_the_tables_make_them():
-    """`python docs/build.py --notes` writes them again."""
-    assert notes.written() == {}

@@ -1,15 +1,18 @@
 """How a program ends: the line and the exit code for each kind of error."""
 
+import os
+import shlex
 import subprocess
 import sys
 
 import common
 from plumbing.errors import Interrupted, Stop, ending, out_of_memory
+from plumbing.provenance import git
 
 import pytest
 import torch
 
-from .conftest import ROOT, parsed, run_all
+from .conftest import ROOT, parsed, run_all, start
 
 
 @pytest.mark.parametrize("error, line, code", [
@@ -59,6 +62,51 @@ def test_a_baseline_started_as_a_file_says_how():
     run = subprocess.run([sys.executable, path], cwd="/", text=True, capture_output=True)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr == f"fedprox: start it as python -m baselines.fedprox, in {ROOT}\n"
+
+
+SHORT = ("--scale", "smoke", "--no-figures", "--precision", "fp32")
+
+
+def test_a_reader_that_leaves_ends_nothing(tmp_path):
+    """As `| head -1`: the run goes on, and ends with 0."""
+    command = shlex.join([sys.executable, "fedavg.py", *SHORT, "--out", str(tmp_path)])
+    run = subprocess.run(["bash", "-c", f"set -o pipefail; {command} 2>&1 | head -1"], cwd=ROOT, text=True,
+                         capture_output=True)
+    assert run.returncode == 0 and run.stdout == "fedavg on digits, indomain, seed 0\n" and not run.stderr
+    assert (tmp_path / "result.json").exists()
+
+
+def test_a_fault_of_the_program_has_its_traceback_and_70(tmp_path):
+    (tmp_path / "mine.py").write_text("import fedavg\nfrom common import run\n\n\n"
+                                      "class Client(fedavg.Client):\n    def train(self, down, t):\n"
+                                      "        return 1 // 0\n\n\n"
+                                      "run(fedavg.Server, Client, fedavg.arguments())\n")
+    process = start(tmp_path / "mine.py", *SHORT, "--out", tmp_path / "run", path=ROOT)
+    _, said = process.communicate()
+    assert process.returncode == 70 and said.endswith("by zero\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment, words", [
+    ({"MPLBACKEND": "nonsense"}, ["fedavg.py", "--scale", "smoke", "--rounds", "1"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["fedavg.py", "--help"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["reproduce_tables.py", "--help"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["-m", "reproduce.measures", "--help"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["-m", "bench.bench", "--help"]),
+    ({"PYTHONIOENCODING": "ascii"}, ["reproduce_tables.py", "--only", "fdse-1"]),
+])
+def test_odd_environments(tmp_path, environment, words):
+    out = [] if "--help" in words else ["--out", str(tmp_path / "out")]
+    run = subprocess.run([sys.executable, *words, *out], cwd=ROOT, env=os.environ | environment, text=True,
+                         capture_output=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_another_repository_in_the_environment_is_not_recorded(tmp_path, monkeypatch):
+    commit = git("rev-parse", "HEAD")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    assert git("rev-parse", "HEAD") == commit
 
 
 def test_a_library_that_is_missing_is_one_line():

@@ -8,22 +8,8 @@ from pathlib import Path
 import common
 from reproduce import loading
 from plumbing import linear
-from tests.conftest import (
-    METHODS,
-    LINEAR,
-    OFFICIAL,
-    PROGRAMS,
-    TESTED,
-    fails,
-    interrupted,
-    metrics,
-    one_run,
-    parsed,
-    run_all,
-    run_here,
-    script,
-    torchrun,
-)
+from tests.conftest import (METHODS, LINEAR, OFFICIAL, PROGRAMS, TESTED, fails, interrupted, metrics, one_run,
+                            parsed, run_all, run_here, script, torchrun)
 
 import pytest
 import torch

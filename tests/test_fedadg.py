@@ -246,26 +246,6 @@ def test_what_travels_and_what_stays(flags, parts):
 # Settings
 
 
-@pytest.mark.parametrize("dataset,variant,lr,lambdas,batches", [
-    ("vlcs", "paper", 0.01, (0.85, 0.15), (5, 15, 20, 16)),
-    ("pacs", "paper", 0.001, (0.85, 0.15), (3, 10, 30, 10)),
-    ("vlcs", "official", 0.001, (0.15, 0.85), (5, 15, 20, 16)),
-    ("pacs", "official", 0.01, (0.15, 0.85), (3, 10, 30, 10)),
-])
-def test_settings_of_section_5_1_and_of_the_official_code(dataset, variant, lr, lambdas, batches):
-    """The released programs have each other's learning rates. D and G learn at 0.7 of that of F and C."""
-    flags = ("--dataset", dataset, "--variant", variant)
-    args = parsed(*flags)
-    assert (args.lambda0, args.lambda1) == lambdas
-    assert (args.E0, args.epochs, args.rounds, args.batch_size) == batches
-    assert (args.lr, args.lr_adversarial, args.origins["lr_adversarial"]) == (lr, 0.7 * lr, "derived")
-    assert (args.backbone, args.weights, args.noise, args.origins["noise"]) == (
-        "alexnet", "imagenet", 2048, "derived")
-    args = parsed(*flags, "--lr", 0.1, "--noise", 10)
-    assert (args.lr_adversarial, args.noise) == (0.7 * 0.1, 10)
-    assert parsed(*flags, "--lr-adversarial", 0.02).lr_adversarial == 0.02
-
-
 @pytest.mark.parametrize("smoothing,of_code,classes", [(0.25, 0.2, 5), (0.07 / 6, 0.01, 7)])
 def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     """It spreads its value over the other classes, PyTorch over all: the same targets, by losses of logits

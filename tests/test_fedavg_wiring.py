@@ -4,14 +4,7 @@ import common
 import fedavg
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import (
-    ClippedSGD,
-    body_of_smallcnn_bn,
-    in_double,
-    leaves_of,
-    linear,
-    log_probability,
-)
+from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import three_clients
 
 import pytest
@@ -71,33 +64,6 @@ def test_two_rounds_by_hand(average, shares):
         for k in range(3):
             assert_close(in_double(common.state(clients[k].model(server.download(k)))), in_double(server.w))
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
-
-
-def test_the_settings_of_fdse_and_fedcir():
-    """FDSE, Sec. 5.1 and A7; FedCiR, Sec. 6.1. That of Camelyon17 is FedCiR's alone."""
-    args = parsed("fedavg", "--dataset", "pacs")
-    assert (args.backbone, args.image_size, args.rounds) == ("alexnet_bn", 224, 500)
-    assert (args.epochs, args.steps, args.batch_size, args.average) == (5, 0, 50, "samples")
-    assert (args.lr, args.lr_decay, args.clip) == (0.1, 0.998, 10)
-    assert parsed("fedavg", "--dataset", "officecaltech").epochs == 1
-    for flags, eval_every in ((("pacs", "--variant", "fedcir"), 1), (("camelyon17",), 10)):
-        args = parsed("fedavg", "--dataset", *flags)
-        assert args.eval_every == eval_every
-        assert (args.backbone, args.image_size, args.rounds, args.steps) == ("resnet18", 128, 300, 20)
-        assert (args.batch_size, args.lr, args.lr_decay, args.clip) == (32, 0.01, 1, 0)
-        assert (args.momentum, args.weight_decay, args.average) == (0.9, 5e-4, "uniform")
-
-
-def test_the_settings_of_fedsr():
-    """FedSR, Sec. 4.2."""
-    args = parsed("fedavg", "--dataset", "rotatedmnist-t10k")
-    assert (args.backbone, args.protocol, args.rounds, args.steps) == ("smallcnn3", "lodo", 1500, 5)
-    assert (args.batch_size, args.lr, args.momentum, args.average) == (64, 0.001, 0.9, "uniform")
-    args = parsed("fedavg", "--dataset", "officehome")
-    assert (args.backbone, args.weights, args.image_size) == ("resnet50", "imagenet", 224)
-    assert (args.protocol, args.rounds, args.steps) == ("lodo", 1000, 5)
-    assert (args.batch_size, args.average) == (64, "uniform")
-    assert (args.lr, args.momentum, args.weight_decay, args.split) == (0.01, 0.9, 5e-4, "0.9/0.05/0.05")
 
 
 def test_what_is_uploaded_is_a_copy():

@@ -6,15 +6,8 @@ import common
 import fedcir
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import (
-    ClippedSGD,
-    batch_norm,
-    body_of_smallcnn_bn,
-    in_double,
-    leaves_of,
-    linear,
-    log_probability,
-)
+from tests.plain_torch import (ClippedSGD, batch_norm, body_of_smallcnn_bn, in_double, leaves_of, linear,
+                               log_probability)
 from tests.three_clients import three_clients
 
 import pytest

@@ -83,10 +83,3 @@ def test_it_finds_the_common_optimum(rounds):
         server.update(uploads, t)
     assert server.w["weight"].item() == pytest.approx(optimum, abs=1e-3)
     assert sum(g) == pytest.approx(0, abs=1e-2)
-
-
-def test_terms_by_hand():
-    theta = {"a": tensor([1.0, 2.0]), "b": tensor([[3.0]])}
-    other = {"a": tensor([4.0, 6.0]), "b": tensor([[-1.0]])}
-    assert feddyn.linear(other, theta) == 4 + 12 - 3
-    assert feddyn.quadratic(theta, other) == 9 + 16 + 16

@@ -135,19 +135,6 @@ def test_a_layer_draws_its_distribution():
         assert_close(drawn.var(0), variance, atol=0, rtol=0.15)
 
 
-def test_gamma_by_hand():
-    """Spreads of 0, 1 and 3 are shares 0, 1/2 and 3/4: times 3 over their sum. Equal spreads give 1."""
-    assert_close(fedfa.fusion(tensor([0.0, 1.0, 3.0])), tensor([0.0, 1.2, 1.8]), atol=1e-5, rtol=0)
-    assert_close(fedfa.fusion(torch.full((4,), 0.01)), torch.ones(4))
-
-
-def test_variance_of_clients_by_hand():
-    """Of clients (1, 5) and (3, 5): channel by channel 2 and 0, all together 11/3."""
-    means = [tensor([1.0, 5.0]), tensor([3.0, 5.0])]
-    assert fedfa.variance_of_clients(means, "channels").tolist() == [2, 0]
-    assert_close(fedfa.variance_of_clients(means, "one"), tensor([11 / 3, 11 / 3]))
-
-
 def test_tokens_are_pixels():
     """What a layer makes of tokens [B, N, C] is what it makes of maps [B, C, N, 1]."""
     x = torch.randn(6, 9, 4)
@@ -182,36 +169,3 @@ def test_one_client_in_a_round():
     for layer in LAYERS:
         assert torch.equal(server.w[f"{layer}.spread_mu"], before[f"{layer}.spread_mu"])
         assert not torch.equal(server.w[f"{layer}.mean_mu"], before[f"{layer}.mean_mu"])
-
-
-COUNTS = {"vit_b8": 4, "smallcnn": 2, "smallcnn3": 2, "smallcnn_bn": 2}  # of layers; the others have five
-
-
-@pytest.mark.parametrize("name", common.BACKBONES)
-def test_places(name):
-    """In each backbone the layers have as many channels as what they get, or the forward pass would fail."""
-    args = parsed(NAME, "--backbone", name, "--prob", 1, "--image-size", 64)
-    with torch.device("meta"):  # shapes without numbers
-        net = fedfa.build(args, 3, 10)
-    seen = []
-    for module in net.modules():
-        if isinstance(module, fedfa.FFALayer):
-            module.register_forward_hook(lambda layer, x, out: seen.append(layer.channels))
-            assert module.channels in (32, *[2 ** i for i in range(6, 12)], 192, 384, 768)
-    if name in ("alexnet_bn", "alexnet"):
-        assert list(fedfa.PLACES[name].values()) == [64, 192, 384, 256, 256]
-    z = net.train().features(torch.empty(4, 3, 64, 64, device="meta"))
-    assert z.shape == (4, common.BACKBONES[name].dim)
-    assert len(seen) == COUNTS.get(name, 5) and seen == list(fedfa.PLACES[name].values())
-
-
-def test_alexnet_has_them_behind_pooling_and_relu():
-    """Behind the pooling of blocks 1, 2 and 5 and the ReLU of blocks 3 and 4, as in both codes."""
-    with torch.device("meta"):
-        body = fedfa.build(parsed(NAME, "--backbone", "alexnet_bn"), 3, 10).body
-    before = []
-    for module in body:
-        if isinstance(module, torch.nn.Sequential):
-            before.append(type(module[0]).__name__)
-    assert before == ["MaxPool2d", "MaxPool2d", "ReLU", "ReLU", "MaxPool2d"]
-    assert [type(body[i]).__name__ for i in (8, 11, 14)] == ["Conv2d"] * 3

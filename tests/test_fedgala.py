@@ -5,7 +5,6 @@ import math
 
 import common
 import fedgala
-from plumbing import linear
 from reproduce.cells import cells_of
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, tensor
-from torch.nn.functional import conv2d, normalize
+from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 SMALL = ("--limit", "48", "--batch-size", "8", "--hidden", "16", "--dim", "8", "--precision", "fp32",
@@ -144,36 +143,6 @@ OPTIMIZER = "optimizer lr momentum weight_decay"
 PACS = ("--dataset", "pacs")
 
 
-@pytest.mark.parametrize("ssl,paper,official", [
-    ("simclr", ["adam", 3e-3, 0, 0], ["adam", 1e-4, 0, 0]),
-    ("moco", ["sgd", 0.025, 0.9, 3e-4], ["sgd", 0.03, 0.9, 1e-4]),
-    ("byol", ["sgd", 0.03, 0.9, 3e-4], ["sgd", 0.03, 0.9, 1e-4]),
-    ("simsiam", ["sgd", 0.03, 0.9, 3e-4], ["sgd", 0.025, 0.9, 1e-4]),
-])
-def test_settings_are_the_papers_and_the_official_codes(ssl, paper, official):
-    """App. B.1 to B.3, and the release."""
-    flags = (*PACS, "--ssl", ssl)
-    assert values("fedgala", OPTIMIZER, *flags) == paper
-    assert values("official.fedgala", OPTIMIZER, *flags) == official
-    schedule = values("fedgala", "backbone crop rounds epochs batch_size hidden dim", *flags)
-    assert schedule == ["resnet18_3x3", 32, 100, 7, 128, 4096, 2048]
-    assert values("fedgala", "label_ratio linear_lr linear_epochs", *flags) == ["0.1/0.3", 3e-3, 100]
-    of_server = "average align_unit ga_unit ga_vectors probe linear_lr"
-    of_release = values("official.fedgala", of_server, *flags)
-    assert of_release == ["batches", "tensor", "tensor", "scaled", "projector", 1e-4]
-
-
-def test_settings_that_follow_from_the_learner():
-    """A flag wins over them; they win over the defaults. At laptop scale Adam's rate is smaller."""
-    assert values("fedgala", "lr", "--ssl", "byol", "--lr", "0.5") == [0.5]
-    byol_with_adam = values("fedgala", OPTIMIZER, *PACS, "--ssl", "byol", "--optimizer", "adam")
-    assert byol_with_adam == ["adam", 3e-3, 0, 0]
-    laptop = parsed("fedgala", *PACS, "--scale", "laptop")
-    assert (laptop.lr, laptop.origins["lr"]) == (3e-4, "derived")
-    assert values("fedgala", "lr", "--scale", "laptop") == [1e-3]  # of the digits there is no laptop scale
-    assert values("fedgala", "lr", *PACS, "--scale", "laptop", "--ssl", "moco") == [0.025]
-
-
 def seeded(args, client, t: int) -> list[tuple[Tensor, Tensor]]:
     """The batches of a client in round t."""
     common.seed_all(args.seed, "train", t, 0)
@@ -232,42 +201,6 @@ def test_a_linear_run_and_its_result(tmp_path):
     assert len(result["curve"]["d0 0.5"]) == 2
     assert not (tmp_path / "best.pt").exists()
     assert (tmp_path / "curves.png").exists()
-
-
-def test_the_untrained_network():
-    """What the start of a run evaluates: the first network, whose BN has the plain mean over the batches of
-    each client's first epoch, averaged by images; and chance, when all features are alike."""
-    args, _, _, _ = federation("fedgala", "--epochs", "1")
-    dataset = common.open_dataset(args)
-    fed = common.federation(fedgala.Server, fedgala.Client, args, fedgala.build, dataset)
-    found = linear.evaluate_start(fed, common.representations, common.batches)
-    w = fed.server.w
-    by_client = []
-    for k in range(5):
-        client = fed.clients[k]
-        common.seed_all(args.seed, "start", k)
-        means = []
-        for x, _ in common.batches(client.data.train, args, 0, k):
-            means.append(conv2d(x, w["f.0.weight"], w["f.0.bias"], padding=1).mean((0, 2, 3)))
-        by_client.append(torch.stack(means).mean(0))
-    target = fed.clients[5]
-    model = target.model(fed.server.download(5))
-    statistics = {}
-    for k in range(5):
-        common.seed_all(args.seed, "start", k)
-        epoch = common.batches(fed.clients[k].data.train, args, 0, k)
-        of_client = linear.batch_statistics(model, epoch, args)
-        assert_close(of_client["f.1.running_mean"], by_client[k], atol=1e-5, rtol=1e-4)
-        for name, v in of_client.items():
-            statistics[name] = statistics.get(name, 0) + v / 5
-    model = target.model(fed.server.download(5))
-    assert all(layer.momentum == 0.1 for layer in (model.f[1], model.g[1]))
-    model.load_state_dict(statistics, strict=False)
-    z, y = common.representations(model, target.data.test, args)
-    seed = common.seed_all(args.seed, "linear", "d75").initial_seed()
-    expected = linear.accuracies(z, y, 10, args, seed)["0.1"]
-    assert found["linear"]["d75"]["0.1"] == pytest.approx(expected, abs=0.05)
-    assert found["chance_loss"] == pytest.approx(float(fedgala.nt_xent(torch.ones(16, 3), args.temperature)))
 
 
 @pytest.mark.parametrize("ssl", ["moco", "byol", "simsiam"])

@@ -3,24 +3,14 @@
 import dataclasses
 
 import common
-import fedcir
 from baselines import fedgen
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import batch_norm, in_double, leaves_of, linear, log_probability
-from tests.three_clients import (
-    CLOSE,
-    FLAGS,
-    ROUNDS,
-    federation,
-    mean,
-    shares_of,
-    train_by_hand,
-)
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
 
 import pytest
 import torch
-from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.fedgen"
@@ -148,34 +138,6 @@ def test_one_term_is_enough(off):
     assert server.download(0).keys() == {"w", "w_g", "p"}
 
 
-def test_generators_losses_by_hand():
-    """Two classifiers, two labels; logits of 0 and log 3 give probabilities of 1/4 and 3/4."""
-    log3 = tensor(3.0).log()
-    logits = torch.stack([torch.stack([log3, log3 * 0])[None].expand(2, 2), torch.zeros(2, 2)])  # [K, B, C]
-    y, alpha = tensor([0, 1]), tensor([[0.9, 0.2], [0.1, 0.8]])
-    first = -(0.9 * tensor(0.75).log() + 0.1 * tensor(0.5).log())
-    second = -(0.2 * tensor(0.25).log() + 0.8 * tensor(0.5).log())
-    assert_close(fedgen.loss_of_labels(logits, y, alpha), (first + second) / 2)
-    root = tensor(3.0).sqrt()  # of the mean logits log(3)/2 and 0
-    expected = -((root / (root + 1)).log() + (1 / (root + 1)).log()) / 2
-    assert_close(fedgen.loss_of_mean_logits(logits, y), expected)
-
-
-def test_diversity_by_hand():
-    """Two samples: both pairs of different ones, of four, have (16 + 0)/2 and (1 + 3)/2."""
-    epsilon, z = tensor([[0.0, 0.0], [4.0, 0.0]]), tensor([[0.0, 0.0], [1.0, -3.0]])
-    assert_close(fedgen.diversity(epsilon, z), tensor(-8.0 * 2 * 2 / 4).exp())
-    assert fedgen.diversity(epsilon, z * 0) == 1  # nothing differs: the most
-
-
-def test_distillation_by_hand():
-    """KL of (3/4, 1/4) from (1/2, 1/2), and 0 of equal ones: the mean of two images; the sum over classes."""
-    target = tensor([[3.0, 1.0], [1.0, 1.0]]).log()
-    logits = torch.zeros(2, 2)
-    expected = (0.75 * tensor(1.5).log() + 0.25 * tensor(0.5).log()) / 2
-    assert_close(fedgen.distillation(logits, target), expected)
-
-
 @pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn"])
 def test_classifiers_of_uploads(backbone):
     """Each says what its client's network says of z, also where the classifier begins with a ReLU."""
@@ -199,20 +161,3 @@ def test_labels_that_no_client_has():
     server.args = dataclasses.replace(server.args, labels="uniform")
     p = server.label_distribution(c)
     assert p[3] == 0.5 and p[7] == 0.5 and p.sum() == 1
-
-
-def test_the_settings_of_fedcir():
-    """App. E's weights; its schedule; steps, noise, width and rate of its own generator."""
-    expected = {"officecaltech": (0.5, 1), "pacs": (1, 0.5), "domainnet10": (1, 0.5), "camelyon17": (1, 1),
-                "iwildcam": (1, 1)}
-    for dataset, weights in expected.items():
-        args = parsed(NAME, "--dataset", dataset)
-        theirs = parsed("fedavg", "--dataset", dataset, "--variant", "fedcir")
-        assert (args.lambda_kd, args.lambda_reg) == weights
-        for name in ("rounds", "steps", "batch_size", "lr", "momentum", "weight_decay", "clip", "average",
-                     "backbone", "image_size", "lr_decay", "eval_every"):
-            assert getattr(args, name) == getattr(theirs, name), name
-        of_fedcir = parsed("fedcir", "--dataset", dataset)
-        for name in ("generator_steps", "generator_lr", "noise", "width", "reg_from"):
-            assert getattr(args, name) == getattr(of_fedcir, name), name
-    assert fedgen.LAPTOP == fedcir.LAPTOP

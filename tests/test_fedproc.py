@@ -11,7 +11,6 @@ from tests.three_clients import CLOSE, FLAGS, federation, mean, train_by_hand
 
 import pytest
 import torch
-from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.fedproc"
@@ -110,33 +109,6 @@ def test_rounds_by_hand(source, fade, average):
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
-def test_loss_by_hand():
-    """Cosines 1, 0 and -1 with three prototypes of any length; a fourth one is none."""
-    z = tensor([[2.0, 0.0], [0.0, 0.5]])
-    c = tensor([[3.0, 0.0], [0.0, 5.0], [-0.1, 0.0], [0.0, 0.0]])
-    e = tensor(1.0).exp()
-    whole, other = e + 1 + 1 / e, 1 + e + 1
-    same_way = torch.stack([e / whole, e / other])
-    assert_close(fedproc.prototypical(z, c, tensor([0, 1])), -same_way.log())
-    assert_close(fedproc.prototypical(z, c, tensor([2, 3])), torch.stack([-(1 / e / whole).log(), e - e]))
-    l_gpc, l_ce, alpha = tensor([1.0, 2.0]), tensor([3.0, 5.0]), tensor([0.25, 0.0])
-    assert fedproc.hybrid(l_gpc, l_ce, alpha) == (0.25 * 1 + 0.75 * 3 + 5) / 2
-
-
-def test_gradient_of_the_loss():
-    """Finite differences; an image of a class without a prototype has none, and no NaN."""
-    generator = torch.Generator().manual_seed(0)
-    z, c = (torch.rand(n, 6, generator=generator, dtype=torch.float64) - 0.5 for n in (4, 5))
-    c[2] = 0
-    y = tensor([0, 4, 2, 1])
-    z.requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: fedproc.prototypical(z, c, y), z)
-    gradient, = torch.autograd.grad(fedproc.prototypical(z, c, y).sum(), z)
-    assert [bool(row.any()) for row in gradient] == [True, True, False, True]
-    by_hand = [l_gpc_by_hand(z[i], {0: c[0], 1: c[1], 3: c[3], 4: c[4]}, y[i].item()) for i in (0, 1, 3)]
-    assert_close(fedproc.prototypical(z, c, y)[[0, 1, 3]], torch.stack(by_hand))
-
-
 def test_weight_of_the_loss():
     """1 - t/T; with --fade 100 as in the authors' code, whatever T; --alpha is where it starts."""
     args = parsed(NAME, "--rounds", 300)
@@ -185,11 +157,3 @@ def test_every_backbone(backbone, size, dim):
     assert server.prototypes.shape == (10, dim)
     assert server.prototypes.any(1).tolist() == [True] * 4 + [False] * 6
     assert client.log["prototypical"] > 0
-
-
-def test_the_settings_of_fedcir():
-    """By default; the prototypes cost no pass over the images."""
-    args = parsed(NAME, "--dataset", "pacs")
-    assert (args.alpha, args.fade, args.projection, args.average) == (1, 0, False, "uniform")
-    assert (args.prototypes, args.rounds, args.steps, args.lr) == ("batches", 300, 20, 0.01)
-    assert parsed(NAME).prototypes == "pass" and parsed(NAME).average == "samples"

@@ -5,15 +5,7 @@ from baselines import fedprox
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import (
-    CLOSE,
-    FLAGS,
-    ROUNDS,
-    federation,
-    mean,
-    shares_of,
-    train_by_hand,
-)
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
 
 import pytest
 import torch

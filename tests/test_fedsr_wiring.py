@@ -9,14 +9,7 @@ import common
 import fedsr
 import official.fedsr
 from plumbing.runfolder import copied
-from tests.plain_torch import (
-    ClippedSGD,
-    body_of_smallcnn_bn,
-    in_double,
-    leaves_of,
-    linear,
-    log_probability,
-)
+from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import federation
 
 import pytest

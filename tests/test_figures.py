@@ -24,7 +24,7 @@ def filled(id: str, cells: list[list[Cell]]) -> FilledBlock:
 def panel_of(monkeypatch, tmp_path):
     """panel_of(id, cells) is the only panel of a figure whose rows have these cells."""
     drawn = []
-    monkeypatch.setattr(figures, "write_figure", lambda path, figure: drawn.append(figure))
+    monkeypatch.setattr(figures, "write_figure", lambda path, figure, mark: drawn.append(figure))
 
     def panel(id, cells):
         assert figures.draw(BY_ID[id], [filled(id, cells)], tmp_path / "f.png", "paper")

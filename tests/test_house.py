@@ -8,10 +8,12 @@ from tests.conftest import MODULES, PROGRAMS, ROOT, TESTED
 
 import pytest
 
-FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "README.md", "LICENSE", "CITATION.cff",
+FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "requirements.lock",
+         "README.md", "LICENSE", "CITATION.cff",
          "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"]
 METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py", "fdse.py"]
-FOLDERS = ["official", "baselines", "tables", "results", "tests", "docs", "bench", "plumbing", "reproduce"]
+FOLDERS = ["official", "baselines", "claims", "tables", "results", "tests", "docs", "bench", "plumbing",
+           "reproduce", "deploy"]
 
 OF_PAPERS = ["fdse", "fedsr", "fedadg", "fedgala"]  # those with a file in official/
 
@@ -25,6 +27,7 @@ BELOW = {
     "reproduce": {"reproduce", "common", "plumbing"},  # methods by the names in tables
     "reproduce_tables": {"reproduce", "common", "plumbing"},
     "docs": {"docs", "reproduce", "plumbing"},
+    "deploy": {"reproduce", "common", "plumbing"},
     "bench": {"bench", "reproduce", "method", "common", "plumbing"},
 }
 
@@ -63,7 +66,7 @@ def test_the_top_level():
     if not tracked():
         pytest.skip("this is no git checkout, so other files may lie here")
     top = {path.split("/")[0] for path in tracked()}
-    allowed = {*FILES, *METHOD_FILES, *FOLDERS, "requirements-docs.txt"}
+    allowed = {*FILES, *METHOD_FILES, *FOLDERS, "requirements-docs.txt", "requirements-deploy.txt"}
     assert {name for name in top if not name.startswith(".")} <= allowed
     assert {*FILES, *METHOD_FILES, *FOLDERS} <= top
 
@@ -150,7 +153,8 @@ def test_official_imports_common_and_its_method_alone(name):
     assert ours <= {"common", name}
 
 
-MACHINERY = ("common.py", "plumbing/", "reproduce/", "reproduce_tables.py", "bench/", "docs/")
+MACHINERY = ("common.py", "plumbing/", "reproduce/", "reproduce_tables.py", "bench/", "docs/",
+             "deploy/")
 METHODS = (*METHOD_FILES, "official/", "baselines/")
 
 

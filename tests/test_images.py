@@ -13,7 +13,7 @@ from tests.conftest import fails, parsed, run_here, zipped
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
 ARCHIVE = "Office_Caltech_DA_Dataset-main.zip"
 SIZE = 64
@@ -46,10 +46,26 @@ def test_all_image_modes_become_rgb(tmp_path, mode):
     assert pixels[:, :2].max() < 30 and pixels[:, -2:].min() > 200
 
 
-def test_float_pixels_are_refused(tmp_path):
-    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "x.tif")
-    with pytest.raises(ValueError, match="no defined range"):
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_of_32_bits_are_refused(tmp_path, dtype):
+    """Of the values 0 to 255 the upper 8 of 16 bits would be black."""
+    Image.fromarray(np.full((4, 4), 200, dtype)).save(tmp_path / "x.tif")
+    with pytest.raises(ValueError, match="32 bits have no defined range"):
         to_rgb((tmp_path / "x.tif").read_bytes(), 4)
+
+
+def test_a_pgm_of_16_bits_is_read(tmp_path):
+    half_dark(20, 1000, 60000, np.uint16).save(tmp_path / "x.pgm")
+    pixels = to_rgb((tmp_path / "x.pgm").read_bytes(), 8)
+    assert pixels[:, :2].max() < 30 and pixels[:, -2:].min() > 200
+
+
+def test_a_postscript_file_is_no_image(tmp_path, monkeypatch):
+    """Whatever its name says: Ghostscript is not started."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.eps")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", pytest.fail)
+    with pytest.raises(UnidentifiedImageError):
+        to_rgb((tmp_path / "x.eps").read_bytes(), 8)
 
 
 # Archives and folders
@@ -109,7 +125,7 @@ def damage_an_image(archive: Path, office: Path) -> None:
 def test_a_damaged_archive_ends_a_run_with_a_line(tmp_path, office, archive, capsys):
     damage_an_image(archive, office)
     fails(capsys, 1, "is no whole archive .Bad CRC-32", run, tmp_path)
-    assert not list((tmp_path / "data").rglob("*.npy"))
+    assert not list((tmp_path / "data").rglob("pixels.bin"))
     assert not list((tmp_path / "data").rglob("*.tmp"))
 
 
@@ -130,7 +146,7 @@ def index_without_a_domain(pixels: Path, index: Path) -> None:
 ])
 def test_a_damaged_cache_is_named(tmp_path, archive, damage):
     loaded(tmp_path)
-    pixels, = (tmp_path / "data").rglob("dslr.npy")
+    pixels, = (tmp_path / "data").rglob("pixels.bin")
     index, = (tmp_path / "data").rglob("index.json")
     damage(pixels, index)
     with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):

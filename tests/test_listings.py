@@ -1,29 +1,18 @@
 """The layouts of the datasets: each is read end to end from small archives in its official form."""
 
 import collections
+import dataclasses
 import json
 import tarfile
 from pathlib import Path
 
 from plumbing.catalog import FOLDERS
+from plumbing.decoding import open_images
 
 import pytest
 
-from .small_datasets import (
-    Images,
-    check,
-    expect,
-    load,
-    names_in,
-    nothing_is_left,
-    picture,
-    pictures,
-    stops,
-    vlcs,
-    write_tar,
-    write_vlcs,
-    write_zip,
-)
+from .small_datasets import (Images, check, expect, load, names_in, nothing_is_left, picture, pictures, stops,
+                             vlcs, write_tar, write_vlcs, write_zip)
 
 DOMAINNET = FOLDERS["domainnet"].classes
 DOMAINNET10 = FOLDERS["domainnet10"].classes
@@ -59,11 +48,30 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
         path = tmp_path / "archives" / "VLCS" / name
         path.rename(path.with_name("away"))
         path.symlink_to("nowhere")
-    stops("no images in SUN09/dog; .*; links that lead nowhere, .*: SUN09/dog", load, tmp_path, "vlcs")
-    path.unlink()
-    path.with_name("away").rename(path)
-    message = "domain labelme has 9 images in .*; no images: LabelMe/dog/away, LabelMe/dog/1.jpg;"
+    message = "2 entries are no files and no folders, .*: LabelMe/dog/1.jpg, SUN09/dog; replace"
     stops(message, load, tmp_path, "vlcs")
+
+
+def test_two_classes_that_have_changed_places_are_noticed(tmp_path, monkeypatch):
+    """By their numbers; and by the digest, where these are equal."""
+    names = names_in(vlcs())
+    changed = {name: name.replace("/car/", "/?/").replace("/dog/", "/car/").replace("/?/", "/dog/")
+               for name in names}
+    contents = pictures(names)
+    archive = write_vlcs(tmp_path, monkeypatch)
+    load(tmp_path, "vlcs")
+    right = open_images("vlcs", 8, str(tmp_path / "data"), str(tmp_path / "archives"), False).content
+    write_tar(archive, {f"packed/anew/{name}": contents[name] for name in sorted(names)})
+    known = dataclasses.replace(FOLDERS["vlcs"], content=right, counts={"sun09": [2, 2, 2, 2, 2]})
+    monkeypatch.setitem(FOLDERS, "vlcs", known)
+    check(load(tmp_path, "vlcs", data="other"), vlcs(), FOLDERS["vlcs"].classes)
+    write_tar(archive, {changed[name]: content for name, content in contents.items()})
+    stops("vlcs: its images are others than those of the official archive .* folder:PATH", load, tmp_path,
+          "vlcs")
+    del contents["VLCS/SUN09/dog/0.jpg"]
+    contents["VLCS/SUN09/car/2.jpg"] = picture("x")
+    write_tar(archive, contents)
+    stops("domain sun09 has 3 images of car; expected 2: get it again", load, tmp_path, "vlcs")
 
 
 def test_a_class_without_images(tmp_path, monkeypatch):

@@ -60,6 +60,13 @@ def test_a_client_is_tested_with_its_best_model(monkeypatch, select, rounds):
     assert not same(after[1], after[2])
 
 
+def test_a_client_without_a_best_model_is_tested_with_its_current_one():
+    """It trains in the first round, and the first evaluation is after the second one, which it misses."""
+    _, _, clients, _ = made("--eval-every", 2)
+    clients[1].train({}, 0)
+    assert same(common.state(clients[1].model({})), clients[1].w)
+
+
 def test_validation_leaves_the_training_alone(monkeypatch):
     """The same w_k with and without the choice of the best model, which is the first one here."""
     monkeypatch.setattr(local, "correct", lambda model, data, args: 1)

@@ -5,19 +5,10 @@ from baselines import moon
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, linear
-from tests.three_clients import (
-    CLOSE,
-    FLAGS,
-    ROUNDS,
-    federation,
-    mean,
-    shares_of,
-    train_by_hand,
-)
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
 
 import pytest
 import torch
-from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.moon"
@@ -70,25 +61,6 @@ def test_rounds_by_hand(evaluated):
             tested = previous[k] if evaluated == "trained" else w
             assert_close(in_double(common.state(model)), tested, **CLOSE)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
-
-
-def test_loss_by_hand():
-    """Similarities 1 and 0, then 0 and 1, then equal ones, which say nothing: log(1 + e^(-1/tau)), ..."""
-    z = tensor([[2.0, 0.0]])
-    one, none = tensor([[3.0, 0.0]]), tensor([[0.0, 5.0]])
-    e = torch.tensor(2.0).exp()  # tau 0.5
-    assert_close(moon.contrastive(z, one, none, 0.5), (1 + 1 / e).log())
-    assert_close(moon.contrastive(z, none, one, 0.5), (1 + e).log())
-    assert_close(moon.contrastive(z, one, one, 0.5), tensor(2.0).log())
-
-
-def test_gradient_of_the_loss():
-    """Finite differences; nothing flows into the frozen networks' z."""
-    generator = torch.Generator().manual_seed(0)
-    z, z_glob, z_prev = (torch.rand(4, 6, generator=generator, dtype=torch.float64) for _ in range(3))
-    z.requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: moon.contrastive(z, z_glob, z_prev, 0.3), z)
-    assert_close(moon.contrastive(z, z_glob, z_prev, 0.3), l_con_by_hand(z, z_glob, z_prev, 0.3))
 
 
 def test_projection():

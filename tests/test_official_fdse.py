@@ -136,22 +136,6 @@ def test_table4_of_the_versions(variant, size, flops):
     assert round(multiply_adds(net) / 1e10, 3) == flops
 
 
-@pytest.mark.parametrize("dataset,variant,coefficients", [
-    ("officecaltech", "official", (0.05, 0.05, 0.5)),
-    ("domainnet10", "official", (0.01, 0.1, 0.5)),
-    ("officecaltech", "first", (10.0, 0.5, 10.0)),
-    ("domainnet10", "first", (10.0, 0.5, 10.0)),
-])
-def test_settings_of_the_released_versions(dataset, variant, coefficients):
-    args = parsed("--dataset", dataset, "--variant", variant)
-    first = variant == "first"
-    assert (args.lambda_, args.beta, args.tau) == coefficients
-    assert (args.lr_decay, args.weight_decay, args.image_size) == (0.9998, 1e-3, 256)
-    assert (args.unit, args.evaluated, args.con_loss, args.con_from) == ("tensor", "trained", variant, 1)
-    assert (args.own_bias, args.dse_relu, args.pad, args.fc_identity) == (first, first, first, not first)
-    assert args.block_bias
-
-
 @pytest.mark.parametrize("variant", ["paper", "official", "first"])
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 def test_networks_take_the_images_of_every_scale(scale, variant):

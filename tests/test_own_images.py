@@ -2,9 +2,11 @@
 runs."""
 
 import dataclasses
+import io
 import os
 import re
 import shlex
+import shutil
 import types
 from pathlib import Path
 
@@ -31,13 +33,13 @@ def folder(tmp_path) -> Path:
 def load(folder: Path, size: int = 16):
     """What common.load_domains makes of it, decoded beside it."""
     args = types.SimpleNamespace(dataset=f"folder:{folder}", image_size=size, limit=0, seed=0, archives="",
-                                 data=str(folder.parent / "data"))
+                                 skip_broken=False, data=str(folder.parent / "data"))
     return common.load_domains(args)
 
 
 def caches(folder: Path) -> dict[Path, int]:
     """{file with pixels: its last change in ns}."""
-    return {path: path.stat().st_mtime_ns for path in (folder.parent / "data").rglob("*.npy")}
+    return {path: path.stat().st_mtime_ns for path in (folder.parent / "data").rglob("pixels.bin")}
 
 
 # What is read
@@ -86,7 +88,7 @@ def test_an_added_and_a_changed_image_are_noticed(folder):
     load(folder)
     before = caches(folder)
     load(folder)
-    assert len(before) == 2 and caches(folder) == before  # it is decoded once
+    assert len(before) == 1 and caches(folder) == before  # it is decoded once
     image = folder / "south" / "ill" / "0.png"
     image.write_bytes((folder / "north" / "healthy" / "1.png").read_bytes())
     domains, _ = load(folder)
@@ -105,9 +107,42 @@ def test_two_folders_of_one_name_and_equal_sizes_and_times_are_not_mixed_up(tmp_
             Image.new("RGB", (8, 8), (color,) * 3).save(place / name)
             os.utime(place / name, (1, 1))
         args = types.SimpleNamespace(dataset=f"folder:{place}", image_size=8, limit=0, seed=0, archives="",
-                                     data=str(tmp_path / "data"))
+                                     skip_broken=False, data=str(tmp_path / "data"))
         loaded.append(common.load_domains(args)[0][0].images.unique().tolist())
     assert loaded == [[10], [200]]
+
+
+def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(tmp_path):
+    """Of one size and one time; the copy has other times, and other names of the folders around it."""
+    folder = write_images(tmp_path / "images")
+    ours = [folder / "north" / c / "0.bmp" for c in ("ill", "healthy")]
+    for color, path in zip((10, 200), ours):
+        Image.new("RGB", (8, 8), (color,) * 3).save(path)
+        os.utime(path, (1, 1))
+
+    def content(place: Path) -> str:
+        args = parsed("fedavg", "--dataset", f"folder:{place}", "--image-size", "16",
+                      "--data", tmp_path / "data")
+        return common.open_dataset(args).content
+    first = content(folder)
+    copy = shutil.copytree(folder, tmp_path / "elsewhere" / "images")
+    assert content(copy) == first
+    ours[0].rename(tmp_path / "away")
+    ours[1].rename(ours[0])
+    (tmp_path / "away").rename(ours[1])
+    assert content(folder) != first
+
+
+def test_more_domains_than_open_files(tmp_path):
+    """A file for each would be too many: a process may have 1,024."""
+    folder = tmp_path / "images"
+    encoded = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(encoded, "png")
+    for d in range(1100):
+        for c in "ab":
+            (folder / f"d{d}" / c).mkdir(parents=True)
+            (folder / f"d{d}" / c / "0.png").write_bytes(encoded.getvalue())
+    assert len(load(folder, 8)[0]) == 1100
 
 
 # Bad folders
@@ -139,11 +174,23 @@ def a_name_of_all(folder: Path) -> None:
     (folder / "south").rename(folder / "all")
 
 
+def a_name_of_results(folder: Path) -> None:
+    (folder / "south").rename(folder / "AVG")
+
+
+def closed_places(folder: Path) -> None:
+    (folder / "north" / "ill" / "\x1b[31m").symlink_to("nowhere")
+    (folder / "south" / "away").symlink_to(folder / "south")
+    os.mkfifo(folder / "south" / "ill" / "p.png")
+
+
 def no_letters(folder: Path) -> None:
     (folder / "south").rename(folder / os.fsdecode(b"s\xfcd"))
 
 
 def not_readable(folder: Path) -> None:
+    whole = (folder / "north" / "ill" / "4.png").read_bytes()
+    (folder / "north" / "ill" / "4.png").write_bytes(whole[:-40])
     (folder / "south" / "ill" / "3.png").write_bytes(b"no image")
 
 
@@ -153,9 +200,11 @@ def not_readable(folder: Path) -> None:
     (no_images, 2, "found the domains none and the classes none"),
     (one_class, 2, "found the domains north, south and the classes healthy"),
     (outside_a_class, 2, "the image north/0.png is in no folder of a class; expected <domain>/<class>/"),
-    (a_name_of_all, 2, "a folder cannot have the name 'all' here; rename it"),
-    (no_letters, 2, r"a folder cannot have the name 's\\udcfcd' here; rename it"),
-    (not_readable, 1, "the image south/ill/3.png cannot be decoded .*; replace or remove it"),
+    (a_name_of_all, 2, "a domain cannot have the name 'all' here; rename it"),
+    (a_name_of_results, 2, "a domain cannot have the name 'AVG' here; rename it"),
+    (no_letters, 2, r"a domain or class cannot have the name 's\\udcfcd' here; rename it"),
+    (closed_places, 1, r"3 entries are no files .*: north/ill/\\x1b\[31m, south/away, south/ill/p.png; repl"),
+    (not_readable, 1, "2 images cannot be decoded .north/ill/4.png: .*, south/ill/3.png: it is no image."),
 ])
 def test_bad_folders(folder, change, code, words):
     change(folder)
@@ -175,7 +224,7 @@ def test_a_folder_has_the_settings_of_pacs(method, scale):
     pacs = parsed(method, "--dataset", "pacs", "--scale", scale)
     assert dataclasses.replace(own, dataset="pacs", target_part=pacs.target_part) == pacs
     assert own.origins | {"target_part": pacs.origins["target_part"]} == pacs.origins
-    assert (own.target_part, own.origins["target_part"]) == ("all", "own images")
+    assert (own.target_part, own.origins["target_part"]) == ("all", "own data")
     part = parsed(method, "--dataset", "folder:/somewhere/images", "--target-part", "test").target_part
     assert part == "test"
 
@@ -211,7 +260,7 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
     first, = run_all("fedavg", args)
     there = folder_of(args, first["args"])
     assert re.fullmatch(r"runs/fedavg-images-indomain-smoke-s0-[0-9a-f]{8}", str(there))
-    assert first["args"]["dataset"].startswith(f"folder:{folder} ")
+    assert first["args"]["dataset"].startswith("folder:images ")
     assert "image_size 16" in capsys.readouterr().out
     again, = run_all("fedavg", parsed("fedavg", *flags))
     assert again == first and "holds this run, finished" in capsys.readouterr().out
@@ -229,6 +278,13 @@ def test_a_domain_of_any_name_is_trained_and_drawn(flags, folder):
     result, = run_all("fedavg", parsed("fedavg", *flags))
     assert list(result["best"]["clients"]) == sorted([name, "north"])
     assert Path("x/curves.png").exists()
+
+
+def test_a_domain_that_is_named_as_a_client(flags, folder, capsys):
+    """Its accuracy would take the place of the other's."""
+    (folder / "south").rename(folder / "north-0")
+    args = parsed("fedavg", *flags, "--clients-per-domain", "2", "--protocol", "lodo", "--target", "north-0")
+    fails(capsys, 2, "two of north-0, north-1, north-0 have one name", run_all, "fedavg", args)
 
 
 def test_leave_one_out_and_without_labels(flags, folder, capsys):
@@ -270,3 +326,41 @@ def test_the_readmes_example(tmp_path, monkeypatch, capsys):
             module = MODULES[method]
             result, = run_all(method, module.arguments(words[1:]))
             assert torch.isfinite(torch.tensor(result["best"]["ALL"]))
+
+
+# Images of the real world
+
+
+def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
+    """A camera that was held upright stores the picture on its side."""
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, 8:] = 250
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    Image.fromarray(pixels).save(tmp_path / "x.png", exif=exif)
+    turned = to_rgb((tmp_path / "x.png").read_bytes(), 8)
+    assert turned[:3].max() < 40 and turned[-3:].min() > 200
+
+
+def test_scans_of_12_bits_are_named(folder, capsys):
+    for i, highest in enumerate((4095, 4096)):
+        pixels = np.full((8, 8), highest, np.uint16)
+        Image.fromarray(pixels).save(folder / "north" / "ill" / f"{i}.png")
+    for _ in range(2):  # also where the cache is there
+        load(folder)
+        said = capsys.readouterr().err
+        assert "1 images have 16 bits a pixel of which 12 or fewer are used" in said
+        assert said.splitlines()[-1].endswith("or to all 16: north/ill/0.png")
+
+
+def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
+    not_readable(folder)
+    plain = parsed("fedavg", *flags)
+    fails(capsys, 1, "2 images cannot be decoded .*--skip-broken", run_all, "fedavg", plain)
+    args = parsed("fedavg", *flags, "--skip-broken")
+    result, = run_all("fedavg", args)
+    said = capsys.readouterr().err
+    assert "2 images cannot be decoded and were left out, as --skip-broken asks: north/ill/4" in said
+    assert [len(d.labels) for d in common.load_domains(args)[0]] == [19, 19] and result["args"]["skip_broken"]
+    capsys.readouterr()
+    fails(capsys, 1, "2 images cannot be decoded .*--skip-broken", run_all, "fedavg", plain)

@@ -5,19 +5,10 @@ from baselines import partialfed
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import (
-    CLOSE,
-    FLAGS,
-    ROUNDS,
-    federation,
-    mean,
-    shares_of,
-    train_by_hand,
-)
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
 
 import pytest
 import torch
-from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.partialfed"
@@ -142,14 +133,6 @@ def test_a_client_learns_to_take_the_better_layer(better):
     clients[0].learn_strategy(w, 0)
     assert ("head.weight" in clients[0].kept()) == (better == "own")
     assert clients[0].scores[5].abs().min() > 0.1  # that of the other layers is rounding
-
-
-def test_mixture_by_hand():
-    w = {"a.weight": tensor([1.0]), "a.bias": tensor([2.0]), "b.weight": tensor([3.0])}
-    own = {"a.weight": tensor([10.0]), "a.bias": tensor([20.0]), "b.weight": tensor([30.0])}
-    u = tensor([[1.0, 0.0], [0.25, 0.75]])
-    mixed = partialfed.mixture(u, [["a.weight", "a.bias"], ["b.weight"]], w, own)
-    assert mixed == {"a.weight": 1, "a.bias": 2, "b.weight": 23.25}
 
 
 def test_batch_normalization_of_resnet_is_found_by_type():

@@ -53,7 +53,7 @@ def test_images_are_prepared_as_the_runs_to_the_bit(own):
     p, labels = expected(net, whole).max(1)
     assert problems == [] and len(rows) == 20
     assert [c for _, c, _ in rows] == [classes[label] for label in labels]
-    assert [value for _, _, value in rows] == p.tolist()
+    assert [max(of_classes) for _, _, of_classes in rows] == p.tolist()
 
 
 def test_embedded_digits_and_gray_images(tmp_path):
@@ -72,7 +72,7 @@ def test_embedded_digits_and_gray_images(tmp_path):
             picture = Image.fromarray(image.numpy())
             picture.convert("RGB" if i % 2 else "L").save(files[-1])
         rows, _ = predict.predict(net, files)
-        assert [value for _, _, value in rows] == p
+        assert [max(of_classes) for _, _, of_classes in rows] == p
     Image.fromarray(np.zeros((9, 28), np.uint8)).save(tmp_path / "wide.png")
     assert predict.read_image(tmp_path / "wide.png", net.run).shape == (1, 28, 28)
 
@@ -88,9 +88,11 @@ def test_the_table_and_the_csv_have_the_same(own, tmp_path, capsys):
         predict.main([str(own / "run"), str(photos), "--csv", str(out)])
     assert not capsys.readouterr().out
     table = list(csv.reader(io.StringIO(out.read_text())))
-    assert table[0] == ["file", "class", "probability"] and len(table) == 11
-    for (file, c, p), (c_printed, p_printed, file_printed) in zip(table[1:], rows):
+    assert table[0] == ["file", "class", "probability", "p(healthy)", "p(ill)"] and len(table) == 11
+    for (file, c, p, *of_classes), (c_printed, p_printed, file_printed) in zip(table[1:], rows):
         assert (file, c) == (file_printed, c_printed) and abs(float(p) - float(p_printed)) <= 5e-5
+        named = dict(zip(("healthy", "ill"), map(float, of_classes)))
+        assert named[c] == max(named.values()) == float(p) and abs(sum(named.values()) - 1) < 1e-6
 
 
 def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):

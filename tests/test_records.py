@@ -96,6 +96,21 @@ def test_the_command_that_gives_a_records_bytes():
     assert command_of(whole) == whole["command"]
 
 
+@pytest.mark.parametrize("part, values, words", [
+    ("args", {"rounds": 0}, "rounds is 0, expected at least 1"),
+    ("args", {"lr": -0.1}, "lr is -0.1, expected above 0"),
+    ("args", {"lr": float("inf")}, "lr is inf, expected above 0"),
+    ("seconds", {"train": -1.0}, "train has taken -1.0 seconds"),
+    ("best", {"ALL": 2.0}, "ALL is 2.0, expected 0 to 1"),
+])
+def test_numbers_that_no_run_has_are_no_record(tmp_path, part, values, words):
+    made = record("fedavg", ["--dataset", "digits"])
+    path = write_records(tmp_path / "r.jsonl", [made | {part: made[part] | values}])
+    path.write_text(path.read_text().replace("Infinity", "1e999"))
+    records = Records(path)
+    assert not records.every and words in records.damaged[0]
+
+
 @pytest.mark.parametrize("line", ['{"id": "x"', "[]", "\x00", "{}", '{"best": NaN}', '{"method": "../x"}',
                                   '{"args": {}}'])
 def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):

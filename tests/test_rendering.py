@@ -8,10 +8,12 @@ from pathlib import Path
 import reproduce_tables
 from plumbing.settings import identity
 from reproduce.cells import Cell
+from reproduce.claims import read_claims
 from reproduce.methods import arguments
 from reproduce.records import Records
 from reproduce.rendering import MARKS, budget, cell_text, ours, render
 from reproduce.tables import read_tables
+from reproduce.witnesses import read_witnesses
 from tests.conftest import ROOT, fails
 from tests.small_table import small_folder, write_records
 
@@ -23,8 +25,8 @@ GOLDEN = Path(__file__).parent / "golden"
 def test_rendering_against_the_golden_file(tmp_path):
     records = Records(small_folder(tmp_path) / "runs.jsonl")
     text = render(read_tables(tmp_path / "tables"), records, tmp_path)
-    for name in ("fdse-9.md", "fdse-9.csv"):
-        assert (tmp_path / "tables" / name).read_text() == (GOLDEN / name).read_text()
+    assert (tmp_path / "tables" / "fdse-9.md").read_text() == (GOLDEN / "fdse-9.md").read_text()
+    assert (tmp_path / "results.csv").read_text() == (GOLDEN / "results.csv").read_text()
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
     assert "| [A small table]" in (tmp_path / "scoreboard.md").read_text()
     assert (tmp_path / "scoreboard.png").exists()
@@ -35,7 +37,7 @@ def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
     small_folder(tmp_path)
     (tmp_path / "README.md").write_text("# Results of my own")
     flags = ["--tables", tmp_path / "tables", "--records", tmp_path / "runs.jsonl", "--out", tmp_path]
-    fails(capsys, 2, "README.md is not of these tables, and would be replaced: give another --out",
+    fails(capsys, 2, "has files of something else, which might be lost: give another --out; nothing was",
           reproduce_tables.main, [str(flag) for flag in flags])
     assert (tmp_path / "README.md").read_text() == "# Results of my own"
     assert not (tmp_path / "scoreboard.md").exists()
@@ -58,7 +60,8 @@ def test_cells_as_text():
     """The published numbers with the decimals that are printed."""
     three = {0: 95.0, 1: 97.0, 2: 96.0}
     assert cell_text(Cell(["90", "2"], three, verdict="differs")) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 *"
-    assert cell_text(Cell(["90", "2"], three, verdict="agrees")) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 ="
+    with_trials = cell_text(Cell(["90", "2"], three, trials=4, verdict="differs"))
+    assert with_trials == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 (+2.95 to +9.05) *"
     one_seed = Cell(["90.0", "0.16"], {0: 96.0}, verdict="untested", differs_now=True)
     assert cell_text(one_seed) == "90.0 ± 0.16 / 96.00 (1), +6.00 ? †"
     assert ours(Cell(["90.0"], three)) == "96.00 ± 1.00 (3)"
@@ -106,12 +109,16 @@ def test_the_results_are_those_of_the_records(tmp_path):
     """What is in results/ and between the README's marks is what rendering the recorded runs gives."""
     results = tmp_path / "results"
     shutil.copytree(ROOT / "results" / "figures", results / "figures")
-    shutil.copy(ROOT / "results" / "agreement.toml", results)
     between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
     emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text())
     (tmp_path / "README.md").write_text(emptied)
-    render(read_tables(), Records(ROOT / "results" / "runs.jsonl"), results)
-    for path in [tmp_path / "README.md", *results.glob("*.md"), *(results / "tables").iterdir()]:
+    tables = read_tables()
+    elsewhere = read_witnesses(ROOT / "tables", tables)
+    render(tables, Records(ROOT / "results" / "runs.jsonl"), results, True, read_claims(), elsewhere)
+    for path in [tmp_path / "README.md", *results.glob("*.*"), *(results / "tables").iterdir(),
+                 *(results / "claims").glob("*.md")]:
+        if path.suffix == ".png":
+            continue
         assert path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text(), path.name
     made = {path.name for path in (results / "tables").iterdir()}
     assert made == {path.name for path in (ROOT / "results" / "tables").iterdir()}

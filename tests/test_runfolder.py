@@ -47,7 +47,7 @@ def result_in(path) -> dict:
 
 RESULT = {"id", "method", "args", "command", "best", "last", "curve", "logs", "bytes", "finished",
           "seconds", "images_per_second", "peak_memory_mib", "code", "sha256", "commit", "dirty",
-          "versions", "hardware"}
+          "versions", "hardware", "measures", "content"}
 
 
 def test_output_folder(tmp_path):
@@ -60,6 +60,7 @@ def test_output_folder(tmp_path):
     assert Image.open(tmp_path / "run" / "curves.png").size[0] > 500
     again = run_here("fedavg", tmp_path / "run", "--record", records)
     assert again == result  # with its time: it is not run again
+    del result["measures"]
     assert [json.loads(line) for line in records.read_text().splitlines()] == [result]
 
 
@@ -110,7 +111,11 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("damage,words", [
-    ({"round": 99}, "metrics.jsonl is damaged: it has not the 99 rounds"),
+    ({"round": 99}, "checkpoint.pt is no whole checkpoint"),
+    ({"round": True + 0.5}, "checkpoint.pt is no whole checkpoint"),
+    ({"seconds": {"train": -1.0}}, "checkpoint.pt is no whole checkpoint"),
+    ({"code": [{}]}, "checkpoint.pt is no whole checkpoint"),
+    ({"server": {"w": {"x": torch.tensor(torch.nan)}}}, "checkpoint.pt has numbers that are not finite"),
     ({"server": {"w": {"x": torch.zeros(1)}}}, "checkpoint.pt does not fit this method"),
 ])
 def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
@@ -119,6 +124,16 @@ def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
     torch.save(saved | {"round": 1} | damage, path)
     (finished / "result.json").unlink()
     fails(capsys, 1, f"{words}.*--no-resume to replace it", run_here, "fedavg", finished)
+
+
+def test_an_edited_result_is_neither_shown_nor_recorded(finished, tmp_path, capsys):
+    """What the history says is."""
+    right = result_in(finished)
+    edited = right | {"best": right["best"] | {"ALL": 2.0}, "curve": {}}
+    (finished / "result.json").write_text(json.dumps(edited))
+    result = run_here("fedavg", finished, "--record", tmp_path / "r.jsonl")
+    assert result == right
+    assert json.loads((tmp_path / "r.jsonl").read_text())["best"] == right["best"]
 
 
 def test_a_changed_byte_is_noticed(tmp_path, monkeypatch, capsys):
@@ -248,6 +263,9 @@ def test_a_run_stops_after_a_round(tmp_path, capsys):
           "--stop-after", "2")
     run_here("fedavg", tmp_path / "run", "--rounds", "4")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    trained = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["images"]
+               for name in ("run", "whole")]
+    assert trained[0] == trained[1]
 
 
 def test_too_little_room_is_said_before_the_first_checkpoint(tmp_path, monkeypatch, capsys):

@@ -28,22 +28,34 @@ def test_quoted_rows_and_rows_of_ours_are_not_counted(tmp_path):
     assert counts_of(blocks, blocks).total() == 6
 
 
+def test_a_number_that_two_tables_have_counts_once(tmp_path):
+    """The same run, place and digits; where the digits differ, twice."""
+    records = Records(small_folder(tmp_path) / "runs.jsonl")
+    changed = PUBLISHED.replace("fdse,9,", "fdse,8,").replace("percent,90.0,2.0", "percent,91.0,2.0")
+    write_table(tmp_path / "tables", "fdse-8", TABLE, changed)
+    blocks = [filled(table, records, "paper") for table in read_tables(tmp_path / "tables")]
+    seen = set()
+    first, second = (counts_of(of, of, seen) for of in blocks)
+    assert first.total() == 9
+    assert second == {"differs": 1, "lost": 2, "no method": 3}
+
+
 def test_the_sentence_and_the_table_have_the_counts(tmp_path):
     board = board_of_small_table(tmp_path)
     words = sentence(board)
-    for part in ("Of the 14 numbers", "8 are measured", "of 0 no difference is found, 2 differ, 0 differ by",
-                 "their table, 6 cannot be tested",
+    for part in ("Of the 14 accuracies", "8 are measured", "(2 that differ, 6 without an interval)",
+                 "Of 0 costs",
                  "6 are of methods", "4 more were lost when the papers were read as text"):
         assert part in words, words
     assert "not written" not in sentence([(board[0][0], Counter(agrees=1))])
     rows = [line for line in as_markdown(board).splitlines() if line.startswith("| ")]
     last = [cell.strip() for cell in rows[-1].split("|")[1:-1]]
-    assert last == ["all", "18", "0", "0", "2", "6", "0", "0", "6", "4"]
+    assert last == ["all", "18", "0", "0", "2", "6", "0", "0", "0", "0", "6", "4"]
 
 
 def test_the_picture_has_a_bar_for_each_table(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(scoreboard, "write_figure", lambda path, figure: drawn.append(figure))
+    monkeypatch.setattr(scoreboard, "write_figure", lambda path, figure, mark: drawn.append(figure))
     table = board_of_small_table(tmp_path)[0][0]
     scoreboard.draw(2 * [(table, Counter(agrees=61, lost=1))], tmp_path / "s.png")
     (panel,) = drawn[0].axes
@@ -51,4 +63,4 @@ def test_the_picture_has_a_bar_for_each_table(tmp_path, monkeypatch):
     assert widths == [61, 61, 1, 1]
     assert [text.get_text() for text in panel.get_yticklabels()] == ["A small table"] * 2
     words = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert words == ["no difference found: 122", "lost in the text of the paper: 2"]
+    assert words == ["no difference found, within 3 points: 122", "lost in the text of the paper: 2"]

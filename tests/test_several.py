@@ -6,14 +6,21 @@ import statistics
 import common
 from plumbing import several
 from tests.conftest import metrics, parsed, run_all
-from tests.test_common import Clock, guessing
+from tests.recording import recording, write_data
 
 import pytest
 
 
-def run_guessing(guesses: list[int], *flags) -> list[dict]:
-    """Runs of clients that guess a label, which train nothing."""
-    return common.run(Clock, guessing(guesses), parsed("fedavg", "--no-figures", "--limit", "40", *flags))
+@pytest.fixture
+def run_recorded(tmp_path):
+    """Runs of a method that trains nothing, of two rounds: the accuracy of the first is the better one."""
+    data = write_data(tmp_path / "data.py", {"north": 60, "south": 40})
+
+    def run(*flags) -> list[dict]:
+        settings = parsed("fedavg", "--dataset", data, "--no-figures", "--rounds", 2, *flags)
+        return common.run(*recorded, settings, build)
+    *recorded, build = recording({}, lambda image, t: image % 7 < 6 - 2 * t)
+    return run
 
 
 def settings_in(folder) -> dict:
@@ -39,12 +46,11 @@ def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch):
     assert "--seed 3" in theirs["command"] and len(results) == 2
 
 
-def test_finished_seeds_are_shown_and_not_run_again(tmp_path, capsys):
-    flags = ["--rounds", "2", "--out", tmp_path]
-    run_guessing([3, 8], *flags, "--seeds", "0,1")
+def test_finished_seeds_are_shown_and_not_run_again(tmp_path, capsys, run_recorded):
+    run_recorded("--out", tmp_path, "--seeds", "0,1")
     before = (tmp_path / "s1" / "timing.jsonl").read_bytes()
     capsys.readouterr()
-    results = run_guessing([3, 8], *flags, "--seeds", "1,2")
+    results = run_recorded("--out", tmp_path, "--seeds", "1,2")
     said = capsys.readouterr().out
     assert f"{tmp_path / 's1'} holds this run, finished" in said
     assert (tmp_path / "s1" / "timing.jsonl").read_bytes() == before
@@ -52,13 +58,13 @@ def test_finished_seeds_are_shown_and_not_run_again(tmp_path, capsys):
     assert len(metrics(tmp_path / "s2")) == 2
 
 
-def test_mean_and_deviation_at_the_end(tmp_path, capsys):
-    """Of the images that are guessed right; the deviation is the sample's, n - 1."""
-    results = run_guessing([3, 8], "--rounds", "2", "--out", tmp_path, "--seeds", "0,1,2")
+def test_mean_and_deviation_at_the_end(tmp_path, capsys, run_recorded):
+    """Of the images that are classified correctly; the deviation is the sample's, n - 1."""
+    results = run_recorded("--out", tmp_path, "--seeds", "0,1,2")
     *_, heading, heads, of_all, of_mean = capsys.readouterr().out.splitlines()
     file = tmp_path / "seeds.json"
-    assert heading == ("test_common on digits, seeds 0, 1, 2: accuracy (%), mean +- sample deviation over "
-                       f"the seeds; in {file}")
+    assert heading == (f"recording on {tmp_path / 'data.py'}, seeds 0, 1, 2: accuracy (%), mean +- sample "
+                       f"deviation over the seeds; in {file}")
     assert heads.split() == ["best", "validation", "round", "last", "round"]
     shown = []
     for which in ("best", "last"):
@@ -95,9 +101,9 @@ def test_without_labels_there_is_no_best_round(capsys):
     assert several.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
 
 
-def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys):
+def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys, run_recorded):
     (tmp_path / "seeds.json").write_text('{"seeds": "of flowers"}')
     with pytest.raises(SystemExit, match="2"):
-        run_guessing([3], "--out", tmp_path, "--seeds", "0,1")
-    assert "seeds.json has no means over seeds" in capsys.readouterr().err
+        run_recorded("--out", tmp_path, "--seeds", "0,1")
+    assert "seeds.json holds something else, which would be lost or spoiled" in capsys.readouterr().err
     assert (tmp_path / "seeds.json").read_text() == '{"seeds": "of flowers"}'

@@ -9,6 +9,7 @@ from pathlib import Path
 import fedavg
 from baselines import fedprox
 from plumbing.runfolder import copied
+from reproduce.benchmark import entry_of, parsed
 from tests.conftest import MODULES, ROOT
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
 
@@ -31,15 +32,15 @@ def applied(diff: str, text: str) -> str:
         lines = hunk.splitlines(keepends=True)
         before = "".join(line[1:] for line in lines if line[0] in " -")
         after = "".join(line[1:] for line in lines if line[0] in " +")
-        assert text.count(before) == 1, f"{text.count(before)} times in fedavg.py:\n{before}"
+        assert text.count(before) == 1, f"{text.count(before)} times in the file:\n{before}"
         text = text.replace(before, after)
     return text
 
 
-def module_of(diff: str, folder: Path, monkeypatch):
-    """fedavg.py after a diff, as a module."""
+def module_of(diff: str, folder: Path, monkeypatch, method: str = "fedavg"):
+    """A method's file after a diff, as a module."""
     path = folder / "changed.py"
-    path.write_text(applied(diff, (ROOT / "fedavg.py").read_text()))
+    path.write_text(applied(diff, (ROOT / f"{method}.py").read_text()))
     spec = importlib.util.spec_from_file_location("changed", path)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "changed", module)
@@ -54,7 +55,11 @@ def test_commands_are_as_printed():
         if line.startswith("python "):
             name, *flags = shlex.split(line.removeprefix("python ").removeprefix("-m "), comments=True)
             name = name.removesuffix(".py").replace("baselines.mine", "baselines.fedprox")
-            MODULES[name].arguments(flags)
+            if name == "reproduce.benchmark":
+                methods = parsed(flags).methods.split(",")
+                assert [entry_of(method).name for method in methods] == ["fdse", "fedavg"]
+            else:
+                MODULES[name].arguments(flags)
             found += 1
     assert found == 7
 

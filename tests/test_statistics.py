@@ -1,7 +1,8 @@
 """What is said of several seeds, by hand."""
 
-from reproduce.statistics import holm, means_over_columns, paired, welch
+from reproduce.statistics import holm_levels, means_over_columns, paired, welch
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -21,18 +22,39 @@ def test_a_mean_over_columns_has_the_seeds_of_all():
     assert means_over_columns([{0: 1.0}, {}]) == {}
 
 
+def test_paired_at_another_level():
+    """The probability is the level at which 0 just leaves the interval."""
+    a, b = {0: 5.0, 1: 6.0, 2: 10.0, 3: 7.0}, {0: 4.0, 1: 4.0, 2: 7.0, 3: 7.5}
+    pair = paired(a, b)
+    assert pair.probability == pytest.approx(stats.ttest_rel([5, 6, 10, 7], [4, 4, 7, 7.5]).pvalue)
+    low, high = paired(a, b, pair.probability).interval
+    assert low == pytest.approx(0, abs=1e-9) and high == pytest.approx(2 * pair.difference)
+
+
+def test_the_paired_interval_covers():
+    """Of 20,000 draws of three and of five seeds, whose differences are normal, 94 to 96%."""
+    draws = np.random.default_rng(0)
+    for seeds in (3, 5):
+        inside = 0
+        for of_seeds in draws.normal(1.5, 2.0, (20_000, seeds)):
+            error = of_seeds.std(ddof=1) / seeds ** 0.5
+            inside += abs(of_seeds.mean() - 1.5) < stats.t.ppf(0.975, seeds - 1) * error
+        assert 0.94 < inside / 20_000 < 0.96
+        one = paired(dict(enumerate(of_seeds)), dict.fromkeys(range(seeds), 0.0))
+        assert one.interval[1] - one.difference == pytest.approx(stats.t.ppf(0.975, seeds - 1) * error)
+
+
 def test_welch_by_hand():
-    """t = 6 / sqrt(1/3 + 4/4) with the degrees of freedom of Welch and Satterthwaite."""
+    """Student's t of sqrt(1/3 + 4/4) with the degrees of freedom of Welch and Satterthwaite."""
     three = {0: 95.0, 1: 97.0, 2: 96.0}
-    t = 6 / (1 / 3 + 4 / 4) ** 0.5
     freedom = (1 / 3 + 1) ** 2 / ((1 / 3) ** 2 / 2 + 1 ** 2 / 3)
-    assert welch(three, [90.0, 2.0], 4) == pytest.approx(2 * stats.t.sf(t, freedom))
+    assert welch(three, [90.0, 2.0], 4) == pytest.approx(stats.t.ppf(0.975, freedom) * (1 / 3 + 1) ** 0.5)
     for ours, published, trials in (({0: 96.0}, [90.0, 2.0], 4), (three, [90.0], 4), (three, [90.0, 2.0], 0),
                                     (three, [90.0, 2.0], 1), ({0: 96.0, 1: 96.0}, [90.0, 0.0], 4)):
         assert welch(ours, published, trials) is None
 
 
-def test_holm_by_hand():
-    """The smallest of four times 4, the next times 3, ...; none is smaller than one before it."""
-    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert holm([0.9, 0.6]) == [1.0, 1.0] and holm([]) == []
+def test_holms_levels_by_hand():
+    """0.01 against 0.05 / 4, 0.015 against 0.05 / 3, 0.03 fails against 0.05 / 2: the last has that level."""
+    assert holm_levels([0.04, 0.01, 0.03, 0.015]) == pytest.approx([0.025, 0.0125, 0.025, 0.05 / 3])
+    assert holm_levels([0.9, 0.6]) == [0.025, 0.025] and holm_levels([]) == []

@@ -14,7 +14,7 @@ from tests.small_table import PUBLISHED, TABLE, write_table
 import pytest
 
 EVERY = read_tables()
-TABLES = [table for table in EVERY if not table.figure]
+TABLES = [table for table in EVERY if not table.figure and not table.id.startswith("ours-")]
 README = (ROOT / "tables" / "README.md").read_text()
 BASELINES = ("local centralized fedprox scaffold feddyn moon lgfedavg ditto partialfed fedbn fedfa fedheal "
              "feddg_ga fedproc fedgen fedema").split()
@@ -224,7 +224,7 @@ def test_rows_are_stated_once(tmp_path):
     (('paper = "fdse"', 'paper = "x"'), "paper x, figure '': expected one of"),
     (('flags = "--lambda 0"', "ours = true"), "no row has the number of digits, FDSE without C, ALL"),
     (('flags = "--lambda 0"', 'flag = "--lambda 0"'), "unexpected keyword argument 'flag'"),
-    (('method = "FedX"', 'method = "FedY"'), "Digits, FedY, ALL: published/fdse-9.csv has no number for it"),
+    (('method = "FedX"', 'method = "FedY"'), "Digits, FedY, ALL: published/ has no number for it"),
     (('value = "best/ALL"', 'value = "bset/ALL"'), "is no value of a column"),
     (('module = "fdse"', ""), "it needs a module, or quoted"),
     (("trials = 4", 'figure = "pie"'), "figure 'pie': expected one of"),
@@ -243,7 +243,7 @@ LINE = "fdse,9,digits,,FedAvg,ALL,accuracy_percent,90.0,2.0,measured\n"
 
 
 @pytest.mark.parametrize("change, words", [
-    ((LINE, ""), "Digits, FedAvg, ALL: published/fdse-9.csv has no number for it"),
+    ((LINE, ""), "Digits, FedAvg, ALL: published/ has no number for it"),
     ((LINE, LINE + LINE), "has not one number for digits, FedAvg, ALL alone: published_setting says which"),
     ((LINE, LINE.replace("90.0", "9O.0")), "could not convert string to float"),
     ((LINE, LINE.replace("measured", "quoted")), "or one that is quoted where the row is not"),
@@ -269,7 +269,8 @@ def test_published_numbers_belong_to_one_cell(tmp_path):
 
 def test_every_file_of_published_numbers_is_of_a_table():
     ids = {table.id for table in EVERY}
-    assert {path.stem for path in (ROOT / "tables" / "published").glob("*.csv")} <= ids
+    named = {path.stem for path in (ROOT / "tables" / "published").glob("*.csv")}
+    assert named - {"witnesses"} <= ids
     for table in EVERY:
         for block in table.blocks:
             names = {column.name for column in block.columns}

@@ -4,14 +4,7 @@ local training in float64 with plain_torch.py."""
 import dataclasses
 
 import common
-from tests.plain_torch import (
-    ClippedSGD,
-    body_of_smallcnn_bn,
-    in_double,
-    leaves_of,
-    linear,
-    log_probability,
-)
+from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 
 import torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,10 +32,9 @@ class Mutation:
 
 
 def file_of(name: str) -> str:
-    """The method file of a list: fdse -> fdse.py, fedema -> baselines/fedema.py."""
-    if (ROOT / f"{name}.py").exists():
-        return f"{name}.py"
-    return f"baselines/{name}.py"
+    """The file of a list: fdse -> fdse.py, fedema -> baselines/fedema.py, augment -> plumbing/augment.py."""
+    places = [f"{name}.py", f"baselines/{name}.py", f"plumbing/{name}.py"]
+    return next(place for place in places if (ROOT / place).exists())
 
 
 def names() -> list[str]:
@@ -56,32 +56,35 @@ def mutations_of(name: str) -> list[Mutation]:
     return mutations
 
 
-def passes(tree: Path, tests: tuple[str, ...]) -> bool:
-    """Whether these tests pass in a copy of the repository."""
+def failing(tree: Path, tests: tuple[str, ...]) -> str:
+    """The first of these tests that fails in a copy of the repository; empty if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if done.returncode not in (0, 1):  # no test was run, or pytest itself failed
         raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-2000:]}")
-    return done.returncode == 0
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    if done.returncode:
+        return found[1] if found else "the collection of the tests"
+    return ""
 
 
-def noticed(mutation: Mutation) -> bool:
-    """Whether the tests fail in a copy of the repository with this mistake."""
+def noticed(mutation: Mutation) -> str:
+    """The test that fails in a copy of the repository with this mistake; empty if none does."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
         (tree / "results").symlink_to(ROOT / "results")
         path = tree / mutation.file
         path.write_text(path.read_text().replace(mutation.old, mutation.new))
-        return not passes(tree, mutation.tests)
+        return failing(tree, mutation.tests)
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help=f"methods whose lists are tried (default: all: {', '.join(names())})")
+                        help=f"files whose lists are tried (default: all: {', '.join(names())})")
     parser.add_argument("--list", action="store_true", help="show the mutations and try none")
     parser.add_argument("--jobs", type=int, default=1, help="how many are tried at once (default: 1)")
     args = parser.parse_args(argv)
@@ -94,18 +97,22 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parsed(argv)
     survived = 0
+    if not args.list:
+        print("| file | mistake | noticed by |\n|---|---|---|", flush=True)
     for name in args.names or names():
         mutations = mutations_of(name)
         if args.list:
             for mutation in mutations:
                 print(f"{mutation.file}: {mutation.what}")
             continue
-        if not passes(ROOT, mutations[0].tests):
-            sys.exit(f"{' '.join(mutations[0].tests)}: they fail without a mutation; make them pass first")
+        broken = failing(ROOT, mutations[0].tests)
+        if broken:
+            sys.exit(f"{broken} fails without a mutation; make it pass first")
         with ThreadPoolExecutor(args.jobs) as pool:
             for mutation, found in zip(mutations, pool.map(noticed, mutations)):
                 survived += not found
-                print(f"{'noticed ' if found else 'SURVIVED'}  {mutation.file}: {mutation.what}", flush=True)
+                by = found.removeprefix("tests/") or "SURVIVED"
+                print(f"| {mutation.file} | {mutation.what} | {by} |", flush=True)
     if survived:
         sys.exit(f"{survived} survived: no test notices them")
 

@@ -1,0 +1,145 @@
+"""Methods beside each other: python -m reproduce.benchmark."""
+
+import contextlib
+import csv
+import io
+import json
+import runpy
+import sys
+
+from reproduce import benchmark
+from reproduce.benchmark_pages import chance_better, compared, headline, improvement, verdict
+from tests.conftest import fails
+
+import numpy as np
+import pytest
+from scipy import stats
+
+MINE = '''
+import fedavg
+from common import run
+
+
+class Server(fedavg.Server):
+    pass
+
+
+class Client(fedavg.Client):
+    pass
+
+
+if __name__ == "__main__":
+    run(Server, Client, fedavg.arguments())
+'''
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A file of a method that is FedAvg by another name."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    (folder / "mine.py").write_text(MINE)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """A run is a program; here it is run in this process, which has loaded torch."""
+    def run(_processes, words, *_, **__) -> int:
+        named = words[1:3] == ["-P", "-m"]
+        monkeypatch.setattr(sys, "argv", words[3 if named else 1:])
+        with contextlib.redirect_stdout(io.StringIO()):
+            if named:
+                runpy.run_module(words[3], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(words[1], run_name="__main__")
+        return 0
+    monkeypatch.setattr(benchmark.Processes, "run", run)
+
+
+def words(place, *more) -> list[str]:
+    return ["--methods", f"{place / 'mine.py'},fedavg:--lr 0.2", "--scale", "smoke", "--seeds", "0,1,2",
+            "--out", str(place / "out"), *more]
+
+
+def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
+    """The value with the better validation counts; the same command runs nothing twice."""
+    benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
+    out = place / "out"
+    page = (out / "benchmark.md").read_text()
+    rows = list(csv.DictReader((out / "benchmark.csv").read_text().splitlines()))
+    assert {row["method"] for row in rows} == {"mine", "fedavg --lr 0.2"}
+    assert {row["column"] for row in rows} == {"ALL", "AVG"} and len(rows) == 12
+    scores = {}
+    for line in page.split("## Tuning")[1].splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if cells and cells[0] == "mine":
+            scores[cells[1]] = float(cells[2]), cells[3]
+    assert set(scores) == {"lr 0.05", "lr 0.2"}
+    assert max(scores.values())[1] == "taken" and [mark for _, mark in scores.values()].count("taken") == 1
+    for name in ("table.tex", "curves.png", "forest.png"):
+        assert (out / name).stat().st_size > 100
+    monkeypatch.setattr(benchmark.Processes, "run", lambda *_, **__: pytest.fail("it ran again"))
+    benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
+    assert (out / "benchmark.md").read_text() == page
+    assert "mine" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_runs_are_programs(place, monkeypatch):
+    monkeypatch.undo()
+    benchmark.main([*words(place), "--jobs", "2", "--out", str(place / "programs")])
+    assert len(list((place / "programs").rglob("result.json"))) == 6
+
+
+def test_what_was_stopped_goes_on(place, capsys):
+    """A run without its mark, killed or failed, is begun again; the others are not."""
+    benchmark.main(words(place, "--tune", "lr=0.05,0.2"))  # in this process perhaps the first time
+    done = next((place / "out" / "runs").glob("fedavg-*/s1/done.json"))
+    others = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("done.json") if path != done}
+    before = json.loads((done.parent / "result.json").read_text())
+    done.unlink()
+    benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
+    assert json.loads((done.parent / "result.json").read_text()) == before and done.exists()
+    assert all(path.stat().st_mtime_ns == time for path, time in others.items())
+
+
+@pytest.mark.parametrize("more, line", [
+    (("--methods", "fedavg"), "expected two or more, each once"),
+    (("--methods", "fedavg,fedavg"), "expected two or more, each once"),
+    (("--methods", "fedavg,fedbest"), "'fedbest' is no method"),
+    (("--methods", "fedavg,/no/such.py"), "such.py"),
+    (("--methods", "fedavg,fdse", "--tune", "lr"), "--tune lr: expected a flag and its values"),
+    (("--methods", "fedavg,fdse", "--tune", "mu=1"), "--tune mu: no method has such a flag"),
+    (("--methods", "fedavg,fdse", "--jobs", "0"), "--jobs is 0"),
+    (("--methods", "fedavg:--mu 1,fdse"), "--mu"),
+])
+def test_bad_usage(capsys, tmp_path, more, line):
+    fails(capsys, 2, line, benchmark.main, [*more, "--out", str(tmp_path)])
+
+
+# The numbers
+
+
+def test_differences_are_paired_and_corrected():
+    """By scipy, and by hand: Holm's level of the smaller of two probabilities is a half."""
+    values = {"a": {"ALL": {0: 5.0, 1: 6.0, 2: 9.0}}, "b": {"ALL": {0: 4.0, 1: 5.5, 2: 8.0}},
+              "c": {"ALL": {0: 5.5, 1: 2.0, 2: 9.0}}}
+    (_, _, b, corrected), (_, _, c, _) = compared(values, ["ALL"])
+    test = stats.ttest_rel([5, 6, 9], [4, 5.5, 8])
+    assert b.interval == pytest.approx(tuple(test.confidence_interval()))
+    assert corrected.interval == pytest.approx(tuple(test.confidence_interval(0.975)))
+    assert c.difference == pytest.approx(3.5 / 3) and verdict(c) == "cannot be told apart"
+    assert verdict(b) == "above"
+
+
+def test_the_probability_of_improvement():
+    """Pairs by hand: (1 + 0 + 1/2 + 0) / 4 and 1; the bootstrap of values without spread is one point."""
+    tasks = [(np.array([2.0, 1.0]), np.array([1.0, 3.0])), (np.array([5.0]), np.array([4.0]))]
+    assert chance_better(tasks) == pytest.approx((0.375 + 1) / 2)
+    assert improvement({"t": [2.0, 2.0]}, {"t": [1.0, 1.0]}) == (1.0, 1.0, 1.0)
+
+
+def test_the_columns_that_are_compared():
+    assert headline(["photo", "sketch", "mean"]) == ["mean"]
+    assert headline(["photo", "ALL", "AVG"]) == ["photo"]
+    assert headline(["ALL", "AVG"]) == ["ALL", "AVG"]

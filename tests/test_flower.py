@@ -1,0 +1,231 @@
+"""What the round loop and separate machines share, and the machines themselves: deploy/flower.py."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import os
+from pathlib import Path
+
+import common
+from common import Stop
+from plumbing.runfolder import tensors_of
+from tests.conftest import METHODS, fails, metrics, one_run, parsed, run_here
+from tests.own_images import FLAGS as OWN_FLAGS, write_images
+from tests.test_every_method import ALL, keeping, same_metrics, small_run
+
+import pytest
+import torch
+
+DOMAINS = [f"d{15 * k}" for k in range(6)]
+
+# What a round demands beside the two dicts
+
+
+def test_drop_loses_uploads_after_the_training(tmp_path, monkeypatch):
+    """The traffic is counted, the server gets the rest, and a round of nobody leaves it as it is."""
+    given = []
+    update = METHODS["fedavg"][0].Server.update
+
+    def seen(server, uploads, t):
+        given.append((t, list(uploads)))
+        update(server, uploads, t)
+    monkeypatch.setattr(METHODS["fedavg"][0].Server, "update", seen)
+    result = run_here("fedavg", tmp_path / "run", "--drop", 0.8, "--rounds", 6)
+    rounds, names = metrics(tmp_path / "run"), DOMAINS
+    left = {}
+    for t, entry in enumerate(rounds):
+        assert list(entry["clients"]) == names  # all have trained
+        left[t] = [k for k in range(6) if names[k] not in entry["dropped"]]
+    assert given == [(t, who) for t, who in left.items() if who]
+    nobody = [t for t, who in left.items() if not who and t]
+    assert nobody  # there is such a round, in which the tested models stay what they were
+    assert all(rounds[t]["val"] == rounds[t - 1]["val"] for t in nobody)
+    assert result["bytes"]["up"] == sum(log["bytes_up"] for e in rounds for log in e["clients"].values())
+    run_here("fedavg", tmp_path / "longer", "--drop", 0.8, "--rounds", 6, "--seed", 1)
+    assert [e["dropped"] for e in metrics(tmp_path / "longer")] != [e["dropped"] for e in rounds]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "baselines.centralized"])
+def test_every_method_goes_on_without_some_uploads(tmp_path, method):
+    run_here(method, tmp_path, "--drop", 0.6, "--rounds", 4, *one_run(method))
+    assert any("dropped" in entry for entry in metrics(tmp_path))
+
+
+BROKEN = [
+    ("a shape", lambda up: up["w"].update({"head.bias": torch.zeros(1)}),
+     r"expected torch.float32 \(10,\) in w.head.bias of the upload; found torch.float32 \(1,\)"),
+    ("a dtype", lambda up: up["w"].update({"head.bias": torch.zeros(10).double()}),
+     r"expected torch.float32 \(10,\) in w.head.bias of the upload; found torch.float64"),
+    ("a missing entry", lambda up: up["w"].pop("head.bias"), r".* \(10,\) in w.head.bias of .*; found None"),
+    ("another entry", lambda up: up["w"].update(more=torch.zeros(1)), "expected None in w.more of the uplo"),
+    ("a missing part", lambda up: up.pop("n"), r"expected torch.int64 \(\) in n of the upload; found None"),
+    ("no tensor", lambda up: up.update(n=5), r"expected torch.int64 \(\) in n of the upload; found no ten"),
+    ("no images", lambda up: up.update(n=torch.tensor(-1000)), "n is -1000 in the upload; expected at leas"),
+    ("infinity", lambda up: up["w"]["head.bias"].fill_(torch.inf), ".* no longer finite"),
+]
+
+
+@pytest.mark.parametrize("what, spoil, words", BROKEN, ids=[row[0] for row in BROKEN])
+def test_an_upload_that_does_not_fit_is_refused(tmp_path, capsys, monkeypatch, what, spoil, words):
+    client = METHODS["fedavg"][0].Client
+    train = client.train
+
+    def spoilt(self, down, t):
+        up = train(self, down, t)
+        if (t, self.k) == (1, 2):
+            spoil(up)
+        return up
+    monkeypatch.setattr(client, "train", spoilt)
+    fails(capsys, 1, f"fedavg: round 2, client d30: {words}", run_here, "fedavg", tmp_path)
+    assert len(metrics(tmp_path)) == 1
+
+
+def test_a_node_opens_its_own_domain_alone(tmp_path, monkeypatch):
+    """Of a folder nothing else is even listed; its clients' images are those of the whole dataset."""
+    folder = write_images(tmp_path / "images", ("a", "b", "c"))
+    (folder / "b" / "ill").rename(folder / "b" / "odd")  # of which the other nodes know nothing
+    args = parsed("fedavg", "--dataset", f"folder:{folder}", *OWN_FLAGS, "--data", tmp_path / "data")
+    with pytest.raises(Stop, match="expected the domain d7 and the classes 0, 1; found d0, d15"):
+        common.open_dataset(dataclasses.replace(args, dataset="digits", image_size=8), "d7", ("0", "1"))
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or scandir(path))
+    one = common.open_dataset(args, "c", ("healthy", "ill"))
+    assert listed and all(path.startswith(str(folder / "c")) for path in listed if str(folder) in path)
+    assert one.names == ["c"] and one.classes == ("healthy", "ill")
+    with pytest.raises(Stop, match="two domains"):
+        common.open_dataset(args, "b", ("healthy", "ill"))  # odd is none of the agreed classes
+
+
+# Separate machines
+
+
+class Grid:
+    """Flower's engine in this process: each message builds a node's client anew. `fault(node, what, t)` says
+    what happens to an answer: "lost" on its way, "before" it was begun, or "" for none."""
+
+    def __init__(self, flower, node_flags: list[str], fault):
+        self.flower, self.flags, self.fault = flower, node_flags, fault
+        self.contexts = {}
+        self.asked = []
+        identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+        identity.run_id = identity.node_id = identity.task_id = 1  # as a process of Flower's has them
+
+    def get_node_ids(self):
+        return range(len(self.flags), 0, -1)
+
+    def send_and_receive(self, messages, timeout):
+        from flwr.app import Context, RecordDict
+        replies = []
+        for message in messages:
+            node, asked = message.metadata.dst_node_id, message.content["asked"]
+            config = {"flags": self.flags[node - 1]}
+            context = self.contexts.setdefault(node, Context(0, node, config, RecordDict(), {}))
+            message.metadata.__dict__["_message_id"] = "m"
+            fault = self.fault(node - 1, asked["what"], asked.get("t", -1))
+            if fault != "before":
+                reply = self.flower.client_app(message, context)
+                reply.metadata.__dict__["_src_node_id"] = node
+            if not fault:
+                replies.append(reply)
+            self.asked.append((asked["what"], asked.get("t", -1), node - 1, fault))
+        return replies
+
+
+def deployed(out: Path, method: str, *flags, fault=lambda node, what, t: "", own=(), names=DOMAINS,
+             classes="0123456789") -> Grid:
+    """A run on nodes, as the smoke runs of conftest.py. The nodes come in another order than the clients."""
+    pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
+    flower = importlib.import_module("deploy.flower")
+    flower.PAUSE = 0
+    grid = Grid(flower, [f"--only {name} --state {out}-state" for name in names], fault)
+    words = [method.removeprefix("baselines."), "--scale", "smoke", "--precision", "fp32", "--no-figures",
+             "--out", out, *flags, "--nodes", ",".join(names), "--classes", ",".join(classes), *own]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        flower.serve(grid, [str(word) for word in words])
+    grid.said = said.getvalue()
+    return grid
+
+
+def server_of(out: Path) -> list[torch.Tensor]:
+    return tensors_of(torch.load(out / "checkpoint.pt", weights_only=True)["server"])
+
+
+def same_run(out: Path, other: Path) -> bool:
+    """The same metrics to the byte, and the same tensors of the server to the bit."""
+    tensors = zip(server_of(out), server_of(other), strict=True)
+    return same_metrics(out, other) and all(torch.equal(a, b) for a, b in tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in ALL if name != "baselines.centralized"])
+def test_every_method_is_the_same_on_separate_machines(tmp_path, method):
+    """Its client is built anew for each message, from what it keeps; all travels in Flower's records."""
+    flags = [*small_run(method), "--rounds", 3, *keeping(method)]
+    deployed(tmp_path / "nodes", method, *flags)
+    run_here(method, tmp_path / "here", *flags)
+    assert same_run(tmp_path / "nodes", tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_centralized_has_no_nodes(tmp_path):
+    with pytest.raises(Stop, match="clients in one place; on one machine: python -m baselines.centralized"):
+        deployed(tmp_path, "baselines.centralized")
+
+
+@pytest.mark.slow
+def test_images_of_ones_own_on_separate_machines(tmp_path):
+    """The unseen domain is a node that never trains."""
+    write_images(tmp_path / "images", ("a", "b", "c"))
+    flags = ["--dataset", f"folder:{tmp_path / 'images'}", *OWN_FLAGS, "--data", tmp_path / "data",
+             "--protocol", "lodo", "--target", "b", "--rounds", 2]
+    grid = deployed(tmp_path / "nodes", "fdse", *flags, names=("a", "b", "c"), classes=("healthy", "ill"))
+    run_here("fdse", tmp_path / "here", *flags)
+    assert same_run(tmp_path / "nodes", tmp_path / "here")
+    assert {(what, node) for what, _, node, _ in grid.asked if node == 1} == {("tell", 1), ("test", 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["lost", "before"])
+def test_a_client_that_fails_rejoins_with_what_it_keeps(tmp_path, fault):
+    """As --drop has it, if the answer is lost; all keep their state, in files, and the rounds go on."""
+    grid = deployed(tmp_path / "nodes", "fdse", "--rounds", 3, own=["--min-clients", 5],
+                    fault=lambda node, what, t: fault if (node, what, t) == (2, "train", 1) else "")
+    entry = metrics(tmp_path / "nodes")[1]
+    assert entry["dropped"] == ["d30"] and "d30" not in entry["clients"] and "val" in entry
+    assert "dropped" not in metrics(tmp_path / "nodes")[2]
+    assert [who for who in grid.asked if who[:3] == ("train", 2, 2)] == [("train", 2, 2, "")]
+    with pytest.raises(Stop, match="round 2: 5 of 6 clients have answered, and --min-clients is 6"):
+        deployed(tmp_path / "stopped", "fdse", "--rounds", 3, own=["--min-clients", 6],
+                 fault=lambda node, what, t: fault if (node, what, t) == (2, "train", 1) else "")
+    # The server's next start asks the same training again: those that had done it go back before it.
+    deployed(tmp_path / "stopped", "fdse", "--rounds", 3, own=["--min-clients", 6])
+    run_here("fdse", tmp_path / "here", "--rounds", 3)
+    assert same_run(tmp_path / "stopped", tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_bad_answers_are_left_out_by_name(tmp_path, monkeypatch):
+    client = METHODS["fedavg"][0].Client
+    train = client.train
+
+    def spoilt(self, down, t):
+        up = train(self, down, t)
+        if (t, self.k) == (1, 2):
+            up["w"]["head.bias"] = torch.zeros(1)
+        return up
+    monkeypatch.setattr(client, "train", spoilt)
+    grid = deployed(tmp_path / "run", "fedavg", "--rounds", 2)
+    assert "d30 is left out: round 2, client d30: expected torch.float32 (10,) in w.head.bias" in grid.said
+    assert metrics(tmp_path / "run")[1]["dropped"] == ["d30"]
+
+
+@pytest.mark.slow
+def test_a_state_that_is_gone_is_not_made_up(tmp_path):
+    with pytest.raises(Stop, match="--min-clients"):
+        deployed(tmp_path / "run", "fdse", "--rounds", 2, own=["--min-clients", 6],
+                 fault=lambda node, what, t: "lost" if (node, what, t) == (0, "train", 1) else "")
+    next((tmp_path / "run-state").glob("d45-*")).unlink()
+    with pytest.raises(Stop, match="5 of 6 clients"):
+        deployed(tmp_path / "run", "fdse", "--rounds", 2, own=["--min-clients", 6])

@@ -1,0 +1,114 @@
+"""The package that `pip install .` makes, and the frozen environment."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+
+from plumbing import provenance
+from tests.conftest import ROOT
+from tests.test_house import METHOD_FILES, tracked
+
+import pytest
+from packaging.requirements import Requirement
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGED = PROJECT["tool"]["setuptools"]
+MINE = """
+import fedavg
+from common import run
+
+class Client(fedavg.Client):
+    pass
+
+if __name__ == "__main__":
+    run(fedavg.Server, Client, fedavg.arguments())
+"""
+
+
+def test_all_code_that_a_run_needs_is_in_the_package():
+    """And the files that it reads beside it."""
+    modules = {f"{name}.py" for name in PACKAGED["py-modules"]}
+    assert modules == {*METHOD_FILES, "common.py", "reproduce_tables.py"}
+    folders = {name.replace(".", "/") for name in PACKAGED["packages"]}
+    floors = ("plumbing", "reproduce", "baselines", "official", "deploy")
+    files = [path for path in tracked() if path.startswith(tuple(f"{floor}/" for floor in floors))]
+    assert {path.rpartition("/")[0] for path in files if path.endswith(".py")} == folders
+    beside = {path for path in files if not path.endswith(".py")}
+    for_the_clone = {"deploy/README.md", "deploy/app/pyproject.toml"}
+    assert beside - for_the_clone == {"plumbing/catalog.toml", "plumbing/scales.toml",
+                                      "plumbing/rotated_mnist_indices.csv"}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lock_has_every_requirement_with_a_hash():
+    """At least as new as requirements.txt asks."""
+    pins, hashed = {}, set()
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        pin = re.match(r"([\w.-]+)==(\S+)", line)
+        if pin:
+            name, version = pin.groups()
+            pins[name] = version
+        elif re.match(r"    --hash=sha256:[0-9a-f]{64}", line):
+            hashed.add(name)
+    assert hashed == set(pins)
+
+    def numbers(version: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", version)]
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, floor = line.split()[0].split(">=")
+            assert numbers(pins[canonical(name)]) >= numbers(floor)
+            for needed in metadata.requires(name) or []:
+                needed = Requirement(needed)
+                if not needed.marker or needed.marker.evaluate({"extra": ""}):
+                    assert canonical(needed.name) in pins, needed
+
+
+def test_versions_agree():
+    version = PROJECT["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_commit_is_not_that_of_a_repository_around_it(tmp_path, monkeypatch):
+    """As where pip has installed it, into an environment that lies in somebody's repository."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "theirs"]
+    subprocess.run(["git", "-C", tmp_path, *commit], check=True)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "pyproject.toml").write_text('[project]\nversion = "9"\n')
+    monkeypatch.setattr(provenance, "ROOT", tmp_path / "inner")
+    assert provenance.git("rev-parse", "HEAD") is None
+    assert provenance.version_line().startswith("CleanFDG 9, torch ")
+
+
+@pytest.mark.slow
+def test_a_method_elsewhere_imports_the_installed_package(tmp_path):
+    """Installed without the network, into a folder: of a copy, in which the building leaves its files."""
+    copy, there, work = tmp_path / "copy", tmp_path / "site", tmp_path / "work"
+    for path in tracked():
+        if not path.startswith(("results/", "tests/", "docs/")):
+            (copy / path).parent.mkdir(parents=True, exist_ok=True)
+            (copy / path).write_bytes((ROOT / path).read_bytes())
+    words = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
+    subprocess.run([sys.executable, *words, there, copy], check=True)
+    work.mkdir()
+    (work / "mine.py").write_text(MINE)
+    commands = [
+        ["mine.py", "--scale", "smoke", "--no-figures", "--out", "run"],
+        ["-m", "baselines.fedprox", "--scale", "smoke", "--no-figures", "--out", "prox"],
+        ["mine.py", "--version"],
+        ["-c", "from reproduce.loading import load_run; load_run('prox')"],
+    ]
+    said = []
+    for command in commands:
+        done = subprocess.run([sys.executable, *command], cwd=work, env={"PYTHONPATH": str(there)},
+                              check=True, capture_output=True, text=True)
+        said.append(done.stdout)
+    assert said[0].startswith("mine on digits") and said[1].startswith("fedprox on digits")
+    assert said[2].startswith(f"fedavg: CleanFDG {PROJECT['project']['version']}, torch ")

@@ -1,0 +1,203 @@
+"""The linear evaluation by hand: a run of FedGaLA on images larger than the crop, with two targets and
+sources of unequal size. z, the labels that are fitted, Adam, and the statistics of the untrained network are
+computed a second time, in float64."""
+
+import math
+
+import common
+import fedgala
+from plumbing import linear
+from plumbing.errors import Stop
+from plumbing.settings import ratios
+from tests.conftest import metrics, parsed
+from tests.recording import number, shuffled
+from tests.test_networks_by_hand import bn, conv, smallcnn_bn
+from tests.test_networks_by_hand import linear as product
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+CROP, CLASSES, SIZES = 8, 3, {"dark": 70, "one": 150, "bright": 29, "two": 97}
+DATA = f"""
+import torch
+from common import Domain
+
+def load(args):
+    generator, domains = torch.Generator().manual_seed(5), []
+    for d, (name, n) in enumerate({SIZES}.items()):
+        labels = torch.arange(n) % {CLASSES}
+        pixels = torch.randint(0, 60 + 20 * d, (n, 1, 14, 14), generator=generator)
+        for c in range({CLASSES}):
+            pixels[labels == c, :, 4 * c:4 * c + 3] += 12
+        pixels[:, :, :7] += 25 * d
+        domains.append(Domain(name, pixels.to(torch.uint8), labels))
+    return domains, ("a", "b", "c")
+"""
+FLAGS = ["--sources", "dark,bright", "--label-ratio", "0.12/0.3", "--crop", CROP, "--rounds", 2,
+         "--epochs", 5, "--batch-size", 16, "--augment", "none", "--hidden", 20, "--dim", 12,
+         "--linear-epochs", 40, "--linear-batch", 7, "--linear-lr", 0.01, "--lr", 0.0005, "--eval-every", 1,
+         "--seed", 4, "--backbone", "smallcnn_bn", "--precision", "fp32", "--device", "cpu", "--no-figures"]
+
+
+def shrunk(images: Tensor) -> Tensor:
+    """x [N, 1, CROP, CROP] of uint8 images, antialiased by PIL."""
+    small = [np.asarray(Image.fromarray(image[0].numpy().astype(np.float32)).resize((CROP, CROP), 2))
+             for image in images]
+    return torch.from_numpy(np.stack(small))[:, None].double() / 255
+
+
+def hidden(w: dict, x: Tensor, probe: str) -> Tensor:
+    """What the classifier sees, in evaluation."""
+    z = smallcnn_bn({name.replace("f.", "body.", 1): v for name, v in w.items()}, x)
+    if probe == "encoder":
+        return z
+    return product(w, "g.3", bn(w, "g.1", z @ w["g.0.weight"].T).relu())
+
+
+def fitted_rows(y: Tensor, ratio: float, seed: int) -> list[int]:
+    """Of each class the first of the shuffled images: the share, rounded, at least one."""
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = []
+    for c in set(y.tolist()):
+        of_class = [i for i in order if y[i] == c]
+        rows += of_class[:max(1, round(ratio * len(of_class)))]
+    return sorted(rows)
+
+
+def adam(z: Tensor, y: Tensor, classes: int, seed: int, lr: float, epochs: int, batch: int) -> tuple:
+    """Weight and bias of a softmax regression by Adam, in float64."""
+    generator, D = torch.Generator().manual_seed(seed), z.shape[1]
+    start = [torch.empty(shape).uniform_(-D ** -0.5, D ** -0.5, generator=generator)
+             for shape in ((classes, D), (classes,))]
+    W = torch.cat([start[0], start[1][:, None]], 1).double()
+    x = torch.cat([z.double(), torch.ones(len(z), 1).double()], 1)
+    m, v, t = torch.zeros_like(W), torch.zeros_like(W), 0
+    for _ in range(epochs):
+        for i in torch.randperm(len(z), generator=generator).split(batch):
+            t += 1
+            error = torch.softmax(x[i] @ W.T, 1) - torch.eye(classes)[y[i]]
+            gradient = error.T @ x[i] / len(i)
+            m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient.square()
+            W = W - lr * (m / (1 - 0.9 ** t)) / ((v / (1 - 0.999 ** t)).sqrt() + 1e-8)
+    return W[:, :-1], W[:, -1]
+
+
+def accuracies(z: Tensor, y: Tensor, seed: int, args) -> dict[str, float]:
+    """{share: accuracy on the labels that are not fitted}."""
+    found = {}
+    for ratio in (0.12, 0.3):
+        rows = fitted_rows(y, ratio, seed)
+        rest = [i for i in range(len(y)) if i not in rows]
+        W, b = adam(z[rows], y[rows], CLASSES, seed, args.linear_lr, args.linear_epochs, args.linear_batch)
+        found[str(ratio)] = float(((z[rest] @ W.T + b).argmax(1) == y[rest]).double().mean())
+    return found
+
+
+def statistics_of(w: dict, batches: list[Tensor]) -> dict[str, Tensor]:
+    """The plain mean over the batches of each BN's mean and variance in training, the weights at rest."""
+    found = {}
+
+    def normal(name: str, h: Tensor) -> Tensor:
+        axes = [axis for axis in range(h.dim()) if axis != 1]
+        mean, var = h.mean(axes), h.var(axes, correction=0)
+        n = h.numel() / h.shape[1]
+        for what, value in (("mean", mean), ("var", var * n / (n - 1))):
+            at = f"{name}.running_{what}"
+            found[at] = found.get(at, 0) + value / len(batches)
+        return bn(w | {f"{name}.running_mean": mean, f"{name}.running_var": var}, name, h).relu()
+    for x in batches:
+        for layer in (0, 4):
+            x = torch.nn.functional.max_pool2d(normal(f"f.{layer + 1}", conv(w, f"f.{layer}", x, 1, 1)), 2)
+        z = product(w, "f.10", torch.nn.functional.adaptive_avg_pool2d(x, 7).flatten(1)).relu()
+        normal("g.1", z @ w["g.0.weight"].T)
+    return found
+
+
+def mean_of(statistics: list[dict], n: list[int]) -> dict[str, Tensor]:
+    shares = [of_client / sum(n) for of_client in n]
+    return {name: sum(p * of[name] for p, of in zip(shares, statistics)) for name in statistics[0]}
+
+
+STARTS = []
+
+
+class Server(fedgala.Server):
+    """Remembers the first model."""
+
+    def __init__(self, args, net, clients):
+        super().__init__(args, net, clients)
+        STARTS.append({name: v.clone().double() for name, v in self.w.items()})
+
+
+@pytest.mark.parametrize("probe", ["encoder", "projector"])
+def test_a_run_by_hand(tmp_path, probe):
+    """The accuracies of its last round and of the untrained network, to one image."""
+    (tmp_path / "data.py").write_text(DATA)
+    args = parsed("fedgala", "--dataset", tmp_path / "data.py", "--out", tmp_path / "run", *FLAGS,
+                  "--probe", probe)
+    (result,) = common.run(Server, fedgala.Client, args, fedgala.build)
+    domains = {d.name: d for d in common.load_domains(args)[0]}
+    targets = {}
+    for name in ("one", "two"):  # a target's images come in the order of its split
+        order = shuffled(SIZES[name], 4, "split", name)
+        targets[name] = shrunk(domains[name].images[order]), domains[name].labels[order]
+
+    def expected(w: dict) -> dict:
+        return {name: accuracies(hidden(w, x, probe), y, number(4, "linear", name), args)
+                for name, (x, y) in targets.items()}
+
+    def same(found: dict, by_hand: dict) -> bool:
+        return all(abs(found[name][share] - by_hand[name][share]) * SIZES[name] < 1.6
+                   for name in by_hand for share in by_hand[name])
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    w = {name: v.double() for name, v in saved["server"]["w"].items()}
+    last = result["last"]["linear"]
+    assert list(last) == ["one", "two"] and list(last["one"]) == ["0.12", "0.3"]
+    assert same(last, expected(w))
+    assert result["last"]["target"] == pytest.approx((last["one"]["0.12"] + last["two"]["0.12"]) / 2)
+    assert [entry["round"] for entry in metrics(tmp_path / "run") if "linear" in entry] == [1, 2]
+
+    w, of_clients = STARTS[-1], []
+    for k, name in enumerate(("dark", "bright")):
+        order = shuffled(SIZES[name], 4, "split", name)
+        order = [order[i] for i in shuffled(SIZES[name], 4, "batches", 0, k, 0)]
+        full = [order[i:i + 16] for i in range(0, len(order) - 15, 16)]  # the last smaller batch is left out
+        of_clients.append(statistics_of(w, [shrunk(domains[name].images[i * 2]) for i in full]))
+    start = result["start"]["linear"]
+    by_images, alike = mean_of(of_clients, [70, 29]), mean_of(of_clients, [1, 1])
+    assert same(start, expected(w | by_images))
+    assert not same(start, expected(w | alike)) and not same(start, expected(w))
+    assert result["start"]["chance_loss"] == pytest.approx(math.log(2 * 16 - 1))
+
+
+def test_fit_by_hand():
+    """Weights after many steps of Adam, the last batch of each epoch smaller; and the classifier's seed."""
+    torch.manual_seed(0)
+    z, y = torch.randn(45, 6), torch.arange(45) % 4
+    how = dict(lr=0.02, epochs=30, batch=10)
+    layer = linear.fit_linear(z, y, 4, 9, **how)
+    W, b = adam(z, y, 4, 9, **how)
+    torch.testing.assert_close(layer.weight.double(), W, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(layer.bias.double(), b, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(layer.weight, linear.fit_linear(z, y, 4, 8, **how).weight, atol=1e-2)
+
+
+def test_a_smaller_share_of_labels_is_part_of_a_larger_one():
+    y = torch.arange(5).repeat_interleave(torch.tensor([100, 37, 4, 2, 55]))[torch.randperm(198)]
+    fewer, _ = linear.stratified(y, 0.1, seed=3)
+    more, rest = linear.stratified(y, 0.3, seed=3)
+    assert set(fewer.tolist()) < set(more.tolist())
+    assert sorted([*more.tolist(), *rest.tolist()]) == list(range(198))
+    assert y[more].bincount().tolist() == [30, 11, 1, 1, 16]
+    with pytest.raises(Stop, match="none of which is left"):
+        linear.stratified(torch.arange(3), 0.5)
+
+
+def test_ratios():
+    assert ratios("0.1/0.3") == [0.1, 0.3]
+    for wrong in ("", "0.1/", "1", "0", "a", "0.2/0.2", "nan"):
+        with pytest.raises(Stop, match="--label-ratio"):
+            ratios(wrong)

@@ -1,0 +1,197 @@
+"""Networks from elsewhere: those of torchvision and timm, and of a file of one's own, in every method."""
+
+import sys
+import types
+
+import common
+import fdse
+from plumbing import networks
+from plumbing.errors import Stop
+from plumbing.settings import identity
+from reproduce import loading
+from tests.conftest import MODULES, fails, one_run, parsed, run_all, run_here
+from tests.own_images import write_images
+
+import pytest
+import torch
+from torch import nn
+
+MINE = """
+from common import Net
+from torch import nn
+
+def build(args, channels, classes):
+    body = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(),
+                         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 16))
+    return Net(body, {dim}, {classes})
+"""
+USUAL = MINE.replace("{dim}", "16").replace("{classes}", "classes")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "my_net.py"
+    path.write_text(USUAL)
+    return path
+
+
+def slow_but(names: set[str]) -> list:
+    """All methods; of those that are not named the tests run with -m slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in MODULES]
+
+
+@pytest.mark.parametrize("method", MODULES)
+def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine):
+    """On digits, which have one channel; the network is loaded again, by the file that the caller names."""
+    backbone = f"{mine}:build"
+    out = tmp_path / "run"
+    run_here(method, out, "--backbone", backbone, "--rounds", 1, *one_run(method))
+    net = loading.load_run(out, 0, "last", backbone=backbone)
+    assert net.run.args.backbone == backbone
+
+
+# In FDSE's place a line says what it needs.
+@pytest.mark.parametrize("method", slow_but({"fedavg", "fedadg", "baselines.fedfa"}))
+def test_every_method_trains_a_network_of_torchvision(tmp_path, method, capsys):
+    images = write_images(tmp_path / "images", count=6)
+    flags = ["--dataset", f"folder:{images}", "--backbone", "torchvision:mobilenet_v3_small", "--image-size",
+             32, "--batch-size", 4, "--epochs", 1, "--rounds", 1, "--split", "0.6/0.2/0.2", "--target-part",
+             "all"]
+    if one_run(method):
+        flags += ["--target", "north", "--crop", 32, "--linear-epochs", 2]
+        flags = flags[:10] + flags[14:]
+    if method == "fdse":
+        fails(capsys, 2, "fdse builds .*torchvision's ResNets", run_here, method, tmp_path / "run", *flags)
+    else:
+        run_here(method, tmp_path / "run", *flags)
+
+
+def test_fdse_makes_blocks_of_a_sequential_of_ones_own(tmp_path):
+    """smallcnn_bn given as a file has fdse's own convolutions; its linear layer, without BN, stays."""
+    (tmp_path / "same.py").write_text("import common\ndef build(args, channels, classes):\n    return "
+                                      "common.Net(common.smallcnn_bn(channels, 28), 64, classes)\n")
+    args = parsed("fdse", "--backbone", f"{tmp_path / 'same.py'}:build")
+    net = fdse.build(args, 1, 10)
+    own = fdse.build(parsed("fdse"), 1, 10)
+    assert type(net.body[6]) is nn.Linear
+    assert str(net.body[:6]) == str(own.body[:6])
+
+
+def test_fdse_takes_every_resnet_of_torchvision():
+    net = fdse.build(parsed("fdse", "--backbone", "torchvision:resnet34", "--image-size", "32"), 3, 10)
+    assert sum(isinstance(module, fdse.DSEBlock) for module in net.modules()) == 16
+
+
+@pytest.mark.parametrize("name, layer, dim", [
+    ("resnet34", "fc", 512),
+    ("mobilenet_v3_small", "classifier.3", 1024),
+    ("convnext_tiny", "classifier.2", 768),
+    ("densenet121", "classifier", 1024),
+    ("vit_b_16", "heads.head", 768),
+    ("swin_t", "head", 768),
+    ("inception_v3", "fc", 2048),
+])
+def test_the_last_linear_layer_is_found(name, layer, dim):
+    assert networks.last_linear(name) == (layer, dim)
+
+
+def test_torchvisions_resnet18_is_ours(monkeypatch):
+    """By its long name it has the same entries, and the newest ImageNet weights go into it."""
+    whole = common.resnet18(3, 32).state_dict()
+    asked = []
+
+    def read(origin, imagenet):
+        asked.append(imagenet)
+        return whole
+    monkeypatch.setattr(common, "read_weights", read)
+    flags = ["--weights", "imagenet", "--image-size", "32"]
+    net = common.backbone(parsed("fedavg", "--backbone", "torchvision:resnet18", *flags), 3, 10)
+    ours = common.backbone(parsed("fedavg", "--backbone", "resnet18", *flags), 3, 10)
+    assert asked == ["ResNet18_Weights.IMAGENET1K_V1"] * 2
+    assert all(torch.equal(v, ours.state_dict()[name]) for name, v in net.state_dict().items()
+               if not name.startswith("head."))
+    assert networks.imagenet_weights("resnet50") == "ResNet50_Weights.IMAGENET1K_V2"
+
+
+def stub_of_timm() -> types.ModuleType:
+    """What we use of timm, with one network."""
+    def create_model(name, pretrained, num_classes, in_chans):
+        if pretrained:
+            raise RuntimeError("no pretrained weights exist")
+        assert num_classes == 0
+        return nn.Sequential(nn.Conv2d(in_chans, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    stub = types.ModuleType("timm")
+    stub.create_model, stub.list_models = create_model, lambda: ["tiny"]
+    stub.is_model = lambda name: name == "tiny"
+    return stub
+
+
+def test_a_network_of_timm(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "timm", stub_of_timm())
+    result = run_here("fedavg", tmp_path / "run", "--backbone", "timm:tiny")
+    assert result["args"]["backbone"] == "timm:tiny"
+    for flags, words in ((["timm:tiny", "--weights", "imagenet"], "cannot be made .no pretrained weights"),
+                         (["timm:tinny"], "timm has no such network; did you mean tiny?")):
+        fails(capsys, 2, words.replace("?", "."), run_here, "fedavg", tmp_path / "no", "--backbone", *flags)
+
+
+def test_without_timm(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    fails(capsys, 2, "is not installed: pip install timm", run_here, "fedavg", tmp_path / "run", "--backbone",
+          "timm:tiny")
+
+
+# What a run is known by
+
+
+def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monkeypatch):
+    """From wherever it is named."""
+    monkeypatch.chdir(tmp_path)
+    args = parsed("fedavg", "--backbone", "my_net.py:build")
+    assert args.backbone == f"{mine}:build"
+    before = identity(args)
+    run_here("fedavg", tmp_path / "run", "--backbone", "my_net.py:build")
+    mine.write_text(USUAL + "# changed\n")
+    assert identity(args) != before
+    fails(capsys, 2, "holds a run of other arguments .backbone .*my_net.py:build", run_here, "fedavg",
+          tmp_path / "run", "--backbone", "my_net.py:build")
+    with pytest.raises(Stop, match="has another content than when the run was made"):
+        loading.load_run(tmp_path / "run", backbone="my_net.py:build")
+
+
+def test_a_folder_cannot_have_a_file_run(tmp_path, mine):
+    run_here("fedavg", tmp_path / "run", "--backbone", f"{mine}:build")
+    with pytest.raises(Stop, match="my_net.py:build: name it again"):
+        loading.load_run(tmp_path / "run")
+
+
+def test_weights_of_a_network_of_ones_own(tmp_path, mine):
+    """A state of it, whose head stays where the classes are as many."""
+    args = parsed("fedavg", "--backbone", f"{mine}:build")
+    saved = common.backbone(args, 1, 10).state_dict()
+    torch.save(saved, tmp_path / "weights.pt")
+    args = parsed("fedavg", "--backbone", f"{mine}:build", "--weights", tmp_path / "weights.pt")
+    net = common.backbone(args, 1, 10)
+    assert all(torch.equal(v, saved[name]) for name, v in net.state_dict().items())
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize("text, words", [
+    ("x = 1", "has no function build"),
+    ("def build(args, channels, classes):\n    return nn.Linear(2, 2)", "NameError: .*my_net.py, line 2"),
+    ("def build(args):\n    pass", "TypeError: build.. takes 1 positional argument"),
+    ("def build(", "SyntaxError: '.' was never closed"),
+    ("from torch import nn\ndef build(*given):\n    return nn.Linear(2, 2)", "gives Linear; expected common"),
+    (MINE.replace("{dim}", "17").replace("{classes}", "classes"), r"body gives .2, 16., not .2, 17."),
+    (MINE.replace("{dim}", "16").replace("{classes}", "3"), r"forward gives .2, 3., not .2, 10."),
+    (USUAL.replace("3, 2, 1", "99"), "images of .x28x28 do not fit --backbone .*my_net.py:build"),
+])
+def test_bad_files(tmp_path, mine, capsys, text, words):
+    mine.write_text(text)
+
+    def start() -> None:
+        flags = ["--scale", "smoke", "--backbone", f"{mine}:build", "--out", tmp_path / "run"]
+        run_all("fedavg", parsed("fedavg", *flags))
+    fails(capsys, 2, words, start)

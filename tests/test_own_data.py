@@ -1,0 +1,159 @@
+"""Data of one's own, --dataset FILE.py: tables, a torch Dataset, and text as token ids."""
+
+import common
+from plumbing.errors import Stop
+from plumbing.own_data import scaled
+from reproduce.loading import load_run
+from tests.conftest import fails, parsed, run_here
+
+import pytest
+import torch
+
+TABLE = '''
+import torch
+from sklearn.datasets import load_wine
+
+from common import Domain
+
+
+def load(args):
+    wine = load_wine()
+    x = torch.tensor((wine.data - wine.data.mean(0)) / wine.data.std(0), dtype=torch.float32)  # [178, 13]
+    y = torch.tensor(wine.target)
+    thirds = x[:, 2].argsort().chunk(3)
+    return [Domain(name, x[rows], y[rows]) for name, rows in zip(("low", "middle", "high"), thirds)], "abc"
+'''
+MLP = '''
+from torch import nn
+
+from common import Net
+
+
+def build(args, channels, classes):
+    return Net(nn.Sequential(nn.Linear(channels, 16), nn.ReLU()), 16, classes)
+'''
+OF_TORCH = '''
+import torch
+from torch.utils.data import TensorDataset
+
+from common import Domain
+
+
+def load(args):
+    generator = torch.Generator().manual_seed(0)
+    domains = []
+    for name in ("a", "b"):
+        labels = torch.arange(60) % 2
+        images = (torch.rand(60, 3, 16, 16, generator=generator) + labels[:, None, None, None]) / 2
+        every = TensorDataset(images, labels)
+        x, y = zip(*(every[i] for i in range(len(every))))
+        domains.append(Domain(name, torch.stack(x), torch.stack(y)))
+    return domains, ["dark", "light"]
+'''
+TEXT = '''
+import torch
+from torch import nn
+
+from common import Domain, Net
+
+
+def load(args):
+    generator = torch.Generator().manual_seed(0)
+    domains = []
+    for name in ("news", "mail"):
+        labels = torch.arange(60) % 2
+        tokens = torch.randint(0, 10, (60, 12), generator=generator) + 10 * labels[:, None]
+        domains.append(Domain(name, tokens, labels))
+    return domains, ["short", "long"]
+
+
+def prepare(tokens):
+    return tokens
+
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+
+    def forward(self, tokens):
+        return self.words(tokens).mean(1)
+
+
+def build(args, channels, classes):
+    return Net(Bag(), 8, classes)
+'''
+SHORT = ("--rounds", 8, "--batch-size", 16, "--lr", 0.1, "--limit", 0, "--weight-decay", 0, "--lr-decay", 1,
+         "--image-size", 16)
+
+
+def trained(folder, method: str, text: str, *flags, net: str = ""):
+    """The result of a run on the data of a file with this text, and the file."""
+    file = folder / "mine.py"
+    file.write_text(text)
+    if net:
+        (folder / "net.py").write_text(net)
+        flags += ("--backbone", f"{folder / 'net.py'}:build")
+    return run_here(method, folder / "run", *SHORT, "--dataset", file, *flags), file
+
+
+def test_a_table(tmp_path):
+    """Floats stay as they are: divided by 255 this network would learn next to nothing."""
+    result, file = trained(tmp_path, "fedavg", TABLE, net=MLP)
+    assert result["last"]["ALL"] > 0.8
+    assert result["args"]["dataset"].startswith(f"{file} ")
+    own = {"dataset": str(file), "backbone": f"{tmp_path / 'net.py'}:build"}
+    with pytest.raises(Stop, match="name it again, with dataset="):  # it is code
+        load_run(tmp_path / "run", "low", "last", backbone=own["backbone"])
+    net = load_run(tmp_path / "run", "low", "last", **own)
+    x = torch.randn(5, 13)
+    assert torch.equal(net.run.inputs(x), x) and net(x).shape == (5, 3)
+
+
+def test_a_torch_dataset(tmp_path):
+    result, _ = trained(tmp_path, "baselines.fedprox", OF_TORCH, "--backbone", "smallcnn_bn",
+                        "--protocol", "lodo", "--target", "b")
+    assert result["last"]["target"] > 0.9
+
+
+def test_text_as_token_ids(tmp_path):
+    result, _ = trained(tmp_path, "fedavg", TEXT, net=TEXT)
+    assert result["last"]["ALL"] > 0.85
+
+
+def test_its_content_is_in_the_identity_of_a_run(tmp_path):
+    """Other values, and another text of the file, are another dataset; its settings are those of pacs without
+    augmentation."""
+    first, file = trained(tmp_path, "fedavg", TEXT, net=TEXT)
+    fingerprint = first["args"]["dataset"].split()[-1]
+    settings = parsed("fedavg", "--dataset", str(file))
+    assert common.open_dataset(settings).content == fingerprint
+    file.write_text(TEXT.replace("manual_seed(0)", "manual_seed(1)"))
+    assert common.open_dataset(settings).content != fingerprint
+    pacs = parsed("fedavg", "--dataset", "pacs")
+    assert (settings.lr, settings.rounds, settings.augment) == (pacs.lr, pacs.rounds, "none")
+
+
+def test_what_networks_get():
+    assert scaled(torch.tensor([0, 51], dtype=torch.uint8)).tolist() == pytest.approx([0, 0.2])
+    assert scaled(torch.tensor([0.5, 300.0], dtype=torch.float64)).tolist() == [0.5, 300.0]
+
+
+def edited(old: str, new: str, text: str = TEXT) -> str:
+    assert old in text
+    return text.replace(old, new)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("x = 1\n", "has no function load"),
+    ("def load(args):\n    return 3\n", "must return .* found TypeError"),
+    (edited('["short", "long"]', '["short"]'), "expected 2 or more names, each of one class; found short"),
+    (edited('("news", "mail")', '("news", "news")'), "each of one domain; found news, news"),
+    (edited("tokens, labels))", "tokens, labels[:5]))"), r"expected images \[N, ...\] and labels int64"),
+    (edited("tokens, labels))", "tokens, labels + 1))"), "labels go from 1 to 2; expected 0 to 1"),
+    (edited("tokens, labels))", "tokens.numpy(), labels))"), "on the CPU; found ndarray and Tensor"),
+    (edited("def prepare", "def other"), "has torch.int64: expected uint8 .* or a function prepare"),
+    (edited("(60, 12)", "(60, 12 + len(name) // 5 + len(domains))"), "of the shape .13,.; that of news is"),
+])
+def test_bad_files(tmp_path, capsys, text, words):
+    fails(capsys, 2, words, trained, tmp_path, "fedavg", text)

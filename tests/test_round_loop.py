@@ -1,0 +1,251 @@
+"""The round loop by a second computation: a method that records all that `common.run` does with it, against
+plain Python. Who is drawn, what each has and sees, from which random numbers, and which round is reported."""
+
+import dataclasses
+import json
+import math
+
+import common
+from tests.conftest import fails, metrics
+from tests.recording import SIZES, by_hand, number, recording, settings_of, write_data
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_data(tmp_path / "data.py")
+
+
+def mostly(image: int, t: int) -> bool:
+    """Which images the model of round t classifies correctly: some, other ones in each round."""
+    return image * (2 * t + 1) % 11 < 4 + t % 3
+
+
+def recorded(settings, right=mostly, greedy=False) -> tuple[dict, list[dict]]:
+    """What is recorded of a run, and its results."""
+    log = {}
+    Server, Client, build = recording(log, right, greedy)
+    return log, common.run(Server, Client, settings, build)
+
+
+def assert_same(log: dict, lines: list[dict], expected) -> None:
+    """What was recorded and written is what was computed by hand."""
+    for key, value in expected.log.items():
+        if key[0] == "w":
+            assert log[key]["x"].tolist() == pytest.approx(value[0], rel=1e-5)
+            assert log[key]["count"].dtype == torch.int64 and int(log[key]["count"]) == value[1]
+        else:
+            assert log[key] == value, key
+    seeds = {key[1] for key in expected.log}
+    found = {key for key in log if key[1] in seeds and key[0] not in ("start", "build")}
+    assert found == set(expected.log)
+    assert len(lines) == len(expected.lines)
+    for line, by_hand_ in zip(lines, expected.lines):
+        assert_close(line, by_hand_)
+
+
+def assert_close(found, expected) -> None:
+    """Nested dicts of numbers are the same but for the last digits."""
+    if not isinstance(expected, dict):
+        assert found == pytest.approx(expected, rel=1e-12)
+        return
+    assert list(found) == list(expected)
+    for name in expected:
+        assert_close(found[name], expected[name])
+
+
+SKEWED = dict(clients_per_domain=3, dirichlet=0.5)
+RUNS = {
+    "all clients": dict(epochs=2),
+    "skewed clients, some of them": dict(**SKEWED, participation=0.4, lr_decay=0.5),
+    "clients that had too few images at first": dict(clients_per_domain=3, dirichlet=0.3, limit=40,
+                                                    participation=0.2),
+    "steps": dict(clients_per_domain=2, steps=7, batch_size=10, eval_every=2, seed=1),
+    "a last batch of one": dict(batch_size=53, split="0.6/0.1/0.3", epochs=2),
+    "an unseen domain": dict(protocol="lodo", target="south", participation=0.7, seed=2),
+    "the unseen domain's test part": dict(protocol="lodo", target="north", target_part="test"),
+}
+
+
+@pytest.mark.parametrize("values", RUNS.values(), ids=RUNS)
+def test_a_run_is_that_of_the_second_computation(tmp_path, data, values):
+    """Who trains in each round, on which batches and from which random numbers, the averages, what is tested,
+    and every number that is written."""
+    settings = settings_of(data, tmp_path / "run", **values)
+    log, (result,) = recorded(settings)
+    start = log["start", settings.seed, settings.target]
+    expected = by_hand(settings, mostly, begin=tuple(start))
+    assert_same(log, metrics(tmp_path / "run"), expected)
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert saved["images"] == expected.images
+    trained = [key[3] for key in expected.log if key[0] == "train"]
+    assert {k: kept["rounds"] for k, kept in saved["clients"].items()} == {
+        k: trained.count(k) for k in range(len(expected.clients) + len(expected.targets))}
+    written = json.loads((tmp_path / "run" / "settings.json").read_text())["data"]
+    assert (written["clients"], written["targets"]) == ([*expected.clients], [*expected.targets])
+    assert result["bytes"]["up"] == 28 * len(trained) and result["bytes"]["down"] == 29 * len(trained)
+    losses = [[log["loss"] for log in line["clients"].values()] for line in expected.lines if "val" in line]
+    assert result["logs"]["loss"] == pytest.approx([sum(of) / len(of) for of in losses], abs=1e-5)
+
+
+def test_the_runs_above_tell_rounding_from_truncation(tmp_path, data):
+    """Means of integer buffers are rounded up, and down, in some of their rounds."""
+    fractions = []
+    for values in RUNS.values():
+        counts = by_hand(settings_of(data, tmp_path, **values), mostly).counts
+        fractions += [float(mean % 1) for mean in counts]
+    assert sum(0 < fraction < 0.45 for fraction in fractions) > 2
+    assert sum(fraction > 0.55 for fraction in fractions) > 2
+
+
+@pytest.mark.parametrize("clients, share, drawn", [
+    (5, 0.5, 2), (5, 0.7, 4), (6, 0.5, 3), (5, 0.3, 2), (5, 0.05, 1), (12, 0.4, 5), (5, 1.0, 5),
+])
+def test_the_share_of_clients_is_rounded(tmp_path, clients, share, drawn):
+    """A half to the even number, and at least one."""
+    data = write_data(tmp_path / "data.py", {f"d{k}": 10 for k in range(clients)})
+    log, _ = recorded(settings_of(data, tmp_path / "run", participation=share, rounds=1))
+    assert len(log["drawn", 0, 0]) == drawn
+
+
+def test_random_numbers_come_from_counters_alone(tmp_path, data):
+    """What others draw, who else trains, and what is evaluated changes none of them; seed, round and client
+    change all of them."""
+    fewer = dict(participation=0.5, seeds="0,1", **SKEWED)
+    log, _ = recorded(settings_of(data, tmp_path / "a", **fewer))
+    again, _ = recorded(settings_of(data, tmp_path / "b", **fewer))
+    assert [key for key in log if key[0] != "w" and log[key] != again[key]] == []
+    more = fewer | dict(participation=1.0, eval_every=2)
+    greedy, _ = recorded(settings_of(data, tmp_path / "c", **more), greedy=True)
+    kinds = {"train", "batches", "server", "evaluate", "build"}
+    both = [key for key in log if key[0] in kinds and key in greedy]
+    assert {key[0] for key in both} == kinds
+    assert [key for key in both if log[key] != greedy[key]] == []
+    drawn = [found for key, found in greedy.items() if key[0] in ("train", "server", "evaluate", "build")]
+    assert len(drawn) > 80
+    for of_library in zip(*drawn):
+        assert len(set(of_library)) == len(drawn)
+
+
+def test_the_start_is_of_the_seed_alone(tmp_path, data):
+    """Of all targets, clients and lengths of a run."""
+    common_start = settings_of(data, tmp_path / "a", protocol="lodo", rounds=1, seeds="0,5")
+    log, _ = recorded(common_start)
+    other, _ = recorded(settings_of(data, tmp_path / "b", rounds=2, **SKEWED))
+    starts = {key[1:]: found for key, found in (log | other).items() if key[0] == "start"}
+    assert len(starts) == 2 * 4 + 1
+    for (seed, _), found in starts.items():
+        generator = torch.Generator().manual_seed(number(seed, "init"))
+        assert log["build", seed][0] == torch.rand(1, generator=generator).item()
+        assert found == starts[seed, "north"]
+    assert starts[0, "north"] != starts[5, "north"]
+
+
+def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
+    """--seeds and --target all: a folder for each run, and a line with the accuracies of the best rounds."""
+    settings = settings_of(data, tmp_path / "run", protocol="lodo", rounds=2, seeds="0,3")
+    _, results = recorded(settings)
+    said, shown = capsys.readouterr().out, {0: [], 3: []}
+    assert len(results) == 8
+    for result in results:
+        seed, target = result["args"]["seed"], result["args"]["target"]
+        expected = by_hand(dataclasses.replace(settings, seed=seed, target=target), mostly)
+        folder = tmp_path / "run" / f"s{seed}" / target
+        assert json.loads((folder / "result.json").read_text()) == result
+        for line, by_hand_ in zip(metrics(folder), expected.lines, strict=True):
+            assert_close(line, by_hand_)
+        best = max(expected.lines, key=lambda line: line["val"]["ALL"])
+        assert result["best"]["target"] == pytest.approx(best["target"])
+        shown[seed].append(100 * best["target"])
+    for accuracies in shown.values():
+        each = "  ".join(f"{name} {accuracy:.2f}" for name, accuracy in zip(SIZES, accuracies))
+        line = f"accuracy on each left-out domain (%): {each}  mean {sum(accuracies) / 4:.2f}\n"
+        assert line in said
+
+
+def rules() -> list:
+    """Models: which images each classifies correctly."""
+    found = []
+    for factor in (3, 7, 12, 29, 31):
+        for limit in range(10, 90, 4):
+            found.append(lambda image, factor=factor, limit=limit: image * factor % 97 < limit)
+    return found
+
+
+@pytest.mark.parametrize("part", ["AVG", "test"])
+def test_the_first_round_with_the_best_pooled_validation_is_reported(tmp_path, data, part):
+    """Not that of the best mean over the clients, nor of the best test accuracy, nor a later one as good."""
+    settings = settings_of(data, tmp_path / "run", rounds=4, **SKEWED)
+
+    def outcomes(right) -> dict:
+        return by_hand(dataclasses.replace(settings, rounds=1), lambda image, t: right(image)).lines[0]
+
+    def other(outcome: dict) -> float:
+        return outcome["val"]["AVG"] if part == "AVG" else outcome["test"]["ALL"]
+    found = [(rule, outcomes(rule)) for rule in rules()]
+    pairs = [(a, b) for a in found for b in found
+             if a[1]["val"]["ALL"] > b[1]["val"]["ALL"] and other(a[1]) < other(b[1])]
+    (best, of_best), (worse, of_worse) = max(pairs, key=lambda pair: pair[0][1]["val"]["ALL"])
+    order = [worse, best, worse, best]
+    log, (result,) = recorded(settings, lambda image, t: order[t - 1](image))
+    assert result["best"]["round"] == 2 and result["last"]["round"] == 4
+    for name in ("ALL", "AVG"):
+        assert result["best"][name] == pytest.approx(of_best["test"][name])
+        assert result["best"]["val"] == pytest.approx(of_best["val"]["ALL"])
+        assert result["curve"][name][0] == pytest.approx(of_worse["test"][name], abs=1e-5)
+    kept = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    assert kept["round"] == kept["server"]["t"] == 2
+    assert torch.equal(kept["server"]["w"]["x"], log["w", 0, 1]["x"])
+
+
+def test_rounds_that_are_not_better_are_not_tested(tmp_path, data):
+    """--test-rounds best: the numbers are those of a run that tests everywhere."""
+    skill = [30, 60, 60, 40, 80, 10]
+
+    def right(image: int, t: int) -> bool:
+        return image * 7 % 97 < skill[t - 1]
+    whole = by_hand(settings_of(data, tmp_path, rounds=6, protocol="lodo", target="east"), right).lines
+    best = settings_of(data, tmp_path / "b", rounds=6, protocol="lodo", target="east", test_rounds="best")
+    log, (result,) = recorded(best, right)
+    for line, expected in zip(metrics(tmp_path / "b"), whole):
+        tested = expected["round"] in (1, 2, 5, 6)
+        left_out = set() if tested else {"test", "target"}
+        assert_close(line, {name: value for name, value in expected.items() if name not in left_out})
+        assert (("tested", 0, expected["round"], 3) in log) == tested  # the target's model
+    assert (result["best"]["round"], result["last"]["round"]) == (5, 6)
+
+
+def bad_upload(value: float, where: str):
+    """A client of the recording method, one of whose numbers is not finite in its second round."""
+    Server, Client, build = recording({}, mostly)
+
+    class Diverging(Client):
+        def train(self, down, t):
+            up = super().train(down, t)
+            if t == 1 and self.k == 2:
+                bad = torch.tensor([value] * 3)
+                self.log = {"loss": bad[1]} if where == "log" else self.log
+                up = up | {"w": up["w"] | {"x": bad}} if where == "upload" else up
+            return up
+    return Server, Diverging, build
+
+
+@pytest.mark.parametrize("where", ["log", "upload"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_ends_the_run(tmp_path, data, capsys, value, where):
+    """The last good round is kept."""
+    settings = settings_of(data, tmp_path / "run", checkpoint_every=0)
+    Server, Client, build = bad_upload(value, where)
+    words = "round 2, client west: the loss or the weights are no longer finite"
+    fails(capsys, 1, words, common.run, Server, Client, settings, build)
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["round"] == 1
+
+
+def test_a_large_number_goes_on(tmp_path, data):
+    """Three, whose sum is not finite."""
+    settings = settings_of(data, tmp_path / "run")
+    Server, Client, build = bad_upload(3e38, "upload")
+    common.run(Server, Client, settings, build)
+    assert len(metrics(tmp_path / "run")) == 3

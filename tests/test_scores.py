@@ -1,0 +1,84 @@
+"""What scikit-learn measures of runs, and --metric, which chooses the round that counts."""
+
+import json
+
+import common
+from plumbing.scores import scores
+from tests.conftest import fails, metrics, parsed, run_all, run_here
+
+import pytest
+import torch
+from torch import tensor
+
+
+def test_measures_by_hand():
+    """Class 0: 3 of 4 found; class 1: 1 of 1; class 2 has no images, and is predicted once."""
+    p = tensor([[.7, .2, .1], [.6, .3, .1], [.5, .3, .2], [.1, .2, .7], [.2, .7, .1]])
+    found = scores(p, tensor([0, 0, 0, 0, 1]))
+    assert found["accuracy"] == 0.8 and found["recall"] == [0.75, 1.0, None]
+    assert found["balanced"] == 0.875 and found["auc"] is None
+    assert found["f1"] == pytest.approx((6 / 7 + 1 + 0) / 3)
+    assert found["confusion"] == [[3, 0, 1], [0, 1, 0], [0, 0, 0]]
+
+
+def test_auc_of_two_and_of_three_classes():
+    """Of two the share of pairs in order; of three the mean over the classes against the rest."""
+    p = tensor([[.9, .1], [.4, .6], [.6, .4], [.2, .8]])
+    assert scores(p, tensor([0, 0, 1, 1]))["auc"] == 0.75
+    p = tensor([[.6, .3, .1], [.2, .5, .3], [.5, .1, .4]])
+    assert scores(p, tensor([0, 1, 2]))["auc"] == 1
+
+
+def test_a_result_has_them_of_every_client_and_of_the_target(tmp_path):
+    """After the best round and after the last: as the accuracies of both, and as load_run's network."""
+    flags = ["--protocol", "lodo", "--target", "d30", "--rounds", "5", "--lr", "0.4", "--seed", "3"]
+    result = run_here("fdse", tmp_path / "run", *flags)
+    assert result["best"]["round"] < 5
+    for which in ("best", "last"):
+        found = result["measures"][which]
+        assert list(found) == [*result[which]["clients"], "d30"]
+        accuracies = result[which]["clients"] | {"d30": result[which]["target"]}
+        assert {name: of_client["accuracy"] for name, of_client in found.items()} == pytest.approx(accuracies)
+        assert sum(map(sum, found["d30"]["confusion"])) == 40
+    assert result["measures"]["best"] != result["measures"]["last"]
+
+
+def test_another_metric_chooses_the_round(tmp_path):
+    """The training is the same; best.pt and the result are of the round whose balanced accuracy is best."""
+    flags = ["--rounds", "5", "--lr", "0.3", "--limit", "60"]
+    results = {}
+    for metric in ("accuracy", "f1"):
+        results[metric] = run_here("fedavg", tmp_path / metric, *flags, "--metric", metric, "--test-rounds",
+                                   "best")
+    plain, chosen = metrics(tmp_path / "accuracy"), metrics(tmp_path / "f1")
+    assert "metric" not in plain[0]["val"]
+    assert [line["clients"] for line in plain] == [line["clients"] for line in chosen]
+    curve = [line["val"]["metric"] for line in chosen]
+    best = 1 + curve.index(max(curve))
+    assert results["f1"]["best"]["round"] == best != results["accuracy"]["best"]["round"]
+    assert results["f1"]["best"]["metric"] == max(curve)
+    assert torch.load(tmp_path / "f1" / "best.pt", weights_only=True)["round"] == best
+
+
+def test_it_is_measured_on_all_validation_images_together(tmp_path):
+    run_here("fedavg", tmp_path / "run", "--rounds", "1", "--metric", "balanced")
+    args = parsed("fedavg", "--scale", "smoke", "--precision", "fp32", "--rounds", "1")
+    from reproduce.loading import rebuilt
+    fed, _ = rebuilt(tmp_path / "run", "last", None, "cpu", "data", "", False, images=True)
+    pairs = [common.probabilities(common.tested_model(fed, k, 1), fed.clients[k].data.val, args)
+             for k in range(fed.K)]
+    expected = scores(*common.joined(pairs))
+    val = metrics(tmp_path / "run")[0]["val"]
+    assert val["metric"] == pytest.approx(expected["balanced"]) and val["ALL"] == expected["accuracy"]
+
+
+def test_auc_needs_every_class_to_validate_with(tmp_path, capsys):
+    args = parsed("fedavg", "--scale", "smoke", "--limit", "12", "--metric", "auc", "--out", tmp_path,
+                  "--split", "0.6/0.1/0.3", "--precision", "fp32")
+    fails(capsys, 2, "--metric auc needs images of every class to validate with", run_all, "fedavg", args)
+
+
+def test_a_record_leaves_them_out(tmp_path):
+    """A confusion matrix of 345 classes has a megabyte."""
+    result = run_here("fedavg", tmp_path / "run", "--record", tmp_path / "r.jsonl", "--rounds", "1")
+    assert "measures" in result and "measures" not in json.loads((tmp_path / "r.jsonl").read_text())
