@@ -364,11 +364,12 @@ def views(i: int) -> Tensor:
 
 
 def same(tensors: State, expected: dict[str, list[float]]) -> None:
-    """All entries of the fixture, and no other ones but counters."""
+    """All entries of the fixture, and no other ones but counters, to a hundredth of one of Adam's steps: it
+    divides by gradients near 0, whose rounding is the processor's."""
     named = {name for name in tensors if "num_batches" not in name}
     assert named == set(expected)
     for name, values in expected.items():
-        assert_close(tensors[name].flatten(), torch.tensor(values), atol=2e-5, rtol=1e-4)
+        assert_close(tensors[name].flatten(), torch.tensor(values), atol=1e-4, rtol=1e-4)
 
 
 def official_learner(*flags):
