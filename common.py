@@ -585,8 +585,12 @@ def parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Load a whole state into `module` and return it. RuntimeError if names or shapes do not fit."""
-    module.load_state_dict(tensors)
+    """Copy a whole state into `module` and return it. RuntimeError if names or shapes do not fit."""
+    own = module.state_dict()
+    if layout(own) != layout(tensors):
+        module.load_state_dict(tensors)  # says what does not fit
+    for name, v in own.items():
+        v.copy_(tensors[name])
     return module
 
 
@@ -629,6 +633,13 @@ def group_by(names: list[str], owner: Callable[[str], str]) -> dict[str, list[st
     for name in names:
         groups.setdefault(owner(name), []).append(name)
     return groups
+
+
+def is_finite(payload: Payload) -> bool:
+    """Whether all numbers are finite: mostly by their norms, which are a twentieth of the work."""
+    floats = [v for v in tensors_of(payload) if v.is_floating_point() and v.numel()]
+    norms = torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
+    return bool(norms.isfinite().all()) or all(v.isfinite().all() for v in floats)
 
 
 def nbytes(payload: Payload) -> int:
@@ -992,19 +1003,20 @@ def rounds(fed: Federation, progress: Run) -> dict:
         answers = fed.ask("train", S_t, t)
         uploads = {k: up for k, (up, _) in answers.items() if not is_dropped(settings, t, k)}
         progress.images += sum(images_in_round(fed.sizes[k], settings) for k in S_t)
+        entry["clients"] = {fed.names[k]: numbers for k, (_, numbers) in answers.items()}
+        if len(uploads) < len(S_t):
+            entry["dropped"] = [fed.names[k] for k in S_t if k not in uploads]
         progress.lap("train")
 
         # the server: from the uploads to the next round's downloads
         if process()[0] == 0 and uploads:
             seed_all(settings.seed, "server", t)
             server.update(to_device(uploads, settings.device), t)
+        del answers, uploads  # else they are still there when the next round's come
         if process()[1] > 1:
             restore(server, from_server(kept(server)), settings.device)
         progress.lap("server")
 
-        entry["clients"] = {fed.names[k]: numbers for k, (_, numbers) in answers.items()}
-        if len(uploads) < len(S_t):
-            entry["dropped"] = [fed.names[k] for k in S_t if k not in uploads]
         if is_evaluated(settings, t + 1):
             entry |= evaluate(fed, t + 1, progress.best_val)
         progress.lap("evaluate")
@@ -1080,9 +1092,7 @@ class Federation:
                                f"{found.get(name)}: mend the client's train")
         if "n" in up and up["n"].min() < 1:
             raise Stop(f"{whose}: n is {up['n'].tolist()} in the upload; expected at least 1")
-        floats = [v for v in tensors_of(up) if v.is_floating_point() and v.numel()]
-        largest = torch._foreach_norm(floats, ord=math.inf) if floats else []
-        if not all(math.isfinite(v) for v in [*numbers.values(), *map(float, largest)]):
+        if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
             raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
                        "one was due before, is in the output folder: lower --lr, or set --clip")
 
@@ -1154,6 +1164,8 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
     for k, data in enumerate(sources + targets):
         if k % size == rank:
             clients[k] = Client(settings, net, k, data)
+            for name, value in kept(clients[k]).items():  # K untrained networks in one's memory
+                setattr(clients[k], name, shared(value, getattr(clients[rank], name)))
     names = [data.name for data in sources + targets]
     if len(set(names)) < len(names):
         raise Stop(f"two of {', '.join(names)} have one name: rename a domain, it is named as a client", 2)
@@ -1162,6 +1174,14 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
     of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
     return Federation(settings, dataset, server, clients, names, sizes, channels, tested, of_classes)
+
+
+def shared(value, first):
+    """A client's value at the start with the first client's tensors, where they are equal."""
+    if isinstance(value, dict) and isinstance(first, dict):
+        return {name: shared(v, first.get(name)) for name, v in value.items()}
+    both = isinstance(value, Tensor) and isinstance(first, Tensor) and value.dtype == first.dtype
+    return first if both and torch.equal(value, first) else value
 
 
 def layout(payload: Payload) -> dict[str, str]:

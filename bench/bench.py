@@ -3,6 +3,8 @@
     python -m bench.bench --archives DIR            # Office-Caltech10 at paper scale: 224x224, batch 50
     python -m bench.bench --archives DIR --with usual,flower          # FedAvg beside them
     python -m bench.bench --archives DIR --with pfllib --pfllib CLONE --device cuda
+    python -m bench.bench --archives DIR --with flower --size 64 --clients 52 --clip 0
+    python -m bench.bench --small --clients 10,100,1000
 
 With `--device cuda` all of it on a GPU, of which the clock waits until it has computed. `ours, training` is
 what training takes in the round loop, with batches, loading and copying of states. `ours, whole round` adds
@@ -14,7 +16,9 @@ the same batches. The figures are medians over `--rounds` after a first one that
 With it: AlexNet with BN, batch 50, one local epoch, SGD at 0.1, the same images. Each row is the second round
 of a process of its own, in seconds: what the framework does between two rounds, without its evaluation. They
 train in fp32, as they ship, on images that were resized beforehand; none clips gradients. `usual` is the
-usual pipeline: ImageFolder, Resize, ToTensor and DataLoader with two workers. What each needs:
+usual pipeline: ImageFolder, Resize, ToTensor and DataLoader with two workers. With several numbers of clients
+each has its rows. `--small` is of ours alone: the digits' network, 6,000 images of noise, batch 32, and the
+memory of each run. What each framework needs:
 
     flower   pip install "flwr[simulation]"    measured with 1.41.0
     pfllib   git clone of github.com/TsingZ0/PFLlib, and pip install h5py; measured at d832e76
@@ -40,6 +44,7 @@ from pathlib import Path
 import common
 import fdse
 import fedavg
+from baselines import scaffold
 from plumbing.archives import find_archives
 from plumbing.catalog import FOLDERS
 from plumbing.errors import Stop
@@ -58,9 +63,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
+SMALL = """
+import torch
+from common import Domain
+
+
+def load(args):
+    images = torch.randint(0, 256, (6000, 1, 14, 14), dtype=torch.uint8)
+    return [Domain("one", images, torch.arange(6000) % 10)], list("0123456789")
+"""
 ROUNDS = 2  # of other frameworks, of which the second counts
 CLASSES = 10
-CLIENTS = len(FOLDERS["officecaltech"].domains)
 
 
 def now(device: str) -> float:
@@ -103,24 +116,47 @@ def bare(build: Callable, args, sizes: list[int]) -> Callable[[], None]:
     return train
 
 
-def office_words(flags, precision: str, out: Path) -> list[str]:
+def office_words(flags, precision: str) -> list[str]:
     """The flags of a run of `--size` with a checkpoint after each round."""
-    return ["--dataset", "officecaltech", "--device", flags.device, "--no-figures", "--checkpoint-every", "0",
-            "--precision", precision, "--out", str(out), "--image-size", str(flags.size),
-            "--data", flags.data, "--archives", flags.archives]
+    return ["--dataset", "officecaltech", "--image-size", str(flags.size), "--clip", str(flags.clip),
+            "--precision", precision, *words_of_all(flags)]
 
 
-def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
-    """The median seconds of training and of everything in a round after the first, by the run's own clock."""
-    args = module.arguments([*words, "--rounds", str(rounds + 1)])
-    quiet = io.StringIO()
-    with contextlib.redirect_stdout(quiet):
-        common.run(module.Server, module.Client, args, builder_of(module))
-    lines = Path(args.out, "timing.jsonl").read_text().splitlines()
+def words_of_all(flags) -> list[str]:
+    return ["--device", flags.device, "--no-figures", "--checkpoint-every", "0", "--data", flags.data,
+            "--archives", flags.archives, "--clients", str(flags.count)]
+
+
+def run(module, words: list[str]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        common.run(module.Server, module.Client, module.arguments(words), builder_of(module))
+
+
+def run_alone(module, words: list[str]) -> None:
+    in_a_process(module.__name__, [module.__name__, *words])
+
+
+def ours(module, words: list[str], rounds: int, start: Callable = run) -> tuple[float, float, float]:
+    """The median seconds of training and of everything in a round after the first, by the run's own clock,
+    and the peak memory of its process in MiB."""
+    with tempfile.TemporaryDirectory() as out:
+        start(module, [*words, "--rounds", str(rounds + 1), "--out", out])
+        lines = Path(out, "timing.jsonl").read_text().splitlines()
+        result = json.loads(Path(out, "result.json").read_text())
     so_far = [json.loads(line)["seconds"] for line in lines]
     training = np.diff([seconds["train"] for seconds in so_far])
     whole = np.diff([sum(seconds.values()) for seconds in so_far])
-    return float(np.median(training)), float(np.median(whole))
+    return float(np.median(training)), float(np.median(whole)), result["peak_memory_mib"]
+
+
+def in_a_process(name: str, words: list[str]) -> str:
+    """What a module's command prints. Stop with the name and its last line if it fails."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise Stop(f"{name}: {why[:200]} (what it needs: python -m bench.bench --help)")
+    return done.stdout
 
 
 def office_clients(args) -> list[common.ClientData]:
@@ -132,19 +168,32 @@ def office_clients(args) -> list[common.ClientData]:
 def beside_bare(flags) -> list[list]:
     """Our rows beside bare arithmetic: seconds, of bare, images a second."""
     rows = []
+    for name, module in {"fedavg": fedavg, "fdse": fdse}.items():
+        for precision in ("fp32", "bf16"):
+            words = office_words(flags, precision)
+            args = module.arguments(words)
+            sizes = []
+            for client in office_clients(args):
+                sizes += map(len, common.cut_batches(torch.arange(len(client.train)), args))
+            step = bare(builder_of(module), args, sizes)
+            of_bare = median_seconds(step, flags.rounds, flags.device)
+            training, whole, _ = ours(module, words, flags.rounds)
+            for row, s in (("bare", of_bare), ("ours, training", training), ("ours, whole round", whole)):
+                rows.append([f"{name} {precision}: {row}", s, s / of_bare, sum(sizes) / s])
+    return rows
+
+
+def small(flags) -> list[list]:
+    """Of FedAvg, SCAFFOLD and FDSE on small images: seconds of training and of a whole round, peak MiB."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, module in {"fedavg": fedavg, "fdse": fdse}.items():
-            for precision in ("fp32", "bf16"):
-                words = office_words(flags, precision, Path(folder) / f"{name}-{precision}")
-                args = module.arguments(words)
-                sizes = []
-                for client in office_clients(args):
-                    sizes += map(len, common.cut_batches(torch.arange(len(client.train)), args))
-                step = bare(builder_of(module), args, sizes)
-                of_bare = median_seconds(step, flags.rounds, flags.device)
-                training, whole = ours(module, words, flags.rounds)
-                for row, s in (("bare", of_bare), ("ours, training", training), ("ours, whole round", whole)):
-                    rows.append([f"{name} {precision}: {row}", s, s / of_bare, sum(sizes) / s])
+        data = Path(folder) / "data.py"
+        data.write_text(SMALL)
+        words = ["--dataset", str(data), "--backbone", "smallcnn_bn", "--batch-size", "32", "--lr", "0.05",
+                 "--clip", str(flags.clip), "--precision", "fp32", *words_of_all(flags)]
+        for module in (fedavg, scaffold, fdse):
+            found = ours(module, words, flags.rounds, run_alone)
+            rows.append([f"{module.__name__}, {flags.count} clients", *found])
     return rows
 
 
@@ -153,7 +202,7 @@ def beside_bare(flags) -> list[list]:
 
 def arguments(flags):
     """The arguments of our run of the same training."""
-    return fedavg.arguments(office_words(flags, "fp32", Path("unused")))
+    return fedavg.arguments(office_words(flags, "fp32"))
 
 
 def network(flags) -> nn.Module:
@@ -214,7 +263,8 @@ def pfllib(flags, folder: Path) -> float:
     for part in ("train", "test"):
         (there / "dataset" / "office" / part).mkdir(parents=True)
     (there / "system").mkdir()
-    for k in range(CLIENTS):
+    clients = len(list(folder.glob("*.npz")))
+    for k in range(clients):
         x, y = read_client(folder, k)
         for part, count in (("train", len(y)), ("test", 20)):
             np.savez(there / "dataset" / "office" / part / f"{k}.npz",
@@ -230,7 +280,7 @@ def pfllib(flags, folder: Path) -> float:
     args = arguments(flags)
     settings = Settings(
         model=network(flags).to(flags.device), device=flags.device, dataset="office", algorithm="FedAvg",
-        num_classes=CLASSES, num_clients=CLIENTS, global_rounds=ROUNDS, local_epochs=1,
+        num_classes=CLASSES, num_clients=clients, global_rounds=ROUNDS, local_epochs=1,
         batch_size=args.batch_size, local_learning_rate=args.lr, learning_rate_decay_gamma=1.0,
         join_ratio=1.0, eval_gap=1000, time_threthold=1e9, goal="peers", save_folder_name="items",
     )
@@ -247,6 +297,7 @@ def flower(flags, folder: Path) -> float:
     from flwr.server.strategy import FedAvg
     from flwr.simulation import run_simulation
     args = arguments(flags)
+    clients = len(list(folder.glob("*.npz")))
     ends = []
 
     class Timed(FedAvg):
@@ -268,8 +319,8 @@ def flower(flags, folder: Path) -> float:
 
     def server_of(context):
         first = [value.numpy() for value in network(flags).state_dict().values()]
-        strategy = Timed(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=CLIENTS,
-                         min_available_clients=CLIENTS,
+        strategy = Timed(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=clients,
+                         min_available_clients=clients,
                          initial_parameters=ndarrays_to_parameters(first))
         return ServerAppComponents(config=ServerConfig(num_rounds=ROUNDS), strategy=strategy)
 
@@ -277,7 +328,7 @@ def flower(flags, folder: Path) -> float:
         return Client(int(context.node_config["partition-id"])).to_client()
 
     resources = {"num_cpus": os.cpu_count() or 1, "num_gpus": float(flags.device.startswith("cuda"))}
-    run_simulation(ServerApp(server_fn=server_of), ClientApp(client_fn=client_of), CLIENTS,
+    run_simulation(ServerApp(server_fn=server_of), ClientApp(client_fn=client_of), clients,
                    backend_config={"client_resources": resources})
     return ends[1] - ends[0]
 
@@ -285,26 +336,14 @@ def flower(flags, folder: Path) -> float:
 PEERS = {"pfllib": pfllib, "flower": flower}
 
 
-def in_a_process(name: str, flags, folder: Path) -> float:
-    """The seconds of a framework's second round. Stop with its last line if it fails."""
-    words = [sys.executable, "-m", "bench.bench", "--one", str(folder), "--with", name,
-             "--device", flags.device, "--size", str(flags.size), f"--pfllib={flags.pfllib}"]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise Stop(f"{name}: {why[:200]} (what it needs: python -m bench.bench --help)")
-    return json.loads(done.stdout.strip().splitlines()[-1])["seconds"]
-
-
 def beside_peers(flags) -> list[list]:
     """Our rows beside other frameworks': seconds of the second round, of ours. One that fails is named on
-    stderr and has none."""
+    stderr and has none. `count`, the clients, is 0 for one of each domain."""
     seconds, args = {}, arguments(flags)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for precision in ("auto", "fp32"):
-            training, whole = ours(fedavg, office_words(flags, precision, folder / precision), ROUNDS - 1)
+            training, whole, _ = ours(fedavg, office_words(flags, precision), ROUNDS - 1)
             seconds[f"ours, {precision}: training"] = training
             seconds[f"ours, {precision}: whole round"] = whole
         clients = office_clients(args)
@@ -314,11 +353,12 @@ def beside_peers(flags) -> list[list]:
                 if peer == "usual":
                     seconds[peer] = usual(flags, args, clients, folder / "images")
                 else:
-                    seconds[peer] = in_a_process(peer, flags, folder)
+                    words = ["bench.bench", *flags.words, "--one", str(folder), "--with", peer]
+                    seconds[peer] = float(in_a_process(peer, words).splitlines()[-1])
             except Stop as stop:
                 print(f"bench: {stop}", file=sys.stderr)
-    first = seconds["ours, auto: training"]
-    return [[name, spent, spent / first] for name, spent in seconds.items()]
+    first, count = seconds["ours, auto: training"], len(clients)
+    return [[f"{name}, {count} clients", spent, spent / first] for name, spent in seconds.items()]
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -332,16 +372,24 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
     add("--out", default="", help="JSON file for the figures")
     add("--rounds", type=int, default=3, help="rounds, of which the median is shown (default: 3)")
+    add("--clients", default="0", help="numbers of clients; 0 is one for each domain (default: 0)")
+    add("--clip", type=float, default=10.0, help="gradient clipping of ours, 0 is none (default: 10)")
+    add("--small", action="store_true", help="many clients of small images instead")
     add("--with", dest="peers", default="", help=f"some of usual,{','.join(PEERS)}")
     add("--pfllib", default="", help="folder of a clone of PFLlib")
     add("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
     flags = parser.parse_args(argv)
+    flags.words = sys.argv[1:] if argv is None else argv
+    if not all(count.isdecimal() for count in flags.clients.split(",")):
+        parser.error(f"--clients is {flags.clients}; expected numbers with commas between them")
     for name, least in (("size", 32), ("rounds", 1)):
         if getattr(flags, name) < least:
             parser.error(f"--{name} is {getattr(flags, name)}; it must be at least {least}")
     flags.peers = flags.peers.split(",") if flags.peers else []
     for name in set(flags.peers) - {"usual", *PEERS}:
         parser.error(f"--with {name} is none of usual, {', '.join(PEERS)}")
+    if "usual" in flags.peers and flags.clients != "0":
+        parser.error("--with usual reads the images of whole domains: give it no --clients")
     return flags
 
 
@@ -349,12 +397,12 @@ def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     flags = parsed(argv)
     with one_line_on_stop("bench", "nothing was written"):
-        flags.device = choose_device(flags.device)
+        flags.device, flags.count = choose_device(flags.device), 0
         if flags.one:
             (name,) = flags.peers
             with contextlib.redirect_stdout(sys.stderr):
                 seconds = PEERS[name](flags, Path(flags.one))
-            print(json.dumps({"seconds": seconds}))
+            print(seconds)
             return
         if flags.out:
             output_file(Path(flags.out), lambda start: b'"device"' in start)
@@ -362,10 +410,15 @@ def main(argv: list[str] | None = None) -> None:
         prepare(args)
         name = torch.cuda.get_device_name(flags.device) if flags.device.startswith("cuda") else cpu_name()
         print(f"{flags.device} ({name}), {torch.get_num_threads()} threads")
+        kind, heads = beside_bare, ["row", "seconds", "of bare", "images/s"]
         if flags.peers:
-            rows, heads = beside_peers(flags), ["row", "seconds", "of ours"]
-        else:
-            rows, heads = beside_bare(flags), ["row", "seconds", "of bare", "images/s"]
+            kind, heads = beside_peers, ["row", "seconds", "of ours"]
+        if flags.small:
+            kind, heads = small, ["row", "training", "whole round", "MiB"]
+        rows = []
+        for count in flags.clients.split(","):
+            flags.count = int(count)
+            rows += kind(flags)
         print(tabulate(rows, heads, floatfmt=".3f"))
         if flags.out:
             # Without the name of a folder of this machine.

@@ -18,7 +18,9 @@ def seed_all(*key) -> torch.Generator:
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # torch.manual_seed keeps each call for a GPU that nobody uses
+        torch.cuda.manual_seed_all(number)
     np.random.seed(number % 2 ** 32)
     random.seed(number)
     return torch.Generator().manual_seed(number)

@@ -3,8 +3,11 @@ in test_networks_by_hand.py."""
 
 import gzip
 import hashlib
+import weakref
 
 import common
+import fedavg
+from baselines import local
 from plumbing import mnist
 from tests.conftest import parsed
 
@@ -187,3 +190,41 @@ def test_weights_with_our_names(tmp_path):
     assert other_head.head.out_features == 9
     with pytest.raises(common.Stop, match="does not fit the network: .* tensors are missing"):
         network("resnet50", tmp_path / "ours.pth", 7)
+
+# What many clients cost
+
+
+def test_untrained_clients_keep_one_network(tmp_path):
+    """At the start equal tensors of all clients are one; what a client trains is its own."""
+    args = parsed("baselines.local", "--out", tmp_path)
+    dataset = common.open_dataset(args)
+    fed = common.federation(local.Server, local.Client, args, common.backbone, dataset)
+    starts = [client.w for client in fed.clients.values()]
+    assert len({w["head.weight"].data_ptr() for w in starts}) == 1
+    before = {name: v.clone() for name, v in starts[1].items()}
+    fed.ask("train", [0], 0)
+    assert not torch.equal(fed.clients[0].w["head.weight"], before["head.weight"])
+    assert all(torch.equal(fed.clients[1].w[name], v) for name, v in before.items())
+
+
+def test_uploads_are_gone_when_the_next_ones_come(tmp_path):
+    alive = []
+
+    class Client(fedavg.Client):
+        def train(self, down, t):
+            assert not [up for round_t, up in alive if round_t < t and up() is not None]
+            up = super().train(down, t)
+            alive.append((t, weakref.ref(up["w"]["head.weight"])))
+            return up
+
+    args = parsed("fedavg", "--rounds", 2, "--limit", 40, "--out", tmp_path)
+    common.run(fedavg.Server, Client, args)
+    assert len(alive) == 12
+
+
+def test_large_numbers_are_finite():
+    """The square of 1e30 is none of float32's."""
+    large, infinite = torch.tensor([1e30, -1e30]), torch.tensor([1.0, float("inf")])
+    assert common.is_finite({"w": {"a": large}, "n": torch.tensor(3)})
+    assert not common.is_finite({"w": {"a": large, "b": infinite}})
+    assert not common.is_finite({"w": torch.tensor([float("nan")])})
