@@ -1,7 +1,7 @@
 """What a round costs beside what its arithmetic costs, or beside other frameworks, on one machine.
 
     python -m bench.bench --archives DIR            # Office-Caltech10 at paper scale: 224x224, batch 50
-    python -m bench.bench --archives DIR --with usual,flower          # FedAvg beside them
+    python -m bench.bench --archives DIR --with flower                # FedAvg beside it
     python -m bench.bench --archives DIR --with pfllib --pfllib CLONE --device cuda
     python -m bench.bench --archives DIR --with flower --size 64 --clients 52 --clip 0
     python -m bench.bench --small --clients 10,100,1000
@@ -15,10 +15,12 @@ the same batches. The figures are medians over `--rounds` after a first one that
 
 With it: AlexNet with BN, batch 50, one local epoch, SGD at 0.1, the same images. Each row is the second round
 of a process of its own, in seconds: what the framework does between two rounds, without its evaluation. They
-train in fp32, as they ship, on images that were resized beforehand; none clips gradients. `usual` is the
-usual pipeline: ImageFolder, Resize, ToTensor and DataLoader with two workers. With several numbers of clients
-each has its rows. `--small` is of ours alone: the digits' network, 6,000 images of noise, batch 32, and the
-memory of each run. What each framework needs:
+train in fp32, as they ship, on images that were resized beforehand; none clips gradients. With several
+numbers of clients each has its rows.
+
+`--small` is of ours alone: the digits' network, 6,000 images of noise, batch 32, and the memory of each run.
+
+What each framework needs:
 
     flower   pip install "flwr[simulation]"    measured with 1.41.0
     pfllib   git clone of github.com/TsingZ0/PFLlib, and pip install h5py; measured at d832e76
@@ -37,7 +39,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,8 +46,6 @@ import common
 import fdse
 import fedavg
 from baselines import scaffold
-from plumbing.archives import find_archives
-from plumbing.catalog import FOLDERS
 from plumbing.errors import Stop
 from plumbing.files import output_file, write_json
 from plumbing.processes import prepare
@@ -223,30 +222,10 @@ def read_client(folder: Path, k: int) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(file["x"]).float().div_(255), torch.from_numpy(file["y"])
 
 
-def usual(flags, args, clients: list[common.ClientData], folder: Path) -> float:
-    """Seconds of the second round of the usual pipeline: four ImageFolders, DataLoaders with two workers,
-    fp32. Their images are put into `folder`."""
-    from torchvision import datasets, transforms
-    for archive in find_archives(FOLDERS["officecaltech"].files, flags.data, flags.archives).values():
-        zipfile.ZipFile(archive).extractall(folder)
-    resize = transforms.Resize((args.image_size, args.image_size))
-    transform = transforms.Compose([resize, transforms.ToTensor()])
-    images = {}
-    for domain, (name, _) in FOLDERS["officecaltech"].domains.items():
-        images[domain] = datasets.ImageFolder(next(folder.rglob(name)), transform)
-    for _ in range(ROUNDS):
-        net = common.backbone(args, 3, CLASSES).to(args.device)
-        started = now(args.device)
-        for client in clients:
-            subset = torch.utils.data.Subset(images[client.name], client.train.index.tolist())
-            train_epoch(net, subset, args, workers=2)
-    return now(args.device) - started
-
-
-def train_epoch(net: nn.Module, data, args, workers: int = 0) -> None:
+def train_epoch(net: nn.Module, data, args) -> None:
     """An epoch of plain SGD on a data set of pairs."""
     net.train()
-    loader = torch.utils.data.DataLoader(data, args.batch_size, shuffle=True, num_workers=workers)
+    loader = torch.utils.data.DataLoader(data, args.batch_size, shuffle=True)
     opt = torch.optim.SGD(net.parameters(), lr=args.lr)
     for images, labels in loader:
         loss = cross_entropy(net(images.to(args.device)), labels.to(args.device))
@@ -350,11 +329,8 @@ def beside_peers(flags) -> list[list]:
         write_clients(folder, clients)
         for peer in flags.peers:
             try:
-                if peer == "usual":
-                    seconds[peer] = usual(flags, args, clients, folder / "images")
-                else:
-                    words = ["bench.bench", *flags.words, "--one", str(folder), "--with", peer]
-                    seconds[peer] = float(in_a_process(peer, words).splitlines()[-1])
+                words = ["bench.bench", *flags.words, "--one", str(folder), "--with", peer]
+                seconds[peer] = float(in_a_process(peer, words).splitlines()[-1])
             except Stop as stop:
                 print(f"bench: {stop}", file=sys.stderr)
     first, count = seconds["ours, auto: training"], len(clients)
@@ -375,7 +351,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--clients", default="0", help="numbers of clients; 0 is one for each domain (default: 0)")
     add("--clip", type=float, default=10.0, help="gradient clipping of ours, 0 is none (default: 10)")
     add("--small", action="store_true", help="many clients of small images instead")
-    add("--with", dest="peers", default="", help=f"some of usual,{','.join(PEERS)}")
+    add("--with", dest="peers", default="", help=f"some of {','.join(PEERS)}")
     add("--pfllib", default="", help="folder of a clone of PFLlib")
     add("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
     flags = parser.parse_args(argv)
@@ -386,10 +362,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         if getattr(flags, name) < least:
             parser.error(f"--{name} is {getattr(flags, name)}; it must be at least {least}")
     flags.peers = flags.peers.split(",") if flags.peers else []
-    for name in set(flags.peers) - {"usual", *PEERS}:
-        parser.error(f"--with {name} is none of usual, {', '.join(PEERS)}")
-    if "usual" in flags.peers and flags.clients != "0":
-        parser.error("--with usual reads the images of whole domains: give it no --clients")
+    for name in set(flags.peers) - PEERS.keys():
+        parser.error(f"--with {name} is none of {', '.join(PEERS)}")
     return flags
 
 

@@ -130,7 +130,8 @@ def checked_words(records: Records) -> str:
     outcomes = Counter(records.check_of(record).get("outcome") for record in settings.values())
     found = outcomes["equal"], outcomes["differs"]
     words = (f"`--check` has begun one run of {sum(found)} of the {len(settings)} settings again: {found[0]} "
-             f"give the recorded digits, {found[1]} differ (†).")
+             f"give the recorded digits, {found[1]} differ (†). {outcomes['not comparable']} more ran on "
+             "another processor than the one that checked.")
     withdrawn = records.path.with_name("withdrawn.jsonl")
     if withdrawn.exists():
         lines = len(withdrawn.read_text().splitlines())
