@@ -91,8 +91,6 @@ DIGITS = tuple("0123456789")
 def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -> Dataset:
     """The dataset of a run at its image size, with --limit. Stop if a domain has too few images. With the
     name of a domain `only`, and the `agreed` classes, it has no other; nothing else of a folder is opened."""
-    if settings.archives and not Path(settings.archives).is_dir():
-        raise Stop(f"--archives {settings.archives} is not a folder", 2)
     name, size, data = settings.dataset, settings.image_size, settings.data
     if name == "digits":
         domains = load_digits(size)
@@ -301,12 +299,17 @@ def mixed_clients(settings: Args, sources: list[tuple[Domain, Tensor]]) -> list[
         fewest = (2, 0, 0)
     images = Together([d.images for d, _ in sources])
     everything = Domain("", images, torch.cat([d.labels for d, _ in sources]), sources[0][0].prepare)
+    of_domains = [parts_of(d, order, of_split) for d, order in sources]
+    sizes = [sum(map(len, of_part)) for of_part in zip(*of_domains)]
+    if any(size < C * least for size, least in zip(sizes, fewest)):
+        raise Stop(f"--clients is {C}, too many for {'/'.join(map(str, sizes))} images to train, validate and "
+                   f"test: each needs at least {'/'.join(map(str, fewest))}; give fewer")
     of_clients = client_shares([len(order) for _, order in sources], C, settings.domain_mix)
     rows = [([], [], []) for _ in range(C)]  # of each client and part: a piece of each domain
     totals = [[0] * C for _ in fewest]
-    for j, (d, order) in enumerate(sources):
-        for p, of_part in enumerate(parts_of(d, order, of_split)):
-            counts = dealt(len(of_part), [of_domains[j] for of_domains in of_clients], totals[p])
+    for j, parts in enumerate(of_domains):
+        for p, of_part in enumerate(parts):
+            counts = dealt(len(of_part), [of_client[j] for of_client in of_clients], totals[p])
             totals[p] = [total + count for total, count in zip(totals[p], counts)]
             for k, piece in enumerate(of_part.split(counts)):
                 rows[k][p].append(piece + images.starts[j])

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.settings import SCALES, Parser, add_version, with_default
+from plumbing.settings import SCALES, Parser, add_version, existing_folder, with_default
 from reproduce.cells import Missing, missing
 from reproduce.check import check
 from reproduce.claims import read_claims, runs_for
@@ -55,7 +55,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
     def add(name: str, default, text: str, **how) -> None:
         text = with_default(text, default)
-        parser.add_argument(name, default=default, type=type(default), help=text, **how)
+        parser.add_argument(name, default=default, help=text, **{"type": type(default)} | how)
 
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true",
@@ -78,7 +78,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--slurm", "", "slurm: parameters of submitit, such as 'timeout_min=720 slurm_partition=gpu "
         "gpus_per_node=1'")
     add("--data", "data", "folder of the datasets and of the decoded cache")
-    add("--archives", "", "folder with archives downloaded before; looked at before the network")
+    add("--archives", "", "folder with archives downloaded before; looked at before the network",
+        type=existing_folder)
     for name, (own, text) in FOLDERS.items():
         parser.add_argument(f"--{name}", metavar="PATH", help=f"{text} [{own} of this repository]")
     add_version(parser)
@@ -130,6 +131,7 @@ def work(flags: argparse.Namespace) -> int:
     records = Records(flags.records)
     for line in records.damaged:
         print(f"reproduce_tables: {line}", file=sys.stderr)
+    elsewhere = read_witnesses(flags.tables, every)
     place, code, plan = place_of(flags), 0, []
     if flags.plan or flags.run:
         seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
@@ -146,7 +148,6 @@ def work(flags: argparse.Namespace) -> int:
     if flags.run or flags.check:
         records = Records(flags.records)
         tables = every  # what was run may stand in others too, and the overviews are of all
-    elsewhere = read_witnesses(flags.tables, every)
     print(render(tables, records, flags.out, len(tables) == len(every), papers, elsewhere))
     return code
 

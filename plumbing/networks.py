@@ -7,11 +7,10 @@ import copy
 import difflib
 import hashlib
 import os
-import traceback
 from pathlib import Path
 
-from plumbing.errors import Stop, out_of_memory
-from plumbing.own_data import module_in
+from plumbing.errors import Stop
+from plumbing.own_data import module_in, one_line_of
 
 import torch
 from torch import Tensor, nn
@@ -48,14 +47,8 @@ def hash_of(file: Path) -> str:
 def from_file(backbone: str, *given) -> object:
     """What the function in a file of one's own makes of args, channels and classes."""
     file, _, name = backbone.rpartition(":")
-    try:
+    with one_line_of(f"--backbone {backbone}"):
         return getattr(module_in(Path(file), name), name)(*given)
-    except (Exception, SystemExit) as e:  # whatever code of one's own may raise
-        if isinstance(e, Stop) or out_of_memory(e):
-            raise
-        last = traceback.extract_tb(e.__traceback__)[-1]
-        what = " ".join(f"{type(e).__name__}: {e}".split())[:120]
-        raise Stop(f"--backbone {backbone}: {what} ({Path(last.filename).name}, line {last.lineno})", 2)
 
 
 def from_torchvision(name: str, **flags) -> nn.Module:

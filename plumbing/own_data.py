@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from plumbing.catalog import refuse_names, some
-from plumbing.errors import Stop
+from plumbing.errors import Stop, out_of_memory
 
 import torch
 from torch import Tensor
@@ -23,9 +25,21 @@ def scaled(values: Tensor) -> Tensor:
     return values.float()
 
 
+@contextlib.contextmanager
+def one_line_of(what: str):
+    """Whatever code of one's own raises becomes one line, with its place; but not what the system has."""
+    try:
+        yield
+    except (Exception, SystemExit) as e:
+        if isinstance(e, Stop | OSError) or out_of_memory(e):
+            raise
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+        raise Stop(f"{what}: {why} ({Path(last.filename).name}, line {last.lineno})", 2)
+
+
 def module_in(file: Path, needs: str) -> ModuleType:
-    """The module of a file of one's own. Stop if there is none, or if it has not the function `needs`. What
-    the file itself raises goes on."""
+    """The module of a file of one's own. Stop if there is none, or if it has not the function `needs`."""
     if not file.is_file():
         raise Stop(f"there is no file {file}", 2)
     spec = importlib.util.spec_from_file_location(f"own_{file.stem}", file)
@@ -39,16 +53,12 @@ def module_in(file: Path, needs: str) -> ModuleType:
 def open_own_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Callable[[Tensor], Tensor]]:
     """What `load(args)` of a file gives: its domains, classes, the content of both, and its `prepare`,
     which makes a batch [B, ...] of what a network gets. Stop if it does not fit together."""
-    try:
+    with one_line_of(f"load of {file} must return (a list of Domain, the classes' names); found"):
         module = module_in(file, "load")
         prepare = getattr(module, "prepare", scaled)
         domains, classes = module.load(args)
         classes = tuple(map(str, classes))
         parts = [(str(d.name), d.images, d.labels) for d in domains]
-    except (ArithmeticError, AttributeError, ImportError, LookupError, SyntaxError, SystemExit, TypeError,
-            ValueError) as e:
-        raise Stop(f"load of {file} must return (a list of Domain, the classes' names); found "
-                   f"{type(e).__name__}: {e}", 2)
     refuse_classes(file, [name for name, _, _ in parts], classes)
     for name, images, labels in parts:
         where = f"{file}: domain {name}"

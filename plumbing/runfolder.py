@@ -38,7 +38,7 @@ FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "bes
          "curves.png")
 INSTEAD = "give another --out, or --no-resume to replace it"
 AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
 
 def folder_of(args: Args, key: dict) -> Path:
@@ -92,7 +92,7 @@ class Run:
         if file.exists():
             self.saved = read_state(file, INSTEAD)
             refuse_another(self.path, self.saved, self.args, self.key)
-            self.history = read_history(self.path, self.saved["round"])
+            self.history = read_history(self.path, self.saved["identity"], self.saved["round"])
         elif result:
             theirs = {"identity": result["args"], "round": self.args.rounds}
             refuse_another(self.path, theirs, self.args, self.key)
@@ -318,24 +318,30 @@ def read_result(path: Path) -> dict | None:
     damaged: a checkpoint makes it again."""
     with contextlib.suppress(OSError, Stop, *DAMAGED):
         result = json.loads(refuse_special(path / "result.json").read_text())
-        result |= numbers_of(result["args"]["protocol"], read_history(path, result["last"]["round"]))
+        history = read_history(path, result["args"], result["last"]["round"])
+        result |= numbers_of(result["args"]["protocol"], history)
         refuse_numbers(result)
         return result if summary(result) and result["args"]["method"] and is_code(result["code"]) else None
     return None
 
 
-def read_history(path: Path, rounds: int) -> list[dict]:
-    """The metrics of the first rounds. Stop if they are not all there."""
+def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]:
+    """The metrics of the first rounds, or of all, of the run with the identity `key`. Stop if they are not
+    all there, or if one lacks what such a run has, or has numbers that no run has."""
     file = refuse_special(path / "metrics.jsonl")
-    try:
+    with contextlib.suppress(OSError, *DAMAGED):
         history = [json.loads(line) for line in file.read_text().splitlines()[:rounds]]
-        for entry in history:
+        every = key["rounds"] if key["protocol"] == "linear" else key["eval_every"]
+        for t, entry in enumerate(history, 1):
             of_round = [name for name in ("val", "test", "target", "linear") if name in entry]
             refuse_accuracies({name: entry[name] for name in of_round})
-        if [entry["round"] for entry in history] == list(range(1, rounds + 1)):
+            if t % every == 0 or t == key["rounds"]:
+                numbers_of(key["protocol"], [entry])  # an error without accuracies
+            whole = np.isfinite([value for _, value in numbers_in(entry["clients"])]).all()
+            if entry["round"] != t or not whole:
+                raise ValueError
+        if rounds in (None, len(history)):
             return history
-    except (OSError, *DAMAGED):
-        pass
     raise Stop(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: {INSTEAD}")
 
 

@@ -322,6 +322,11 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
                    "and --dirichlet", 2)
     if args.domain_mix != 1 and not args.clients:
         raise Stop(f"--domain-mix {args.domain_mix} needs --clients, the number of all clients", 2)
+    own = own_folder(args.dataset)
+    for flag, folder in (("--out", args.out or "runs"), ("--data", args.data)) if own else ():
+        if Path(folder).resolve().is_relative_to(own.resolve()):
+            raise Stop(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for images of "
+                       "a domain: give another one", 2)
     shares(args.split)
     if args.seeds:
         seed_numbers(args.seeds)
@@ -405,7 +410,7 @@ def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
     if isinstance(f.default, bool):
         group.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, **how)
         return
-    how["type"] = type(f.default)
+    how["type"] = existing_folder if f.name == "archives" else type(f.default)
     if f.name == "backbone":
         how["type"] = lambda name: canonical_network(name, f.metadata["choices"])
         how["metavar"] = "name"
@@ -421,6 +426,13 @@ def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
         how["help"] += (f": {', '.join(datasets)}, {OWN}PATH (images in PATH/domain/class/), or a file.py "
                         "with load(args)")
     group.add_argument(flag_of(f.name), **how)
+
+
+def existing_folder(path: str) -> str:
+    """A value of --archives: empty, or a folder."""
+    if path and not os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is not a folder")
+    return path
 
 
 def canonical(dataset: str, datasets: tuple[str, ...]) -> str:

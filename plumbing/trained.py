@@ -27,6 +27,9 @@ def file_of(module: str) -> Path:
     return ROOT / (module.replace(".", "/") + ".py")
 
 
+PARTS = ("Server", "Client", "Args", "arguments")  # what a method's file has
+
+
 def method(name) -> ModuleType:
     """The module of the method that a record or result names: fdse, fedprox, official.fdse. These are only
     data: they cannot have anything else imported."""
@@ -35,8 +38,7 @@ def method(name) -> ModuleType:
             if not file_of(module_name).is_file():
                 continue
             module = importlib.import_module(module_name)
-            is_method = all(hasattr(module, part) for part in ("Server", "Client", "Args", "arguments"))
-            if is_method and method_name(module.__file__) == name:
+            if all(hasattr(module, part) for part in PARTS) and method_name(module.__file__) == name:
                 return module
     raise Stop(f"{str(name)[:60]!r} is no method of this repository: expected the name of a file with "
                "Server, Client and Args; load_run and predict take a file elsewhere as script", 2)
@@ -76,14 +78,14 @@ def settings_from(run: dict, device: str, data: str, archives: str, any_code: bo
         if f.name in key and f.name != "device":
             values[f.name] = key[f.name]
     values["dataset"] = run["dataset"]
-    if own_file(values["dataset"]) and not dataset:
-        raise Stop(f"the data of this run are of the file {values['dataset']}: name it again, with "
-                   "dataset= of load_run", 2)
+    if bool(own_file(values["dataset"])) != bool(dataset):
+        raise Stop(f"the data of this run are {values['dataset']}: dataset= of load_run names them again if "
+                   "they are a file of one's own, and only then", 2)
     if dataset:
         values["dataset"] = canonical(dataset, ())
     if values["weights"] not in ("none", "imagenet"):  # a file; its hash follows its name
         values["weights"] = values["weights"].rpartition(" ")[0]
-    if network_file(values["backbone"]):
+    if network_file(values["backbone"]) or backbone:
         values["backbone"] = allowed_file(values["backbone"], backbone, any_code)
     return module, module.Args(**values)
 
@@ -91,9 +93,9 @@ def settings_from(run: dict, device: str, data: str, archives: str, any_code: bo
 def allowed_file(of_run: str, given: str, any_code: bool) -> str:
     """The file of a network of one's own. It is code, so the caller names it again: a folder cannot."""
     name, _, content = of_run.rpartition(" ")
-    if not given:
-        raise Stop(f"the network of this run is of the file {name}: name it again, with backbone= of "
-                   "load_run or --backbone of predict", 2)
+    if not given or not network_file(of_run):
+        raise Stop(f"the network of this run is {name or content}: backbone= of load_run, or --backbone of "
+                   "predict, names it again if it is a file of one's own, and only then", 2)
     try:
         given = canonical_network(given, ())
     except argparse.ArgumentTypeError as e:

@@ -26,7 +26,7 @@ from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import output_folder, write_json
 from plumbing.runfolder import read_result
-from plumbing.settings import Parser, flag_of, method_name, seed_numbers
+from plumbing.settings import Parser, existing_folder, flag_of, method_name, seed_numbers
 from plumbing.trained import method
 from reproduce import benchmark_pages
 from reproduce.commands import one_line_on_stop
@@ -84,6 +84,10 @@ class Trial:
 def entry_of(text: str) -> Entry:
     """'mine.py', 'fedprox', 'fedprox:--mu 0.1'. Stop if there is no such method."""
     what, _, flags = text.partition(":")
+    try:
+        words = tuple(shlex.split(flags))
+    except ValueError as e:
+        raise Stop(f"--methods {text}: {e}", 2)
     if what.endswith(".py"):
         file = Path(what).resolve()
         name, start = method_name(file), (str(file),)
@@ -92,7 +96,7 @@ def entry_of(text: str) -> Entry:
         name = what.removeprefix("baselines.")
         module = method(name)
         start = "-P", "-m", module.__name__
-    return Entry(f"{name} {flags}".strip(), name, start, tuple(shlex.split(flags)), module)
+    return Entry(f"{name} {flags}".strip(), name, start, words, module)
 
 
 def grid_of(texts: list[str]) -> dict[str, list[str]]:
@@ -117,7 +121,8 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
         flags = [*common, *entry.flags]
         for name, value in values:
             flags += [f"--{name}", value]
-        args = entry.module.arguments(flags)  # bad ones end the program with the method's own line
+        # Bad ones end the program with the method's own line.
+        args = entry.module.arguments([*flags, *place, "--out", str(out)])
         if args.protocol == "linear" and tuned:
             raise Stop(f"{entry.label} trains without labels and has no validation to tune with", 2)
         slug = hashlib.blake2b(" ".join([*entry.start, *flags]).encode(), digest_size=4).hexdigest()
@@ -226,7 +231,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time [1]")
     parser.add_argument("--out", default="", metavar="FOLDER", help="[runs/benchmark-DATASET]")
     parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
-    parser.add_argument("--archives", default="", help="folder with archives downloaded before [none]")
+    parser.add_argument("--archives", type=existing_folder, default="",
+                        help="folder with archives downloaded before [none]")
     found = parser.parse_args(argv)
     if found.jobs < 1:
         parser.error(f"--jobs is {found.jobs}; it must be at least 1")

@@ -183,7 +183,7 @@ def draw_forest(path: Path, contrasts: list) -> None:
         panel.plot(one.interval, [i, i], color="C0", linewidth=2.6)
         panel.plot([one.difference], [i], "o", color="C0")
     panel.set_yticks(range(len(contrasts)), [f"{words}, {name}" for words, name, _, _ in contrasts])
-    panel.set(ylim=(len(contrasts) - 0.5, -0.5), xlabel="points; thick: 95%, thin: corrected")
+    panel.set(ylim=(max(len(contrasts), 1) - 0.5, -0.5), xlabel="points; thick: 95%, thin: corrected")
     write_figure(path, panel.figure)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plumbing.errors import Stop
+from plumbing.files import refuse_special
 from reproduce.cells import found_at, of_one_precision, run_with
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Records, Run
@@ -208,10 +209,11 @@ def read_claims(folder: Path = ROOT / "claims") -> list[Paper]:
     for name in PAPERS:
         path = folder / f"{name}.toml"
         try:
-            papers.append(read_paper(name, tomllib.loads(path.read_text())) if path.exists() else None)
+            if path.exists():
+                papers.append(read_paper(name, tomllib.loads(refuse_special(path).read_text())))
         except (KeyError, TypeError, ValueError) as e:
             raise Stop(f"{path} has no claims ({type(e).__name__}: {e})", 2)
-    return [paper for paper in papers if paper]
+    return papers
 
 
 def read_paper(name: str, content: dict) -> Paper:

@@ -7,6 +7,7 @@ import contextlib
 import sys
 
 from plumbing.errors import ending, patient_output, tell
+from plumbing.settings import existing_folder
 
 
 @contextlib.contextmanager
@@ -32,5 +33,6 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--which", default="best", choices=("best", "last"),
                         help="state of the run: best (validation round) or last [best]")
     parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
-    parser.add_argument("--archives", default="", help="folder with archives downloaded before [none]")
+    parser.add_argument("--archives", type=existing_folder, default="",
+                        help="folder with archives downloaded before [none]")
     parser.add_argument("--any-code", action="store_true", help="also a run that other code has trained")

@@ -10,6 +10,7 @@ their mean at the rounds that all of them have, and from three seeds on their sa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from plumbing.errors import Stop
 from plumbing.files import refuse_special
 from plumbing.results import no_formula
+from plumbing.runfolder import DAMAGED, read_history
 from plumbing.settings import Parser
 from reproduce.commands import one_line_on_stop
 from reproduce.drawing import draw_line, new_panel, refuse_figure, write_figure
@@ -66,16 +68,15 @@ def runs_in(folders: list[str]) -> list[OneRun]:
 def read(folder: Path) -> OneRun:
     """A run from its folder."""
     rounds, logged = [], set()
-    try:
-        key = json.loads(refuse_special(folder / "settings.json").read_text())["identity"]
-        for line in refuse_special(folder / "metrics.jsonl").read_text().splitlines():
-            entry = json.loads(line)
+    file = refuse_special(folder / "settings.json")
+    refuse_special(folder / "metrics.jsonl")
+    with contextlib.suppress(OSError, Stop, *DAMAGED):
+        key = json.loads(file.read_text())["identity"]
+        for entry in read_history(folder, key):
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
             logged = logged.union(*entry["clients"].values())
         if rounds and {"method", "dataset", "rounds", "seed"} <= key.keys():
             return OneRun(folder, key, rounds, logged)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
     raise Stop(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for each "
                "round", 2)
 

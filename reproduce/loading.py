@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from types import SimpleNamespace
 import common
 from common import Args, ClientData, Data, Dataset, Federation, Stop
 from plumbing.catalog import is_own, own_file
-from plumbing.own_data import scaled
+from plumbing.own_data import module_in, one_line_of, scaled
 from plumbing.processes import prepare
 from plumbing.settings import method_name
-from plumbing.trained import read_run, settings_from
+from plumbing.trained import PARTS, read_run, settings_from
 from reproduce.methods import builder_of
 
 import torch
@@ -103,16 +102,17 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
 
 def method_in(script: str | Path, name: str) -> SimpleNamespace:
     """The method in a file of one's own. What that lacks is of the file of the class that its Client extends.
-    Stop if it is not the method `name`."""
-    path = Path(script).resolve()
+    Stop if it is not the method `name`, or none."""
+    path, found = Path(script).resolve(), {}
     if not path.is_file() or method_name(path) != name:
         raise Stop(f"script is {script}; expected the file {name}.py, whose run this is", 2)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = {}
-    for ancestor in reversed(module.Client.__mro__):
-        found |= vars(sys.modules[ancestor.__module__])
+    sys.path.append(str(path.parent))  # of the files that it imports
+    with one_line_of(f"script {script}"):
+        for ancestor in reversed(module_in(path, "Client").Client.__mro__):
+            found |= vars(sys.modules[ancestor.__module__])
+    if not found.keys() >= {*PARTS}:
+        raise Stop(f"script {script} is no method: expected {', '.join(PARTS)}, its own or those of the class "
+                   "that its Client extends", 2)
     return SimpleNamespace(**found)
 
 

@@ -221,7 +221,10 @@ def command_of(record: dict) -> str:
 
 def read_checked(path: Path) -> dict[str, dict]:
     """{setting: what --check has found}; nothing if there is no file."""
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return dict(json.loads(refuse_special(path).read_text())) if path.exists() else {}
+    except (TypeError, ValueError) as e:
+        raise Stop(f"{path} is damaged ({e}): take the committed one again, or remove it", 2)
 
 
 def has_gaps(record: dict) -> bool:

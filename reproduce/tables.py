@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbing.errors import Stop
+from plumbing.files import refuse_special
 from reproduce.methods import ROOT, file_of
 from reproduce.published import read_published, take
 
@@ -108,7 +109,7 @@ def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
 
 def read_table(path: Path) -> Table:
     """One table with its published numbers; ValueError, KeyError or TypeError say what is wrong with it."""
-    content = tomllib.loads(path.read_text())
+    content = tomllib.loads(refuse_special(path).read_text())
     rows = {row["method"]: Row(**row) for row in content.pop("rows")}
     columns = [Column(**column) for column in content.pop("columns", [])]
     blocks = [block_of(block, rows, columns) for block in content.pop("blocks")]

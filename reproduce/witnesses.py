@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plumbing.errors import Stop
+from plumbing.files import refuse_special
 from reproduce.cells import FilledBlock
 from reproduce.drawing import new_panel, write_figure
 from reproduce.tables import Table
@@ -42,11 +43,13 @@ def read_witnesses(folder: Path, tables: list[Table]) -> dict[tuple, list[Witnes
     """{cell: its witnesses}, in the tables' order; none without a file. Stop if one stands beside no cell."""
     path = folder / "published" / "witnesses.csv"
     found = {place: [] for place in places(tables)}
-    for row in csv.DictReader(path.read_text().splitlines()) if path.exists() else []:
-        if list(row) != HEAD:
-            raise Stop(f"{path}: expected {','.join(HEAD)}", 2)
-        witness = Witness(**row)
-        float(witness.value)
+    try:
+        text = refuse_special(path).read_text() if path.exists() else ""
+        witnesses = [Witness(**row) for row in csv.DictReader(text.splitlines())]
+        [float(witness.value) for witness in witnesses]  # an error if one is no number
+    except (TypeError, ValueError) as e:
+        raise Stop(f"{path}: expected {','.join(HEAD)} ({e})", 2)
+    for witness in witnesses:
         place = witness[:4]
         if place not in found:
             raise Stop(f"{path}: no cell {', '.join(place)} is in tables/", 2)

@@ -1,6 +1,7 @@
 """reproduce.compare: which runs are one curve, what the legend says of them, the table, and the figure."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from PIL import Image
 
 SETTINGS = {"dataset": "digits", "protocol": "indomain", "target": "all", "scale": "smoke", "seed": 0,
-            "rounds": 3, "lr": 0.05, "device": "cuda"}
+            "rounds": 3, "eval_every": 1, "lr": 0.05, "device": "cuda"}
+BYTES = {"bytes_up": 8, "bytes_down": 8}
 
 
 def a_run(folder: Path, vals: list, method: str = "fedavg", **args) -> Path:
@@ -20,7 +22,8 @@ def a_run(folder: Path, vals: list, method: str = "fedavg", **args) -> Path:
     folder.mkdir(parents=True)
     lines = []
     for t, val in enumerate(vals, 1):
-        entry = {"round": t, "clients": {"a": {"loss": 1.0 / t}, "b": {"loss": 3.0 / t}}, "val": {"ALL": val}}
+        entry = {"round": t, "clients": {name: BYTES | {"loss": loss / t} for name, loss in (("a", 1), ("b", 3))},
+                 "val": {"ALL": val}}
         if t != 2:
             entry["test"] = {"ALL": val - 0.1, "AVG": val / 2, "clients": {"a": val, "b": 0.0}}
         lines.append(json.dumps(entry) + "\n")
@@ -115,6 +118,8 @@ def test_bad_usage(runs, tmp_path, capsys):
     a_run(runs / "again", [0.1], method="fdse")
     again = str(runs / "again")
     fails(capsys, 2, "other and .*again are the same run", compare.main, [other, again])
-    for content in ('{"round": 1, "clients": {}, "val": {}}', "{", ""):
+    wrong = [{"val": {}}, {"vat": {"ALL": 0.5}}, {"val": {"ALL": 0.5}, "clients": {"a": {"loss": math.nan}}},
+             {"val": {"ALL": math.nan}}, {"val": {"ALL": 2.0}}]
+    for content in (*(json.dumps({"round": 1, "clients": {}} | line) for line in wrong), "{", ""):
         (runs / "again" / "metrics.jsonl").write_text(content)
         fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])

@@ -161,7 +161,7 @@ def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monk
 
 def test_a_folder_cannot_have_a_file_run(tmp_path, mine):
     run_here("fedavg", tmp_path / "run", "--backbone", f"{mine}:build")
-    with pytest.raises(Stop, match="my_net.py:build: name it again"):
+    with pytest.raises(Stop, match="my_net.py:build: backbone= .* names it again"):
         loading.load_run(tmp_path / "run")
 
 

@@ -103,7 +103,7 @@ def test_a_table(tmp_path):
     assert result["last"]["ALL"] > 0.8
     assert result["args"]["dataset"].startswith(f"{file} ")
     own = {"dataset": str(file), "backbone": f"{tmp_path / 'net.py'}:build"}
-    with pytest.raises(Stop, match="name it again, with dataset="):  # it is code
+    with pytest.raises(Stop, match="dataset= of load_run names them again"):  # it is code
         load_run(tmp_path / "run", "low", "last", backbone=own["backbone"])
     net = load_run(tmp_path / "run", "low", "last", **own)
     x = torch.randn(5, 13)
@@ -146,7 +146,7 @@ def edited(old: str, new: str, text: str = TEXT) -> str:
 
 @pytest.mark.parametrize("text, words", [
     ("x = 1\n", "has no function load"),
-    ("def load(args):\n    return 3\n", "must return .* found TypeError"),
+    ("def load(args):\n    return 3\n", "must return .* found: TypeError"),
     (edited('["short", "long"]', '["short"]'), "expected 2 or more names, each of one class; found short"),
     (edited('("news", "mail")', '("news", "news")'), "each of one domain; found news, news"),
     (edited("tokens, labels))", "tokens, labels[:5]))"), r"expected images \[N, ...\] and labels int64"),

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 def test_the_share_of_fdses_consistency(tmp_path, capsys):
     """Against both gradients of the third step, with the first two by hand."""
-    run_here("fdse", tmp_path / "run", "--rounds", 2, "--clip", 3.0)
+    run_here("fdse", tmp_path / "run", "--rounds", 2, "--clip", 3.0, "--batch-size", 8)
     main(["shares", str(tmp_path / "run"), "--coefficient", "lambda", "--which", "last", "--step", "3",
           "--json", str(tmp_path / "n.json")])
     (found,) = json.loads((tmp_path / "n.json").read_text())["runs"]

@@ -28,7 +28,7 @@ def finished(folder) -> dict:
 
 def history(folder) -> list[dict]:
     """The lines of metrics.jsonl, one for each round of a finished run."""
-    return read_history(Path(folder), finished(folder)["last"]["round"])
+    return read_history(Path(folder), finished(folder)["args"])
 
 
 def numbers_of(entry: dict) -> dict[str, float]:

@@ -56,9 +56,14 @@ def gradient(run: Rebuilt, k: int, step: int, **changed) -> Tensor:
     return torch.cat(found)
 
 
-def shares(run: Rebuilt, name: str, step: int) -> dict:
-    """For each client |gradient of the term| / |gradient of the loss without it|, and the mean."""
-    coefficient = getattr(run.args, name, None)
+def shares(run: Rebuilt, name: str, step: int | None) -> dict:
+    """For each client |gradient of the term| / |gradient of the loss without it|, and the mean. Step None is
+    the tenth of a round, or its last one."""
+    coefficient, args = getattr(run.args, name, None), run.args
+    last = min(args.steps or args.epochs * common.steps_in_epoch(n, args) for n in run.federation.sizes)
+    step = min(10, last) if step is None else step
+    if not 1 <= step <= last:
+        raise Stop(f"--step is {step}; a round of {run.folder} has the steps 1 to {last}", 2)
     if not isinstance(coefficient, float) or not coefficient:
         raise Stop(f"{flag_of(name)} is {coefficient} in {run.folder}; expected a coefficient of its loss "
                    "that is not 0", 2)
@@ -76,13 +81,12 @@ def shares(run: Rebuilt, name: str, step: int) -> dict:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--coefficient", required=True, metavar="FLAG",
                         help="the flag of the term's coefficient, without dashes, such as lambda of fdse")
-    parser.add_argument("--step", type=int, default=10, metavar="N", help="step of the round to look at [10]")
+    parser.add_argument("--step", type=int, metavar="N",
+                        help="step of the round to look at [10, or the last]")
 
 
 def show(flags) -> list[dict]:
     """A row for each client of each run."""
-    if flags.step < 1:
-        raise Stop(f"--step is {flags.step}; it must be at least 1", 2)
     numbers, table = [], []
     for run in all_rebuilt(flags):
         fields = {flag_of(name): name for name in vars(run.args)}
