@@ -302,8 +302,9 @@ def mixed_clients(settings: Args, sources: list[tuple[Domain, Tensor]]) -> list[
     of_domains = [parts_of(d, order, of_split) for d, order in sources]
     sizes = [sum(map(len, of_part)) for of_part in zip(*of_domains)]
     if any(size < C * least for size, least in zip(sizes, fewest)):
-        raise Stop(f"--clients is {C}, too many for {'/'.join(map(str, sizes))} images to train, validate and "
-                   f"test: each needs at least {'/'.join(map(str, fewest))}; give fewer")
+        has, needs = ("/".join(map(str, counts)) for counts in (sizes, fewest))
+        raise Stop(f"--clients is {C}, too many for {has} images to train, validate and test: each needs at "
+                   f"least {needs}; give fewer")
     of_clients = client_shares([len(order) for _, order in sources], C, settings.domain_mix)
     rows = [([], [], []) for _ in range(C)]  # of each client and part: a piece of each domain
     totals = [[0] * C for _ in fewest]

@@ -111,8 +111,8 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
         for ancestor in reversed(module_in(path, "Client").Client.__mro__):
             found |= vars(sys.modules[ancestor.__module__])
     if not found.keys() >= {*PARTS}:
-        raise Stop(f"script {script} is no method: expected {', '.join(PARTS)}, its own or those of the class "
-                   "that its Client extends", 2)
+        raise Stop(f"script {script} is no method: expected {', '.join(PARTS)}, its own or those of the "
+                   "class that its Client extends", 2)
     return SimpleNamespace(**found)
 
 

@@ -22,8 +22,8 @@ def a_run(folder: Path, vals: list, method: str = "fedavg", **args) -> Path:
     folder.mkdir(parents=True)
     lines = []
     for t, val in enumerate(vals, 1):
-        entry = {"round": t, "clients": {name: BYTES | {"loss": loss / t} for name, loss in (("a", 1), ("b", 3))},
-                 "val": {"ALL": val}}
+        clients = {"a": BYTES | {"loss": 1.0 / t}, "b": BYTES | {"loss": 3.0 / t}}
+        entry = {"round": t, "clients": clients, "val": {"ALL": val}}
         if t != 2:
             entry["test"] = {"ALL": val - 0.1, "AVG": val / 2, "clients": {"a": val, "b": 0.0}}
         lines.append(json.dumps(entry) + "\n")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import METHODS, PROGRESS_BAR, metrics, one_run, script, start, torchrun
+from tests.conftest import METHODS, PROGRESS_BAR, TESTED, metrics, one_run, script, start, torchrun
 
 import pytest
 
@@ -110,7 +110,9 @@ def moments_of(kills: int, rng: random.Random) -> list[str]:
 def kill_and_resume(place: Path, method: str, kills: int) -> list[str]:
     """Of a run that is killed so often: a line for everything in which it differs from the straight run."""
     rounds = 4 + 3 * kills
-    flags = ["--scale", "smoke", *one_run(method), "--rounds", rounds, "--checkpoint-every", 0]
+    keeping = TESTED[method].keeping.split()  # moments, own layers: all that it can keep between rounds
+    flags = ["--scale", "smoke", *keeping, "--rounds", rounds, "--checkpoint-every", 0]
+    flags += [] if "--target" in keeping else one_run(method)
     straight = run_straight([*script(method), *flags, "--out"], place / "straight", rounds)
     folder, rng = place / "killed", random.Random(f"{KILL_SEED} {method}")
     expected, differences, ends = lines_in(straight.folder), [], []
