@@ -110,6 +110,8 @@ def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
         (flags.only and flags.check, "--only is not of --check, which takes every setting: give --sample"),
         (elsewhere and not flags.plan,
          "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"),
+        (flags.only and not words_of(flags.only), f"--only {flags.only} names no table and no claim"),
+        (Path(flags.data).exists() and not Path(flags.data).is_dir(), f"--data {flags.data} is not a folder"),
         (lacking and not flags.plan and not flags.run,
          f"--records {flags.records}: no such file of finished runs"),
     ]

@@ -34,6 +34,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -50,7 +51,6 @@ from plumbing.errors import Stop
 from plumbing.files import output_file, write_json
 from plumbing.processes import prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
-from plumbing.results import command
 from plumbing.settings import Parser, choose_device
 from reproduce.commands import one_line_on_stop
 from reproduce.methods import builder_of
@@ -400,7 +400,8 @@ def main(argv: list[str] | None = None) -> None:
         print(tabulate(rows, heads, floatfmt=".3f"))
         if flags.out:
             # Without the name of a folder of this machine.
-            typed = command().replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")
+            typed = shlex.join(["python", "-m", "bench.bench", *sys.argv[1:]])
+            typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")
             figures = {"device": args.device, "heads": heads, "rows": rows, "command": typed}
             write_json(Path(flags.out), figures | hardware(args, 1) | code(Path(__file__)))
 

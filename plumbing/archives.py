@@ -156,7 +156,10 @@ class ImageFiles:
             if path.is_dir():
                 self.walk(path)
             else:
-                self.keys.append(content_of_archive(path))
+                with open(path, "rb") as file:  # at its end gzip has the checksum of all, zip those of each
+                    size = file.seek(0, os.SEEK_END)
+                    file.seek(max(0, size - MIB))
+                    self.keys.append((size, hashlib.blake2b(file.read()).hexdigest()))
 
     def __str__(self) -> str:
         first = self.paths[0]
@@ -252,15 +255,6 @@ class ImageFiles:
         return folder, values
 
 
-def content_of_archive(path: Path) -> tuple[int, str]:
-    """(bytes, hash of the last MiB). There gzip has the checksum of everything, and zip its directory with a
-    checksum for each file."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - MIB))
-        return size, hashlib.blake2b(file.read()).hexdigest()
-
-
 # Archives
 
 
@@ -290,7 +284,9 @@ def zip_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]
 
 
 def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
-    with open_tar(path) as stream:
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"  # by gzip
+    with (gzip.open if is_packed else open)(path, "rb") as stream:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=BoundedEntry) as tar:
             for entry in iter(tar.next, None):
                 tar.members.clear()  # it would keep them all: 1 KiB for each image
@@ -305,15 +301,6 @@ def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]
             if behind > ENTRY:
                 raise Stop(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
                            "used: get it again")
-
-
-def open_tar(path: Path):
-    """The bytes of a tar archive, without the compression by gzip, which shows in the first two."""
-    with open(path, "rb") as file:
-        start = file.read(2)
-    if start == b"\x1f\x8b":
-        return gzip.open(path, "rb")
-    return open(path, "rb")
 
 
 class BoundedEntry(tarfile.TarInfo):

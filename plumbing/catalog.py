@@ -31,15 +31,11 @@ TABLES = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text())
 for name, table in TABLES.items():
     if "like" in table:
         table = TABLES[table["like"]] | table
-    FOLDERS[name] = Folders(
-        files={pattern: tuple([*value, None][:2]) for pattern, value in table["files"].items()},
-        domains={domain: tuple([*value, None][:2]) for domain, value in table.get("domains", {}).items()},
-        classes=tuple(table.get("classes", "").split()),
-        layout=table.get("layout", "in_folders"),
-        unpacked=table.get("unpacked"),
-        counts=table.get("counts", {}),
-        content=table.get("content", ""),
-    )
+    known = {part: value for part, value in table.items() if part != "like"}
+    known["classes"] = tuple(table.get("classes", "").split())
+    for part in ("files", "domains"):
+        known[part] = {key: tuple([*value, None][:2]) for key, value in table.get(part, {}).items()}
+    FOLDERS[name] = Folders(**known)
 
 # Images of one's own: PATH/<domain>/<class>/, whose names are those of the domains and classes.
 OWN_IMAGES = Folders(files={}, domains={}, classes=(), layout="in_own_folders")

@@ -110,7 +110,7 @@ def write_csv(path: Path, lines: list[list]) -> None:
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
+    with open(refuse_special(path), "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -135,8 +135,8 @@ def load_file(path: Path, what: str, advice: str = "give another file or folder"
         if any(v.is_meta or v.is_quantized or v.layout != torch.strided for v in tensors_of(loaded)):
             raise ValueError("tensors without plain values")
         return loaded
-    except FileNotFoundError:
-        raise Stop(f"{path}: no such file of {what}", 2)
+    except (FileNotFoundError, NotADirectoryError):
+        raise Stop(f"{path}: no such file of {what}: {advice}", 2)
     except Exception as e:
         raise Stop(f"{path} cannot be read as a file of {what}: it is damaged or holds more than tensors "
                    f"({type(e).__name__}): {advice}")

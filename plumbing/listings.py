@@ -253,9 +253,7 @@ def animals_by_camera(files: ImageFiles) -> dict[str, list[tuple[str, str]]]:
 
 def most_frequent(counts: dict[str, int]) -> list[str]:
     """The `KEPT` names with the largest counts, largest first."""
-    names = sorted(counts)
-    names.sort(key=counts.get, reverse=True)  # stable: equal counts stay in the order of their names
-    return names[:KEPT]
+    return sorted(sorted(counts), key=counts.get, reverse=True)[:KEPT]  # stable: ties in the order of names
 
 
 LAYOUTS = {

@@ -59,7 +59,11 @@ def open_own_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Callabl
         domains, classes = module.load(args)
         classes = tuple(map(str, classes))
         parts = [(str(d.name), d.images, d.labels) for d in domains]
-    refuse_classes(file, [name for name, _, _ in parts], classes)
+    names = [name for name, _, _ in parts]
+    for what, found, least in (("domain", names, 1), ("class", classes, 2)):
+        if len(found) < least or len(set(found)) < len(found):
+            raise Stop(f"{file}: expected {least} or more names, each of one {what}; found {some(found)}", 2)
+    refuse_names(str(file), names, classes)
     for name, images, labels in parts:
         where = f"{file}: domain {name}"
         refuse_tensors(where, images, labels, len(classes), prepare is scaled)
@@ -70,14 +74,6 @@ def open_own_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Callabl
         raise Stop(f"--augment, --crop and --normalize imagenet are for images [N, C, H, W]; those of {file} "
                    f"are {list(parts[0][1].shape)}", 2)
     return parts, classes, content_of(parts, classes, file.read_bytes()), prepare
-
-
-def refuse_classes(file: Path, names: list[str], classes: tuple[str, ...]) -> None:
-    """Stop unless there are domains and at least two classes, each named once."""
-    for what, found, least in (("domain", names, 1), ("class", classes, 2)):
-        if len(found) < least or len(set(found)) < len(found):
-            raise Stop(f"{file}: expected {least} or more names, each of one {what}; found {some(found)}", 2)
-    refuse_names(str(file), names, classes)
 
 
 def refuse_tensors(where: str, images: Tensor, labels: Tensor, classes: int, as_they_are: bool) -> None:

@@ -21,6 +21,10 @@ import numpy as np
 import torch
 
 
+RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
+          "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
+
+
 def best_of(history: list[dict]) -> dict:
     """Round and validation score of the best round, the first of equals; round 0 if none was validated."""
     best = {"round": 0, "val": -1.0}
@@ -72,8 +76,11 @@ def refuse_accuracies(outcome: dict) -> None:
                 raise ValueError(f"{name} is {one}, expected 0 to 1")
 
 
-def refuse_numbers(result: dict) -> None:
-    """ValueError if a result or a record has accuracies or seconds that no run has."""
+def refuse_result(result: dict) -> None:
+    """ValueError if a result or a record lacks something, or has accuracies or seconds that no run has."""
+    for name, kind in RESULT.items():
+        if not isinstance(result.get(name), kind):
+            raise ValueError(f"{name}: missing")
     for part in ("best", "last", "curve"):
         refuse_accuracies(result[part])
     for name, seconds in result["seconds"].items():
@@ -220,15 +227,13 @@ def record(args: Args, result: dict) -> None:
         file.write(start + json.dumps(result).encode() + b"\n")
 
 
-def command(args: Args | None = None) -> str:
-    """The command of this process. Of a run it has the flags that can change a number, and what its bytes
-    depend on and this machine chose: precision and threads."""
+def command(args: Args) -> str:
+    """The command of this process: the flags that can change a number, and what its bytes depend on and this
+    machine chose: precision and threads."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = ["python", Path(sys.argv[0]).name]
     if spec and spec.name != "__main__":
         start = ["python", "-m", spec.name]
-    if args is None:
-        return shlex.join(start + sys.argv[1:])
     flags = []
     for f in dataclasses.fields(args):
         value = getattr(args, f.name)

@@ -26,7 +26,7 @@ from plumbing.files import (in_units, load_file, locked, refuse_special, save, t
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
 from plumbing.results import (best_of, draw_curves, numbers_in, numbers_of, outcome, record,
-                              refuse_accuracies, refuse_numbers, refuse_record, result_of, summary, untrained)
+                              refuse_accuracies, refuse_record, refuse_result, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
 import numpy as np
@@ -34,11 +34,12 @@ from tqdm import tqdm
 
 STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
          "clients": dict}  # what a checkpoint has
+ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear"}  # a line of metrics
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png")
 INSTEAD = "give another --out, or --no-resume to replace it"
 AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
-DAMAGED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
+DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
 
 def folder_of(args: Args, key: dict) -> Path:
@@ -182,8 +183,10 @@ class Run:
         if self.rank:
             return
         self.history.append(entry)
-        append_line(self.path / "metrics.jsonl", entry)
-        append_line(self.path / "timing.jsonl", {"round": entry["round"], "seconds": self.seconds})
+        times = {"round": entry["round"], "seconds": self.seconds}
+        for name, line in (("metrics.jsonl", entry), ("timing.jsonl", times)):
+            with open(self.path / name, "a") as file:
+                file.write(json.dumps(line) + "\n")
         if self.scalars:
             for tag, value in numbers_in(entry):
                 self.scalars.add_scalar(tag, value, entry["round"])
@@ -285,26 +288,19 @@ class Run:
         return self.result
 
 
-def append_line(path: Path, entry: dict) -> None:
-    with open(path, "a") as file:
-        file.write(json.dumps(entry) + "\n")
-
-
 # What is in a folder
 
 
 def read_state(file: Path, advice: str) -> dict:
     """A checkpoint. Stop if it is no whole one, or has numbers that no run has."""
     saved = load_file(file, "checkpoint", advice)
-    try:
+    with contextlib.suppress(*DAMAGED):
         whole = all(isinstance(saved[name], kind) for name, kind in STATE.items())
         whole = whole and 1 <= saved["round"] <= saved["identity"]["rounds"] and is_code(saved["code"])
         if whole and min(saved["images"], *saved["seconds"].values()) >= 0:
             if all(v.isfinite().all() for v in tensors_of(saved)):
                 return saved
             raise Stop(f"{file} has numbers that are not finite: {advice}")
-    except DAMAGED:
-        pass
     raise Stop(f"{file} is no whole checkpoint: {advice}")
 
 
@@ -320,8 +316,8 @@ def read_result(path: Path) -> dict | None:
         result = json.loads(refuse_special(path / "result.json").read_text())
         history = read_history(path, result["args"], result["last"]["round"])
         result |= numbers_of(result["args"]["protocol"], history)
-        refuse_numbers(result)
-        return result if summary(result) and result["args"]["method"] and is_code(result["code"]) else None
+        refuse_result(result)
+        return result if summary(result) and is_code(result["code"]) else None
     return None
 
 
@@ -333,12 +329,14 @@ def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]
         history = [json.loads(line) for line in file.read_text().splitlines()[:rounds]]
         every = key["rounds"] if key["protocol"] == "linear" else key["eval_every"]
         for t, entry in enumerate(history, 1):
-            of_round = [name for name in ("val", "test", "target", "linear") if name in entry]
-            refuse_accuracies({name: entry[name] for name in of_round})
+            of_round = {name: entry[name] for name in ("val", "test", "target", "linear") if name in entry}
+            refuse_accuracies(of_round)
             if t % every == 0 or t == key["rounds"]:
                 numbers_of(key["protocol"], [entry])  # an error without accuracies
-            whole = np.isfinite([value for _, value in numbers_in(entry["clients"])]).all()
-            if entry["round"] != t or not whole:
+            logged = [value for _, value in numbers_in(entry["clients"])]
+            for name in of_round.keys() & {"val", "test"}:
+                of_round[name]["ALL"], of_round[name]["AVG"], of_round[name]["clients"]  # an error without
+            if entry["round"] != t or entry.keys() - ROUND or not np.isfinite(logged).all():
                 raise ValueError
         if rounds in (None, len(history)):
             return history
@@ -348,8 +346,10 @@ def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]
 def refuse_foreign(path: Path) -> None:
     """Stop if the folder has files of a run's names that no run has written: they would be lost. A run writes
     its settings first."""
+    for name in FILES:
+        refuse_special(path / name)
     with contextlib.suppress(OSError, *DAMAGED):
-        if "identity" in json.loads(refuse_special(path / "settings.json").read_text()):
+        if "identity" in json.loads((path / "settings.json").read_text()):
             return
     there = [name for name in (*FILES, "tensorboard") if (path / name).exists()]
     if there:

@@ -315,7 +315,7 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
         limits = violation(value, f.metadata)
         if limits:
             raise Stop(f"{flag_of(f.name)} is {value}; it must be a finite number {limits}", 2)
-    if args.seeds and origins["seed"] == "flag":
+    if args.seeds and seed_numbers(args.seeds) and origins["seed"] == "flag":
         raise Stop("--seed and --seeds do not go together: give one of them", 2)
     if args.clients and (args.clients_per_domain > 1 or args.dirichlet):
         raise Stop("--clients deals out the images of all domains: it does not go with --clients-per-domain "
@@ -328,11 +328,7 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
             raise Stop(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for images of "
                        "a domain: give another one", 2)
     shares(args.split)
-    if args.seeds:
-        seed_numbers(args.seeds)
-    if args.protocol == "linear":
-        ratios(args.label_ratio)
-    if args.protocol == "linear" and args.metric != "accuracy":
+    if args.protocol == "linear" and ratios(args.label_ratio) and args.metric != "accuracy":
         raise Stop(f"--metric {args.metric} chooses a round by labels, which --protocol linear has not", 2)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise Stop("--tensorboard needs a package that is not installed: pip install tensorboard", 2)

@@ -50,14 +50,12 @@ def read_run(folder, which: str) -> dict:
     folder, advice = Path(folder), "give the output folder of a run"
     if which not in ("best", "last"):
         raise Stop(f"which is {which!r}; expected best or last", 2)
-    if not (folder / "checkpoint.pt").exists():
-        raise Stop(f"{folder} has no checkpoint.pt, the state of a run: {advice}", 2)
     saved = read_state(folder / "checkpoint.pt", advice)
     if which == "best" and saved["identity"]["protocol"] != "linear":
         saved = read_state(folder / "best.pt", advice)
     try:
         settings = json.loads(refuse_special(folder / "settings.json").read_text())
-        dataset = settings["settings"]["dataset"]["value"]  # where the data were
+        dataset = str(settings["settings"]["dataset"]["value"])  # where the data were
         return saved | {"data": settings["data"], "dataset": dataset, "folder": folder}
     except (OSError, *DAMAGED) as e:
         raise Stop(f"{folder / 'settings.json'} cannot be read ({type(e).__name__}): {advice}", 2)

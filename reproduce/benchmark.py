@@ -113,7 +113,8 @@ def grid_of(texts: list[str]) -> dict[str, list[str]]:
 def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds: list[int],
               place: list[str], out: Path) -> list[Trial]:
     """A trial for each combination of the values that a method can be tuned with."""
-    own = {flag_of(f.name).removeprefix("--") for f in dataclasses.fields(entry.module.Args)}
+    fields = [f for f in dataclasses.fields(entry.module.Args) if f.metadata["numbers"] and f.name != "seed"]
+    own = {flag_of(f.name).removeprefix("--") for f in fields}
     tuned = {name: values for name, values in grid.items() if name in own}
     trials = []
     for combination in itertools.product(*tuned.values()):
@@ -161,7 +162,7 @@ def run_all(trials: list[Trial], jobs: int) -> list[str]:
             env = environment(number, jobs, []) | {"PYTHONPATH": str(ROOT)}
             with open(folder / "log.txt", "w") as log:
                 code = processes.run([sys.executable, *words], env, Path.cwd(), stdout=log)
-            if code == 0:
+            if code == 0 and any(folder.rglob("result.json")):
                 write_json(folder / "done.json", {"command": words})
             elif not processes.stopping:
                 said = last_lines((folder / "log.txt").read_text(errors="replace"), 1)

@@ -31,6 +31,9 @@ ACCURACIES = {"target": "accuracy on the left-out domain (%)", "val": "validatio
               "ALL": "test accuracy over all images (%)", "AVG": "test accuracy, mean over the clients (%)"}
 
 
+KEY = {"method": str, "dataset": str, "rounds": int, "seed": int}  # what is read of a run's identity
+
+
 @dataclass
 class OneRun:
     """What a run has recorded so far."""
@@ -75,7 +78,7 @@ def read(folder: Path) -> OneRun:
         for entry in read_history(folder, key):
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
             logged = logged.union(*entry["clients"].values())
-        if rounds and {"method", "dataset", "rounds", "seed"} <= key.keys():
+        if rounds and all(isinstance(key[name], kind) for name, kind in KEY.items()):
             return OneRun(folder, key, rounds, logged)
     raise Stop(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for each "
                "round", 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import io
 from types import ModuleType
 
@@ -33,6 +32,6 @@ def arguments(module: str, flags: tuple[str, ...]) -> Args:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return importlib.import_module(module).arguments(list(flags))
+            return method(short_name(module)).arguments(list(flags))
     except SystemExit:
         raise Stop(f"{module} {' '.join(flags)}: {said.getvalue().strip()}", 2)

@@ -18,7 +18,7 @@ import common
 from plumbing.catalog import own_file
 from plumbing.decoding import to_gray, to_rgb
 from plumbing.errors import Stop
-from plumbing.files import output_file, write_csv
+from plumbing.files import output_file, refuse_special, write_csv
 from plumbing.listings import is_image
 from plumbing.settings import Parser
 from reproduce.commands import about, add_run_flags, one_line_on_stop
@@ -59,7 +59,7 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
 
 def read_image(file: Path, run: Trained) -> Tensor:
     """The pixels of a file as the run's are, uint8 [C, S, S]."""
-    size, content = run.args.image_size, file.read_bytes()
+    size, content = run.args.image_size, refuse_special(file).read_bytes()
     if run.channels == 3:
         return torch.from_numpy(np.array(to_rgb(content, size))).permute(2, 0, 1)
     gray = torch.from_numpy(np.array(to_gray(content)))

@@ -17,13 +17,11 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import refuse_special
-from plumbing.results import id_of, refuse_numbers
+from plumbing.results import id_of, refuse_result
 from plumbing.runfolder import folder_of
 from plumbing.settings import Args, identity, violation
 from reproduce.methods import ROOT, arguments, method, short_name
 
-FIELDS = {"id", "method", "args", "command", "best", "last", "curve", "seconds", "finished", "commit",
-          "versions", "hardware"}
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
 # {method: {a field that its file no longer has: the value that the file still has}}.
 REMOVED: dict[str, dict] = {
@@ -159,9 +157,7 @@ class Records:
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
         record = json.loads(line, parse_constant=refuse_number)
-        if FIELDS - record.keys():
-            raise ValueError(f"{', '.join(FIELDS - record.keys())}: missing")
-        refuse_numbers(record)
+        refuse_result(record)
         record = moved(record) | {"setting": setting_of(record)}
         name, args = record["method"], record["args"]
         for f in dataclasses.fields(method(name).Args):

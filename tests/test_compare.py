@@ -23,7 +23,7 @@ def a_run(folder: Path, vals: list, method: str = "fedavg", **args) -> Path:
     lines = []
     for t, val in enumerate(vals, 1):
         clients = {"a": BYTES | {"loss": 1.0 / t}, "b": BYTES | {"loss": 3.0 / t}}
-        entry = {"round": t, "clients": clients, "val": {"ALL": val}}
+        entry = {"round": t, "clients": clients, "val": {"ALL": val, "AVG": val, "clients": {}}}
         if t != 2:
             entry["test"] = {"ALL": val - 0.1, "AVG": val / 2, "clients": {"a": val, "b": 0.0}}
         lines.append(json.dumps(entry) + "\n")

@@ -111,8 +111,7 @@ def kill_and_resume(place: Path, method: str, kills: int) -> list[str]:
     """Of a run that is killed so often: a line for everything in which it differs from the straight run."""
     rounds = 4 + 3 * kills
     keeping = TESTED[method].keeping.split()  # moments, own layers: all that it can keep between rounds
-    flags = ["--scale", "smoke", *keeping, "--rounds", rounds, "--checkpoint-every", 0]
-    flags += [] if "--target" in keeping else one_run(method)
+    flags = ["--scale", "smoke", *one_run(method), *keeping, "--rounds", rounds, "--checkpoint-every", 0]
     straight = run_straight([*script(method), *flags, "--out"], place / "straight", rounds)
     folder, rng = place / "killed", random.Random(f"{KILL_SEED} {method}")
     expected, differences, ends = lines_in(straight.folder), [], []

@@ -2,6 +2,7 @@
 bit; nothing is skipped in silence."""
 
 import csv
+import os
 import dataclasses
 import io
 from pathlib import Path
@@ -103,6 +104,7 @@ def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / ".hidden.png").write_bytes(b"x")
+    os.mkfifo(tmp_path / "g.png")
     with pytest.raises(SystemExit) as end:
         predict.main([str(own / "run"), str(tmp_path), str(tmp_path / "f")])
     said = capsys.readouterr()
@@ -110,9 +112,9 @@ def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     predicted_files = [line.split()[-1] for line in said.out.splitlines()[1:]]
     assert predicted_files == [str(tmp_path / name) for name in ("a.png", "f")]
     named = [line.split()[1] for line in said.err.splitlines() if "cannot be read as an image (" in line]
-    assert named == [str(tmp_path / name) for name in ("b.png", "c.jpg", "d/e.png")]
+    assert named == [str(tmp_path / name) for name in ("b.png", "c.jpg", "d/e.png", "g.png")]
     assert "b.png cannot be read as an image (UnidentifiedImageError)" in said.err
-    assert "2 of 5 images" in said.err
+    assert "2 of 6 images" in said.err
     assert f"1 files are no images by their names and were left out, such as {tmp_path / 'f'}" in said.err
 
 
@@ -127,8 +129,8 @@ def test_an_ensembles_outputs_are_probabilities_already(own):
 @pytest.mark.parametrize("words, said", [
     (["{run}", "{place}/nowhere"], "nowhere: no such file or folder"),
     (["{run}", "{place}/run"], "there is no image in"),
-    (["{images}", "{images}"], "has no checkpoint.pt, the state of a run"),
-    (["{place}", "{images}"], "has no checkpoint.pt, the state of a run"),
+    (["{images}", "{images}"], "checkpoint.pt: no such file of checkpoint: give the output folder of a run"),
+    (["{place}", "{images}"], "checkpoint.pt: no such file of checkpoint: give the output folder of a run"),
     (["{run}", "{images}", "--client", "west"], "'west' is no client of this run; it has north, south"),
     (["{run}", "{images}", "--device", "tpu"], "--device is tpu"),
     (["{run}"], "required: images"),

@@ -64,7 +64,7 @@ def test_output_folder(tmp_path):
     assert [json.loads(line) for line in records.read_text().splitlines()] == [result]
 
 
-FLAGS = ["--no-resume", "--archives", "/a", "--weights", "my weights.pt", "--no-consensus", "--out=/o",
+FLAGS = ["--no-resume", "--archives", "/", "--weights", "my weights.pt", "--no-consensus", "--out=/o",
          "--seed", "1"]
 
 

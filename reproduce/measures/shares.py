@@ -53,6 +53,8 @@ def gradient(run: Rebuilt, k: int, step: int, **changed) -> Tensor:
     finally:
         for hook in hooks:
             hook.remove()
+    if not found:
+        raise Stop(f"{run.folder}: {client.data.name} takes fewer than {step} steps: give another --step", 2)
     return torch.cat(found)
 
 
