@@ -549,10 +549,7 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
 def of_any_torchvision(name: str) -> Backbone:
     """Any classifier of torchvision, whose last linear layer a new one replaces."""
     last, dim = last_linear(name)
-
-    def build(channels: int, size: int) -> nn.Module:
-        return from_torchvision(name)
-    return Backbone(build, dim, last, imagenet_weights(name), relu=False)
+    return Backbone(lambda *_: from_torchvision(name), dim, last, imagenet_weights(name), relu=False)
 
 
 def own_network(args: Args, channels: int, classes: int) -> Net:

@@ -209,13 +209,6 @@ def network(flags) -> nn.Module:
     return common.backbone(arguments(flags), 3, CLASSES)
 
 
-def write_clients(folder: Path, clients: list[common.ClientData]) -> None:
-    """The images of each client, uint8 [n, 3, H, W], and its labels, in FOLDER/k.npz."""
-    for k, client in enumerate(clients):
-        x = client.train.images[client.train.index].cpu().contiguous().numpy()
-        np.savez(folder / f"{k}.npz", x=x, y=client.train.labels.cpu().numpy())
-
-
 def read_client(folder: Path, k: int) -> tuple[Tensor, Tensor]:
     """Client k's images float32 [n, 3, H, W] in [0, 1] and labels int64 [n]."""
     with np.load(folder / f"{k}.npz") as file:
@@ -330,7 +323,9 @@ def beside_peers(flags) -> list[list]:
             seconds[f"ours, {precision}: training"] = training
             seconds[f"ours, {precision}: whole round"] = whole
         clients = office_clients(args)
-        write_clients(folder, clients)
+        for k, client in enumerate(clients):  # uint8 [n, 3, H, W]
+            x = client.train.images[client.train.index].cpu().contiguous().numpy()
+            np.savez(folder / f"{k}.npz", x=x, y=client.train.labels.cpu().numpy())
         for peer in flags.peers:
             try:
                 words = ["bench.bench", *flags.words, "--one", str(folder), "--with", peer]

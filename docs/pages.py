@@ -62,12 +62,6 @@ def relative(target: Path | str, page: Path) -> str:
     return os.path.relpath(target, page.parent)
 
 
-def heading_anchor(heading: str) -> str:
-    """The anchor that GitHub gives a heading: "What it does" -> what-it-does."""
-    words = re.sub(r"[`*\\]", "", heading).lower()
-    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-
-
 def formula(latex: str) -> Markup:
     """MathML of a displayed formula; a mistake in it is an error."""
     return Markup(LatexToMathML().convert_with_local_state(latex.strip(), displaystyle=True))
@@ -106,12 +100,6 @@ def statements(file: str, method: str, lines: list[int], address: str) -> Markup
     return Markup(f'<div class="code">{"".join(html)}</div>')
 
 
-def has_page(source: Path) -> bool:
-    """Whether the site has a file: not the tests, the machinery behind the methods, and all records."""
-    machinery = source.suffix == ".py" and source.parts[0] in ("tests", "plumbing", "reproduce", "bench")
-    return not machinery and source.suffix != ".jsonl"
-
-
 def contents(html: str) -> list[tuple[str, str, str]]:
     """(level, anchor, words) of the headings of a page."""
     return [(level, anchor, Markup(words).striptags()) for level, anchor, words in HEADING.findall(html)]
@@ -140,8 +128,10 @@ class Site:
         return relative(page_of(source), page) + (f"#{anchor}" if anchor else "")
 
     def address(self, page: Path, source: Path, anchor: str = "") -> str:
-        """The same, of a file without a page in the repository; empty if its address is not known."""
-        if has_page(source):
+        """The same, of a file without a page in the repository; empty if its address is not known. Tests, the
+        machinery behind the methods, and all records have none."""
+        machinery = source.suffix == ".py" and source.parts[0] in ("tests", "plumbing", "reproduce", "bench")
+        if not machinery and source.suffix != ".jsonl":
             return self.link(page, source, anchor)
         if not self.repository:
             return ""
@@ -152,7 +142,8 @@ class Site:
         tokens = MARKDOWN.parse(text)
         for i, token in enumerate(tokens):
             if token.type == "heading_open":
-                name = heading_anchor(tokens[i + 1].content)
+                heading = re.sub(r"[`*\\]", "", tokens[i + 1].content).lower()
+                name = re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")  # as GitHub has it: what-it-does
                 count = self.anchors[page, name]
                 self.anchors[page, name] += 1
                 token.attrSet("id", f"{name}-{count}" if count else name)

@@ -156,7 +156,9 @@ def first_difference(record: dict, entries: list[dict]) -> str:
 def check(records: Records, place: Place, jobs: int, minutes: float) -> int:
     """Begin one run of each recorded setting again, and write what came out; returns the exit code.
     Settings that were compared by this commit are not compared again; with `minutes` only a sample is."""
-    path, commit, settings = records.path.with_name("checked.json"), commit_now(), []
+    path, settings = records.path.with_name("checked.json"), []
+    commit = git("rev-parse", "HEAD") or "unknown"
+    commit += "+" if git("status", "--porcelain", "--", "*.py") else ""  # changes that are not committed
     for begun in representatives(records.every):
         found = records.check_of(begun.record)
         done = found.get("outcome") in COMPARED and found.get("commit") == commit
@@ -185,12 +187,6 @@ def check(records: Records, place: Place, jobs: int, minutes: float) -> int:
     if not whole:
         return 130
     return 1 if counts["differs"] or counts["failed"] else 0
-
-
-def commit_now() -> str:
-    """The commit of the code, with a + if the code has changes that are not committed."""
-    changes = git("status", "--porcelain", "--", "*.py")
-    return (git("rev-parse", "HEAD") or "unknown") + ("+" if changes else "")
 
 
 def note(path: Path, begun: Begun, commit: str, outcome: str, why: str) -> None:

@@ -22,7 +22,10 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     columns = min(3, len(shown))
     lines = math.ceil(len(shown) / columns)
     figure = empty_figure((4.6 * columns, 3.6 * lines + 0.3))
-    figure.suptitle(f"{table.title}\n{scale} scale, {seeds_in(shown)}", fontsize=10)
+    counts = {len(cell.records) for cell in cells_in(shown) if cell.records}
+    many = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    seeds = "1 seed" if many == "1" else f"{many} seeds"
+    figure.suptitle(f"{table.title}\n{scale} scale, {seeds}", fontsize=10)
     draw_panel = {"curves": draw_curves, "domains": draw_domains, "parameter": draw_parameter}[table.figure]
     for i, block in enumerate(shown, 1):
         panel = figure.add_subplot(lines, columns, i)
@@ -31,13 +34,6 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
         panel.set_title(block.block.title, fontsize=9)
     write_figure(path, figure, None)
     return True
-
-
-def seeds_in(blocks: list[FilledBlock]) -> str:
-    """1 seed, 3 seeds, 1 to 3 seeds: those behind the lines of a figure."""
-    counts = {len(cell.records) for cell in cells_in(blocks) if cell.records}
-    many = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return "1 seed" if many == "1" else f"{many} seeds"
 
 
 def has_something(table: Table, block: FilledBlock) -> bool:

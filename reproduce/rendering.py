@@ -93,7 +93,10 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
         write_text(out / "README.md", overview(of_scales, state, records, papers or []))
         readme = out.parent / "README.md"
         if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
-            update_readme(readme, f"{of_all(judged)}\n\n{textwrap.fill(state, 150)}")
+            content, (first, last) = readme.read_text(), MARKS
+            before, after = content.split(first)[0], content.split(last)[1]
+            text = f"{of_all(judged)}\n\n{textwrap.fill(state, 150)}"
+            write_text(readme, f"{before}{first}\n{text}\n{last}{after}")
     return "\n\n".join([*shown, state])
 
 
@@ -137,13 +140,6 @@ def checked_words(records: Records) -> str:
         lines = len(withdrawn.read_text().splitlines())
         words += f" {lines} withdrawn records, each with its reason: [withdrawn.jsonl](withdrawn.jsonl)."
     return words
-
-
-def update_readme(readme: Path, text: str) -> None:
-    """The state of the results, between the two marks of the repository's README."""
-    content, (first, last) = readme.read_text(), MARKS
-    before, after = content.split(first)[0], content.split(last)[1]
-    write_text(readme, f"{before}{first}\n{text}\n{last}{after}")
 
 
 # One table

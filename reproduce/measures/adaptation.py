@@ -31,16 +31,6 @@ def flags_at_test(args: Args) -> dict:
     return {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.metadata["at_test"]}
 
 
-def accuracy_on_target(run: Rebuilt, **changed) -> float:
-    """The accuracy of a trained run on its left-out domain with other values of flags that act at test time.
-    Stop if the adaptation to it diverges."""
-    fed = run.federation
-    client = fed.clients[fed.K]
-    client.args = dataclasses.replace(run.args, **changed)
-    model = common.tested_model(fed, fed.K, run.round)
-    return common.correct(model, client.data.test, client.args) / len(client.data.test)
-
-
 def tested_with(result: dict, runs: dict[str, Rebuilt], changed: dict) -> dict:
     """The result that a finished run would have had with `changed` flags; `runs`: as it was after its best
     and its last round. Stop if the adaptation diverges."""
@@ -49,7 +39,10 @@ def tested_with(result: dict, runs: dict[str, Rebuilt], changed: dict) -> dict:
                       "tested_by": git("rev-parse", "HEAD")}
     began = time.perf_counter()
     for which, run in runs.items():
-        found[which] = result[which] | {"target": accuracy_on_target(run, **changed)}
+        client = run.federation.clients[run.federation.K]
+        client.args = dataclasses.replace(run.args, **changed)
+        model, test = common.tested_model(run.federation, run.federation.K, run.round), client.data.test
+        found[which] = result[which] | {"target": common.correct(model, test, client.args) / len(test)}
     targets = {found[which]["round"]: found[which]["target"] for which in runs}
     kept = [i for i, t in enumerate(result["curve"]["round"]) if t in targets]
     curve = {name: [values[i] for i in kept] for name, values in result["curve"].items()}
