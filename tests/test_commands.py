@@ -30,7 +30,8 @@ TABLES = read_tables()
 
 # What takes the place of a word; RUN is the folder of a finished run of a method.
 SUBSTITUTES = {
-    "DIR": ["archives"],
+    "DIR": ["tests"],
+    "FOLDER": ["tests"],
     "NAME": ["fedprox"],
     "baselines.NAME": ["baselines.fedprox"],
     "baselines.mine": ["baselines.fedprox"],  # test_start.py makes it
