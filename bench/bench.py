@@ -4,7 +4,7 @@
     python -m bench.bench --archives DIR --with flower                # FedAvg beside it
     python -m bench.bench --archives DIR --with pfllib --pfllib CLONE --device cuda
     python -m bench.bench --archives DIR --with flower --size 64 --clients 52 --clip 0
-    python -m bench.bench --small --clients 10,100,1000
+    python -m bench.bench --archives DIR --small --clients 10,100,1000
 
 With `--device cuda` all of it on a GPU, of which the clock waits until it has computed. `ours, training` is
 what training takes in the round loop, with batches, loading and copying of states. `ours, whole round` adds
@@ -18,15 +18,14 @@ of a process of its own, in seconds: what the framework does between two rounds,
 train in fp32, as they ship, on images that were resized beforehand; none clips gradients. With several
 numbers of clients each has its rows.
 
-`--small` is of ours alone: the digits' network, 12,000 images of noise, batch 32, and the memory of each run.
+`--small` is of ours alone: PACS at 28x28, the digits' network, batch 32, and the memory of each run.
 
 What each framework needs:
 
     flower   pip install "flwr[simulation]"    measured with 1.41.0
     pfllib   git clone of github.com/TsingZ0/PFLlib, and pip install h5py; measured at d832e76
 
-Best in an environment of its own, into which requirements.txt is installed first. Nothing of them is part of
-this repository.
+Best in an environment of its own, with requirements.txt. Nothing of them is part of this repository.
 """
 
 import argparse
@@ -46,14 +45,13 @@ from pathlib import Path
 import common
 import fdse
 import fedavg
-from baselines import scaffold
 from plumbing.errors import Stop
 from plumbing.files import output_file, write_json
 from plumbing.processes import prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
 from plumbing.settings import Parser, choose_device
 from reproduce.commands import one_line_on_stop
-from reproduce.methods import builder_of
+from reproduce.methods import builder_of, method
 
 import numpy as np
 import torch
@@ -62,15 +60,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-SMALL = """
-import torch
-from common import Domain
-
-
-def load(args):
-    images = torch.randint(0, 256, (12000, 1, 14, 14), dtype=torch.uint8)
-    return [Domain("one", images, torch.arange(12000) % 10)], list("0123456789")
-"""
 ROUNDS = 2  # of other frameworks, of which the second counts
 CLASSES = 10
 
@@ -115,31 +104,23 @@ def bare(build: Callable, args, sizes: list[int]) -> Callable[[], None]:
     return train
 
 
-def office_words(flags, precision: str) -> list[str]:
+def words_of(flags, precision: str, dataset: str = "officecaltech") -> list[str]:
     """The flags of a run of `--size` with a checkpoint after each round."""
-    return ["--dataset", "officecaltech", "--image-size", str(flags.size), "--clip", str(flags.clip),
-            "--precision", precision, *words_of_all(flags)]
+    return ["--dataset", dataset, "--image-size", str(flags.size), "--clip", str(flags.clip),
+            "--precision", precision, "--device", flags.device, "--no-figures", "--checkpoint-every", "0",
+            "--data", flags.data, "--archives", flags.archives, "--clients", str(flags.count)]
 
 
-def words_of_all(flags) -> list[str]:
-    return ["--device", flags.device, "--no-figures", "--checkpoint-every", "0", "--data", flags.data,
-            "--archives", flags.archives, "--clients", str(flags.count)]
-
-
-def run(module, words: list[str]) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
-        common.run(module.Server, module.Client, module.arguments(words), builder_of(module))
-
-
-def run_alone(module, words: list[str]) -> None:
-    in_a_process(module.__name__, [module.__name__, *words])
-
-
-def ours(module, words: list[str], rounds: int, start: Callable = run) -> tuple[float, float, float]:
+def ours(module, words: list[str], rounds: int, alone: bool = False) -> tuple[float, float, float]:
     """The median seconds of training and of everything in a round after the first, by the run's own clock,
     and the peak memory of its process in MiB."""
     with tempfile.TemporaryDirectory() as out:
-        start(module, [*words, "--rounds", str(rounds + 1), "--out", out])
+        words = [*words, "--rounds", str(rounds + 1), "--out", out]
+        if alone:
+            in_a_process(module.__name__, [module.__name__, *words])
+        else:
+            with contextlib.redirect_stdout(io.StringIO()):
+                common.run(module.Server, module.Client, module.arguments(words), builder_of(module))
         lines = Path(out, "timing.jsonl").read_text().splitlines()
         result = json.loads(Path(out, "result.json").read_text())
     so_far = [json.loads(line)["seconds"] for line in lines]
@@ -169,7 +150,7 @@ def beside_bare(flags) -> list[list]:
     rows = []
     for name, module in {"fedavg": fedavg, "fdse": fdse}.items():
         for precision in ("fp32", "bf16"):
-            words = office_words(flags, precision)
+            words = words_of(flags, precision)
             args = module.arguments(words)
             sizes = []
             for client in office_clients(args):
@@ -184,16 +165,10 @@ def beside_bare(flags) -> list[list]:
 
 def small(flags) -> list[list]:
     """Of FedAvg, SCAFFOLD and FDSE on small images: seconds of training and of a whole round, peak MiB."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data.py"
-        data.write_text(SMALL)
-        words = ["--dataset", str(data), "--backbone", "smallcnn_bn", "--batch-size", "32", "--epochs", "1",
-                 "--lr", "0.05", "--clip", str(flags.clip), "--precision", "fp32", *words_of_all(flags)]
-        for module in (fedavg, scaffold, fdse):
-            found = ours(module, words, flags.rounds, run_alone)
-            rows.append([f"{module.__name__}, {flags.count} clients", *found])
-    return rows
+    words = [*words_of(flags, "fp32", "pacs"), "--image-size", "28", "--backbone", "smallcnn_bn",
+             "--batch-size", "32", "--epochs", "1"]
+    return [[f"{module.__name__}, {flags.count} clients", *ours(module, words, flags.rounds, alone=True)]
+            for module in (fedavg, method("scaffold"), fdse)]
 
 
 # Other frameworks
@@ -201,7 +176,7 @@ def small(flags) -> list[list]:
 
 def arguments(flags):
     """The arguments of our run of the same training."""
-    return fedavg.arguments(office_words(flags, "fp32"))
+    return fedavg.arguments(words_of(flags, "fp32"))
 
 
 def network(flags) -> nn.Module:
@@ -227,7 +202,7 @@ def train_epoch(net: nn.Module, data, args) -> None:
         opt.step()
 
 
-def pfllib(flags, folder: Path) -> float:
+def pfllib(flags, folder: Path, clients: int) -> float:
     """Its FedAvg, on files in its own layout. What is not named below is switched off there by 0. It leaves
     out a last batch that is not full; here it trains on all images, as the others do."""
     sys.path.insert(0, str(Path(flags.pfllib).resolve() / "system"))
@@ -239,7 +214,6 @@ def pfllib(flags, folder: Path) -> float:
     for part in ("train", "test"):
         (there / "dataset" / "office" / part).mkdir(parents=True)
     (there / "system").mkdir()
-    clients = len(list(folder.glob("*.npz")))
     for k in range(clients):
         x, y = read_client(folder, k)
         for part, count in (("train", len(y)), ("test", 20)):
@@ -265,7 +239,7 @@ def pfllib(flags, folder: Path) -> float:
     return server.Budget[1]
 
 
-def flower(flags, folder: Path) -> float:
+def flower(flags, folder: Path, clients: int) -> float:
     """Its simulation, one client at a time with all cores (or the GPU), as there is one machine."""
     from flwr.client import ClientApp, NumPyClient
     from flwr.common import ndarrays_to_parameters
@@ -273,7 +247,6 @@ def flower(flags, folder: Path) -> float:
     from flwr.server.strategy import FedAvg
     from flwr.simulation import run_simulation
     args = arguments(flags)
-    clients = len(list(folder.glob("*.npz")))
     ends = []
 
     class Timed(FedAvg):
@@ -319,7 +292,7 @@ def beside_peers(flags) -> list[list]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for precision in ("auto", "fp32"):
-            training, whole, _ = ours(fedavg, office_words(flags, precision), ROUNDS - 1)
+            training, whole, _ = ours(fedavg, words_of(flags, precision), ROUNDS - 1)
             seconds[f"ours, {precision}: training"] = training
             seconds[f"ours, {precision}: whole round"] = whole
         clients = office_clients(args)
@@ -341,7 +314,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="bench", allow_abbrev=False, description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--archives", default="", help="folder with the Office-Caltech10 archive")
+    add("--archives", default="", help="folder with the archives of Office-Caltech10 and PACS")
     add("--data", default="data", help="folder of the decoded cache (default: data)")
     add("--size", type=int, default=224, help="height and width of the images (default: 224)")
     add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
@@ -374,7 +347,8 @@ def main(argv: list[str] | None = None) -> None:
         if flags.one:
             (name,) = flags.peers
             with contextlib.redirect_stdout(sys.stderr):
-                seconds = PEERS[name](flags, Path(flags.one))
+                folder = Path(flags.one)
+                seconds = PEERS[name](flags, folder, len(list(folder.glob("*.npz"))))
             print(seconds)
             return
         if flags.out:

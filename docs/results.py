@@ -21,9 +21,8 @@ from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
 
 from markupsafe import Markup
 
-# Of each state of a cell what it says; the first ones are the scoreboard's.
-WORDS = {state: words for state, (words, _) in STATES.items()}
-WORDS |= {"recorded": "recorded, nothing published to compare with", "quoted": "quoted by the paper"}
+# Of each state of a cell what it says.
+WORDS = STATES | {"recorded": "recorded, nothing published to compare with", "quoted": "quoted by the paper"}
 SCALES = {"paper": "the paper's scale", "laptop": "laptop scale"}
 LINES = 4  # of a curve; as many styles has docs/page.css
 

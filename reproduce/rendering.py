@@ -41,7 +41,6 @@ VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": "
 CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "published",
             "published_deviation", "printed_elsewhere", "ours", "ours_deviation", "seeds", "values",
             "difference", "low", "high", "status", "precision", "differs_now", "runs", "commits", "module"]
-PICTURE = "A bar for each table: what its cells say"
 
 
 # All tables
@@ -88,7 +87,6 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
             write_text(out / "witnesses.md", witnesses.page(elsewhere, tables))
             witnesses.draw(elsewhere, tables, out / "witnesses.png")
         write_csv(out / "results.csv", lines + claim_lines(judged))
-        scoreboard.draw(board, out / "scoreboard.png")
         write_text(out / "scoreboard.md", scoreboard.as_markdown(board))
         write_text(out / "README.md", overview(of_scales, state, records, papers or []))
         readme = out.parent / "README.md"
@@ -115,7 +113,7 @@ def overview(of_scales: dict[str, tuple], state: str, records: Records, papers: 
         text += [f"Does it hold? A page for each paper: {pages}. [What the choice of the round is "
                  "worth](selection.md); [how far published values lie apart](witnesses.md).",
                  "![Gain of every claim: printed, and measured with its interval](claims.png)"]
-    text += [state, f"![{PICTURE}](scoreboard.png)",
+    text += [state,
              f"{MADE_BY} from {len(records.every)} recorded runs. The counts of each table: "
              "[scoreboard.md](scoreboard.md). Every number, one a line: [results.csv](results.csv). "
              f"{checked_words(records)}"]

@@ -1,4 +1,4 @@
-"""The state of all published cells: a bar for each table, the counts in a table, and one sentence.
+"""The state of all published cells: the counts of each table, and one sentence.
 
 A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out. A number
 that a paper prints in two tables counts once.
@@ -7,31 +7,27 @@ that a paper prints in two tables counts once.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from reproduce.cells import WIDE, Cell, FilledBlock, run_of
-from reproduce.drawing import new_panel, write_figure
 from reproduce.tables import Block, Row, Table
 
 from tabulate import tabulate
 
-# Of each state: what it says, and its colour.
 STATES = {
-    "agrees": (f"no difference found, within {WIDE:g} points", "#1b7837"),
-    "unclear": ("cannot tell: the interval is wider", "#c98500"),
-    "differs": ("differs", "#d6604d"),
-    "untested": ("measured, no interval", "#4393c3"),
-    "cost": ("a cost, computed: as printed", "#7fbf7b"),
-    "other cost": ("a cost, computed: differs", "#f4a582"),
-    "laptop": ("laptop scale only, not comparable", "#fee391"),
-    "not run": ("not run", "#ffffff"),
-    "no method": ("method not written yet", "#d0d0d0"),
-    "lost": ("lost in the text of the paper", "#808080"),
+    "agrees": f"no difference found, within {WIDE:g} points",
+    "unclear": "cannot tell: the interval is wider",
+    "differs": "differs",
+    "untested": "measured, no interval",
+    "cost": "a cost, computed: as printed",
+    "other cost": "a cost, computed: differs",
+    "laptop": "laptop scale only, not comparable",
+    "not run": "not run",
+    "no method": "method not written yet",
+    "lost": "lost in the text of the paper",
 }
 MEASURED = ("agrees", "unclear", "differs", "untested")  # accuracies
 COSTS = ("cost", "other cost")
-HEAD = ["table", "cells", *(words for words, _ in STATES.values())]
-
+HEAD = ["table", "cells", *STATES.values()]
 
 Board = list[tuple[Table, Counter]]  # of each table the published cells by their state
 
@@ -109,29 +105,10 @@ def outcome(counts: Counter) -> str:
 
 
 def as_markdown(board: Board) -> str:
-    """The page behind the picture: the counts of each table, with a link to its page, and of all."""
+    """The counts of each table, with a link to its page, and of all."""
     rows = []
     for table, counts in board:
         rows.append((f"[{table.title.partition(':')[0]}](tables/{table.id}.md)", counts))
     rows.append(("all", totals(board)))
     lines = [[name, counts.total(), *(counts[state] for state in STATES)] for name, counts in rows]
-    return "\n\n".join(["# Scoreboard", sentence(board), "![A bar for each table](scoreboard.png)",
-                        tabulate(lines, HEAD, "github")]) + "\n"
-
-
-def draw(board: Board, path: Path) -> None:
-    """The picture: for each table a bar of its cells, in the colours of their states."""
-    every, marks = totals(board), []
-    board = [(table, counts) for table, counts in board if counts.total()]
-    panel = new_panel(9.5, 0.19 * len(board) + 1.2)
-    left = [0] * len(board)
-    for state, (words, colour) in STATES.items():
-        if every[state]:
-            widths = [counts[state] for _, counts in board]
-            panel.barh(range(len(board)), widths, 0.8, left, color=colour, edgecolor="0.5", linewidth=0.4)
-            left = [start + width for start, width in zip(left, widths)]
-            marks.append(panel.barh(0, 0, color=colour, edgecolor="0.5", label=f"{words}: {every[state]}"))
-    panel.set_yticks(range(len(board)), [table.title for table, _ in board], fontsize=8)
-    panel.set(ylim=(len(board), -1), xlabel="numbers that a paper printed of its own experiments")
-    panel.figure.legend(handles=marks, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
-    write_figure(path, panel.figure, None)
+    return "\n\n".join(["# Scoreboard", sentence(board), tabulate(lines, HEAD, "github")]) + "\n"

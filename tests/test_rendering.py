@@ -29,7 +29,6 @@ def test_rendering_against_the_golden_file(tmp_path):
     assert (tmp_path / "results.csv").read_text() == (GOLDEN / "results.csv").read_text()
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
     assert "| [A small table]" in (tmp_path / "scoreboard.md").read_text()
-    assert (tmp_path / "scoreboard.png").exists()
 
 
 def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):

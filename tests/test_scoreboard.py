@@ -1,8 +1,7 @@
-"""The scoreboard: the state of each published cell, counted, said and drawn."""
+"""The scoreboard: the state of each published cell, counted and said."""
 
 from collections import Counter
 
-from reproduce import scoreboard
 from reproduce.cells import filled
 from reproduce.records import Records
 from reproduce.scoreboard import Board, as_markdown, counts_of, sentence
@@ -51,16 +50,3 @@ def test_the_sentence_and_the_table_have_the_counts(tmp_path):
     rows = [line for line in as_markdown(board).splitlines() if line.startswith("| ")]
     last = [cell.strip() for cell in rows[-1].split("|")[1:-1]]
     assert last == ["all", "18", "0", "0", "2", "6", "0", "0", "0", "0", "6", "4"]
-
-
-def test_the_picture_has_a_bar_for_each_table(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(scoreboard, "write_figure", lambda path, figure, mark: drawn.append(figure))
-    table = board_of_small_table(tmp_path)[0][0]
-    scoreboard.draw(2 * [(table, Counter(agrees=61, lost=1))], tmp_path / "s.png")
-    (panel,) = drawn[0].axes
-    widths = [bar.get_width() for bar in panel.patches if bar.get_width()]
-    assert widths == [61, 61, 1, 1]
-    assert [text.get_text() for text in panel.get_yticklabels()] == ["A small table"] * 2
-    words = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert words == ["no difference found, within 3 points: 122", "lost in the text of the paper: 2"]
