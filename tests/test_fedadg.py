@@ -8,7 +8,7 @@ import common
 import fedadg
 import official.fedadg
 from plumbing.files import load_file
-from tests.conftest import fails, metrics, run_here
+from tests.conftest import metrics, run_here
 from tests.three_clients import same
 
 import pytest
@@ -272,22 +272,6 @@ def test_the_target_of_vlcs_is_its_30_percent():
     source = common.source_clients(args, domain, order, 5, "")[0]
     assert (len(source.train), len(source.val), len(source.test)) == (140, 30, 30)
     assert set(target.test.index.tolist()) == set(source.val.index.tolist() + source.test.index.tolist())
-
-
-@pytest.mark.parametrize("flags,unit", [
-    (("--epochs", 2, "--E0", 3), "2 --epochs"),
-    (("--steps", 4, "--E0", 5), "4 --steps"),
-])
-def test_more_warm_up_than_the_round_has(tmp_path, capsys, flags, unit):
-    fails(capsys, 2, f"--E0 is .*{unit}", run_here, "fedadg", tmp_path / "run", *flags)
-
-
-@pytest.mark.parametrize("variant", ["paper", "official"])
-@pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
-def test_every_setting_has_both_phases(scale, variant):
-    for dataset in fedadg.PAPER:
-        args = parsed("--dataset", dataset, "--scale", scale, "--variant", variant)
-        assert 0 < args.E0 < (args.steps or args.epochs)
 
 
 # Whole runs

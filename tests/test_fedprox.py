@@ -61,16 +61,3 @@ def test_rounds_by_hand(average):
         assert_close(in_double(server.w), w, **CLOSE)
         assert_close(in_double(common.state(clients[0].model(server.download(0)))), w, **CLOSE)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
-
-
-def test_the_settings_of_fdse_and_fedcir():
-    """mu and lr; the rest is FedAvg's."""
-    expected = {"officecaltech": (0.1, 0.1, 0.5), "pacs": (1e-4, 0.05, 0.1), "domainnet10": (0.01, 0.1, 0.1),
-                "camelyon17": (0.9, 0.01, 0.9), "iwildcam": (0.1, 0.01, 0.1)}
-    for dataset, (mu, lr, mu_fedcir) in expected.items():
-        args, theirs = parsed(NAME, "--dataset", dataset), parsed("fedavg", "--dataset", dataset)
-        assert (args.mu, args.lr) == (mu, lr)
-        for name in ("rounds", "epochs", "steps", "batch_size", "clip", "average", "backbone", "lr_decay"):
-            assert getattr(args, name) == getattr(theirs, name)
-        args = parsed(NAME, "--dataset", dataset, "--variant", "fedcir")
-        assert (args.mu, args.lr, args.average, args.steps) == (mu_fedcir, 0.01, "uniform", 20)

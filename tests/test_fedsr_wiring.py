@@ -159,15 +159,6 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     assert local == (variant == "official")
 
 
-def test_the_layer_to_mu_and_sigma_starts_as_xaviers():
-    """It is in the place of smallcnn's layer to z, which starts like that (DIRT's network)."""
-    args = fedsr.arguments(["--dataset", "rotatedmnist", "--target", "m0"])
-    last = fedsr.build(args, 1, 10).last
-    bound = (6 / (last.in_features + last.out_features)) ** 0.5
-    assert 0.98 * bound < float(last.weight.detach().abs().max()) <= bound
-    assert not last.bias.any()
-
-
 # The official classes
 
 

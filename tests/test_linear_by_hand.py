@@ -8,7 +8,6 @@ import common
 import fedgala
 from plumbing import linear
 from plumbing.errors import Stop
-from plumbing.settings import ratios
 from tests.conftest import metrics, parsed
 from tests.recording import number, shuffled
 from tests.test_networks_by_hand import bn, conv, smallcnn_bn
@@ -194,10 +193,3 @@ def test_a_smaller_share_of_labels_is_part_of_a_larger_one():
     assert y[more].bincount().tolist() == [30, 11, 1, 1, 16]
     with pytest.raises(Stop, match="none of which is left"):
         linear.stratified(torch.arange(3), 0.5)
-
-
-def test_ratios():
-    assert ratios("0.1/0.3") == [0.1, 0.3]
-    for wrong in ("", "0.1/", "1", "0", "a", "0.2/0.2", "nan"):
-        with pytest.raises(Stop, match="--label-ratio"):
-            ratios(wrong)

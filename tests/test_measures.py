@@ -1,16 +1,13 @@
 """python -m reproduce.measures: what it shows and writes, and its numbers against independent ones."""
 
 import json
-import re
 
-import common
 from plumbing.errors import Stop
 from reproduce.measures.command import main
 from reproduce.measures.finished import history, labels_of, numbers_of, rebuilt
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
 from reproduce.measures.pad import pad_table, proxy_a_distance
 from reproduce.measures.risks import local_risks
-from tests.conftest import fails
 from tests.finished_runs import labelled_runs, unlabelled_runs
 
 import numpy as np
@@ -30,20 +27,12 @@ def unlabelled(tmp_path_factory):
     return unlabelled_runs(tmp_path_factory)
 
 
-@pytest.fixture
-def stops(capsys):
-    """stops(words, *flags): the command ends with one line that has these words."""
-    def ends(words, *flags, code=2):
-        fails(capsys, code, re.escape(words), main, [str(flag) for flag in flags])
-    return ends
-
-
 def shown(*flags) -> None:
     """Run the command."""
     main([str(flag) for flag in flags])
 
 
-def test_tsne_of_some_domains_or_of_all(runs, tmp_path, stops):
+def test_tsne_of_some_domains_or_of_all(runs, tmp_path):
     out, numbers = tmp_path / "sub" / "t.png", tmp_path / "t.json"
     folders = runs / "fedavg-lodo", runs / "fdse-lodo"
     flags = ["--out", out, "--json", numbers, "--images", "12"]
@@ -54,7 +43,6 @@ def test_tsne_of_some_domains_or_of_all(runs, tmp_path, stops):
         of_fedavg, of_fdse = json.loads(numbers.read_text())["runs"]
         assert (of_fedavg["method"], of_fdse["method"]) == ("FedAvg", "FDSE")
         assert of_fedavg["domains"] == of_fdse["domains"] == domains
-    stops("--domains names 'd7'", "tsne", *folders, "--domains", "d7")
 
 
 def test_pad_and_risk_draw_and_show_a_table(runs, tmp_path, capsys):
@@ -77,33 +65,13 @@ def test_cost_and_labels(runs, tmp_path, capsys):
     assert "FedAvg, protocol indomain, target all" in capsys.readouterr().out
 
 
-def test_measures_of_a_run_without_labels(unlabelled, tmp_path, stops):
-    """What needs a classifier or test images says so."""
+def test_measures_of_a_run_without_labels(unlabelled, tmp_path):
     folder = unlabelled / "paper"
     shown("tsne", folder, "--out", tmp_path / "t.png", "--images", "30")
     shown("pad", folder, "--part", "all")
-    stops("--part all", "pad", folder)
-    stops("without labels", "risk", folder)
-    stops("has no accuracy AVG", "cost", folder)
 
 
 # Finished runs, put together again
-
-
-@pytest.mark.parametrize("name", ["fedavg-indomain", "fdse-indomain", "fedavg-lodo", "fdse-lodo"])
-def test_federation_has_the_recorded_accuracies(runs, name):
-    result = json.loads((runs / name / "result.json").read_text())
-    for which in ("best", "last"):
-        run = rebuilt(runs / name, which)
-        accuracies = {}
-        for client, model in run.tested():
-            test = client.data.test
-            accuracies[client.data.name] = common.correct(model, test, run.args) / len(test)
-        target = {}
-        if "lodo" in name:
-            target = {"d0": result[which]["target"]}
-        assert accuracies == result[which]["clients"] | target
-
 
 
 def test_the_numbers_of_a_round():
@@ -113,7 +81,6 @@ def test_the_numbers_of_a_round():
     assert numbers_of(entry) == {"val": 0.5, "ALL": 0.25, "AVG": 0.75, "target": 0.1, "loss": 1.5}
     linear = {"round": 1, "target": 0.5, "linear": {"d0": {"0.1": 0.25}}, "clients": {}}
     assert numbers_of(linear) == {"target": 0.5, "d0 0.1": 0.25}
-
 
 
 def test_labels_say_in_what_runs_differ():
@@ -150,7 +117,6 @@ def test_flops_by_hand():
     assert flops(net, (B, 3, 6, 6)) == (first + grouped + linear, 2 * first + 3 * (grouped + linear))
 
 
-
 @pytest.mark.parametrize("method", ["fedavg", "fdse"])
 def test_training_flops_are_those_of_a_step(runs, method):
     """FedAvg trains by one forward and backward pass; FDSE's L_Con adds no products, so its step is that of
@@ -159,7 +125,6 @@ def test_training_flops_are_those_of_a_step(runs, method):
     server, client = run.federation.server, run.federation.clients[0]
     _, step = flops(client.model(server.download(0)), (16, 1, 28, 28))
     assert training_flops(rebuilt(runs / f"{method}-indomain", "last")) == pytest.approx(step / 16)
-
 
 
 def test_cost_by_hand(runs):
@@ -184,7 +149,6 @@ def gaussians(n, dim, distance, seed=0):
     return a, b
 
 
-
 def test_pad_of_known_sets():
     same = [proxy_a_distance(*gaussians(4000, 4, 0, s), seed=s) for s in range(4)]
     assert abs(np.mean(same)) < 0.06 and max(map(abs, same)) < 0.15
@@ -192,7 +156,6 @@ def test_pad_of_known_sets():
     # unit Gaussians at a distance of 2: the best linear rule errs with probability Phi(-1) = 0.15866
     near = [proxy_a_distance(*gaussians(4000, 4, 2, s), seed=s) for s in range(4)]
     assert abs(np.mean(near) - 2 * (1 - 2 * 0.15866)) < 0.04
-
 
 
 def test_pad_is_balanced_repeats_and_takes_tensors():
@@ -206,7 +169,6 @@ def test_pad_is_balanced_repeats_and_takes_tensors():
     assert proxy_a_distance(a * scale + 7, b * scale + 7, 3) == pytest.approx(first, abs=1e-9)
     with pytest.raises(Stop, match="needs 4 images"):
         proxy_a_distance(a[:3], b)
-
 
 
 def test_pad_table(runs):

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import reproduce_tables
 from plumbing.settings import identity
-from reproduce.cells import Cell
 from reproduce.claims import read_claims
 from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.rendering import MARKS, budget, cell_text, ours, render
+from reproduce.rendering import MARKS, budget, render
 from reproduce.tables import read_tables
 from reproduce.witnesses import read_witnesses
 from tests.conftest import ROOT, fails
@@ -54,19 +53,6 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
     assert not end.value.code and "A small table" in capsys.readouterr().out
     assert "5 recorded runs" in (tmp_path / "results" / "README.md").read_text()
     assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
-
-
-def test_cells_as_text():
-    """The published numbers with the decimals that are printed."""
-    three = {0: 95.0, 1: 97.0, 2: 96.0}
-    assert cell_text(Cell(["90", "2"], three, verdict="differs")) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 *"
-    with_trials = cell_text(Cell(["90", "2"], three, trials=4, verdict="differs"))
-    assert with_trials == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 (+2.95 to +9.05) *"
-    one_seed = Cell(["90.0", "0.16"], {0: 96.0}, verdict="untested", differs_now=True)
-    assert cell_text(one_seed) == "90.0 ± 0.16 / 96.00 (1), +6.00 ? †"
-    assert ours(Cell(["90.0"], three)) == "96.00 ± 1.00 (3)"
-    assert cell_text(Cell([])) == "- / -"
-    assert cell_text(Cell(["90.00"])) == "90.00 / -"
 
 
 def test_a_smaller_scale_has_chance(tmp_path):

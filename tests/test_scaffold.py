@@ -4,7 +4,7 @@ import common
 import fedavg
 from baselines import scaffold
 from plumbing.runfolder import copied
-from tests.conftest import fails, parsed
+from tests.conftest import parsed
 from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, three_clients
 
@@ -112,7 +112,3 @@ def test_identical_clients_are_fedavg():
 def test_option_ii_by_hand():
     """Two steps at the rate 0.5 from 3 to 1 with the correction 4 - 1: the mean gradient is 2 - 3 = -1."""
     assert scaffold.control_variate(tensor(1.0), tensor(4.0), tensor(3.0), tensor(1.0), 2, 0.5) == -1
-
-
-def test_momentum_is_refused(capsys):
-    fails(capsys, 2, "--momentum 0.9 does not go with SCAFFOLD", parsed, NAME, "--momentum", 0.9)
