@@ -260,20 +260,6 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     torch.testing.assert_close(losses[1:], torch.full((classes - 1,), 20.0 * (1 - share)))
 
 
-def test_the_target_of_vlcs_is_its_30_percent():
-    """Sources train on 70%, and the target is tested on the rest, not on the 15% of a source's test part."""
-    args = parsed("--dataset", "vlcs", "--target", "sun09")
-    images = torch.zeros(200, 1, 1, 3, dtype=torch.uint8)
-    order = torch.randperm(200)
-    domain = common.Domain("sun09", images, torch.arange(200) % 5)
-    target = common.target_client(args, domain, order)
-    assert (len(target.train), len(target.val), len(target.test)) == (140, 0, 60)
-    assert sorted(target.train.index.tolist() + target.test.index.tolist()) == list(range(200))
-    source = common.source_clients(args, domain, order, 5, "")[0]
-    assert (len(source.train), len(source.val), len(source.test)) == (140, 30, 30)
-    assert set(target.test.index.tolist()) == set(source.val.index.tolist() + source.test.index.tolist())
-
-
 # Whole runs
 
 

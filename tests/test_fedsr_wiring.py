@@ -10,7 +10,7 @@ import fedsr
 import official.fedsr
 from plumbing.runfolder import copied
 from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import federation
+from tests.three_clients import federation, mean
 
 import pytest
 import torch
@@ -146,11 +146,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
                 assert_close(float(value), terms[name], **close)
             hands.append(hand)
         server.update(uploads, t)
-        w = {}
-        for name in hands[0]:
-            w[name] = sum(hand[name] for hand in hands) / len(hands)  # Eq. (1)
-            if "num_batches" in name:
-                w[name] = w[name].round()
+        w = mean(hands, [1 / len(hands)] * len(hands))  # Eq. (1)
         assert_close(in_double(server.w), w, **close)
         for k in range(3):
             tested = in_double(common.state(clients[k].model(server.download(k))))
