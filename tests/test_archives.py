@@ -45,6 +45,18 @@ def test_archives_come_before_downloads_and_by_name(tmp_path, name, named, found
 # The fingerprint
 
 
+def test_fingerprint_of_an_archive_is_of_its_content(tmp_path):
+    contents = (b"0" + bytes(MIB), b"1" + bytes(MIB), bytes(MIB) + b"1", bytes(MIB) + b"01")
+    fingerprints = []
+    for i, content in enumerate(contents):
+        path = tmp_path / f"{i}.zip"
+        path.write_bytes(content)
+        os.utime(path, (i, i))
+        fingerprints.append(ImageFiles([path]).fingerprint())
+    assert fingerprints[0] == fingerprints[1]  # they differ before the last MiB, which is not looked at
+    assert len(set(fingerprints)) == 3
+
+
 # Folders
 
 

@@ -109,6 +109,14 @@ def test_rounds_by_hand(source, fade, average):
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
+def test_weight_of_the_loss():
+    """1 - t/T; with --fade 100 as in the authors' code, whatever T; --alpha is where it starts."""
+    args = parsed(NAME, "--rounds", 300)
+    assert [fedproc.alpha_of_round(args, t) for t in (0, 75, 150, 225)] == [1, 0.75, 0.5, 0.25]
+    args = parsed(NAME, "--rounds", 300, "--fade", 100, "--alpha", 0.5)
+    assert [fedproc.alpha_of_round(args, t) for t in (0, 50, 100, 299)] == [0.5, 0.25, 0, 0]
+
+
 def test_projection():
     """z is the output of two more layers, of length 1, and the classifier is on top of it."""
     args = parsed(NAME, *FLAGS, "--projection")
