@@ -6,6 +6,7 @@ import functools
 import re
 import shlex
 from collections import defaultdict
+from pathlib import Path
 
 from docs import equations
 from docs.equations import ROOT
@@ -66,6 +67,28 @@ def changes_a_setting(paper: str, words: list[str]) -> bool:
     return False
 
 
+def anchors(path: Path) -> set[str]:
+    """What a link into a Markdown file can name: its headings as GitHub has them, and its <a id>."""
+    text = path.read_text()
+    named = set(re.findall(r'<a id="([\w-]+)">', text))
+    for heading in re.findall(r"^#+ (.*)", text, flags=re.M):
+        named.add(re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-"))
+    return named
+
+
+def lost_links(page: Path) -> list[str]:
+    """The links of a page whose file or anchor does not exist."""
+    lost = []
+    for link in LINK.findall(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page if not path else (page.parent / path).resolve()
+        if re.match(r"https?:", link):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+    return lost
+
+
 def test_every_entry_is_numbered_and_the_sum_is_stated():
     total = 0
     assert list(sections()) == ["the most consequential", *PAPERS]
@@ -98,8 +121,8 @@ def test_its_flags_are_the_methods(paper):
         assert changes_a_setting(paper, words), f"{paper}: {' '.join(words)}"
 
 
-def test_the_most_consequential_are_links_to_entries():
-    """That links land is said by the build of the pages: test_docs.py."""
+def test_its_links_land():
+    assert lost_links(PAGE) == []
     for first in re.findall(r"^\| \w+ \|.*\|(.*)\|$", sections()["the most consequential"], flags=re.M):
         assert LINK.findall(first), "an entry of the first section without its link"
 
@@ -142,3 +165,9 @@ def test_the_averages_it_has_are_those_that_do_not_match():
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_note_of_the_method_links_to_it(paper):
     assert f"(../errata.md#{paper})" in (ROOT / "docs" / "methods" / f"{paper}.md").read_text()
+
+
+def test_a_link_that_does_not_land_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text('# One\n<a id="two"></a>[a](#one) [b](#two) [c](#three) [d](page.md#one) [e](no.md)\n')
+    assert lost_links(page) == ["#three", "no.md"]
