@@ -152,6 +152,7 @@ def test_a_run_by_hand(tmp_path, probe):
         return all(abs(found[name][share] - by_hand[name][share]) * SIZES[name] < 1.6
                    for name in by_hand for share in by_hand[name])
     saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert saved["images"] == 2 * 5 * (64 + 16)  # whole batches of all images of the sources
     w = {name: v.double() for name, v in saved["server"]["w"].items()}
     last = result["last"]["linear"]
     assert list(last) == ["one", "two"] and list(last["one"]) == ["0.12", "0.3"]
