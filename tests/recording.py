@@ -211,7 +211,9 @@ def parts_of(s: common.Args, sizes: dict[str, int] = SIZES) -> tuple[dict, dict]
             images = [images[i] for i in shuffled(n, s.seed, "limit", name)[:s.limit]]
         images = [images[i] for i in shuffled(len(images), s.seed, "split", name)]
         if name == s.target:
-            targets[name] = [[], [], images] if s.target_part == "all" else cut(images, s.split)
+            train, val, test = cut(images, s.split)
+            parts = {"all": [[], [], images], "test": [train, val, test], "heldout": [train, [], val + test]}
+            targets[name] = parts[s.target_part]
         else:
             for m, pile in enumerate(piles_of(s, name, images)):
                 clients[name if s.clients_per_domain == 1 else f"{name}-{m}"] = cut(pile, s.split)

@@ -9,7 +9,6 @@ import sys
 
 from reproduce import benchmark
 from reproduce.benchmark_pages import chance_better, compared, headline, improvement, verdict
-from tests.conftest import fails
 
 import numpy as np
 import pytest
@@ -101,20 +100,6 @@ def test_what_was_stopped_goes_on(place, capsys):
     benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
     assert json.loads((done.parent / "result.json").read_text()) == before and done.exists()
     assert all(path.stat().st_mtime_ns == time for path, time in others.items())
-
-
-@pytest.mark.parametrize("more, line", [
-    (("--methods", "fedavg"), "expected two or more, each once"),
-    (("--methods", "fedavg,fedavg"), "expected two or more, each once"),
-    (("--methods", "fedavg,fedbest"), "'fedbest' is no method"),
-    (("--methods", "fedavg,/no/such.py"), "such.py"),
-    (("--methods", "fedavg,fdse", "--tune", "lr"), "--tune lr: expected a flag and its values"),
-    (("--methods", "fedavg,fdse", "--tune", "mu=1"), "--tune mu: no method has such a flag"),
-    (("--methods", "fedavg,fdse", "--jobs", "0"), "--jobs is 0"),
-    (("--methods", "fedavg:--mu 1,fdse"), "--mu"),
-])
-def test_bad_usage(capsys, tmp_path, more, line):
-    fails(capsys, 2, line, benchmark.main, [*more, "--out", str(tmp_path)])
 
 
 # The numbers

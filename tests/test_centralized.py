@@ -6,7 +6,7 @@ import common
 import fedavg
 from baselines import centralized
 from plumbing.runfolder import copied
-from tests.conftest import fails, metrics, parsed, run_here
+from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, same, three_clients
 
@@ -94,17 +94,3 @@ def test_a_run(tmp_path):
         assert [log["bytes_up"] for log in logs] == [common.nbytes(w), 0, 0, 0, 0, 0]
         assert ["loss" in log for log in logs] == [True] + [False] * 5
     assert w["body.1.num_batches_tracked"] == 2 * 6 * 32 / 16
-
-
-def test_a_part_of_the_clients_is_refused(capsys):
-    fails(capsys, 2, "--participation is 1", parsed, "baselines.centralized", "--participation", "0.5")
-
-
-def test_the_settings_of_fedcir():
-    """FedCiR, Sec. 6.1: those of its FedAvg."""
-    for dataset in ("officecaltech", "pacs", "domainnet10", "camelyon17", "iwildcam"):
-        args = parsed("baselines.centralized", "--dataset", dataset)
-        theirs = dataclasses.asdict(parsed("fedavg", "--dataset", dataset, "--variant", "fedcir"))
-        assert args.steps == 20
-        for name, value in dataclasses.asdict(args).items():
-            assert value == theirs[name] or name == "epochs", name  # of which there are none, with steps

@@ -9,7 +9,7 @@ from reproduce.cells import missing
 from reproduce.claims import (VERDICTS, Claim, Judged, Measured, Method, Paper, Reading, judge_all,
                               measure, printed_gain, read_claims, read_paper, rise_of, runs_for, verdict,
                               verdict_of)
-from reproduce.claims_pages import functions, gain_words
+from reproduce.claims_pages import gain_words
 from reproduce.methods import method
 from reproduce.records import Records, moved, work_of
 from reproduce.tables import read_tables
@@ -200,12 +200,3 @@ def test_a_claims_file_names_what_it_has():
         read_paper("fdse", content)
     with pytest.raises(ValueError, match="FDSE, M0: 0 published numbers"):
         printed_gain(dataclasses.replace(CLAIM, columns=["M0"]), {table.id: table for table in TABLES})
-
-
-def test_the_words_of_the_templates():
-    known = functions(JUDGED)
-    (judged,) = [each for each in JUDGED if each.claim.id == "fdse-avg"]
-    one = judged.shown
-    assert known["gain"]("fdse-avg", one.reading.name) == gain_words(one)
-    level = statistics.mean(one.values["FedAvg"].values())
-    assert known["level"]("fdse-avg", one.reading.name, "FedAvg") == f"{level:.1f}"

@@ -109,17 +109,15 @@ def test_the_figure(runs, tmp_path, capsys, monkeypatch):
     assert panel.get_title() == "digits"
 
 
-def test_bad_usage(runs, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    fails(capsys, 2, "empty has no run with a metrics.jsonl", compare.main, [str(tmp_path / "empty")])
-    other = str(runs / "other")
-    fails(capsys, 2, "no 'lss'; it has val, ALL, AVG, loss, a, b", compare.main, [other, "--metric", "lss"])
-    fails(capsys, 2, "give a file that ends in .png", compare.main, [other, "--out", "x.txt"])
-    a_run(runs / "again", [0.1], method="fdse")
-    again = str(runs / "again")
-    fails(capsys, 2, "other and .*again are the same run", compare.main, [other, again])
+def test_one_run_in_two_folders(runs, capsys):
+    again = a_run(runs / "again", [0.1], method="fdse")
+    folders = [str(runs / "other"), str(again)]
+    fails(capsys, 2, "other and .*again are the same run", compare.main, folders)
+
+
+def test_damaged_metrics(runs, capsys):
     wrong = [{"val": {}}, {"vat": {"ALL": 0.5}}, {"val": {"ALL": 0.5}, "clients": {"a": {"loss": math.nan}}},
              {"val": {"ALL": math.nan}}, {"val": {"ALL": 2.0}}]
     for content in (*(json.dumps({"round": 1, "clients": {}} | line) for line in wrong), "{", ""):
-        (runs / "again" / "metrics.jsonl").write_text(content)
-        fails(capsys, 2, "is damaged, or no round is done", compare.main, [again])
+        (runs / "other" / "metrics.jsonl").write_text(content)
+        fails(capsys, 2, "is damaged, or no round is done", compare.main, [str(runs / "other")])

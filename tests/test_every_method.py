@@ -8,7 +8,7 @@ from pathlib import Path
 import common
 from reproduce import loading
 from plumbing import linear
-from tests.conftest import (METHODS, LINEAR, OFFICIAL, PROGRAMS, TESTED, fails, interrupted, metrics, one_run,
+from tests.conftest import (METHODS, LINEAR, OFFICIAL, TESTED, interrupted, metrics, one_run,
                             parsed, run_all, run_here, script, torchrun)
 
 import pytest
@@ -83,9 +83,6 @@ def test_it_runs_and_writes_all_files(tmp_path, method):
         assert loaded_accuracies(tmp_path, which) == recorded_accuracies(result[which])
 
 
-
-
-
 def recorded_accuracies(outcome: dict) -> dict:
     """Of each client, and of the left-out domain, the accuracy in result.json."""
     if "linear" in outcome:
@@ -141,16 +138,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, method, monkeypa
     resumed = run_here(method, parts, *flags)
     assert same_metrics(parts, whole)
     assert resumed["best"] == result["best"] and resumed["bytes"] == result["bytes"]
-
-
-@pytest.mark.parametrize("method", ALL)
-@pytest.mark.parametrize("flags,words", [
-    (["--rounds", "0"], "--rounds is 0.*at least 1"),
-    (["--not-a-flag"], "--not-a-flag is not a flag of"),
-    (["--backbone", "lenet"], "--backbone.*lenet.*smallcnn"),
-])
-def test_flags_that_no_method_takes(capsys, method, flags, words):
-    fails(capsys, 2, words, PROGRAMS[method].arguments, flags)
 
 
 # Learning

@@ -325,16 +325,3 @@ def test_fdse_runs_with_its_choices(tmp_path, flags, clients):
         logs = list(entry["clients"].values())
         assert len(logs) == clients
         assert all(("consistency" in log) == (entry["round"] > 1) for log in logs)
-
-
-@pytest.mark.parametrize("name,weights,channels", [
-    ("alexnet", "none", 3),
-    ("smallcnn", "none", 1),
-    ("alexnet_bn", "none", 1),
-    ("alexnet_bn", "imagenet", 3),
-    ("smallcnn_bn", "imagenet", 3),
-])
-def test_networks_that_have_no_blocks(name, weights, channels):
-    args = fdse.Args(backbone=name, weights=weights)
-    with pytest.raises(common.Stop, match=f"fdse builds .* not --backbone {name} --weights {weights}"):
-        fdse.build(args, channels, 10)

@@ -8,7 +8,7 @@ import common
 import fedadg
 import official.fedadg
 from plumbing.files import load_file
-from tests.conftest import fails, metrics, run_here
+from tests.conftest import metrics, run_here
 from tests.three_clients import same
 
 import pytest
@@ -258,36 +258,6 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     share = of_code / (classes - 1)  # of each class but the label's
     torch.testing.assert_close(losses[0], tensor(20.0 * of_code))
     torch.testing.assert_close(losses[1:], torch.full((classes - 1,), 20.0 * (1 - share)))
-
-
-def test_the_target_of_vlcs_is_its_30_percent():
-    """Sources train on 70%, and the target is tested on the rest, not on the 15% of a source's test part."""
-    args = parsed("--dataset", "vlcs", "--target", "sun09")
-    images = torch.zeros(200, 1, 1, 3, dtype=torch.uint8)
-    order = torch.randperm(200)
-    domain = common.Domain("sun09", images, torch.arange(200) % 5)
-    target = common.target_client(args, domain, order)
-    assert (len(target.train), len(target.val), len(target.test)) == (140, 0, 60)
-    assert sorted(target.train.index.tolist() + target.test.index.tolist()) == list(range(200))
-    source = common.source_clients(args, domain, order, 5, "")[0]
-    assert (len(source.train), len(source.val), len(source.test)) == (140, 30, 30)
-    assert set(target.test.index.tolist()) == set(source.val.index.tolist() + source.test.index.tolist())
-
-
-@pytest.mark.parametrize("flags,unit", [
-    (("--epochs", 2, "--E0", 3), "2 --epochs"),
-    (("--steps", 4, "--E0", 5), "4 --steps"),
-])
-def test_more_warm_up_than_the_round_has(tmp_path, capsys, flags, unit):
-    fails(capsys, 2, f"--E0 is .*{unit}", run_here, "fedadg", tmp_path / "run", *flags)
-
-
-@pytest.mark.parametrize("variant", ["paper", "official"])
-@pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
-def test_every_setting_has_both_phases(scale, variant):
-    for dataset in fedadg.PAPER:
-        args = parsed("--dataset", dataset, "--scale", scale, "--variant", variant)
-        assert 0 < args.E0 < (args.steps or args.epochs)
 
 
 # Whole runs

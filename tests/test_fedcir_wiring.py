@@ -8,7 +8,7 @@ from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import (ClippedSGD, batch_norm, body_of_smallcnn_bn, in_double, leaves_of, linear,
                                log_probability)
-from tests.three_clients import three_clients
+from tests.three_clients import CLOSE, mean, three_clients
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-
          "--weight-decay", 0.03, "--clip", 8, "--generator-steps", 4, "--generator-lr", 0.02,
          "--noise", 5, "--width", 12, "--mle-samples", 30, "--sigma-min", 0.3, "--samples", 3)
 ROUNDS = ((0, 1, 2), (2, 0))  # the clients of the first and of the second round
-CLOSE = dict(atol=1e-5, rtol=1e-4)
 
 
 def drawn(*shape):
@@ -109,16 +108,6 @@ def moments_by_hand(w_g, args):
     return torch.stack(mus), torch.stack(sigmas)
 
 
-def mean_of(models):
-    """The plain mean, entry by entry; BN's counters are whole numbers."""
-    mean = {}
-    for name in models[0]:
-        mean[name] = sum(w[name] for w in models) / len(models)
-        if "num_batches" in name:
-            mean[name] = mean[name].round()
-    return mean
-
-
 def prediction_by_hand(model, w, x, args):
     """Eq. (8): the log of the mean probability of `samples` draws of z, by the encoder in evaluation."""
     with torch.no_grad():
@@ -180,7 +169,7 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
             generator_by_hand(w_g, adam, hands, args)
         if "align" in terms:
             mu_g, sigma_g = moments_by_hand(w_g, args)
-        w = mean_of(hands)
+        w = mean(hands, [1 / len(hands)] * len(hands))
         assert_close(in_double(server.w), w, **CLOSE)
         assert_close(in_double(server.w_g), w_g, **CLOSE)
         assert_close(server.mu_g.double(), mu_g, **CLOSE)

@@ -85,18 +85,6 @@ def test_rounds_by_hand(gap, rule, step, d):
     assert (min(history[2]) == 0) == (rule == "paper")  # one weight is clipped
 
 
-def test_weights_by_hand():
-    """Gaps 1, 2, 6 are 2 and 1 below their mean and 3 above it. With a step of 0.6 the first weight would be
-    -0.2, and the sum of the others is 1.2."""
-    a, gap = tensor([0.2, 0.3, 0.5]).double(), tensor([1.0, 2, 6]).double()
-    assert_close(feddg_ga.adjusted(a, gap, 0.3, "paper"), tensor([0, 0.2, 0.8]).double())
-    assert_close(feddg_ga.adjusted(a, gap, 0.6, "paper"), tensor([0, 1 / 12, 11 / 12]).double())
-    not_centred = tensor([0.2 + 0.05, 0.3 + 0.1, 0.5 + 0.3]).double() / 1.45
-    assert_close(feddg_ga.adjusted(a, gap, 0.3, "code"), not_centred)
-    assert_close(feddg_ga.adjusted(a, gap, 1.2, "code"), tensor([0.4, 0.7, 1]).double() / 2.1)
-    assert_close(feddg_ga.adjusted(a, gap, 1.2, "paper"), tensor([0, 0, 1]).double())
-
-
 def test_weights_at_the_edges():
     """Gaps that are the same but for rounding change nothing; those of some clients change their weights
     among themselves; weights that are all 0 are all the same."""
@@ -111,16 +99,6 @@ def test_weights_at_the_edges():
     assert_close(feddg_ga.adjusted(a[:2], falling, 9, "code"), tensor([0.25, 0.25]).double())
     assert feddg_ga.shares(tensor([0.0, 0.0])).tolist() == [0.5, 0.5]
     assert feddg_ga.gaps({1: tensor(5.0), 4: tensor(2.0)}, {4: tensor(3.0), 2: tensor(1.0)}) == {4: -1.0}
-
-
-def test_step_of_a_round():
-    """From d to d/T; in the authors' code from d/3 and a little more to d/3, 2/T of it. A share of K."""
-    args = parsed(NAME, "--rounds", 4, "--step-size", 0.6)
-    assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.2, 0.1, 0.05])
-    args = parsed(NAME, "--rounds", 4, "--step-size", 0.6, "--step", "whole")
-    assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.6, 0.3, 0.15])
-    args = parsed(NAME, "--rounds", 4, "--step-size", 0.6, "--rule", "code")
-    assert [feddg_ga.step_of_round(args, t, 3) for t in (0, 2, 3)] == pytest.approx([0.25, 0.15, 0.1])
 
 
 @pytest.mark.parametrize("K", [3, 5, 24])

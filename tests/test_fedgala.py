@@ -8,7 +8,7 @@ import fedgala
 from reproduce.cells import cells_of
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table
-from tests.conftest import PROGRAMS, fails, metrics, parsed, run_here
+from tests.conftest import PROGRAMS, metrics, parsed, run_here
 
 import numpy as np
 import pytest
@@ -133,16 +133,6 @@ PLAIN = ("--variant", "paper", "--local-alignment", "off", "--no-global-alignmen
 # Settings, runs
 
 
-def values(method: str, names: str, *flags) -> list:
-    """The values of settings, by their names, with some flags."""
-    args = parsed(method, *flags)
-    return [getattr(args, name) for name in names.split()]
-
-
-OPTIMIZER = "optimizer lr momentum weight_decay"
-PACS = ("--dataset", "pacs")
-
-
 def seeded(args, client, t: int) -> list[tuple[Tensor, Tensor]]:
     """The batches of a client in round t."""
     common.seed_all(args.seed, "train", t, 0)
@@ -241,27 +231,6 @@ def test_a_run_on_fixed_sources_evaluates_all_other_domains(tmp_path):
     saved = torch.load(tmp_path / "one" / "checkpoint.pt", weights_only=True)
     of_one = common.nbytes(saved["server"]) + 16  # and the numbers of images and of batches
     assert one["bytes"]["up_per_round"] == 3 * of_one
-
-
-@pytest.mark.parametrize("flags, words", [
-    (("--sources", "d0,d1"), "--sources d1 is not a domain of digits; its domains are d0, d15"),
-    (("--sources", "d0,d15", "--target", "d0"), "leaves no target"),
-    (("--sources", "d0,d0"), "leaves no target"),
-    (("--target", "x"), "--target x is not a domain"),
-    (("--label-ratio", "10"), "expected shares between 0 and 1"),
-    (("--label-ratio", "0.1/0.1"), "expected shares between 0 and 1"),
-    (("--label-ratio", "0.99", "--target", "d0"), "none of which is left to test"),
-    (("--protocol", "lodo"), "invalid choice"),
-    (("--tau", "2"), "--tau is 2.0; it must be a finite number"),
-    (("--ga-iterations", "0"), "--ga-iterations is 0"),
-    (("--queue", "0"), "--queue is 0"),
-    (("--ssl", "swav"), "invalid choice"),
-    (("--crop", "4"), "--crop is 4"),
-    (("--normalize", "imagenet", "--target", "d0"), "is for colour images"),
-    (("--backbone", "smallcnn", "--crop", "9", "--target", "d0"), "needs images of at least"),
-])
-def test_fedgala_bad_flags(tmp_path, capsys, flags, words):
-    fails(capsys, 2, words, run_here, "fedgala", tmp_path / "run", *flags)
 
 
 # FedEMA

@@ -8,7 +8,6 @@ from tests.plain_torch import in_double
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
 
 import pytest
-import torch
 from torch import tensor
 from torch.testing import assert_close
 
@@ -19,16 +18,6 @@ def test_eq_2_by_hand():
     """(3^2 + 4^2) + 2^2; without the squares it would be 5 + 2, with the norm of both 5.39."""
     w_k, w = [tensor([3.0, 4.0]), tensor([[1.0]])], [tensor([0.0, 0.0]), tensor([[3.0]])]
     assert fedprox.proximal(w_k, w) == 29
-
-
-def test_its_gradient():
-    """Of mu/2 ||w_k - w||^2 it is mu (w_k - w), which is 0 in the first step; none goes to w."""
-    w_k, w = torch.randn(5, requires_grad=True), torch.randn(5)
-    gradient, = torch.autograd.grad(0.3 / 2 * fedprox.proximal([w_k], [w]), w_k)
-    assert_close(gradient, 0.3 * (w_k - w).detach())
-    at_w = w.clone().requires_grad_()
-    gradient, = torch.autograd.grad(fedprox.proximal([at_w], [w]), at_w)
-    assert torch.equal(gradient, torch.zeros(5))
 
 
 @pytest.mark.parametrize("average", ["samples", "uniform"])
@@ -61,16 +50,3 @@ def test_rounds_by_hand(average):
         assert_close(in_double(server.w), w, **CLOSE)
         assert_close(in_double(common.state(clients[0].model(server.download(0)))), w, **CLOSE)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
-
-
-def test_the_settings_of_fdse_and_fedcir():
-    """mu and lr; the rest is FedAvg's."""
-    expected = {"officecaltech": (0.1, 0.1, 0.5), "pacs": (1e-4, 0.05, 0.1), "domainnet10": (0.01, 0.1, 0.1),
-                "camelyon17": (0.9, 0.01, 0.9), "iwildcam": (0.1, 0.01, 0.1)}
-    for dataset, (mu, lr, mu_fedcir) in expected.items():
-        args, theirs = parsed(NAME, "--dataset", dataset), parsed("fedavg", "--dataset", dataset)
-        assert (args.mu, args.lr) == (mu, lr)
-        for name in ("rounds", "epochs", "steps", "batch_size", "clip", "average", "backbone", "lr_decay"):
-            assert getattr(args, name) == getattr(theirs, name)
-        args = parsed(NAME, "--dataset", dataset, "--variant", "fedcir")
-        assert (args.mu, args.lr, args.average, args.steps) == (mu_fedcir, 0.01, "uniform", 20)

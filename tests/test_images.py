@@ -91,16 +91,6 @@ def same(domains: list[common.Domain], others: list[common.Domain]) -> bool:
     return True
 
 
-def test_a_zip_becomes_domains(tmp_path, archive):
-    domains = loaded(tmp_path)
-    assert [d.name for d in domains] == ["amazon", "caltech", "dslr", "webcam"]
-    for d in domains:
-        assert d.images.shape == (20, 3, SIZE, SIZE) and len(d.labels) == 20
-        for image, label in zip(d.images, d.labels):
-            brightest_row = int(image.float().mean((0, 2)).argmax())
-            assert brightest_row * 10 // SIZE == label  # the bar that shows the class
-
-
 def test_a_folder_gives_the_images_of_its_archive(tmp_path, office, archive):
     domains = loaded(tmp_path)
     (tmp_path / "other").mkdir()

@@ -8,7 +8,6 @@ import common
 import fedgala
 from plumbing import linear
 from plumbing.errors import Stop
-from plumbing.settings import ratios
 from tests.conftest import metrics, parsed
 from tests.recording import number, shuffled
 from tests.test_networks_by_hand import bn, conv, smallcnn_bn
@@ -153,6 +152,7 @@ def test_a_run_by_hand(tmp_path, probe):
         return all(abs(found[name][share] - by_hand[name][share]) * SIZES[name] < 1.6
                    for name in by_hand for share in by_hand[name])
     saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert saved["images"] == 2 * 5 * (64 + 16)  # whole batches of all images of the sources
     w = {name: v.double() for name, v in saved["server"]["w"].items()}
     last = result["last"]["linear"]
     assert list(last) == ["one", "two"] and list(last["one"]) == ["0.12", "0.3"]
@@ -194,10 +194,3 @@ def test_a_smaller_share_of_labels_is_part_of_a_larger_one():
     assert y[more].bincount().tolist() == [30, 11, 1, 1, 16]
     with pytest.raises(Stop, match="none of which is left"):
         linear.stratified(torch.arange(3), 0.5)
-
-
-def test_ratios():
-    assert ratios("0.1/0.3") == [0.1, 0.3]
-    for wrong in ("", "0.1/", "1", "0", "a", "0.2/0.2", "nan"):
-        with pytest.raises(Stop, match="--label-ratio"):
-            ratios(wrong)

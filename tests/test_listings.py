@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import json
-import tarfile
 from pathlib import Path
 
 from plumbing.catalog import FOLDERS
@@ -39,17 +38,6 @@ def test_an_image_too_few(tmp_path, monkeypatch):
     message = "domain labelme has 9 images in LabelMe; expected 10; no images: VLCS/LabelMe/dog/1.jpg.part;"
     stops(message, load, tmp_path, "vlcs")
     assert nothing_is_left(tmp_path)
-
-
-def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
-    with tarfile.open(write_vlcs(tmp_path, monkeypatch)) as archive:
-        archive.extractall(tmp_path / "archives", filter="data")
-    for name in ("LabelMe/dog/1.jpg", "SUN09/dog"):
-        path = tmp_path / "archives" / "VLCS" / name
-        path.rename(path.with_name("away"))
-        path.symlink_to("nowhere")
-    message = "2 entries are no files and no folders, .*: LabelMe/dog/1.jpg, SUN09/dog; replace"
-    stops(message, load, tmp_path, "vlcs")
 
 
 def test_two_classes_that_have_changed_places_are_noticed(tmp_path, monkeypatch):

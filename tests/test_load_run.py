@@ -53,14 +53,6 @@ def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
     assert not same(by_name, other)
 
 
-@pytest.mark.parametrize("client", ["d7", 6, -1, 1.5, "", "all"])
-def test_an_unknown_client(runs, client):
-    known = "is no client of this run; it has d15, d30, d45, d60, d75, d0 .or their numbers, 0 to 5."
-    with pytest.raises(Stop, match=known) as stopped:
-        loading.load_run(runs / "fdse-lodo", client)
-    assert stopped.value.code == 2
-
-
 def test_what_is_known_of_it(runs):
     run = loading.load_run(runs / "fedavg-indomain", "d30", "last").run
     assert (run.client, run.round, run.channels, run.classes) == ("d30", 2, 1, tuple("0123456789"))

@@ -9,7 +9,7 @@ from plumbing import networks
 from plumbing.errors import Stop
 from plumbing.settings import identity
 from reproduce import loading
-from tests.conftest import MODULES, fails, one_run, parsed, run_all, run_here
+from tests.conftest import MODULES, fails, one_run, parsed, run_here
 from tests.own_images import write_images
 
 import pytest
@@ -176,22 +176,3 @@ def test_weights_of_a_network_of_ones_own(tmp_path, mine):
 
 
 # What cannot be
-
-
-@pytest.mark.parametrize("text, words", [
-    ("x = 1", "has no function build"),
-    ("def build(args, channels, classes):\n    return nn.Linear(2, 2)", "NameError: .*my_net.py, line 2"),
-    ("def build(args):\n    pass", "TypeError: build.. takes 1 positional argument"),
-    ("def build(", "SyntaxError: '.' was never closed"),
-    ("from torch import nn\ndef build(*given):\n    return nn.Linear(2, 2)", "gives Linear; expected common"),
-    (MINE.replace("{dim}", "17").replace("{classes}", "classes"), r"body gives .2, 16., not .2, 17."),
-    (MINE.replace("{dim}", "16").replace("{classes}", "3"), r"forward gives .2, 3., not .2, 10."),
-    (USUAL.replace("3, 2, 1", "99"), "images of .x28x28 do not fit --backbone .*my_net.py:build"),
-])
-def test_bad_files(tmp_path, mine, capsys, text, words):
-    mine.write_text(text)
-
-    def start() -> None:
-        flags = ["--scale", "smoke", "--backbone", f"{mine}:build", "--out", tmp_path / "run"]
-        run_all("fedavg", parsed("fedavg", *flags))
-    fails(capsys, 2, words, start)

@@ -4,7 +4,7 @@ import common
 from plumbing.errors import Stop
 from plumbing.own_data import scaled
 from reproduce.loading import load_run
-from tests.conftest import fails, parsed, run_here
+from tests.conftest import parsed, run_here
 
 import pytest
 import torch
@@ -137,23 +137,3 @@ def test_its_content_is_in_the_identity_of_a_run(tmp_path):
 def test_what_networks_get():
     assert scaled(torch.tensor([0, 51], dtype=torch.uint8)).tolist() == pytest.approx([0, 0.2])
     assert scaled(torch.tensor([0.5, 300.0], dtype=torch.float64)).tolist() == [0.5, 300.0]
-
-
-def edited(old: str, new: str, text: str = TEXT) -> str:
-    assert old in text
-    return text.replace(old, new)
-
-
-@pytest.mark.parametrize("text, words", [
-    ("x = 1\n", "has no function load"),
-    ("def load(args):\n    return 3\n", "must return .* found: TypeError"),
-    (edited('["short", "long"]', '["short"]'), "expected 2 or more names, each of one class; found short"),
-    (edited('("news", "mail")', '("news", "news")'), "each of one domain; found news, news"),
-    (edited("tokens, labels))", "tokens, labels[:5]))"), r"expected images \[N, ...\] and labels int64"),
-    (edited("tokens, labels))", "tokens, labels + 1))"), "labels go from 1 to 2; expected 0 to 1"),
-    (edited("tokens, labels))", "tokens.numpy(), labels))"), "on the CPU; found ndarray and Tensor"),
-    (edited("def prepare", "def other"), "has torch.int64: expected uint8 .* or a function prepare"),
-    (edited("(60, 12)", "(60, 12 + len(name) // 5 + len(domains))"), "of the shape .13,.; that of news is"),
-])
-def test_bad_files(tmp_path, capsys, text, words):
-    fails(capsys, 2, words, trained, tmp_path, "fedavg", text)

@@ -126,25 +126,6 @@ def test_an_ensembles_outputs_are_probabilities_already(own):
     assert torch.allclose(predict.probabilities(both, pixels), predict.probabilities(net, pixels))
 
 
-@pytest.mark.parametrize("words, said", [
-    (["{run}", "{place}/nowhere"], "nowhere: no such file or folder"),
-    (["{run}", "{place}/run"], "there is no image in"),
-    (["{images}", "{images}"], "checkpoint.pt: no such file of checkpoint: give the output folder of a run"),
-    (["{place}", "{images}"], "checkpoint.pt: no such file of checkpoint: give the output folder of a run"),
-    (["{run}", "{images}", "--client", "west"], "'west' is no client of this run; it has north, south"),
-    (["{run}", "{images}", "--device", "tpu"], "--device is tpu"),
-    (["{run}"], "required: images"),
-])
-def test_bad_usage(own, capsys, words, said):
-    names = dict(run=own / "run", place=own, images=own / "images")
-    files = {path: path.read_bytes() for path in (own / "run").iterdir() if path.is_file()}
-    with pytest.raises(SystemExit) as end:
-        predict.main([word.format(**names) for word in words])
-    err = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and said in err[-1]
-    assert {path: path.read_bytes() for path in (own / "run").iterdir() if path.is_file()} == files
-
-
 def test_a_run_without_labels_has_no_classes():
     net = common.Net(torch.nn.Flatten(), 4, 2)
     net.run = Trained(common.LinearArgs(), "a", 1, ("x", "y"), 3)

@@ -1,21 +1,17 @@
 """Rendering: a small table against its golden file, and the repository's results against its records."""
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import reproduce_tables
-from plumbing.settings import identity
-from reproduce.cells import Cell
 from reproduce.claims import read_claims
-from reproduce.methods import arguments
 from reproduce.records import Records
-from reproduce.rendering import MARKS, budget, cell_text, ours, render
+from reproduce.rendering import MARKS, budget, render
 from reproduce.tables import read_tables
 from reproduce.witnesses import read_witnesses
 from tests.conftest import ROOT, fails
-from tests.small_table import small_folder, write_records
+from tests.small_table import small_folder
 
 import pytest
 
@@ -53,43 +49,6 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
     assert not end.value.code and "A small table" in capsys.readouterr().out
     assert "5 recorded runs" in (tmp_path / "results" / "README.md").read_text()
     assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
-
-
-def test_cells_as_text():
-    """The published numbers with the decimals that are printed."""
-    three = {0: 95.0, 1: 97.0, 2: 96.0}
-    assert cell_text(Cell(["90", "2"], three, verdict="differs")) == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 *"
-    with_trials = cell_text(Cell(["90", "2"], three, trials=4, verdict="differs"))
-    assert with_trials == "90 ± 2 / 96.00 ± 1.00 (3), +6.00 (+2.95 to +9.05) *"
-    one_seed = Cell(["90.0", "0.16"], {0: 96.0}, verdict="untested", differs_now=True)
-    assert cell_text(one_seed) == "90.0 ± 0.16 / 96.00 (1), +6.00 ? †"
-    assert ours(Cell(["90.0"], three)) == "96.00 ± 1.00 (3)"
-    assert cell_text(Cell([])) == "- / -"
-    assert cell_text(Cell(["90.00"])) == "90.00 / -"
-
-
-def test_a_smaller_scale_has_chance(tmp_path):
-    """Without the published numbers, with chance, and without rows of which nothing is measured."""
-    small_folder(tmp_path)
-    lines = []
-    for line in (tmp_path / "runs.jsonl").read_text().splitlines()[:4]:
-        one = json.loads(line)
-        flags = ("--dataset", "digits", "--scale", "smoke", "--precision", "fp32")
-        args = identity(arguments(one["method"], flags))
-        given = {"seed": one["args"]["seed"]}
-        if one["method"] == "fdse":
-            given["lambda_"] = 0.0
-        lines.append(one | {"args": args | given})
-    write_records(tmp_path / "runs.jsonl", lines)
-    render(read_tables(tmp_path / "tables"), Records(tmp_path / "runs.jsonl"), tmp_path)
-    rows = []
-    for line in (tmp_path / "tables" / "fdse-9-smoke.md").read_text().splitlines():
-        if line.startswith("| "):
-            rows.append([cell.strip() for cell in line.split("|")[1:-1]])
-    assert rows[1:] == [
-        ["FedAvg", "96.00 ± 1.00 (3)", "94.00 ± 1.00 (3)", "95.00 ± 0.87 (3)"],
-        ["FDSE without C", "95.10 (1)", "90.00 (1)", "92.55 (1)"],
-        ["chance", "10.00", "10.00", "10.00"]]
 
 
 def test_a_smaller_scale_prints_its_budget():

@@ -4,12 +4,11 @@ import common
 import fedavg
 from baselines import scaffold
 from plumbing.runfolder import copied
-from tests.conftest import fails, parsed
+from tests.conftest import parsed
 from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, three_clients
 
 import torch
-from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.scaffold"
@@ -88,31 +87,3 @@ def test_one_client_is_fedavg():
             assert same(server.c, client.c_k)
             assert all(v.abs().max() > 0 for v in server.c.values())
     assert same(models["fedavg"], models[NAME])
-
-
-def test_identical_clients_are_fedavg():
-    """Three clients with the same images in the same batches have the same c_k, which is c."""
-    data = three_clients(parsed(NAME, *FLAGS))[0]
-    models = {}
-    for module, flags in ((scaffold, [NAME]), (fedavg, ["fedavg", "--average", "uniform"])):
-        args = parsed(*flags[:1], *FLAGS, *flags[1:])
-        common.seed_all(0)
-        net = common.backbone(args, 1, 10)
-        server = module.Server(args, net, 3)
-        clients = [module.Client(args, net, 0, data) for _ in range(3)]
-        for t in range(3):
-            server.update({k: clients[k].train(server.download(k), t) for k in range(3)}, t)
-        models[module] = server.w
-        if module is scaffold:
-            for client in clients:
-                assert_close(client.c_k, server.c, atol=1e-6, rtol=1e-4)
-    assert_close(models[scaffold], models[fedavg], atol=1e-5, rtol=1e-4)
-
-
-def test_option_ii_by_hand():
-    """Two steps at the rate 0.5 from 3 to 1 with the correction 4 - 1: the mean gradient is 2 - 3 = -1."""
-    assert scaffold.control_variate(tensor(1.0), tensor(4.0), tensor(3.0), tensor(1.0), 2, 0.5) == -1
-
-
-def test_momentum_is_refused(capsys):
-    fails(capsys, 2, "--momentum 0.9 does not go with SCAFFOLD", parsed, NAME, "--momentum", 0.9)

@@ -4,7 +4,7 @@ import json
 
 import common
 from plumbing.scores import scores
-from tests.conftest import fails, metrics, parsed, run_all, run_here
+from tests.conftest import metrics, parsed, run_here
 
 import pytest
 import torch
@@ -70,12 +70,6 @@ def test_it_is_measured_on_all_validation_images_together(tmp_path):
     expected = scores(*common.joined(pairs))
     val = metrics(tmp_path / "run")[0]["val"]
     assert val["metric"] == pytest.approx(expected["balanced"]) and val["ALL"] == expected["accuracy"]
-
-
-def test_auc_needs_every_class_to_validate_with(tmp_path, capsys):
-    args = parsed("fedavg", "--scale", "smoke", "--limit", "12", "--metric", "auc", "--out", tmp_path,
-                  "--split", "0.6/0.1/0.3", "--precision", "fp32")
-    fails(capsys, 2, "--metric auc needs images of every class to validate with", run_all, "fedavg", args)
 
 
 def test_a_record_leaves_them_out(tmp_path):

@@ -15,6 +15,7 @@ from tests.small_table import FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, 
 
 import pytest
 
+
 CURVE = TABLE.replace("trials = 4", 'figure = "curves"').replace("best/", "curve/")
 
 
