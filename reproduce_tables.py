@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from plumbing.errors import Stop
-from plumbing.settings import SCALES, Parser, add_version, existing_folder, with_default
+from plumbing.settings import SCALES, Parser, add_version, existing_folder, shown_value
 from reproduce.cells import Missing, missing
 from reproduce.check import check
 from reproduce.claims import read_claims, runs_for
@@ -54,7 +54,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
                            "recorded and trains nothing.")
 
     def add(name: str, default, text: str, **how) -> None:
-        text = with_default(text, default)
+        text = f"{text} [{shown_value(default)}]"
         parser.add_argument(name, default=default, help=text, **{"type": type(default)} | how)
 
     what = parser.add_mutually_exclusive_group()

@@ -81,6 +81,8 @@ def refuse_result(result: dict) -> None:
     for name, kind in RESULT.items():
         if not isinstance(result.get(name), kind):
             raise ValueError(f"{name}: missing")
+    if not result["curve"].get("round"):
+        raise ValueError("curve: no rounds")
     for part in ("best", "last", "curve"):
         refuse_accuracies(result[part])
     for name, seconds in result["seconds"].items():

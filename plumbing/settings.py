@@ -401,7 +401,7 @@ class ShowVersion(argparse.Action):
 
 def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
     """A flag for one field of `Args`; it is not in the result unless it stands on the command line."""
-    text = with_default(f.metadata["text"], f.default).replace("%", "%%")
+    text = f"{f.metadata['text']} [{shown_value(f.default)}]".replace("%", "%%")
     how = dict(dest=f.name, help=text, default=argparse.SUPPRESS)
     if isinstance(f.default, bool):
         group.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, **how)
@@ -450,11 +450,6 @@ def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
 def flag_of(name: str) -> str:
     """The flag of a field: lambda_ is --lambda."""
     return "--" + name.strip("_").replace("_", "-")
-
-
-def with_default(text: str, value) -> str:
-    """A help text that ends with the flag's default."""
-    return f"{text} [{shown_value(value)}]"
 
 
 def shown_value(value) -> str:

@@ -16,7 +16,9 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     """Draw a figure into `path`, a panel for each block; whether there is one."""
     if table.figure == "measure":
         return path.exists()
-    shown = [block for block in blocks if has_something(table, block)]
+    least = 2 if table.figure == "parameter" else 1  # records of a row; one point is no line to see
+    shown = [block for block in blocks if any(sum(bool(cell.records) for cell in line.cells) >= least
+                                              for line in block.rows)]
     if not shown:
         return False
     columns = min(3, len(shown))
@@ -34,12 +36,6 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
         panel.set_title(block.block.title, fontsize=9)
     write_figure(path, figure, None)
     return True
-
-
-def has_something(table: Table, block: FilledBlock) -> bool:
-    """Whether a row has a record; for a line over a parameter two, else there is nothing to see."""
-    least = 2 if table.figure == "parameter" else 1
-    return any(sum(bool(cell.records) for cell in line.cells) >= least for line in block.rows)
 
 
 def draw_curves(panel, block: FilledBlock, axis: str) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_origin, get_type_hints
 
 from plumbing.errors import Stop
 from plumbing.files import refuse_special
@@ -110,10 +111,10 @@ def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
 def read_table(path: Path) -> Table:
     """One table with its published numbers; ValueError, KeyError or TypeError say what is wrong with it."""
     content = tomllib.loads(refuse_special(path).read_text())
-    rows = {row["method"]: Row(**row) for row in content.pop("rows")}
-    columns = [Column(**column) for column in content.pop("columns", [])]
+    rows = {row["method"]: typed(Row, row) for row in content.pop("rows")}
+    columns = [typed(Column, column) for column in content.pop("columns", [])]
     blocks = [block_of(block, rows, columns) for block in content.pop("blocks")]
-    table = Table(id=path.stem, blocks=blocks, **content)
+    table = typed(Table, {"id": path.stem, "blocks": blocks, **content})
     if table.paper not in PAPERS or table.figure not in ("", *FIGURES):
         raise ValueError(f"paper {table.paper}, figure {table.figure!r}: expected one of {', '.join(PAPERS)} "
                          f"and of {', '.join(FIGURES)}")
@@ -126,12 +127,20 @@ def read_table(path: Path) -> Table:
     return table
 
 
+def typed(cls: type, content: dict):
+    """An object of `cls` with these values; TypeError if one is of another type."""
+    for name, kind in get_type_hints(cls).items():
+        if name in content and not isinstance(content[name], get_origin(kind) or kind):
+            raise TypeError(f"{name} is {content[name]!r}, expected {kind}")
+    return cls(**content)
+
+
 def block_of(content: dict, rows: dict[str, Row], columns: list[Column]) -> Block:
     """A block of a file: with the table's rows, those of them that it names, in its order, or all; and with
     the table's columns, or its own."""
     named = content.pop("rows", list(rows))
-    own = [Column(**column) for column in content.pop("columns", [])]
-    block = Block(columns=own or columns, rows=[], **content)
+    own = [typed(Column, column) for column in content.pop("columns", [])]
+    block = typed(Block, {"columns": own or columns, "rows": [], **content})
     block.rows = [row_in(block, rows[name]) for name in named]
     return block
 

@@ -103,10 +103,11 @@ def write_table(folder: Path, name: str, text: str, published: str) -> Path:
 
 def record(method: str, flags: list[str], **outcome) -> dict:
     """What a run with these flags would record."""
-    made = {"id": "x", "method": method, "args": identity(arguments(method, tuple(flags))),
-            "command": f"python {method}.py", "best": {}, "last": {}, "curve": {}, "seconds": {}, "bytes": {},
-            "finished": "", "versions": {}, "hardware": {}, "commit": "0123456789abcdef",
-            "dirty": False}
+    args = identity(arguments(method, tuple(flags)))
+    evaluated = list(range(args["eval_every"], args["rounds"] + args["eval_every"], args["eval_every"]))
+    made = {"id": "x", "method": method, "args": args, "command": f"python {method}.py", "best": {},
+            "last": {}, "curve": {"round": evaluated}, "seconds": {}, "bytes": {}, "finished": "",
+            "versions": {}, "hardware": {}, "commit": "0123456789abcdef", "dirty": False}
     return made | outcome
 
 
