@@ -171,15 +171,6 @@ def test_a_curve_that_rises_has_no_verdict(tmp_path):
     assert rise_of([], "best/ALL") is None
 
 
-def test_too_few_seeds_have_a_mean_and_no_verdict(tmp_path):
-    one = measured(tmp_path, {"fdse": [0.91, 0.92], "fedavg": [0.90, 0.90, 0.90]}, [0.9] * 5)
-    judged = Judged(CLAIM, "fdse", 4.0, None, [one])
-    assert gain_words(one) == "+1.5 (no interval: 2 seeds)" and judged.verdict == "too few seeds"
-    none = measured(tmp_path, {"fdse": [0.91]}, [0.9] * 5)
-    assert gain_words(none) == "not measured yet"
-    assert Judged(CLAIM, "fdse", 4, None, [none]).verdict == "not measured"
-
-
 def test_what_a_claim_lacks(tmp_path):
     """Each run once, of the claims that are asked for."""
     records = Records(write_records(tmp_path / "r.jsonl", []))

@@ -201,11 +201,3 @@ def test_uploads_are_gone_when_the_next_ones_come(tmp_path):
     args = parsed("fedavg", "--rounds", 2, "--limit", 40, "--out", tmp_path)
     common.run(fedavg.Server, Client, args)
     assert len(alive) == 12
-
-
-def test_large_numbers_are_finite():
-    """The square of 1e30 is none of float32's."""
-    large, infinite = torch.tensor([1e30, -1e30]), torch.tensor([1.0, float("inf")])
-    assert common.is_finite({"w": {"a": large}, "n": torch.tensor(3)})
-    assert not common.is_finite({"w": {"a": large, "b": infinite}})
-    assert not common.is_finite({"w": torch.tensor([float("nan")])})

@@ -128,13 +128,6 @@ def test_tags_in_a_text(text, tags):
     assert equations.table("fdse").tags_in(text) == tags
 
 
-def test_tags_of_steps_and_of_other_papers():
-    assert equations.table("fedadg").tags_in("s1; s2; Steps c7-c9, self.step_c3()") == [
-        "step s1", "step s2", "step c7", "step c8", "step c9"]
-    assert equations.table("fedgala").tags_in("MoCo, Eq. (2), BYOL Eq. (2), by Eq. (2)") == [
-        "MoCo Eq. (2)", "BYOL Eq. (2)", "Eq. (2)"]
-
-
 # Places
 
 

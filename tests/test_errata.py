@@ -89,28 +89,6 @@ def lost_links(page: Path) -> list[str]:
     return lost
 
 
-def test_every_entry_is_numbered_and_the_sum_is_stated():
-    total = 0
-    assert list(sections()) == ["the most consequential", *PAPERS]
-    for paper in PAPERS:
-        found = entries(paper)
-        assert [(number, anchor) for number, anchor, _ in found] == [
-            (str(n), f"{paper}-{n}") for n in range(1, len(found) + 1)]
-        assert len(found) == len(re.findall(r"^\d+\. ", sections()[paper], flags=re.M)) > 15
-        total += len(found)
-    assert re.search(r"^(\d+) entries", PAGE.read_text(), flags=re.M)[1] == str(total)
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_an_entry_has_its_place_and_what_is_done_here(paper):
-    for number, _, text in entries(paper):
-        assert re.match(r'\*\*[^*]+\*\* \(', text), f"{paper} {number}: no place"
-        assert text.count("*Here:*") == 1, f"{paper} {number}: nothing is said of this repository"
-        assert len(text) < 900, f"{paper} {number} is long"
-        measured = text.partition("*Measured:*")[2]
-        assert not measured or "(../results/" in measured, f"{paper} {number}: measured where?"
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_its_flags_are_the_methods(paper):
     """Each flag is there; with its value it is a command line, and one that changes a setting."""
@@ -160,11 +138,6 @@ def test_the_averages_it_has_are_those_that_do_not_match():
                     assert row[name] in section, (path.stem, key)
                     assert f"{mean:.1f}" in section or f"{mean:.2f}" in section, (path.stem, key)
     assert found == 10
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_note_of_the_method_links_to_it(paper):
-    assert f"(../errata.md#{paper})" in (ROOT / "docs" / "methods" / f"{paper}.md").read_text()
 
 
 def test_a_link_that_does_not_land_is_noticed(tmp_path):

@@ -5,14 +5,13 @@ import shlex
 import subprocess
 import sys
 
-import common
 from plumbing.errors import Interrupted, Stop, ending, out_of_memory
 from plumbing.provenance import git
 
 import pytest
 import torch
 
-from .conftest import ROOT, parsed, run_all, start
+from .conftest import ROOT, start
 
 
 @pytest.mark.parametrize("error, line, code", [
@@ -114,18 +113,3 @@ def test_a_library_that_is_missing_is_one_line():
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert "the library a_library_that_is_not_there is missing: pip install -r requirements.txt" in run.stderr
-
-
-def test_a_run_says_at_once_what_it_starts(tmp_path, monkeypatch, capsys):
-    """Before any data is read."""
-    said = []
-
-    def reading(args):
-        said.append(capsys.readouterr().out.splitlines())
-        raise Stop("no data")
-
-    monkeypatch.setattr(common, "open_dataset", reading)
-    with pytest.raises(SystemExit):
-        run_all("fedavg", parsed("fedavg", "--out", tmp_path, "--precision", "fp32", "--protocol", "lodo"))
-    assert capsys.readouterr() == ("", "fedavg: no data\n")
-    assert said[0][0] == "fedavg on digits, lodo, seed 0" and "fp32, threads: 1" in said[0][1]

@@ -7,7 +7,7 @@ import sys
 
 import common
 import fdse
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 
 import pytest
 import torch
@@ -309,19 +309,3 @@ def test_an_unseen_client_gets_the_means_over_all_clients_also_of_those_not_samp
     assert name.endswith("running_mean")  # of client 2 it is still 0
     want = (ups[0]["bn_dse"][name] + ups[1]["bn_dse"][name]) / 3
     torch.testing.assert_close(server.download(9)["bn_dse"][name], want)
-
-
-# Runs with its own choices
-
-
-@pytest.mark.parametrize("flags,clients", [
-    (("--clients-per-domain", "2", "--dirichlet", "5", "--participation", "0.5"), 6),
-    (("--precision", "bf16", "--limit", "20"), 6),
-])
-def test_fdse_runs_with_its_choices(tmp_path, flags, clients):
-    """Each client of a round logs L_Con, which the first round does not have."""
-    run_here("fdse", tmp_path / "run", "--image-size", 8, *flags)
-    for entry in metrics(tmp_path / "run"):
-        logs = list(entry["clients"].values())
-        assert len(logs) == clients
-        assert all(("consistency" in log) == (entry["round"] > 1) for log in logs)

@@ -67,18 +67,6 @@ def test_a_client_without_a_best_model_is_tested_with_its_current_one():
     assert same(common.state(clients[1].model({})), clients[1].w)
 
 
-def test_validation_leaves_the_training_alone(monkeypatch):
-    """The same w_k with and without the choice of the best model, which is the first one here."""
-    monkeypatch.setattr(local, "correct", lambda model, data, args: 1)
-    trained = []
-    for select in ("own", "last"):
-        _, _, clients, _ = made("--select", select)
-        for t in range(3):
-            clients[0].train({}, t)
-        trained.append(clients[0].w)
-    assert same(*trained)
-
-
 def test_one_client_is_fedavg_bit_for_bit():
     args, _, clients, data = made("--select", "last")
     net = clients[1].net

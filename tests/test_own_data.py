@@ -32,24 +32,6 @@ from common import Net
 def build(args, channels, classes):
     return Net(nn.Sequential(nn.Linear(channels, 16), nn.ReLU()), 16, classes)
 '''
-OF_TORCH = '''
-import torch
-from torch.utils.data import TensorDataset
-
-from common import Domain
-
-
-def load(args):
-    generator = torch.Generator().manual_seed(0)
-    domains = []
-    for name in ("a", "b"):
-        labels = torch.arange(60) % 2
-        images = (torch.rand(60, 3, 16, 16, generator=generator) + labels[:, None, None, None]) / 2
-        every = TensorDataset(images, labels)
-        x, y = zip(*(every[i] for i in range(len(every))))
-        domains.append(Domain(name, torch.stack(x), torch.stack(y)))
-    return domains, ["dark", "light"]
-'''
 TEXT = '''
 import torch
 from torch import nn
@@ -108,12 +90,6 @@ def test_a_table(tmp_path):
     net = load_run(tmp_path / "run", "low", "last", **own)
     x = torch.randn(5, 13)
     assert torch.equal(net.run.inputs(x), x) and net(x).shape == (5, 3)
-
-
-def test_a_torch_dataset(tmp_path):
-    result, _ = trained(tmp_path, "baselines.fedprox", OF_TORCH, "--backbone", "smallcnn_bn",
-                        "--protocol", "lodo", "--target", "b")
-    assert result["last"]["target"] > 0.9
 
 
 def test_text_as_token_ids(tmp_path):

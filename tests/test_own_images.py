@@ -2,7 +2,6 @@
 runs."""
 
 import dataclasses
-import io
 import os
 import re
 import shlex
@@ -98,20 +97,6 @@ def test_an_added_and_a_changed_image_are_noticed(folder):
     assert len(domains[1].labels) == 21
 
 
-def test_two_folders_of_one_name_and_equal_sizes_and_times_are_not_mixed_up(tmp_path):
-    loaded = []
-    for color in (10, 200):
-        place = tmp_path / str(color) / "images"
-        for name in ("a/x/0.bmp", "a/y/0.bmp", "b/x/0.bmp", "b/y/0.bmp"):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (color,) * 3).save(place / name)
-            os.utime(place / name, (1, 1))
-        args = types.SimpleNamespace(dataset=f"folder:{place}", image_size=8, limit=0, seed=0, archives="",
-                                     skip_broken=False, data=str(tmp_path / "data"))
-        loaded.append(common.load_domains(args)[0][0].images.unique().tolist())
-    assert loaded == [[10], [200]]
-
-
 def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(tmp_path):
     """Of one size and one time; the copy has other times, and other names of the folders around it."""
     folder = write_images(tmp_path / "images")
@@ -131,18 +116,6 @@ def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(tmp_pa
     ours[1].rename(ours[0])
     (tmp_path / "away").rename(ours[1])
     assert content(folder) != first
-
-
-def test_more_domains_than_open_files(tmp_path):
-    """A file for each would be too many: a process may have 1,024."""
-    folder = tmp_path / "images"
-    encoded = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(encoded, "png")
-    for d in range(1100):
-        for c in "ab":
-            (folder / f"d{d}" / c).mkdir(parents=True)
-            (folder / f"d{d}" / c / "0.png").write_bytes(encoded.getvalue())
-    assert len(load(folder, 8)[0]) == 1100
 
 
 # Bad folders
@@ -253,19 +226,6 @@ def test_a_domain_that_is_named_as_a_client(flags, folder, capsys):
     (folder / "south").rename(folder / "north-0")
     args = parsed("fedavg", *flags, "--clients-per-domain", "2", "--protocol", "lodo", "--target", "north-0")
     fails(capsys, 2, "two of north-0, north-1, north-0 have one name", run_all, "fedavg", args)
-
-
-def test_leave_one_out_and_without_labels(flags, folder, capsys):
-    write_images(folder, ("east",))
-    lodo = run_all("fedavg", parsed("fedavg", *flags, "--protocol", "lodo", "--rounds", "1"))
-    assert len(lodo) == 3 and all("target" in result["best"] for result in lodo)
-    assert "tested on east (20 images), which no client has" in capsys.readouterr().out  # all of them
-    few = ["--crop", "16", "--hidden", "8", "--dim", "8", "--rounds", "1", "--target", "east", "--out", "ssl"]
-    linear, = run_all("fedgala", parsed("fedgala", *flags, *few, "--limit", "20"))
-    assert list(linear["last"]["linear"]) == ["east"]
-    args = parsed("fedavg", *flags, "--protocol", "lodo", "--target", "west")
-    words = "--target west is not a domain of folder:.*; its domains are east, north, south"
-    fails(capsys, 2, words, run_all, "fedavg", args)
 
 
 def commands_of_readme() -> list[list[str]]:
