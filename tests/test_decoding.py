@@ -40,8 +40,10 @@ def test_another_archive_is_decoded_again(tmp_path, monkeypatch):
     archive = write_vlcs(tmp_path, monkeypatch)
     load(tmp_path, "vlcs")
     write_tar(archive, pictures(names_in(vlcs())))
+    (tmp_path / "data" / "cache" / "killed.tmp").mkdir()
     check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
     assert len(times(tmp_path)) == 2
+    assert not list((tmp_path / "data" / "cache").glob("*.tmp"))  # what a killed decoding has left is gone
 
 
 def test_few_images_are_decoded_ahead(tmp_path, monkeypatch):
@@ -63,10 +65,6 @@ def test_limit_keeps_a_part(tmp_path, monkeypatch):
         assert len(kept.labels) == len(kept.images) == 6
         for image, label in zip(kept.images, kept.labels):
             assert labels[image.numpy().tobytes()] == label
-
-
-# Without the archive
-
 
 def without_archive(tmp_path, monkeypatch) -> Path:
     """The cache of the small VLCS, whose archive is gone."""
@@ -103,10 +101,6 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
     shutil.rmtree(copy)
     (cache / "pixels.bin").write_bytes((cache / "pixels.bin").read_bytes()[:-9])
     stops(f"the cache {cache} is damaged", load, tmp_path, "vlcs")
-
-
-# Cost
-
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -32,10 +32,6 @@ def pages(site) -> dict[str, Read]:
 def of_method(method: str) -> str:
     return f"docs/methods/{method}.html"
 
-
-# What stands in them
-
-
 def test_the_first_page_has_each_method_with_its_formula_and_the_verdicts_on_its_claims(site, pages):
     """As many verdicts as its page of claims has rows."""
     assert pages["index.html"].formulas == len(METHODS)
@@ -105,10 +101,6 @@ def test_code_is_shown_as_it_is(site):
         shown.append(unescape(re.sub(r"<[^>]*>", "", line)))
     assert shown == (ROOT / "common.py").read_text().splitlines()
 
-
-# In a browser
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
@@ -120,20 +112,6 @@ def test_pages_open_and_nothing_is_wider_than_the_window(browser, site, pages, w
             opened.tab.goto(f"file://{site / page}")
             assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width, page
         assert opened.complaints == []
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("method", METHODS)
-def test_formulas_are_drawn(browser, site, method):
-    with Opened(browser, site, of_method(method), 390) as opened:
-        heights = opened.tab.evaluate(
-            "[...document.querySelectorAll('math')].map(e => e.getBoundingClientRect().height)")
-        assert heights and min(heights) > 5
-        fractions = opened.tab.evaluate(
-            "[...document.querySelectorAll('mfrac')].map(e => [e.children[0].getBoundingClientRect().bottom, "
-            "e.children[1].getBoundingClientRect().top])")
-        assert fractions
-        assert all(numerator <= denominator + 2 for numerator, denominator in fractions)
 
 
 @pytest.mark.browser

@@ -38,10 +38,6 @@ def unit(v: Tensor) -> Tensor:
 def weights_p(*p: float) -> Tensor:
     return tensor(p, dtype=torch.float64)
 
-
-# Learners
-
-
 def test_more_keys_than_the_queue_has_places():
     """The newest ten stay, around the end of the queue."""
     _, _, _, net = federation("fedgala", "--ssl", "moco", "--queue", "10")
@@ -63,10 +59,6 @@ def test_similarities_are_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         under_autocast = losses()
     assert under_autocast == losses()
-
-
-# Local alignment
-
 
 def test_unaligned_by_hand():
     """Cosines on paper, by tensor and by layer, of both signs."""
@@ -103,10 +95,6 @@ def test_unaligned_by_hand():
     at_tau = fedgala.unaligned(across, {"a.weight": tensor([1.0, 0.0])}, [["a.weight"]], 0, "paper")
     assert at_tau.tolist() == [True]  # line 19 as printed keeps what is above tau alone
 
-
-# Global alignment
-
-
 def test_aligned_weights_by_hand():
     """Weights of opposed, orthogonal, equal and unmoved clients, on paper."""
     def after_one(g: list[Tensor], *p: float):
@@ -123,10 +111,6 @@ def test_aligned_weights_by_hand():
 
 
 PLAIN = ("--variant", "paper", "--local-alignment", "off", "--no-global-alignment", "--predictor", "shared")
-
-
-# Settings, runs
-
 
 def seeded(args, client, t: int) -> list[tuple[Tensor, Tensor]]:
     """The batches of a client in round t."""
@@ -165,10 +149,6 @@ def test_chance_loss(ssl):
         "simsiam": -fedgala.mean_cosine(right, up),
     }
     assert fedgala.chance_loss(args, 100) == pytest.approx(float(at_chance[ssl]), abs=1e-6)
-
-
-# FedEMA
-
 
 def test_fedema_without_mixing_is_fedbyol(tmp_path):
     flags = (*RUN, "--target", "d0", "--rounds", "3", "--eval-every", 3)

@@ -40,10 +40,6 @@ def caches(folder: Path) -> dict[Path, int]:
     """{file with pixels: its last change in ns}."""
     return {path: path.stat().st_mtime_ns for path in (folder.parent / "data").rglob("pixels.bin")}
 
-
-# What is read
-
-
 def test_domains_classes_and_images_are_sorted_by_name(folder):
     write_images(folder, ("east",), ("ill", "healthy"), 3)
     domains, classes = load(folder)
@@ -79,10 +75,6 @@ def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(f
     assert classes == ("healthy", "ill", "unclear")
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
 
-
-# What is noticed
-
-
 def test_an_added_and_a_changed_image_are_noticed(folder):
     load(folder)
     before = caches(folder)
@@ -117,10 +109,6 @@ def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(tmp_pa
     (tmp_path / "away").rename(ours[1])
     assert content(folder) != first
 
-
-# Bad folders
-
-
 def one_domain(folder: Path) -> None:
     (folder / "south").rename(folder.parent / "south")
 
@@ -154,10 +142,6 @@ def test_bad_folders(folder, change, code, words):
     assert stopped.value.code == code and "\n" not in str(stopped.value)
     assert not caches(folder)
 
-
-# Settings and names
-
-
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 @pytest.mark.parametrize("method", ["fdse", "fedgala"])
 def test_a_folder_has_the_settings_of_pacs(method, scale):
@@ -185,10 +169,6 @@ def test_a_path_is_the_same_from_everywhere(tmp_path, monkeypatch):
 def test_names_of_files_have_no_path(path, name):
     assert short_name(f"folder:{path}") == name
     assert short_name("pacs") == "pacs"
-
-
-# Runs
-
 
 @pytest.fixture
 def flags(folder, monkeypatch) -> list:
@@ -254,10 +234,6 @@ def test_the_readmes_example(tmp_path, monkeypatch, capsys):
             module = MODULES[method]
             result, = run_all(method, module.arguments(words[1:]))
             assert torch.isfinite(torch.tensor(result["best"]["ALL"]))
-
-
-# Images of the real world
-
 
 def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
     """A camera that was held upright stores the picture on its side."""

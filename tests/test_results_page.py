@@ -39,10 +39,6 @@ def cards_of(path: Path) -> dict[str, str]:
     cards = re.findall(article, path.read_text(), flags=re.S)
     return {anchor: words_of(card) for anchor, card in cards}
 
-
-# All tables
-
-
 def test_every_published_cell_has_one_square_and_one_card(site, tables):
     """As many as the published numbers have lines that are not quoted; each square leads to a card of its
     own, and both have the scoreboard's state."""
@@ -85,10 +81,6 @@ def test_every_run_of_a_cell_is_there_with_its_command_and_code(site, tables):
                     assert said, (each.table.id, place.anchor, seed)
     assert seen > 50
 
-
-# A small table
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> dict[str, str]:
     """The cards of the small table of the tests of reproduce/."""
@@ -119,10 +111,6 @@ def small(tmp_path_factory) -> dict[str, str]:
 def test_the_words_of_a_cell(small, anchor, parts):
     for part in parts:
         assert part in small[anchor], small[anchor]
-
-
-# Curves
-
 
 def test_a_curve_has_its_points_axes_and_words():
     svg = results.drawing({"curve": {"round": [1, 2, 3], "ALL": [0.0, None, 1.0], "val": [0.3, 0.5, None]},

@@ -77,10 +77,6 @@ def test_the_recorded_command_can_be_typed_elsewhere(monkeypatch, module, start)
     flags = "--weights 'my weights.pt' --seed 1 --no-consensus --precision fp32 --threads 1"
     assert sorted(shlex.split(command(args))) == sorted(shlex.split(f"{start} {flags}"))
 
-
-# Another run's folder
-
-
 def test_weights_are_known_by_their_content(tmp_path):
     keys = []
     for value in (0.0, 1.0):
@@ -92,10 +88,6 @@ def test_weights_are_known_by_their_content(tmp_path):
 def test_two_processes_in_one_folder(tmp_path, capsys):
     with locked(tmp_path / "run" / ".lock"):
         fails(capsys, 1, "another process is running", run_here, "fedavg", tmp_path / "run")
-
-
-# Damaged files
-
 
 @pytest.mark.parametrize("damage,words", [
     ({"round": 99}, "checkpoint.pt is no whole checkpoint"),
@@ -168,10 +160,6 @@ def test_an_odd_result_is_made_again(finished, content):
     (finished / "result.json").write_text(content)
     assert run_here("fedavg", finished)["best"] == before["best"] == result_in(finished)["best"]
 
-
-# Other code
-
-
 def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
     """Two ways on: anew, or all the same; then the result knows of both."""
     path = finished / "checkpoint.pt"
@@ -192,10 +180,6 @@ def test_the_hash_is_of_the_files_that_make_the_numbers():
     assert {"common.py", "fedavg.py", "plumbing/augment.py", "plumbing/runfolder.py"} < files.keys()
     assert not {"fdse.py", "reproduce_tables.py"} & files.keys()
     assert {"baselines/fedema.py", "fedgala.py"} < code(ROOT / "baselines" / "fedema.py")["files"].keys()
-
-
-# More rounds, and fewer
-
 
 def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
     run_here("fedavg", tmp_path / "whole", "--rounds", "4")
@@ -290,10 +274,6 @@ def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):
     fails(capsys, 143, "interrupted; nothing that was written is lost", run_here, "fedavg", tmp_path)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
-
-# Interrupted runs
-
-
 def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     """A half-written file, and lines of rounds that were done after the last checkpoint."""
     flags = ["--rounds", "3", "--checkpoint-every", "0"]
@@ -308,10 +288,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     assert [entry["round"] for entry in metrics(tmp_path)] == times == [1, 2, 3]
     assert len(metrics(tmp_path)[2]["clients"]) == 6
 
-
-# Other processes
-
-
 def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_RANK", "1")
     fails(capsys, 2, "--lr is -1.0; it must be", run_here, "fedavg", tmp_path, "--lr", "-1")
@@ -320,10 +296,6 @@ def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit):
         run_here("fedavg", tmp_path, "--lr", "-1")
     assert capsys.readouterr().err == ""
-
-
-# Folders and disks that take nothing
-
 
 # The limit on a file's size stops a write in the middle, as a full disk does.
 FULL_DISK = """

@@ -7,7 +7,7 @@ import re
 import common
 import reproduce_tables
 from baselines import fedprox
-from plumbing.settings import SCALES, Args, LinearArgs, flag_of, method_name
+from plumbing.settings import Args, LinearArgs, flag_of, method_name
 from tests.conftest import METHODS, MODULES, ROOT, parsed
 
 import pytest
@@ -19,10 +19,6 @@ SOURCES = [ROOT / "common.py", *(ROOT / "plumbing").glob("*.py")]
 def names(cls: type[Args]) -> list[str]:
     """The names of all settings."""
     return [f.name for f in dataclasses.fields(cls)]
-
-
-# --help and --show-settings
-
 
 def shown(capsys, method, *flags) -> str:
     """What a command prints that ends with 0 before anything is run."""
@@ -79,10 +75,6 @@ def test_every_field_is_read_somewhere(method):
     for name in names(MODULES[method].Args):
         assert re.search(rf"\b(args|self|cls|settings|of_seed)\.{name}\b", source) or name == "variant", name
 
-
-# Where a value comes from
-
-
 def test_settings_are_fixed_once_they_are_parsed():
     args = parsed("fedavg", "--lr", "0.3")
     with pytest.raises(dataclasses.FrozenInstanceError, match="fixed once parsed, and so is lr"):
@@ -111,11 +103,3 @@ def test_version(capsys):
         with pytest.raises(SystemExit):
             main(["--version"])
         assert capsys.readouterr().out.startswith(f"{name}: CleanFDG {version}")
-
-
-def test_scales_and_backbones_are_those_of_common():
-    backbone, = [f for f in dataclasses.fields(Args) if f.name == "backbone"]
-    assert tuple(common.BACKBONES) == backbone.metadata["choices"]
-    scale, = [f for f in dataclasses.fields(Args) if f.name == "scale"]
-    assert tuple(SCALES) == scale.metadata["choices"] == ("paper", "laptop", "smoke")
-    assert issubclass(LinearArgs, Args)

@@ -11,7 +11,6 @@ from reproduce.tables import read_tables
 from tests.small_table import FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, write_records, write_table
 
 
-
 CURVE = TABLE.replace("trials = 4", 'figure = "curves"').replace("best/", "curve/")
 
 
