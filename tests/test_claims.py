@@ -7,13 +7,13 @@ import statistics
 
 from reproduce.cells import missing
 from reproduce.claims import (VERDICTS, Claim, Measured, Method, Paper, Reading, judge_all,
-                              measure, printed_gain, read_claims, read_paper, runs_for, verdict,
+                              printed_gain, read_claims, read_paper, runs_for, verdict,
                               verdict_of)
 from reproduce.methods import method
 from reproduce.records import Records, moved, work_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
-from tests.small_table import record, write_records
+from tests.small_table import write_records
 
 import pytest
 from scipy import stats
@@ -125,16 +125,6 @@ CLAIM = Claim("c", "FDSE gains", "q", "p", "fdse-1", "officecaltech", ["ALL"], [
 OF_DIGITS = Reading("digits", "at hand", "digits", "--rounds 20")
 METHODS = {"FDSE": Method("fdse"), "FedAvg": Method("fedavg")}
 A_PAPER = Paper("fdse", METHODS, {"digits": OF_DIGITS}, [CLAIM], "", [], [])
-
-
-def measured(tmp_path, values: dict[str, list[float]], curve: list[float]) -> Measured:
-    made = []
-    for name, of_seeds in values.items():
-        for seed, value in enumerate(of_seeds):
-            flags = ["--dataset", "digits", "--rounds", "20", "--seed", str(seed), "--precision", "fp32"]
-            rounds = list(range(20 - len(curve) + 1, 21))
-            made.append(record(name, flags, best={"ALL": value}, curve={"round": rounds, "ALL": curve}))
-    return measure(A_PAPER, CLAIM, OF_DIGITS, Records(write_records(tmp_path / "r.jsonl", made)))
 
 
 def test_what_a_claim_lacks(tmp_path):
