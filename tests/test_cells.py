@@ -2,7 +2,7 @@
 
 import json
 
-from reproduce.cells import Cell, cells_of, missing, run_of
+from reproduce.cells import Cell, cells_of, judge, missing, run_of
 from reproduce.methods import arguments
 from reproduce.records import Records, setting_of
 from reproduce.tables import Block, Column, Row, Table, read_tables
@@ -22,6 +22,23 @@ def test_a_smaller_scale_has_its_own_budget():
     assert args.rounds < 10 and args.image_size == 64 and args.tau == 0.1
     assert run_of(block, row, Column("", "last/target", "--epochs 5"), "laptop", 0) is None
     assert arguments("fedgala", run_of(block, row, column, "paper", 0).flags).rounds == 900
+
+
+def judged(cells: list[Cell]) -> list[str]:
+    """The verdicts of a page of these cells."""
+    judge(cells)
+    return [cell.verdict for cell in cells]
+
+
+def test_what_a_page_says_of_its_cells():
+    three = {0: 95.0, 1: 97.0, 2: 96.0}
+    printed = ["90.0", "1.0"], ["95.5", "1.0"], ["95.5"], []
+    cells = [Cell(numbers, three, trials=4) for numbers in printed]
+    cells.append(Cell(["90.0", "1.0"], trials=4))
+    assert judged(cells) == ["differs", "agrees", "untested", "", ""]
+    assert [cell.half_width is None for cell in cells] == [False, False, True, True, True]
+    wide = Cell(["95.5", "1.0"], {0: 92.0, 1: 100.0, 2: 96.0}, trials=4)
+    assert judged([wide]) == ["unclear"] and 9 < wide.half_width < 10
 
 
 DIGITS_ALL = Block("", "digits", [Column("ALL", "best/ALL")], [Row("FedAvg", [["90.0"]], module="fedavg")])

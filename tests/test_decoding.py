@@ -99,7 +99,7 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
     message = f"VLCS.tar.gz is not in .*, and there are several caches of it .{cache}, {copy}.: name"
     stops(message, load, tmp_path, "vlcs")
     shutil.rmtree(copy)
-    (cache / "pixels.bin").write_bytes((cache / "pixels.bin").read_bytes()[:-9])
+    (cache / "pixels.bin").write_bytes((cache / "pixels.bin").read_bytes()[:-192])
     stops(f"the cache {cache} is damaged", load, tmp_path, "vlcs")
 
 @pytest.mark.slow

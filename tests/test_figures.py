@@ -55,3 +55,9 @@ def test_logs_leave_out_rounds_without_a_value(panel_of):
     logs = {0: {"curve": {"round": [5]}, "logs": {"discarded": [None, 0.6, 0.4]}}}
     panel = panel_of("fedgala-fig2b", [[Cell([], records=logs)], [Cell([])]])
     assert panel.lines[0].get_xydata().tolist() == [[2, 60], [3, 40]]
+
+
+def test_a_line_over_a_parameter(panel_of):
+    two_seeds, one_seed = Cell([], {0: 60.0, 1: 62.0}, records=RECORDS), Cell([], {0: 70.0}, records=RECORDS)
+    panel = panel_of("fedgala-fig2c", [[two_seeds, Cell([]), one_seed, Cell([])]])
+    assert panel.lines[0].get_xydata().tolist() == [[0, 61], [2, 70]]
