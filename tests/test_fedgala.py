@@ -150,6 +150,12 @@ def test_chance_loss(ssl):
     }
     assert fedgala.chance_loss(args, 100) == pytest.approx(float(at_chance[ssl]), abs=1e-6)
 
+def test_domains_that_are_neither_source_nor_target_are_left_out(tmp_path):
+    one = run_here("fedgala", tmp_path, *RUN, "--sources", "d0,d15", "--target", "d60")
+    assert list(one["last"]["linear"]) == ["d60"]
+    assert list(metrics(tmp_path)[0]["clients"]) == ["d0", "d15"]
+
+
 def test_fedema_without_mixing_is_fedbyol(tmp_path):
     flags = (*RUN, "--target", "d0", "--rounds", "3", "--eval-every", 3)
     a = run_here("baselines.fedema", tmp_path / "a", "--autoscale", "0", *flags)
