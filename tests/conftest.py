@@ -117,10 +117,6 @@ OFFICIAL = {
 PROGRAMS = MODULES | OFFICIAL
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 
-
-# Runs
-
-
 def one_run(method: str) -> list[str]:
     """The flags that make a method's default command one run, and a short one: without labels it would be
     one for each target, and half of it the linear classifier's."""
@@ -185,10 +181,6 @@ def torchrun(processes: int, *words, **how) -> subprocess.Popen:
     how_many = ("--standalone", "--nproc-per-node", processes)
     return start("-m", "torch.distributed.run", *how_many, *words, **how)
 
-
-# What a run leaves
-
-
 PROGRESS_BAR = r"(round|image)/s|s/(round|image)"
 
 
@@ -207,10 +199,6 @@ def fails(capsys, code: int, words: str, call: Callable, *args) -> None:
 def metrics(out: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-# Small data
-
 
 @pytest.fixture
 def office(tmp_path, monkeypatch) -> Path:
@@ -240,10 +228,6 @@ def zipped(folder: Path, archive: Path, root: str = "Office_Caltech_DA_Dataset-m
         for path in sorted(folder.rglob("*")):
             z.write(path, f"{root}/{path.relative_to(folder)}")
     return archive
-
-
-# The pages of docs/build.py
-
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:

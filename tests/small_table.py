@@ -7,90 +7,15 @@ from plumbing.settings import identity
 from reproduce.methods import arguments
 from reproduce.published import HEAD
 
-TABLE = """
-title = "A small table"
-paper = "fdse"
-protocol = "in-domain, best validation round"
-trials = 4
-notes = ["A note."]
-
-[[rows]]
-method = "FedAvg"
-module = "fedavg"
-
-[[rows]]
-method = "FDSE without C"
-module = "fdse"
-flags = "--lambda 0"
-
-[[rows]]
-method = "Quoted"
-quoted = true
-
-[[rows]]
-method = "FedX"
-module = "baselines.fedx"
-
-[[blocks]]
-title = "Digits"
-dataset = "digits"
-columns = [
-    {name = "ALL", value = "best/ALL"},
-    {name = "AVG", value = "best/AVG"},
-    {name = "Mean", value = "mean"},
-]
-"""
-PUBLISHED = """
-fdse,9,digits,,FedAvg,ALL,accuracy_percent,90.0,2.0,measured
-fdse,9,digits,,FedAvg,AVG,accuracy_percent,88.5,,measured
-fdse,9,digits,,FedAvg,Mean,accuracy_percent,89.25,,measured
-fdse,9,digits,,FDSE without C,ALL,accuracy_percent,95.0,1.0,measured
-fdse,9,digits,,FDSE without C,AVG,accuracy_percent,,,measured
-fdse,9,digits,,FDSE without C,Mean,accuracy_percent,,,measured
-fdse,9,digits,,Quoted,ALL,accuracy_percent,50,,quoted
-fdse,9,digits,,Quoted,AVG,accuracy_percent,51.0,,quoted
-fdse,9,digits,,Quoted,Mean,accuracy_percent,50.50,,quoted
-fdse,9,digits,,FedX,ALL,accuracy_percent,60.0,1.0,measured
-fdse,9,digits,,FedX,AVG,accuracy_percent,61.0,1.0,measured
-fdse,9,digits,,FedX,Mean,accuracy_percent,60.5,,measured
-"""
+GOLDEN = Path(__file__).parent / "golden"
+TABLE = (GOLDEN / "fdse-9.toml").read_text()
+PUBLISHED = (GOLDEN / "fdse-9.csv").read_text()
 
 # Two tables that share a run; one of their three runs fails.
-FDSE = """
-title = "One"
-paper = "fdse"
-protocol = "p"
-trials = 1
-rows = [{method = "FedAvg", module = "fedavg"}, {method = "FDSE", module = "fdse"}]
-
-[[blocks]]
-title = "Digits"
-dataset = "digits"
-columns = [{name = "ALL", value = "best/ALL"}]
-"""
-FDSE_PUBLISHED = """
-fdse,91,digits,,FedAvg,ALL,accuracy_percent,90.0,,measured
-fdse,91,digits,,FDSE,ALL,accuracy_percent,95.0,,measured
-"""
-FEDSR = """
-title = "Two"
-paper = "fedsr"
-protocol = "p"
-trials = 1
-rows = [
-    {method = "FedAvg", module = "fedavg"},
-    {method = "Bad", module = "fedavg", flags = "--lr 1e30 --momentum 1"},
-]
-
-[[blocks]]
-title = "Digits"
-dataset = "digits"
-columns = [{name = "AVG", value = "best/AVG"}]
-"""
-FEDSR_PUBLISHED = """
-fedsr,91,digits,,FedAvg,AVG,accuracy_percent,90.0,,measured
-fedsr,91,digits,,Bad,AVG,accuracy_percent,95.0,,measured
-"""
+FDSE = (GOLDEN / "fdse-91.toml").read_text()
+FDSE_PUBLISHED = (GOLDEN / "fdse-91.csv").read_text()
+FEDSR = (GOLDEN / "fedsr-91.toml").read_text()
+FEDSR_PUBLISHED = (GOLDEN / "fedsr-91.csv").read_text()
 
 
 def write_table(folder: Path, name: str, text: str, published: str) -> Path:

@@ -23,10 +23,6 @@ DAMAGES = {
     "something else": lambda whole: b"no tar at all" * 99,
 }
 
-
-# Found
-
-
 @pytest.mark.parametrize("name, named, found", [
     ("a*.zip", "archives", "archives/b/A2.ZIP"),
     ("a1.zip", "archives", "data/downloads/a1.zip"),
@@ -41,10 +37,6 @@ def test_archives_come_before_downloads_and_by_name(tmp_path, name, named, found
     paths = find_archives([name], str(tmp_path / "data"), folder)
     assert paths == ({name: tmp_path / found} if found else {})
 
-
-# The fingerprint
-
-
 def test_fingerprint_of_an_archive_is_of_its_content(tmp_path):
     contents = (b"0" + bytes(MIB), b"1" + bytes(MIB), bytes(MIB) + b"1", bytes(MIB) + b"01")
     fingerprints = []
@@ -55,10 +47,6 @@ def test_fingerprint_of_an_archive_is_of_its_content(tmp_path):
         fingerprints.append(ImageFiles([path]).fingerprint())
     assert fingerprints[0] == fingerprints[1]  # they differ before the last MiB, which is not looked at
     assert len(set(fingerprints)) == 3
-
-
-# Folders
-
 
 @pytest.fixture
 def unpacked_office(tmp_path, monkeypatch):
@@ -95,10 +83,6 @@ def test_cross_linked_folders_end(tmp_path):
         for j in range(9):
             (tmp_path / f"d{i}" / f"to{j}").symlink_to(tmp_path / f"d{j}")
     assert len(ImageFiles([tmp_path]).unread) == 81
-
-
-# Tar archives
-
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_tar_is_refused(tmp_path, monkeypatch, damage):
@@ -175,10 +159,6 @@ def test_what_is_behind_a_tar_is_bounded(tmp_path, monkeypatch):
     archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(4 * MIB)))
     stops("VLCS.tar.gz: more than 1.0 MiB are behind its end", load, tmp_path, "vlcs")
 
-
-# Zip archives
-
-
 def write_office(tmp_path, monkeypatch, entries: dict[str, bytes]):
     """Office-Caltech10 with one image of each class, and these entries."""
     source = FOLDERS["officecaltech"]
@@ -200,10 +180,6 @@ def test_a_zip_that_declares_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "TOTAL", 4 * MIB)
     stops("Dataset-main.zip: its entries declare more than 4.0 MiB; the", load, tmp_path, "officecaltech")
 
-
-# Unpacked for a while
-
-
 def test_only_the_images_of_the_dataset_are_unpacked(tmp_path, monkeypatch):
     write_office(tmp_path, monkeypatch, {"film.mp4": b"x", "dslr/other/0.png": b"x"})
     unpack, unpacked = ImageFiles.unpack, []
@@ -224,10 +200,6 @@ def test_a_disk_with_too_little_room_is_told_before(tmp_path, monkeypatch):
     stops("its images take .* for a while below .*cache.*, where 0.0 MiB are free", load, tmp_path,
           "officecaltech")
     assert nothing_is_left(tmp_path)
-
-
-# Downloads
-
 
 @pytest.mark.parametrize("dataset", ["vlcs", "domainnet10"])
 def test_nothing_is_there_and_no_download(tmp_path, monkeypatch, dataset):

@@ -163,10 +163,6 @@ def digits_once():
         patch.setattr(common, "load_digits", functools.cache(common.load_digits))
         yield
 
-
-# They are answered
-
-
 def run(words: list[str], place: Path) -> None:
     """Run a method at smoke scale; its folder is `out` if the line names none."""
     flags = ["--scale", "smoke", "--precision", "fp32", "--rounds", "2", "--no-figures", *words[1:]]
@@ -204,10 +200,6 @@ def test_bad_inputs(capsys, monkeypatch, given, line, code, words):
     fails(capsys, int(code), rf"^[\w./ -]+: .*{words}", start, found, given.place)
     given.check_unchanged(int(code))
 
-
-# Every flag that writes
-
-
 def flags_in(source: Path) -> set[str]:
     """The flags that a file's parser has."""
     return set(re.findall(r"add(?:_argument)?\(\"--([a-z-]+)\"", source.read_text()))
@@ -229,10 +221,6 @@ def test_every_flag_that_names_a_file_has_its_rows():
         for flag in flags_in(ROOT / path) & WRITE:
             has = [line for line, _, _ in ROWS if line.startswith(program) and f"--{flag} {{" in line]
             assert has, (program, flag)
-
-
-# Every number
-
 
 def numbers_of(method: str) -> list[dataclasses.Field]:
     """The fields of a method that are numbers; what all have is looked at in fedavg alone."""

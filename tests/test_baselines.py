@@ -2,8 +2,8 @@
 
 import common
 import fedavg
-from baselines import (ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedproc, fedprox, lgfedavg,
-                       moon, partialfed, scaffold)
+from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedproc,
+                       fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from tests.conftest import parsed
 from tests.three_clients import FLAGS, ROUNDS, federation, same, three_clients
 
@@ -54,6 +54,23 @@ def test_a_setting_in_which_it_is_fedavg(module, flags, of_fedavg):
         play(server, clients, t, chosen)
         play(other, others, t, chosen)
         assert same({name: server.w[name] for name in other.w}, other.w)
+
+
+@pytest.mark.parametrize("module,flags", [(centralized, ()), (local, ("--select", "last")), (scaffold, ())])
+def test_of_one_client_it_is_fedavg_bit_for_bit(module, flags):
+    """Without momentum, which FedAvg starts anew in each round."""
+    models = []
+    for method, own in ((module, flags), (fedavg, ())):
+        args = parsed(method.__name__, *FLAGS, *own)
+        data = three_clients(args)[:1]
+        common.pool(data)
+        common.seed_all(0)
+        net = common.backbone(args, 1, 10)
+        server, client = method.Server(args, net, 1), method.Client(args, net, 0, data[0])
+        for t in range(3):
+            server.update({0: client.train(server.download(0), t)}, t)
+        models.append(common.state(client.model(server.download(0))))
+    assert same(*models)
 
 
 PARAMETERS = 320 + 2 * 32 + 18496 + 2 * 64 + 3136 * 64 + 64 + 64 * 10 + 10  # of the digits' network

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from bench import bench
 from tests.conftest import ROOT, zipped
@@ -19,36 +18,6 @@ def test_the_clock_waits_for_a_gpu(monkeypatch):
     monkeypatch.setattr(bench.torch.cuda, "synchronize", waited.append)
     bench.now("cpu")
     assert waited == [] and bench.now("cuda:1") > 0 and waited == ["cuda:1"]
-
-
-@pytest.mark.slow
-def test_a_framework_that_fails_is_named(tmp_path):
-    words = ["bench.bench", "--with", "pfllib", "--pfllib", str(tmp_path), "--one", str(tmp_path)]
-    with pytest.raises(bench.Stop, match="pfllib: .*the library flcore is missing"):
-        bench.in_a_process("pfllib", words)
-
-
-@pytest.mark.slow
-def test_ours_beside_frameworks(tmp_path, office, monkeypatch, capsys):
-    """On a tiny archive, with one framework that is there and one that fails."""
-    zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
-
-    def in_a_process(name, words):
-        x, y = bench.read_client(Path(words[words.index("--one") + 1]), 3)
-        assert x.shape == (16, 3, 64, 64) and len(y) == 16
-        if name == "flower":
-            raise bench.Stop("flower: it fails")
-        return "7.0"
-    monkeypatch.setattr(bench, "in_a_process", in_a_process)
-    bench.main(["--archives", str(tmp_path / "archives"), "--data", str(tmp_path / "data"), "--size", "64",
-                "--with", "flower,pfllib", "--out", str(tmp_path / "p.json")])
-    written = json.loads((tmp_path / "p.json").read_text())
-    seconds = {row[0].removesuffix(", 4 clients"): row[1] for row in written["rows"]}
-    assert written["device"] == "cpu" and seconds["pfllib"] == 7.0
-    rows = ["ours, auto: training", "ours, auto: whole round", "ours, fp32: training",
-            "ours, fp32: whole round", "pfllib"]
-    assert list(seconds) == rows and min(seconds.values()) > 0
-    assert "bench: flower: it fails" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -101,10 +101,6 @@ def test_what_was_stopped_goes_on(place, capsys):
     assert json.loads((done.parent / "result.json").read_text()) == before and done.exists()
     assert all(path.stat().st_mtime_ns == time for path, time in others.items())
 
-
-# The numbers
-
-
 def test_differences_are_paired_and_corrected():
     """By scipy, and by hand: Holm's level of the smaller of two probabilities is a half."""
     values = {"a": {"ALL": {0: 5.0, 1: 6.0, 2: 9.0}}, "b": {"ALL": {0: 4.0, 1: 5.5, 2: 8.0}},

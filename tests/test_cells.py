@@ -2,7 +2,7 @@
 
 import json
 
-from reproduce.cells import Cell, cells_of, fill_means, judge, missing, run_of
+from reproduce.cells import Cell, cells_of, judge, missing, run_of
 from reproduce.methods import arguments
 from reproduce.records import Records, setting_of
 from reproduce.tables import Block, Column, Row, Table, read_tables
@@ -39,25 +39,6 @@ def test_what_a_page_says_of_its_cells():
     assert [cell.half_width is None for cell in cells] == [False, False, True, True, True]
     wide = Cell(["95.5", "1.0"], {0: 92.0, 1: 100.0, 2: 96.0}, trials=4)
     assert judged([wide]) == ["unclear"] and 9 < wide.half_width < 10
-
-
-def test_a_printed_mean_has_the_deviation_of_its_columns():
-    """sqrt(0.6^2 + 0.8^2) / 2, as if the columns were independent."""
-    columns = [Column("M0", "last/target"), Column("M75", "last/target"), Column("Average", "mean")]
-    cells = [Cell(["90.0", "0.6"], {0: 90.0, 1: 92.0}, trials=3),
-             Cell(["80.0", "0.8"], {0: 82.0, 1: 80.0}, trials=3), Cell(["85.0"], trials=3)]
-    fill_means(Block("", "rotatedmnist", columns, []), cells)
-    assert cells[2].published == pytest.approx([85.0, 0.5]) and cells[2].values == {0: 86.0, 1: 86.0}
-    cells[0].printed = ["90.0"]
-    cells[2].of_columns = None
-    fill_means(Block("", "rotatedmnist", columns, []), cells)
-    assert cells[2].published == [85.0] and cells[2].half_width is None
-
-
-def test_a_computed_cell_agrees_to_its_last_digit():
-    cells = [Cell(["24.87"], {0: value}, computed=True) for value in (24.86, 24.88, 24.85)]
-    assert judged(cells) == ["agrees", "agrees", "differs"]
-    assert judged([Cell(["24.870"], {0: 24.86}, computed=True)]) == ["differs"]
 
 
 DIGITS_ALL = Block("", "digits", [Column("ALL", "best/ALL")], [Row("FedAvg", [["90.0"]], module="fedavg")])

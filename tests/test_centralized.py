@@ -1,14 +1,12 @@
 """Centralized training: rounds recomputed in plain torch, the pool, and who is tested with what."""
 
-import dataclasses
 
 import common
-import fedavg
 from baselines import centralized
 from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
 from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, same, three_clients
+from tests.three_clients import CLOSE, FLAGS, three_clients
 
 import torch
 from torch.testing import assert_close
@@ -63,25 +61,6 @@ def test_the_pool():
     for old, new in zip(before, after):
         for part in ("val", "test"):
             assert torch.equal(getattr(old, part).index, getattr(new, part).index)
-
-
-def test_of_one_client_it_is_fedavg_bit_for_bit():
-    """Without momentum, which FedAvg starts anew in each round."""
-    args = parsed("baselines.centralized", *FLAGS)
-    data = three_clients(args)[:1]
-    common.pool(data)
-    common.seed_all(0)
-    net = common.backbone(args, 1, 10)
-    theirs = fedavg.Args(**dataclasses.asdict(args))
-    trained = []
-    for module, its_args in ((centralized, args), (fedavg, theirs)):
-        server, client = module.Server(its_args, net, 1), module.Client(its_args, net, 0, data[0])
-        for t in range(2):
-            server.update({0: client.train(server.download(0), t)}, t)
-        trained.append(server.w)
-        common.seed_all(0)
-        net = common.backbone(args, 1, 10)
-    assert same(*trained)
 
 
 def test_a_run(tmp_path):

@@ -18,7 +18,7 @@ import common
 import reproduce_tables
 from plumbing.catalog import FOLDERS, OWN
 from reproduce.tables import read_tables
-from tests.commands import Command, all_commands, commands_in_backticks, commands_of_line
+from tests.commands import Command, all_commands
 from tests.conftest import PROGRAMS, ROOT, run_here
 from tests.small_table import two_tables
 
@@ -118,19 +118,6 @@ def test_the_commands_are_found():
         assert any(f"{line} ".startswith((f"{start} ", f"{start}.", f"{start}-")) for line in shown), start
     for word in SUBSTITUTES:
         assert any(word in command.words for command in COMMANDS), word
-
-
-def test_what_is_a_command():
-    said = "`.venv/bin/python fdse.py --lr 1`, or\n`python fdse.py --dataset pacs --target photo`, `vlcs`."
-    assert commands_in_backticks(said) == [
-        ("python", "fdse.py", "--lr", "1"),
-        ("python", "fdse.py", "--dataset", "pacs", "--target", "photo"),
-        ("python", "fdse.py", "--dataset", "vlcs"),  # whose domains are others
-    ]
-    assert commands_of_line("KILLS=5 python -m pytest   # long") == [("python", "-m", "pytest")]
-    assert commands_of_line("python3 -m venv .venv && .venv/bin/python fdse.py") == [
-        ("python3", "-m", "venv", ".venv"), ("python", "fdse.py")]
-    assert commands_of_line("the client's python") == commands_of_line("python") == []
 
 
 # They parse

@@ -19,10 +19,6 @@ from PIL import Image
 
 DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
-
-# Domains
-
-
 def test_digits_are_dealt_out_once():
     """And turned, none of them out of its image."""
     dealt, _ = common.load_domains(parsed("fedavg"))
@@ -79,10 +75,6 @@ def test_rotatedmnist_is_the_published_one(monkeypatch):
                 assert np.array_equal(d.images[i, 0].numpy(), np.array(picture.rotate(angle)))
                 assert d.labels[i] == rows[i] % 10
 
-
-# Splits and clients
-
-
 LODO = ["--protocol", "lodo", "--target", "d30"]
 
 
@@ -111,10 +103,6 @@ def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch):
         picture = Image.fromarray(upright.images[7, 0].numpy()).rotate(int(d.name[1:]))
         assert np.array_equal(d.images[7, 0].numpy(), np.array(picture))
 
-
-# Batches
-
-
 def test_augmentation_is_for_training_alone_and_comes_before_normalization():
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8)
     data = common.Data(images, torch.arange(40), torch.zeros(40).long(), "cpu", "imagenet")
@@ -130,19 +118,6 @@ def test_augmentation_is_for_training_alone_and_comes_before_normalization():
     assert torch.equal(x, drawn[1])
     assert x.min() >= lowest - 1e-5 and x.max() <= highest + 1e-5
     assert not torch.allclose(x.sort(0).values, plain.sort(0).values, atol=0.05)  # the same images, changed
-
-
-def test_pixels():
-    images = torch.tensor([[[[0, 255], [51, 102]]] * 3], dtype=torch.uint8)
-    images = images.contiguous(memory_format=torch.channels_last)
-    data = common.Data(images, torch.tensor([0]), torch.tensor([1]), "cpu", "unit")
-    x, y = data.batch(torch.tensor([0]))
-    torch.testing.assert_close(x[0, 0], torch.tensor([[0, 1], [0.2, 0.4]]))
-    assert x.is_contiguous(memory_format=torch.channels_last) and y.item() == 1
-
-
-# Weights
-
 
 def network(name: str, weights, classes: int) -> common.Net:
     """A network with weights from a file."""
@@ -201,11 +176,3 @@ def test_uploads_are_gone_when_the_next_ones_come(tmp_path):
     args = parsed("fedavg", "--rounds", 2, "--limit", 40, "--out", tmp_path)
     common.run(fedavg.Server, Client, args)
     assert len(alive) == 12
-
-
-def test_large_numbers_are_finite():
-    """The square of 1e30 is none of float32's."""
-    large, infinite = torch.tensor([1e30, -1e30]), torch.tensor([1.0, float("inf")])
-    assert common.is_finite({"w": {"a": large}, "n": torch.tensor(3)})
-    assert not common.is_finite({"w": {"a": large, "b": infinite}})
-    assert not common.is_finite({"w": torch.tensor([float("nan")])})

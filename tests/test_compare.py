@@ -1,7 +1,6 @@
 """reproduce.compare: which runs are one curve, what the legend says of them, the table, and the figure."""
 
 import json
-import math
 import statistics
 from pathlib import Path
 
@@ -113,11 +112,3 @@ def test_one_run_in_two_folders(runs, capsys):
     again = a_run(runs / "again", [0.1], method="fdse")
     folders = [str(runs / "other"), str(again)]
     fails(capsys, 2, "other and .*again are the same run", compare.main, folders)
-
-
-def test_damaged_metrics(runs, capsys):
-    wrong = [{"val": {}}, {"vat": {"ALL": 0.5}}, {"val": {"ALL": 0.5}, "clients": {"a": {"loss": math.nan}}},
-             {"val": {"ALL": math.nan}}, {"val": {"ALL": 2.0}}]
-    for content in (*(json.dumps({"round": 1, "clients": {}} | line) for line in wrong), "{", ""):
-        (runs / "other" / "metrics.jsonl").write_text(content)
-        fails(capsys, 2, "is damaged, or no round is done", compare.main, [str(runs / "other")])

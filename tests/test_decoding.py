@@ -69,9 +69,6 @@ def test_limit_keeps_a_part(tmp_path, monkeypatch):
             assert labels[image.numpy().tobytes()] == label
 
 
-# Without the archive
-
-
 def without_archive(tmp_path, monkeypatch) -> Path:
     """The cache of the small VLCS, whose archive is gone."""
     archive = write_vlcs(tmp_path, monkeypatch)
@@ -108,9 +105,6 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
     whole_image = 8 * 8 * 3  # without it the rest still has the form of images
     (cache / "pixels.bin").write_bytes((cache / "pixels.bin").read_bytes()[:-whole_image])
     stops(f"the cache {cache} is damaged", load, tmp_path, "vlcs")
-
-
-# Cost
 
 
 @pytest.mark.slow

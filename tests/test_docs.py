@@ -32,19 +32,6 @@ def pages(site) -> dict[str, Read]:
 def of_method(method: str) -> str:
     return f"docs/methods/{method}.html"
 
-
-# What stands in them
-
-
-def test_the_first_page_leads_to_every_method_and_to_start_errata_and_results(pages):
-    links = set(pages["index.html"].links)
-    files = [*METHODS, *(path.stem for path in (ROOT / "baselines").glob("*.py"))]
-    for name in files:
-        if (ROOT / "docs" / "methods" / f"{name}.md").exists():
-            assert of_method(name) in pages and of_method(name) in links
-    assert {"docs/start.html", "docs/exercises.html", "docs/errata.html", "results.html"} <= links
-
-
 def test_the_first_page_has_each_method_with_its_formula_and_the_verdicts_on_its_claims(site, pages):
     """As many verdicts as its page of claims has rows."""
     assert pages["index.html"].formulas == len(METHODS)
@@ -68,12 +55,6 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path, link):
     made.finish()
 
 
-def test_tests_are_links_if_the_address_of_the_repository_is_known(tmp_path):
-    made = Site(tmp_path)
-    for made.repository, address in (("", ""), ("https://x.org/y", "https://x.org/y/blob/main/tests/a.py#L3")):
-        assert made.address(Path("docs/start.html"), Path("tests/a.py"), "L3") == address
-
-
 def test_the_site_is_small_and_loads_nothing_from_elsewhere(site, pages):
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < SIZE
     for read in pages.values():
@@ -87,28 +68,6 @@ def test_the_search_knows_sections_and_their_words(site):
     found = {address: text for _, _, address, text in json.loads(words.partition(" = ")[2])}
     assert "a negative product with it" in found["docs/methods/fdse.html#eq-8"]
     assert "<" not in found["docs/start.html#the-problem"]
-
-
-def luminance(colour: str) -> float:
-    """Of #rrggbb, relative, by WCAG 2."""
-    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", [0, 1])
-def test_text_has_the_contrast_that_wcag_asks_for(scheme):
-    """4.5 for every colour of text on every ground that it stands on, light and dark."""
-    css = (ROOT / "docs" / "page.css").read_text()
-    pairs = re.findall(r"--([a-z]+): light-dark\((#\w+), (#\w+)\)", css)
-    colours = {name: pair[scheme] for name, *pair in pairs}
-    grounds = {"back": ["text", "soft", "accent"], "differs": ["text", "soft", "accent"],
-               "measured": ["text", "soft", "accent"],
-               "panel": ["text", "soft", "accent", "keyword", "string", "comment", "number", "name"]}
-    for ground, words in grounds.items():
-        for word in words:
-            low, high = sorted([luminance(colours[word]), luminance(colours[ground])])
-            assert (high + 0.05) / (low + 0.05) >= 4.5, (word, ground)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -142,10 +101,6 @@ def test_code_is_shown_as_it_is(site):
         shown.append(unescape(re.sub(r"<[^>]*>", "", line)))
     assert shown == (ROOT / "common.py").read_text().splitlines()
 
-
-# In a browser
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
@@ -157,40 +112,6 @@ def test_pages_open_and_nothing_is_wider_than_the_window(browser, site, pages, w
             opened.tab.goto(f"file://{site / page}")
             assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width, page
         assert opened.complaints == []
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("method", METHODS)
-def test_formulas_are_drawn(browser, site, method):
-    with Opened(browser, site, of_method(method), 390) as opened:
-        heights = opened.tab.evaluate(
-            "[...document.querySelectorAll('math')].map(e => e.getBoundingClientRect().height)")
-        assert heights and min(heights) > 5
-        fractions = opened.tab.evaluate(
-            "[...document.querySelectorAll('mfrac')].map(e => [e.children[0].getBoundingClientRect().bottom, "
-            "e.children[1].getBoundingClientRect().top])")
-        assert fractions
-        assert all(numerator <= denominator + 2 for numerator, denominator in fractions)
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("anchor", ["eq-8", "L100", "file"])
-def test_anchors_land(browser, site, anchor):
-    """With scripts switched off."""
-    with Opened(browser, site, of_method("fdse"), java_script_enabled=False) as opened:
-        opened.tab.goto(f"{opened.address}#{anchor}")
-        box = opened.tab.locator(f"#{anchor}").bounding_box()
-        assert box and -1 <= box["y"] < 900 and box["height"] > 0
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("method", METHODS)
-def test_a_formula_and_its_statements_are_on_one_screen_of_a_phone(browser, site, method):
-    with Opened(browser, site, of_method(method), 390) as opened:
-        heights = opened.tab.evaluate(
-            "[...document.querySelectorAll('.row')].map(e => e.getBoundingClientRect().top)"
-            ".map((top, i) => document.querySelectorAll('.lines')[i].getBoundingClientRect().bottom - top)")
-        assert max(heights) < 844
 
 
 @pytest.mark.browser

@@ -16,10 +16,6 @@ ENTRIES = [(method, entry) for method in METHODS for entry in equations.table(me
 every_entry = pytest.mark.parametrize("method, entry", ENTRIES,
                                       ids=[f"{method}-{entry['tag']}" for method, entry in ENTRIES])
 
-
-# Tables, code and tests
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
     of = equations.table(method)
@@ -109,34 +105,6 @@ def test_every_part_has_its_place_and_its_tests(method):
 
 def test_the_sum_in_the_readme():
     assert equations.sentence() in " ".join((ROOT / "README.md").read_text().split())
-
-
-# Tags
-
-
-@pytest.mark.parametrize("text,tags", [
-    ("Eqs. (5)-(7), and Eq. (9)", ["Eq. (5)", "Eq. (6)", "Eq. (7)", "Eq. (9)"]),
-    ("Eqs. (1)-(2), (4) and (6)", ["Eq. (1)", "Eq. (2)", "Eq. (4)", "Eq. (6)"]),
-    ("Alg. 1     lines 1; 2; 3 and 5", [f"Alg. 1 line {n}" for n in (1, 2, 3, 5)]),
-    ("Alg. 3, l. 2-3: as line 4", [f"Alg. 3 line {n}" for n in (2, 3, 4)]),
-    ("Line 10's result goes back", ["Alg. 1 line 10"]),
-    ("the loss, Alg. 1 line 7; 0: without", ["Alg. 1 line 7"]),
-    ("another paper's, ICML 2020, Eq. (1)", []),
-    ("two lines of text; step c5; layers 7 and 8", []),
-])
-def test_tags_in_a_text(text, tags):
-    assert equations.table("fdse").tags_in(text) == tags
-
-
-def test_tags_of_steps_and_of_other_papers():
-    assert equations.table("fedadg").tags_in("s1; s2; Steps c7-c9, self.step_c3()") == [
-        "step s1", "step s2", "step c7", "step c8", "step c9"]
-    assert equations.table("fedgala").tags_in("MoCo, Eq. (2), BYOL Eq. (2), by Eq. (2)") == [
-        "MoCo Eq. (2)", "BYOL Eq. (2)", "Eq. (2)"]
-
-
-# Places
-
 
 SOURCE = r'''"""Eq. (1)."""
 

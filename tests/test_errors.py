@@ -1,18 +1,15 @@
 """How a program ends: the line and the exit code for each kind of error."""
 
-import os
 import shlex
 import subprocess
 import sys
 
-import common
 from plumbing.errors import Interrupted, Stop, ending, out_of_memory
-from plumbing.provenance import git
 
 import pytest
 import torch
 
-from .conftest import ROOT, parsed, run_all, start
+from .conftest import ROOT, start
 
 
 @pytest.mark.parametrize("error, line, code", [
@@ -50,13 +47,6 @@ def test_an_allocation_too_large_for_the_cpu_is_out_of_memory():
     assert out_of_memory(e.value)
 
 
-def test_torch_is_not_imported_to_tell_of_an_error():
-    program = "import sys; from plumbing.errors import ending; ending(MemoryError(), ''); "
-    program += "print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
-    assert run.stdout == "False\n", run.stderr
-
-
 def test_a_baseline_started_as_a_file_says_how():
     path = ROOT / "baselines" / "fedprox.py"
     run = subprocess.run([sys.executable, path], cwd="/", text=True, capture_output=True)
@@ -86,46 +76,8 @@ def test_a_fault_of_the_program_has_its_traceback_and_70(tmp_path):
     assert process.returncode == 70 and said.endswith("by zero\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("environment, words", [
-    ({"MPLBACKEND": "nonsense"}, ["fedavg.py", "--scale", "smoke", "--rounds", "1"]),
-    ({"PYTHONOPTIMIZE": "2"}, ["fedavg.py", "--help"]),
-    ({"PYTHONOPTIMIZE": "2"}, ["reproduce_tables.py", "--help"]),
-    ({"PYTHONOPTIMIZE": "2"}, ["-m", "reproduce.measures", "--help"]),
-    ({"PYTHONOPTIMIZE": "2"}, ["-m", "bench.bench", "--help"]),
-    ({"PYTHONIOENCODING": "ascii"}, ["reproduce_tables.py", "--only", "fdse-1"]),
-])
-def test_odd_environments(tmp_path, environment, words):
-    out = [] if "--help" in words else ["--out", str(tmp_path / "out")]
-    run = subprocess.run([sys.executable, *words, *out], cwd=ROOT, env=os.environ | environment, text=True,
-                         capture_output=True)
-    assert run.returncode == 0, run.stderr
-
-
-def test_another_repository_in_the_environment_is_not_recorded(tmp_path, monkeypatch):
-    commit = git("rev-parse", "HEAD")
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
-    assert git("rev-parse", "HEAD") == commit
-
-
 def test_a_library_that_is_missing_is_one_line():
     program = "import plumbing.errors; import a_library_that_is_not_there"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert "the library a_library_that_is_not_there is missing: pip install -r requirements.txt" in run.stderr
-
-
-def test_a_run_says_at_once_what_it_starts(tmp_path, monkeypatch, capsys):
-    """Before any data is read."""
-    said = []
-
-    def reading(args):
-        said.append(capsys.readouterr().out.splitlines())
-        raise Stop("no data")
-
-    monkeypatch.setattr(common, "open_dataset", reading)
-    with pytest.raises(SystemExit):
-        run_all("fedavg", parsed("fedavg", "--out", tmp_path, "--precision", "fp32", "--protocol", "lodo"))
-    assert capsys.readouterr() == ("", "fedavg: no data\n")
-    assert said[0][0] == "fedavg on digits, lodo, seed 0" and "fp32, threads: 1" in said[0][1]

@@ -158,10 +158,6 @@ def test_it_learns(tmp_path, method):
         key = "target"
     assert 100 * result["last"][key] > tested.floor
 
-
-# Several processes
-
-
 @pytest.mark.parametrize("counts", [(2,), pytest.param((1, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", SEVERAL)
 def test_several_processes_give_the_single_process_result(tmp_path, method, counts):

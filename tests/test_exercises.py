@@ -45,13 +45,6 @@ def lines_of(folder: Path) -> list[dict]:
     return found
 
 
-def test_there_are_five_each_with_its_commands_and_its_curve():
-    assert list(DIFFS) == ["no_consensus", "no_statistics", "one_leaves", "no_crops", "all_gradients"]
-    for number, name in enumerate(DIFFS, 1):
-        assert (PAGE.parent / "exercises" / f"{name}.svg").is_file()
-        assert f"--out runs/exercise-{number}/{name}\n" in PAGE.read_text()
-
-
 def test_without_the_consensus_the_loss_is_the_same_and_the_model_is_not(both):
     plain, changed = both("fdse", "no_consensus", "--rounds", "3")
     assert plain[-1]["loss"] != changed[-1]["loss"]

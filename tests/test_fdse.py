@@ -7,7 +7,7 @@ import sys
 
 import common
 import fdse
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed
 
 import pytest
 import torch
@@ -61,10 +61,6 @@ def numbers(net):
 def mib(net):
     return numbers(net) * 4 / 2 ** 20
 
-
-# Tables A5-A7, Table 4; Eqs. (2)-(3) are in test_fdse_wiring.py
-
-
 def test_table_a6_shapes():
     """Against the shapes of Table A6, layer by layer."""
     net = alexnet().eval()
@@ -97,10 +93,6 @@ def test_table4_flops():
     assert abs(plain / 4.41e10 - 1) < 0.015
     assert abs(ours / 2.24e10 - 1) < 0.015
     assert 0.49 < ours / plain < 0.52
-
-
-# Eqs. (4)-(7)
-
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 2), (6, 3)])
 def test_eq4_and_its_gradient(shape):
@@ -161,10 +153,6 @@ def test_eq5_eq6_eq7_by_hand():
     assert math.isclose(loss.item(), 0.25 * 6.1875 + 0.75 * 9, rel_tol=1e-6)
     torch.testing.assert_close(hat[0][0], tensor([1.5, 3.0]))
 
-
-# Eqs. (8)-(9)
-
-
 def nearest_to_zero(d):
     """u on the simplex of the shortest sum_k u_k d_k, from all subsets of the d_k: the smallest of the points
     that are nearest to 0 on the line or plane through a subset and lie between its vectors."""
@@ -209,10 +197,6 @@ def test_eq9_three_clients_by_hand():
     alone = [1 / (e + 2), 1 / (e + 2), e / (e + 2)]
     want = tensor([alike, alike, alone]) @ V
     torch.testing.assert_close(fdse.personalize(V, 0.5), want)
-
-
-# Who keeps and sends what; Algorithms 1 and 3
-
 
 @pytest.mark.parametrize("unit", ["layer", "tensor"])
 def test_every_entry_has_one_fate(unit):
@@ -309,19 +293,3 @@ def test_an_unseen_client_gets_the_means_over_all_clients_also_of_those_not_samp
     assert name.endswith("running_mean")  # of client 2 it is still 0
     want = (ups[0]["bn_dse"][name] + ups[1]["bn_dse"][name]) / 3
     torch.testing.assert_close(server.download(9)["bn_dse"][name], want)
-
-
-# Runs with its own choices
-
-
-@pytest.mark.parametrize("flags,clients", [
-    (("--clients-per-domain", "2", "--dirichlet", "5", "--participation", "0.5"), 6),
-    (("--precision", "bf16", "--limit", "20"), 6),
-])
-def test_fdse_runs_with_its_choices(tmp_path, flags, clients):
-    """Each client of a round logs L_Con, which the first round does not have."""
-    run_here("fdse", tmp_path / "run", "--image-size", 8, *flags)
-    for entry in metrics(tmp_path / "run"):
-        logs = list(entry["clients"].values())
-        assert len(logs) == clients
-        assert all(("consistency" in log) == (entry["round"] > 1) for log in logs)

@@ -88,10 +88,6 @@ def train(client, server, t=0):
     common.seed_all(0, "train", t, client.k)
     return client.train(server.download(client.k), t)
 
-
-# Eqs. (1)-(3)
-
-
 # D(h) = 0.2, 0.6 and D(h') = 0.5, 0.9. (1 - D(h))^2: 0.64, 0.16; D(h')^2: 0.25, 0.81; D(h)^2: 0.04, 0.36;
 # (1 - D(h'))^2: 0.25, 0.01. Of each loss: its value and its gradients in D(h) and in D(h').
 BY_HAND = {
@@ -123,10 +119,6 @@ def test_eq1_eq2_eq3_by_hand(which):
             assert got is None
         else:
             assert torch.allclose(got, tensor(want))
-
-
-# Projection, references, networks
-
 
 def test_the_projection_is_of_the_seed_alone_and_keeps_lengths():
     """Bit for bit between two networks of a seed; lengths to 10%."""
@@ -198,18 +190,6 @@ def test_section_5_1_alexnet():
     assert sizes(net.D) == [(4096, 4096), (4096, 1)]
 
 
-@pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn", "resnet18"])
-def test_g_ends_as_the_features_do(backbone):
-    """With ReLU where the features have it: half of smallcnn's are negative, none of the others'."""
-    net = fedadg.build(small_args("--backbone", backbone, "--image-size", 32), 3, C).eval()
-    torch.manual_seed(0)
-    h = net.features(torch.rand(8, 3, 32, 32))
-    ref = net.G(net.code(torch.arange(8) % C))
-    assert h.shape == ref.shape
-    for values in (h, ref):
-        assert (values.min() < 0) == (backbone == "smallcnn")
-
-
 @pytest.mark.slow
 def test_alexnets_last_imagenet_layer_is_the_first_of_its_classifier(tmp_path):
     """Sec. 5.1: the pretrained AlexNet is feature extractor and classifier."""
@@ -242,10 +222,6 @@ def test_what_travels_and_what_stays(flags, parts):
         assert differ(start, client.w_d) == start.keys() - {"project.weight"}
     assert differ(clients[0].w_d, clients[1].w_d) == start.keys() - {"project.weight"}
 
-
-# Settings
-
-
 @pytest.mark.parametrize("smoothing,of_code,classes", [(0.25, 0.2, 5), (0.07 / 6, 0.01, 7)])
 def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     """It spreads its value over the other classes, PyTorch over all: the same targets, by losses of logits
@@ -258,19 +234,6 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     share = of_code / (classes - 1)  # of each class but the label's
     torch.testing.assert_close(losses[0], tensor(20.0 * of_code))
     torch.testing.assert_close(losses[1:], torch.full((classes - 1,), 20.0 * (1 - share)))
-
-
-# Whole runs
-
-
-def test_a_reference_that_is_not_generated_has_no_l_adv_g(tmp_path):
-    flags = ("--limit", 20, "--image-size", 8, "--steps", 3, "--E0", 1, "--precision", "bf16", "--reference",
-             "gaussian")
-    run_here("fedadg", tmp_path / "run", *flags)
-    for line in metrics(tmp_path / "run"):
-        for client in line["clients"].values():
-            assert list(client) == ["bytes_down", "bytes_up", "loss", "adv_f", "adv_d"]
-
 
 def test_without_g_and_d_it_is_fedavg_bit_for_bit(tmp_path):
     """Table 5: --no-adversarial; with no smoothing the metrics and weights are those of fedavg.py with

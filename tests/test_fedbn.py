@@ -3,13 +3,11 @@
 import dataclasses
 
 import common
-import fedavg
 from baselines import fedbn
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, three_clients,
-                                 train_by_hand)
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand)
 
 import pytest
 import torch
@@ -72,23 +70,6 @@ def test_bn_layers_of_the_backbones():
     assert len(fedbn.bn_entries(resnet18)) == 20 * 5
     assert len(fedbn.bn_layers(alexnet)) == 7
     assert fedbn.bn_entries(block) == []
-
-
-def test_without_bn_it_is_fedavg_bit_for_bit():
-    """Softmax regression: all layers travel."""
-    args = parsed(NAME, *FLAGS)
-    data = three_clients(args)
-    theirs = parsed("fedavg", *FLAGS)
-    trained = []
-    for module, its_args in ((fedbn, args), (fedavg, theirs)):
-        common.seed_all(0)
-        net = common.Net(nn.Flatten(), 64, 10)
-        server = module.Server(its_args, net, 3)
-        clients = [module.Client(its_args, net, k, data[k]) for k in range(3)]
-        for t, chosen in enumerate(ROUNDS):
-            server.update({k: clients[k].train(server.download(k), t) for k in chosen}, t)
-        trained.append(common.state(clients[0].model(server.download(0))))
-    assert same(*trained)
 
 
 def unseen_client(*flags):

@@ -17,10 +17,6 @@ import pytest
 import torch
 from torch import tensor
 
-
-# Eq. (15)
-
-
 def eq15_by_loops(z, y, weight, bias):
     K, classes, _ = weight.shape
     total = 0.0
@@ -60,10 +56,6 @@ def test_eq15_does_not_overflow():
     weight = tensor([[[-1000.0], [0.0]], [[0.0], [1000.0]]])
     loss = fedcir.ensemble_loss(torch.ones(1, 1), tensor([0]), weight, torch.zeros(2, 2))
     assert loss.item() == 1000
-
-
-# The ablations and the settings
-
 
 class Sampled(fedcir.GaussianNet):
     """A network whose features are a sample of z, for fedavg.py."""

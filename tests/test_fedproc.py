@@ -134,26 +134,3 @@ def test_projection():
     assert_close(net.train()(x), linear(z, w, "head"))
     assert_close(net.features(x), z)
     assert clients[0].train(server.download(0), 0)["sums"].shape == server.prototypes.shape == (10, 256)
-
-
-@pytest.mark.parametrize("backbone,size,dim", [
-    ("smallcnn", 16, 64),
-    pytest.param("alexnet_bn", 64, 1024, marks=pytest.mark.slow),
-    pytest.param("resnet18", 32, 512, marks=pytest.mark.slow),
-    pytest.param("vit_b8", 16, 768, marks=pytest.mark.slow),
-])
-def test_every_backbone(backbone, size, dim):
-    """A round with prototypes, of two batches, on noise."""
-    args = parsed(NAME, *FLAGS, "--backbone", backbone, "--image-size", size, "--steps", 1, "--batch-size", 4)
-    channels = 1 if backbone == "smallcnn" else 3
-    images = torch.randint(0, 255, (8, channels, size, size), dtype=torch.uint8)
-    part = common.Data(images, torch.arange(4), torch.arange(4), "cpu", "unit")
-    common.seed_all(0)
-    net = fedproc.build(args, channels, 10)
-    server = fedproc.Server(args, net, 1)
-    client = fedproc.Client(args, net, 0, common.ClientData("c", part, part, part))
-    for t in range(2):
-        server.update({0: client.train(server.download(0), t)}, t)
-    assert server.prototypes.shape == (10, dim)
-    assert server.prototypes.any(1).tolist() == [True] * 4 + [False] * 6
-    assert client.log["prototypical"] > 0

@@ -16,10 +16,6 @@ import torch
 from torch import nn, tensor
 from torch.testing import assert_close
 
-
-# Eqs. (10)-(11), (17)-(18)
-
-
 @pytest.mark.parametrize("l2r,value,gradient", [
     (fedsr.l2r, 13, [3.0, 4.0]),  # (25 + 1) / 2; 2 z / B
     (official.fedsr.plain_l2r, 3, [0.3, 0.4]),  # (5 + 1) / 2; z / ||z|| / B
@@ -90,10 +86,6 @@ def test_fedavg_variant_is_fedavg_bit_for_bit(tmp_path):
             log["bytes_up"] -= 8  # n_k, which only fedavg.py sends
     assert their_rounds == metrics(tmp_path / "b")
     assert len(their_rounds) == 2
-
-
-# Networks and settings
-
 
 @pytest.mark.parametrize("variant", ["fedl2r", "fedavg"])
 def test_cmi_of_a_deterministic_network_is_refused(tmp_path, capsys, variant):

@@ -154,10 +154,6 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     assert max(norms) > args.clip
     assert local == (variant == "official")
 
-
-# The official classes
-
-
 OFFICIAL = json.loads((Path(__file__).parent / "fixtures" / "fedsr.json").read_text())
 
 

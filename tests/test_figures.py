@@ -61,14 +61,3 @@ def test_a_line_over_a_parameter(panel_of):
     two_seeds, one_seed = Cell([], {0: 60.0, 1: 62.0}, records=RECORDS), Cell([], {0: 70.0}, records=RECORDS)
     panel = panel_of("fedgala-fig2c", [[two_seeds, Cell([]), one_seed, Cell([])]])
     assert panel.lines[0].get_xydata().tolist() == [[0, 61], [2, 70]]
-
-
-def test_levels_that_the_text_states(panel_of):
-    """FedGaLA's Fig. 2(b): the share of discarded gradients falls from 68% to 37%."""
-    logs = {0: {"curve": {"round": [1, 2]}, "logs": {"discarded": [0.5, 0.4]}}}
-    panel = panel_of("fedgala-fig2b", first_and_last("fedgala-fig2b", logs))
-    stated = [line for line in panel.lines if line.get_label() == "stated in the paper's text"]
-    assert stated[0].get_xydata().tolist() == [[1, 68], [100, 37]]
-    cells = [[Cell([], values={0: 60.0}, records={0: {}}) for _ in range(6)]]
-    panel = panel_of("fedgala-fig3c", cells)
-    assert panel.lines[-1].get_xydata().tolist() == [[0, 64], [2, 72], [5, 74]]

@@ -47,10 +47,6 @@ def test_the_encoder_takes_the_place_of_a_linear_layer_to_z(module):
             assert (last.in_features, last.out_features) == (inputs, outputs)
             assert (last is final) == (backbone == "smallcnn" and not probabilistic)
 
-
-# FedSR's Eq. (46) and FedCiR's Eq. (17)
-
-
 @BOTH
 def test_the_divergence_against_torch_and_monte_carlo(module):
     """Against torch.distributions.kl_divergence, and the mean log ratio of 40,000 samples."""
@@ -71,10 +67,6 @@ def test_the_divergence_of_equal_gaussians_is_zero(module):
     """Exactly."""
     mu, sigma = torch.randn(4, 7), torch.rand(4, 7) + 0.1
     assert (module.gaussian_kl(mu, sigma, mu, sigma) == 0).all()
-
-
-# FedSR's Eq. (5) and FedCiR's Eq. (8)
-
 
 @BOTH
 def test_the_prediction_against_quadrature(module):

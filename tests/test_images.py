@@ -19,10 +19,6 @@ ARCHIVE = "Office_Caltech_DA_Dataset-main.zip"
 SIZE = 64
 OFFICE = ["--dataset", "officecaltech", "--image-size", str(SIZE)]
 
-
-# Images of any kind
-
-
 def half_dark(width: int, dark: int, bright: int, dtype: type) -> Image.Image:
     """A picture whose left half is dark and whose right half is bright."""
     row = [dark] * (width // 2) + [bright] * (width // 2)
@@ -66,10 +62,6 @@ def test_a_postscript_file_is_no_image(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", pytest.fail)
     with pytest.raises(UnidentifiedImageError):
         to_rgb((tmp_path / "x.eps").read_bytes(), 8)
-
-
-# Archives and folders
-
 
 @pytest.fixture
 def archive(tmp_path, office) -> Path:
@@ -118,10 +110,6 @@ def test_a_damaged_archive_ends_a_run_with_a_line(tmp_path, office, archive, cap
     assert not list((tmp_path / "data").rglob("pixels.bin"))
     assert not list((tmp_path / "data").rglob("*.tmp"))
 
-
-# The cache
-
-
 def no_pixels(pixels: Path, index: Path) -> None:
     pixels.write_bytes(b"x")
 
@@ -141,10 +129,6 @@ def test_a_damaged_cache_is_named(tmp_path, archive, damage):
     damage(pixels, index)
     with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
         loaded(tmp_path)
-
-
-# Downloads
-
 
 class OneFile(http.server.BaseHTTPRequestHandler):
     """Serves `content`, or what is asked of it; the first answer breaks off after 3,000,000 bytes."""

@@ -28,10 +28,6 @@ AFTER_A_ROUND = 0.3  # seconds, the most between a round and a kill
 OF_THE_MOMENT = ("seconds", "images_per_second", "peak_memory_mib", "finished", "code", "hardware", "commit",
                  "uncommitted_changes")
 
-
-# Killed
-
-
 @dataclasses.dataclass
 class Straight:
     """A run that nobody disturbed: its command, its folder, and how long its beginning and its end took."""
@@ -151,10 +147,6 @@ def without_times(folder: Path) -> dict:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_killed_many_times(tmp_path, method):
     assert kill_and_resume(tmp_path, method, KILLS) == []
-
-
-# Told to end, one of two processes or the one that started them
-
 
 def workers_of(process: subprocess.Popen) -> dict[int, int]:
     """{rank: process id} of what torchrun has started."""

@@ -30,16 +30,6 @@ def test_vlcs(tmp_path, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_an_image_too_few(tmp_path, monkeypatch):
-    archive = write_vlcs(tmp_path, monkeypatch)
-    names = names_in(vlcs())
-    names.remove("VLCS/LabelMe/dog/1.jpg")
-    write_tar(archive, pictures(names) | {"VLCS/LabelMe/dog/1.jpg.part": b"never decoded"})
-    message = "domain labelme has 9 images in LabelMe; expected 10; no images: VLCS/LabelMe/dog/1.jpg.part;"
-    stops(message, load, tmp_path, "vlcs")
-    assert nothing_is_left(tmp_path)
-
-
 def test_two_classes_that_have_changed_places_are_noticed(tmp_path, monkeypatch):
     """By their numbers; and by the digest, where these are equal."""
     names = names_in(vlcs())

@@ -37,10 +37,6 @@ def states(net: torch.nn.Module) -> dict:
 def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
-
-# Whose network
-
-
 def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
     folder = runs / "fdse-lodo"
     assert loading.load_run(folder).run.client == "d0"  # the left-out domain
@@ -92,10 +88,6 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path):
     with pytest.raises(Stop, match="expected the file mine.py, whose run this is"):
         loading.load_run(tmp_path / "run", script=tmp_path / "other.py")
 
-
-# The images
-
-
 def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
     for name, client in (("fedavg-indomain", 3), ("fedavg-lodo", "d0"), ("fdse-lodo", "d15")):
         loading.load_run(runs / name, client)
@@ -110,10 +102,6 @@ def test_weights_that_a_run_started_from_need_not_be_there(tmp_path):
     (tmp_path / "weights.pt").unlink()
     assert loading.load_run(tmp_path / "run").run.round > 0
 
-
-# Unfinished runs
-
-
 def test_of_an_unfinished_run(tmp_path, monkeypatch):
     interrupted("fdse", monkeypatch, tmp_path, "--rounds", 4, "--checkpoint-every", 0, after=2)
     last = loading.load_run(tmp_path, "d15", "last")
@@ -124,10 +112,6 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
     (tmp_path / "best.pt").unlink()
     with pytest.raises(Stop, match="best.pt: no such file of checkpoint"):
         loading.load_run(tmp_path)
-
-
-# What is refused
-
 
 class Runs:
     """What unpickling would run."""

@@ -3,7 +3,6 @@
 import dataclasses
 
 import common
-import fedavg
 from baselines import local
 from plumbing.runfolder import copied
 from tests.conftest import parsed
@@ -77,23 +76,6 @@ def test_validation_leaves_the_training_alone(monkeypatch):
             clients[0].train({}, t)
         trained.append(clients[0].w)
     assert same(*trained)
-
-
-def test_one_client_is_fedavg_bit_for_bit():
-    args, _, clients, data = made("--select", "last")
-    net = clients[1].net
-    server = fedavg.Server(args_of_fedavg(args), net, 1)
-    client = fedavg.Client(args_of_fedavg(args), net, 1, data[1])
-    for t in range(2):
-        server.update({1: client.train(server.download(1), t)}, t)
-        clients[1].train({}, t)
-    assert same(server.w, clients[1].w)
-
-
-def args_of_fedavg(args):
-    values = dataclasses.asdict(args)
-    del values["select"]
-    return fedavg.Args(**values)
 
 
 def test_the_mean_of_probabilities_by_hand():

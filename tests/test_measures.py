@@ -2,7 +2,6 @@
 
 import json
 
-import common
 from plumbing.errors import Stop
 from reproduce.measures.command import main
 from reproduce.measures.finished import history, labels_of, numbers_of, rebuilt
@@ -71,25 +70,6 @@ def test_measures_of_a_run_without_labels(unlabelled, tmp_path):
     shown("tsne", folder, "--out", tmp_path / "t.png", "--images", "30")
     shown("pad", folder, "--part", "all")
 
-
-# Finished runs, put together again
-
-
-@pytest.mark.parametrize("name", ["fedavg-indomain", "fdse-indomain", "fedavg-lodo", "fdse-lodo"])
-def test_federation_has_the_recorded_accuracies(runs, name):
-    result = json.loads((runs / name / "result.json").read_text())
-    for which in ("best", "last"):
-        run = rebuilt(runs / name, which)
-        accuracies = {}
-        for client, model in run.tested():
-            test = client.data.test
-            accuracies[client.data.name] = common.correct(model, test, run.args) / len(test)
-        target = {}
-        if "lodo" in name:
-            target = {"d0": result[which]["target"]}
-        assert accuracies == result[which]["clients"] | target
-
-
 def test_the_numbers_of_a_round():
     """Accuracies and the means of what the clients that trained have logged."""
     entry = {"round": 2, "val": {"ALL": 0.5}, "test": {"ALL": 0.25, "AVG": 0.75, "clients": {"a": 1.0}},
@@ -104,10 +84,6 @@ def test_labels_say_in_what_runs_differ():
             {"method": "fedsr", "variant": "fedl2r", "lr": 0.2}]
     assert labels_of(keys, ("seed",)) == ["FDSE, target d0", "FDSE, target all", "FedSR (fedl2r)"]
     assert labels_of(keys[:2])[0] == "FDSE, seed 0, target d0"
-
-
-# FLOPs against hand counts, and what a client has spent until an accuracy
-
 
 def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """(forward, training step) FLOPs of a network for a batch."""
@@ -154,10 +130,6 @@ def test_cost_by_hand(runs):
     assert cost["gb"] == pytest.approx(exchanged / 6 / 1e9) and cost["gpu_memory_mib"] is None
     assert cost_to_reach(run, 1.1) is None
 
-
-# Proxy A-distances, of sets whose distance is known
-
-
 def gaussians(n, dim, distance, seed=0):
     rng = np.random.default_rng(seed)
     a, b = rng.standard_normal((2, n, dim))
@@ -193,10 +165,6 @@ def test_pad_table(runs):
     assert "d0" not in table["global"]  # the target is no client
     assert table["mean_pairs"] == pytest.approx(np.mean(list(table["pairs"].values())))
     assert table["method"] == "FDSE"
-
-
-# Risks
-
 
 def test_risks_are_the_cross_entropies_of_the_tested_networks(runs):
     run = rebuilt(runs / "fdse-lodo")

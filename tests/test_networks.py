@@ -140,10 +140,6 @@ def test_without_timm(tmp_path, monkeypatch, capsys):
     fails(capsys, 2, "is not installed: pip install timm", run_here, "fedavg", tmp_path / "run", "--backbone",
           "timm:tiny")
 
-
-# What a run is known by
-
-
 def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monkeypatch):
     """From wherever it is named."""
     monkeypatch.chdir(tmp_path)

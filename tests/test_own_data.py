@@ -5,51 +5,11 @@ from plumbing.errors import Stop
 from plumbing.own_data import scaled
 from reproduce.loading import load_run
 from tests.conftest import parsed, run_here
+from tests.test_own_page import FILES
 
 import pytest
 import torch
 
-TABLE = '''
-import torch
-from sklearn.datasets import load_wine
-
-from common import Domain
-
-
-def load(args):
-    wine = load_wine()
-    x = torch.tensor((wine.data - wine.data.mean(0)) / wine.data.std(0), dtype=torch.float32)  # [178, 13]
-    y = torch.tensor(wine.target)
-    thirds = x[:, 2].argsort().chunk(3)
-    return [Domain(name, x[rows], y[rows]) for name, rows in zip(("low", "middle", "high"), thirds)], "abc"
-'''
-MLP = '''
-from torch import nn
-
-from common import Net
-
-
-def build(args, channels, classes):
-    return Net(nn.Sequential(nn.Linear(channels, 16), nn.ReLU()), 16, classes)
-'''
-OF_TORCH = '''
-import torch
-from torch.utils.data import TensorDataset
-
-from common import Domain
-
-
-def load(args):
-    generator = torch.Generator().manual_seed(0)
-    domains = []
-    for name in ("a", "b"):
-        labels = torch.arange(60) % 2
-        images = (torch.rand(60, 3, 16, 16, generator=generator) + labels[:, None, None, None]) / 2
-        every = TensorDataset(images, labels)
-        x, y = zip(*(every[i] for i in range(len(every))))
-        domains.append(Domain(name, torch.stack(x), torch.stack(y)))
-    return domains, ["dark", "light"]
-'''
 TEXT = '''
 import torch
 from torch import nn
@@ -87,44 +47,35 @@ SHORT = ("--rounds", 8, "--batch-size", 16, "--lr", 0.1, "--limit", 0, "--weight
          "--image-size", 16)
 
 
-def trained(folder, method: str, text: str, *flags, net: str = ""):
-    """The result of a run on the data of a file with this text, and the file."""
+def trained(folder, method: str, text: str):
+    """The result of a run on the data and the network of a file with this text, and the file."""
     file = folder / "mine.py"
     file.write_text(text)
-    if net:
-        (folder / "net.py").write_text(net)
-        flags += ("--backbone", f"{folder / 'net.py'}:build")
-    return run_here(method, folder / "run", *SHORT, "--dataset", file, *flags), file
+    return run_here(method, folder / "run", *SHORT, "--dataset", file, "--backbone", f"{file}:build"), file
 
 
 def test_a_table(tmp_path):
     """Floats stay as they are: divided by 255 this network would learn next to nothing."""
-    result, file = trained(tmp_path, "fedavg", TABLE, net=MLP)
+    result, file = trained(tmp_path, "fedavg", FILES["wine.py"])
     assert result["last"]["ALL"] > 0.8
     assert result["args"]["dataset"].startswith(f"{file} ")
-    own = {"dataset": str(file), "backbone": f"{tmp_path / 'net.py'}:build"}
+    own = {"dataset": str(file), "backbone": f"{file}:build"}
     with pytest.raises(Stop, match="dataset= of load_run names them again"):  # it is code
-        load_run(tmp_path / "run", "low", "last", backbone=own["backbone"])
-    net = load_run(tmp_path / "run", "low", "last", **own)
+        load_run(tmp_path / "run", "little", "last", backbone=own["backbone"])
+    net = load_run(tmp_path / "run", "little", "last", **own)
     x = torch.randn(5, 13)
     assert torch.equal(net.run.inputs(x), x) and net(x).shape == (5, 3)
 
 
-def test_a_torch_dataset(tmp_path):
-    result, _ = trained(tmp_path, "baselines.fedprox", OF_TORCH, "--backbone", "smallcnn_bn",
-                        "--protocol", "lodo", "--target", "b")
-    assert result["last"]["target"] > 0.9
-
-
 def test_text_as_token_ids(tmp_path):
-    result, _ = trained(tmp_path, "fedavg", TEXT, net=TEXT)
+    result, _ = trained(tmp_path, "fedavg", TEXT)
     assert result["last"]["ALL"] > 0.85
 
 
 def test_its_content_is_in_the_identity_of_a_run(tmp_path):
     """Other values, and another text of the file, are another dataset; its settings are those of pacs without
     augmentation."""
-    first, file = trained(tmp_path, "fedavg", TEXT, net=TEXT)
+    first, file = trained(tmp_path, "fedavg", TEXT)
     fingerprint = first["args"]["dataset"].split()[-1]
     settings = parsed("fedavg", "--dataset", str(file))
     assert common.open_dataset(settings).content == fingerprint

@@ -2,7 +2,6 @@
 runs."""
 
 import dataclasses
-import io
 import os
 import re
 import shlex
@@ -41,10 +40,6 @@ def caches(folder: Path) -> dict[Path, int]:
     """{file with pixels: its last change in ns}."""
     return {path: path.stat().st_mtime_ns for path in (folder.parent / "data").rglob("pixels.bin")}
 
-
-# What is read
-
-
 def test_domains_classes_and_images_are_sorted_by_name(folder):
     write_images(folder, ("east",), ("ill", "healthy"), 3)
     domains, classes = load(folder)
@@ -80,10 +75,6 @@ def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(f
     assert classes == ("healthy", "ill", "unclear")
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
 
-
-# What is noticed
-
-
 def test_an_added_and_a_changed_image_are_noticed(folder):
     load(folder)
     before = caches(folder)
@@ -96,20 +87,6 @@ def test_an_added_and_a_changed_image_are_noticed(folder):
     (folder / "south" / "ill" / "new.png").write_bytes(image.read_bytes())
     domains, _ = load(folder)
     assert len(domains[1].labels) == 21
-
-
-def test_two_folders_of_one_name_and_equal_sizes_and_times_are_not_mixed_up(tmp_path):
-    loaded = []
-    for color in (10, 200):
-        place = tmp_path / str(color) / "images"
-        for name in ("a/x/0.bmp", "a/y/0.bmp", "b/x/0.bmp", "b/y/0.bmp"):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (color,) * 3).save(place / name)
-            os.utime(place / name, (1, 1))
-        args = types.SimpleNamespace(dataset=f"folder:{place}", image_size=8, limit=0, seed=0, archives="",
-                                     skip_broken=False, data=str(tmp_path / "data"))
-        loaded.append(common.load_domains(args)[0][0].images.unique().tolist())
-    assert loaded == [[10], [200]]
 
 
 def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(tmp_path):
@@ -131,22 +108,6 @@ def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(tmp_pa
     ours[1].rename(ours[0])
     (tmp_path / "away").rename(ours[1])
     assert content(folder) != first
-
-
-def test_more_domains_than_open_files(tmp_path):
-    """A file for each would be too many: a process may have 1,024."""
-    folder = tmp_path / "images"
-    encoded = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(encoded, "png")
-    for d in range(1100):
-        for c in "ab":
-            (folder / f"d{d}" / c).mkdir(parents=True)
-            (folder / f"d{d}" / c / "0.png").write_bytes(encoded.getvalue())
-    assert len(load(folder, 8)[0]) == 1100
-
-
-# Bad folders
-
 
 def one_domain(folder: Path) -> None:
     (folder / "south").rename(folder.parent / "south")
@@ -181,10 +142,6 @@ def test_bad_folders(folder, change, code, words):
     assert stopped.value.code == code and "\n" not in str(stopped.value)
     assert not caches(folder)
 
-
-# Settings and names
-
-
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 @pytest.mark.parametrize("method", ["fdse", "fedgala"])
 def test_a_folder_has_the_settings_of_pacs(method, scale):
@@ -212,10 +169,6 @@ def test_a_path_is_the_same_from_everywhere(tmp_path, monkeypatch):
 def test_names_of_files_have_no_path(path, name):
     assert short_name(f"folder:{path}") == name
     assert short_name("pacs") == "pacs"
-
-
-# Runs
-
 
 @pytest.fixture
 def flags(folder, monkeypatch) -> list:
@@ -255,19 +208,6 @@ def test_a_domain_that_is_named_as_a_client(flags, folder, capsys):
     fails(capsys, 2, "two of north-0, north-1, north-0 have one name", run_all, "fedavg", args)
 
 
-def test_leave_one_out_and_without_labels(flags, folder, capsys):
-    write_images(folder, ("east",))
-    lodo = run_all("fedavg", parsed("fedavg", *flags, "--protocol", "lodo", "--rounds", "1"))
-    assert len(lodo) == 3 and all("target" in result["best"] for result in lodo)
-    assert "tested on east (20 images), which no client has" in capsys.readouterr().out  # all of them
-    few = ["--crop", "16", "--hidden", "8", "--dim", "8", "--rounds", "1", "--target", "east", "--out", "ssl"]
-    linear, = run_all("fedgala", parsed("fedgala", *flags, *few, "--limit", "20"))
-    assert list(linear["last"]["linear"]) == ["east"]
-    args = parsed("fedavg", *flags, "--protocol", "lodo", "--target", "west")
-    words = "--target west is not a domain of folder:.*; its domains are east, north, south"
-    fails(capsys, 2, words, run_all, "fedavg", args)
-
-
 def commands_of_readme() -> list[list[str]]:
     """The commands in the README's section on images of one's own."""
     section = (ROOT / "README.md").read_text().split("## Your own data")[1].split("\n## ")[0]
@@ -294,10 +234,6 @@ def test_the_readmes_example(tmp_path, monkeypatch, capsys):
             module = MODULES[method]
             result, = run_all(method, module.arguments(words[1:]))
             assert torch.isfinite(torch.tensor(result["best"]["ALL"]))
-
-
-# Images of the real world
-
 
 def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
     """A camera that was held upright stores the picture on its side."""

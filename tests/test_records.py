@@ -7,7 +7,7 @@ from reproduce.cells import missing, run_of
 from reproduce.methods import method
 from reproduce.records import Records, command_of, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
-from tests.conftest import ROOT, run_here
+from tests.conftest import ROOT
 from tests.small_table import record, recorded, small_folder, write_records
 
 import pytest
@@ -44,12 +44,6 @@ def test_a_derived_value_stands_for_what_an_older_record_has(tmp_path):
     older = made | {"args": made["args"] | {"lr_adversarial": 0.0, "noise": 0}}
     for one, there in ((made, True), (older, True), (made | {"args": made["args"] | {"noise": 3}}, False)):
         assert bool(Records(write_records(tmp_path / "r.jsonl", [one])).get(run)) == there
-
-
-def test_a_real_record_is_found(tmp_path):
-    result = run_here("fdse", tmp_path / "run", "--record", tmp_path / "r.jsonl")
-    run = run_of(DIGITS, Row("", module="fdse", flags="--precision fp32"), ALL, "smoke", 0)
-    assert Records(tmp_path / "r.jsonl").get(run)["best"] == result["best"]
 
 
 def test_a_record_that_the_code_of_now_does_not_give_is_missing(tmp_path):

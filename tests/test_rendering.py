@@ -7,7 +7,7 @@ from pathlib import Path
 import reproduce_tables
 from reproduce.claims import read_claims
 from reproduce.records import Records
-from reproduce.rendering import MARKS, budget, render
+from reproduce.rendering import MARKS, render
 from reproduce.tables import read_tables
 from reproduce.witnesses import read_witnesses
 from tests.conftest import ROOT, fails
@@ -49,18 +49,6 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
     assert not end.value.code and "A small table" in capsys.readouterr().out
     assert "5 recorded runs" in (tmp_path / "results" / "README.md").read_text()
     assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
-
-
-def test_a_smaller_scale_prints_its_budget():
-    """Rows that were trained alike share a sentence; the published budget stands nowhere."""
-    args = {"rounds": 24, "steps": 20, "epochs": 5, "batch_size": 32, "image_size": 64, "crop": 0}
-    assert budget(args) == "24 rounds of 20 steps of 32 images, 64x64"
-    assert budget(args | {"steps": 0, "rounds": 1, "crop": 32}) == "1 round of 5 epochs of 32 images, 32x32"
-    pages = list((ROOT / "results" / "tables").glob("*-laptop.md"))
-    assert pages
-    for page in pages:
-        text = page.read_text()
-        assert text.count("\nBudget: ") == text.count("\n## "), page.name
 
 
 def test_the_results_are_those_of_the_records(tmp_path):

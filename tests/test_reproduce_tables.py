@@ -6,7 +6,6 @@ import signal
 import time
 from collections import Counter
 
-import reproduce_tables
 from plumbing.files import locked
 from tests.conftest import ROOT, start
 from tests.small_table import recorded, two_tables
@@ -19,17 +18,6 @@ def alone():
     """One test at a time: they leave folders in runs/."""
     with locked(ROOT / "runs" / ".tests.lock"):
         yield
-
-
-def test_the_help_explains_every_flag(capsys):
-    with pytest.raises(SystemExit) as end:
-        reproduce_tables.main(["--help"])
-    text = capsys.readouterr().out
-    assert end.value.code == 0
-    for flag in ("plan commands run check sample only scale seeds jobs gpus data archives tables records "
-                 "out").split():
-        explained = text.split("options:")[1].split(f"--{flag} ")[1].split("\n  --")[0].split()
-        assert len(explained) > 2, flag
 
 
 @pytest.mark.slow

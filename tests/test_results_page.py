@@ -8,12 +8,10 @@ from html import unescape
 from pathlib import Path
 
 from docs.equations import ROOT, slug
-from reproduce.cells import Cell
 from reproduce.published import read_published
 from reproduce.records import Records, command_of
 from reproduce.scoreboard import counts_of
 from reproduce.tables import read_tables
-from tests.pages import Opened, Read
 from tests.small_table import recorded, small_folder, write_records
 
 import pytest
@@ -40,10 +38,6 @@ def cards_of(path: Path) -> dict[str, str]:
     article = r'<article class="cell [^"]*" id="([^"]*)">(.*?)</article>'
     cards = re.findall(article, path.read_text(), flags=re.S)
     return {anchor: words_of(card) for anchor, card in cards}
-
-
-# All tables
-
 
 def test_every_published_cell_has_one_square_and_one_card(site, tables):
     """As many as the published numbers have lines that are not quoted; each square leads to a card of its
@@ -87,17 +81,6 @@ def test_every_run_of_a_cell_is_there_with_its_command_and_code(site, tables):
                     assert said, (each.table.id, place.anchor, seed)
     assert seen > 50
 
-
-def test_pages_of_methods_and_tables_lead_there(site):
-    for name in ("fedsr", "fedadg", "fedgala", "fedcir", "fdse"):
-        assert f"../../results.html#{name}" in Read(site / "docs" / "methods" / f"{name}.html").links
-    assert "../results.html" in Read(site / "results" / "README.html").links
-    assert "../../cells/fdse-1.html" in Read(site / "results" / "claims" / "fdse.html").links
-
-
-# A small table
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> dict[str, str]:
     """The cards of the small table of the tests of reproduce/."""
@@ -129,21 +112,6 @@ def test_the_words_of_a_cell(small, anchor, parts):
     for part in parts:
         assert part in small[anchor], small[anchor]
 
-
-@pytest.mark.parametrize("cell, words", [
-    (Cell(["1.30"], {0: 1.314}, computed=True, verdict="agrees"), "the difference is +0.01400"),
-    (Cell(["90", "1"], {0: 91.0, 1: 92.0}, trials=0, verdict="untested"), "does not say of how many trials"),
-    (Cell(["90", "0"], {0: 91.0, 1: 91.0}, trials=3, verdict="untested"), "neither side has a deviation"),
-    (Cell(["90", "2"], {0: 91.0, 1: 92.0}, trials=3, verdict="unclear"),
-     "the difference is +1.50, by Welch's 95% interval"),
-])
-def test_what_a_verdict_rests_on(cell, words):
-    assert words in results.verdict_words(cell)
-
-
-# Curves
-
-
 def test_a_curve_has_its_points_axes_and_words():
     svg = results.drawing({"curve": {"round": [1, 2, 3], "ALL": [0.0, None, 1.0], "val": [0.3, 0.5, None]},
                            "best": {"round": 2}})
@@ -162,27 +130,3 @@ def test_a_curve_of_a_record():
     assert list(curves) == ["ALL", "d0 0.1", "validation"]
     assert curves["ALL"] == [(1, 50.0), (3, 60.0)]
     assert results.curves_of(record, "loss") == {"loss": [(1, 50.0), (2, 25.0)]}
-
-
-# In a browser
-
-
-@pytest.mark.browser
-def test_a_square_leads_to_its_cell(browser, site):
-    """By the keyboard, with scripts switched off."""
-    with Opened(browser, site, "results.html", 390, java_script_enabled=False) as opened:
-        square = opened.tab.locator("[id='fdse-4'] .sq").first
-        address = square.get_attribute("href")
-        square.focus()
-        opened.tab.keyboard.press("Enter")
-        opened.tab.wait_for_url(f"**/{address}")
-        box = opened.tab.locator(f"#{address.partition('#')[2]}").bounding_box()
-        assert box and -1 <= box["y"] < 900 and box["height"] > 0
-
-
-@pytest.mark.browser
-def test_a_click_selects_a_whole_command(browser, site):
-    with Opened(browser, site, "cells/fdse-1.html") as opened:
-        command = opened.tab.locator(".run .command").first
-        command.click()
-        assert opened.tab.evaluate("getSelection().toString()") == command.inner_text()

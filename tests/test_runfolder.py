@@ -2,14 +2,9 @@
 
 import json
 import os
-import runpy
 import shlex
 import shutil
 import signal
-import sys
-import threading
-import time
-import types
 
 import common
 from plumbing import errors, runfolder
@@ -18,7 +13,7 @@ from plumbing.provenance import code
 from plumbing.results import command
 from plumbing.runfolder import Run
 from plumbing.settings import identity
-from tests.conftest import ROOT, fails, interrupted, metrics, parsed, run_all, run_here, start
+from tests.conftest import ROOT, fails, interrupted, metrics, parsed, run_here, start
 
 import pytest
 import torch
@@ -82,10 +77,6 @@ def test_the_recorded_command_can_be_typed_elsewhere(monkeypatch, module, start)
     flags = "--weights 'my weights.pt' --seed 1 --no-consensus --precision fp32 --threads 1"
     assert sorted(shlex.split(command(args))) == sorted(shlex.split(f"{start} {flags}"))
 
-
-# Another run's folder
-
-
 def test_weights_are_known_by_their_content(tmp_path):
     keys = []
     for value in (0.0, 1.0):
@@ -94,13 +85,15 @@ def test_weights_are_known_by_their_content(tmp_path):
     assert keys[0] != keys[1]
 
 
+def test_files_of_no_run_stay(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text("of flowers")
+    fails(capsys, 2, "metrics.jsonl", run_here, "fedavg", tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == "of flowers"
+
+
 def test_two_processes_in_one_folder(tmp_path, capsys):
     with locked(tmp_path / "run" / ".lock"):
         fails(capsys, 1, "another process is running", run_here, "fedavg", tmp_path / "run")
-
-
-# Damaged files
-
 
 @pytest.mark.parametrize("damage,words", [
     ({"round": 99}, "checkpoint.pt is no whole checkpoint"),
@@ -173,10 +166,6 @@ def test_an_odd_result_is_made_again(finished, content):
     (finished / "result.json").write_text(content)
     assert run_here("fedavg", finished)["best"] == before["best"] == result_in(finished)["best"]
 
-
-# Other code
-
-
 def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
     """Two ways on: anew, or all the same; then the result knows of both."""
     path = finished / "checkpoint.pt"
@@ -197,39 +186,6 @@ def test_the_hash_is_of_the_files_that_make_the_numbers():
     assert {"common.py", "fedavg.py", "plumbing/augment.py", "plumbing/runfolder.py"} < files.keys()
     assert not {"fdse.py", "reproduce_tables.py"} & files.keys()
     assert {"baselines/fedema.py", "fedgala.py"} < code(ROOT / "baselines" / "fedema.py")["files"].keys()
-
-
-MINE = """
-import fedavg
-from common import run
-
-class Client(fedavg.Client):
-    def train(self, down, t):
-        up = super().train(down, t)
-        up["n"] = up["n"] * 0 + 1
-        return up
-
-if __name__ == "__main__":
-    run(fedavg.Server, Client, fedavg.arguments())
-"""
-
-
-def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, capsys):
-    """A subclass never counts as its parent: name, folder and record are those of the script."""
-    script = tmp_path / "mine.py"
-    script.write_text(MINE)
-    flags = ["--scale", "smoke", "--no-figures", "--record", tmp_path / "runs.jsonl", "--out", tmp_path]
-    monkeypatch.setattr("sys.argv", [str(script), *map(str, flags)])
-    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(__file__=str(script)))
-    runpy.run_path(str(script), run_name="__main__")
-    result = json.loads((tmp_path / "runs.jsonl").read_text())
-    assert result["method"] == result["args"]["method"] == "mine"
-    assert capsys.readouterr().out.startswith("mine on digits")
-    assert any(name.endswith("mine.py") for name in result["code"][0]["files"])
-
-
-# More rounds, and fewer
-
 
 def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
     run_here("fedavg", tmp_path / "whole", "--rounds", "4")
@@ -266,10 +222,6 @@ def test_too_little_room_is_said_before_the_first_checkpoint(tmp_path, monkeypat
     fails(capsys, 1, "needs up to .* MiB of disk for its checkpoints, and 1.0 MiB are free", run_here,
           "fedavg", tmp_path)
     assert not (tmp_path / "checkpoint.pt").exists()
-
-
-# What is not this program's
-
 
 # Signals
 
@@ -328,24 +280,6 @@ def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):
     fails(capsys, 143, "interrupted; nothing that was written is lost", run_here, "fedavg", tmp_path)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
-
-# Interrupted runs
-
-
-def test_a_resumed_run_says_so_and_writes_its_settings_anew(tmp_path, monkeypatch, capsys):
-    """settings.json is that of the command which finished the run: it may have other folders and times."""
-    flags = ["--rounds", "3", "--out", tmp_path, "--scale", "smoke", "--precision", "fp32", "--no-figures"]
-    interrupted("fedavg", monkeypatch, tmp_path, "--rounds", "3", "--checkpoint-every", "0", after=1)
-    before = json.loads((tmp_path / "settings.json").read_text())
-    run_all("fedavg", parsed("fedavg", *flags, "--checkpoint-every", "7"))
-    assert "going on after round 1 of 3" in capsys.readouterr().out
-    settings = json.loads((tmp_path / "settings.json").read_text())
-    assert settings["settings"].pop("checkpoint_every") == {"value": 7.0, "origin": "flag"}
-    assert before["settings"].pop("checkpoint_every") == {"value": 0.0, "origin": "flag"}
-    assert [part["from"] for part in settings.pop("code")] == [1, 2] and len(before.pop("code")) == 1
-    assert settings == before and settings["settings"]["rounds"] == {"value": 3, "origin": "flag"}
-
-
 def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     """A half-written file, and lines of rounds that were done after the last checkpoint."""
     flags = ["--rounds", "3", "--checkpoint-every", "0"]
@@ -360,20 +294,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     assert [entry["round"] for entry in metrics(tmp_path)] == times == [1, 2, 3]
     assert len(metrics(tmp_path)[2]["clients"]) == 6
 
-
-# Other processes
-
-
-def test_a_process_that_waits_says_so(tmp_path, capsys):
-    with locked(tmp_path / ".lock"):
-        waiting = threading.Thread(target=lambda: locked(tmp_path / ".lock").__enter__(), daemon=True)
-        waiting.start()
-        time.sleep(0.3)
-        assert waiting.is_alive()
-    waiting.join()
-    assert capsys.readouterr().out == f"waiting for another process, which holds {tmp_path / '.lock'}\n"
-
-
 def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LOCAL_RANK", "1")
     fails(capsys, 2, "--lr is -1.0; it must be", run_here, "fedavg", tmp_path, "--lr", "-1")
@@ -382,10 +302,6 @@ def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit):
         run_here("fedavg", tmp_path, "--lr", "-1")
     assert capsys.readouterr().err == ""
-
-
-# Folders and disks that take nothing
-
 
 # The limit on a file's size stops a write in the middle, as a full disk does.
 FULL_DISK = """

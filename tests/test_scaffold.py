@@ -1,12 +1,11 @@
 """SCAFFOLD: rounds by hand in plain torch, what c_k and c are, and the settings in which it is FedAvg."""
 
 import common
-import fedavg
 from baselines import scaffold
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, three_clients
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of
 
 import torch
 from torch.testing import assert_close
@@ -69,21 +68,3 @@ def test_rounds_by_hand():
             model = clients[k].model(copied(server.download(k)))
             assert_close(in_double(common.state(model)), w, **CLOSE)
     assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
-
-
-def test_one_client_is_fedavg():
-    """c is c_1, so that nothing is corrected: the same models to the bit."""
-    data = three_clients(parsed(NAME, *FLAGS))[0]
-    models = {}
-    for module, name in ((scaffold, NAME), (fedavg, "fedavg")):
-        args = parsed(name, *FLAGS)
-        common.seed_all(0)
-        net = common.backbone(args, 1, 10)
-        server, client = module.Server(args, net, 1), module.Client(args, net, 0, data)
-        for t in range(3):
-            server.update({0: client.train(server.download(0), t)}, t)
-        models[name] = server.w
-        if module is scaffold:
-            assert same(server.c, client.c_k)
-            assert all(v.abs().max() > 0 for v in server.c.values())
-    assert same(models["fedavg"], models[NAME])

@@ -3,14 +3,11 @@
 import dataclasses
 import platform
 import re
-import subprocess
-import sys
 
 import common
 import reproduce_tables
 from baselines import fedprox
-from plumbing import provenance
-from plumbing.settings import SCALES, Args, LinearArgs, flag_of, method_name
+from plumbing.settings import Args, LinearArgs, flag_of, method_name
 from tests.conftest import METHODS, MODULES, ROOT, parsed
 
 import pytest
@@ -22,10 +19,6 @@ SOURCES = [ROOT / "common.py", *(ROOT / "plumbing").glob("*.py")]
 def names(cls: type[Args]) -> list[str]:
     """The names of all settings."""
     return [f.name for f in dataclasses.fields(cls)]
-
-
-# --help and --show-settings
-
 
 def shown(capsys, method, *flags) -> str:
     """What a command prints that ends with 0 before anything is run."""
@@ -58,29 +51,6 @@ def test_every_own_value_of_a_baseline_names_its_source(method):
             assert name in common_ones or ": " in origins[name], (dataset, name)
 
 
-HEADS = ["this method's own:", "views and linear evaluation:", "data:", "training:", "the run:"]
-
-
-def groups_of_help(text: str) -> dict[str, str]:
-    """The groups of a help text, in order: what stands between their heads."""
-    present = [head for head in HEADS if f"\n{head}\n" in text]
-    groups = {}
-    for head, following in zip(present, [*present[1:], "In brackets: the default."]):
-        before_next, _, _ = text.partition(f"\n{following}")
-        groups[head] = before_next.partition(f"\n{head}\n")[2]
-    return groups
-
-
-def test_help_comes_in_groups_the_methods_own_flags_first(capsys):
-    """A flag whose default the method changes stays in its group."""
-    groups = groups_of_help(shown(capsys, "fedgala", "--help"))
-    assert list(groups) == HEADS
-    own = groups["this method's own:"]
-    assert "--ssl" in own and "--lr " not in own and "--crop" not in own
-    assert "--crop" in groups["views and linear evaluation:"]
-    assert "--augment" in groups["data:"] and "--seed" in groups["the run:"]
-
-
 def test_show_settings_prints_each_and_stops(capsys, tmp_path):
     flags = ["--scale", "smoke", "--lr", "0.3", "--out", tmp_path / "run"]
     rows = {}
@@ -104,10 +74,6 @@ def test_every_field_is_read_somewhere(method):
     source = "".join(path.read_text() for path in files)
     for name in names(MODULES[method].Args):
         assert re.search(rf"\b(args|self|cls|settings|of_seed)\.{name}\b", source) or name == "variant", name
-
-
-# Where a value comes from
-
 
 def test_settings_are_fixed_once_they_are_parsed():
     args = parsed("fedavg", "--lr", "0.3")
@@ -137,42 +103,3 @@ def test_version(capsys):
         with pytest.raises(SystemExit):
             main(["--version"])
         assert capsys.readouterr().out.startswith(f"{name}: CleanFDG {version}")
-
-
-def test_the_commit_is_that_of_this_checkout(monkeypatch):
-    """Without git there is none; of a repository around this folder: test_install.py."""
-    answers = {"rev-parse --short=12 HEAD": "1a2b3c4d5e6f", "rev-parse HEAD": "1a2b3c4d5e6f7a8b"}
-    monkeypatch.setattr(provenance, "git", lambda *words: answers.get(" ".join(words), ""))
-    assert "(commit 1a2b3c4d5e6f), torch" in provenance.version_line()
-    answers["status --porcelain"] = " M fedavg.py"
-    assert "(commit 1a2b3c4d5e6f, with changes), torch" in provenance.version_line()
-    monkeypatch.setattr(provenance, "git", lambda *words: None)
-    assert "commit" not in provenance.version_line()
-
-
-def test_scales_and_backbones_are_those_of_common():
-    backbone, = [f for f in dataclasses.fields(Args) if f.name == "backbone"]
-    assert tuple(common.BACKBONES) == backbone.metadata["choices"]
-    scale, = [f for f in dataclasses.fields(Args) if f.name == "scale"]
-    assert tuple(SCALES) == scale.metadata["choices"] == ("paper", "laptop", "smoke")
-    assert issubclass(LinearArgs, Args)
-
-
-# Bad flags
-
-WITHOUT_THE_SLOW_ONES = """
-import runpy, sys
-sys.argv = ["fdse.py", "--tua", "1"]
-try:
-    runpy.run_path("fdse.py", run_name="__main__")
-except SystemExit as end:
-    slow = ("torchvision", "matplotlib", "sklearn", "scipy")
-    print(end.code, [name for name in slow if name in sys.modules])
-"""
-
-
-def test_a_usage_error_loads_neither_torchvision_nor_the_plotting():
-    """Two seconds are torch's own; what else is slow is loaded where it is needed."""
-    words = [sys.executable, "-c", WITHOUT_THE_SLOW_ONES]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "2 []" and done.stderr.count("\n") == 1

@@ -5,7 +5,7 @@ import statistics
 
 import common
 from plumbing import several
-from tests.conftest import metrics, parsed, run_all
+from tests.conftest import parsed, run_all
 from tests.recording import recording, write_data
 
 import pytest
@@ -44,18 +44,6 @@ def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch):
     for name in ("id", "args", "command", "best", "last"):
         assert results[1][name] == theirs[name]
     assert "--seed 3" in theirs["command"] and len(results) == 2
-
-
-def test_finished_seeds_are_shown_and_not_run_again(tmp_path, capsys, run_recorded):
-    run_recorded("--out", tmp_path, "--seeds", "0,1")
-    before = (tmp_path / "s1" / "timing.jsonl").read_bytes()
-    capsys.readouterr()
-    results = run_recorded("--out", tmp_path, "--seeds", "1,2")
-    said = capsys.readouterr().out
-    assert f"{tmp_path / 's1'} holds this run, finished" in said
-    assert (tmp_path / "s1" / "timing.jsonl").read_bytes() == before
-    assert [result["args"]["seed"] for result in results] == [1, 2]
-    assert len(metrics(tmp_path / "s2")) == 2
 
 
 def test_mean_and_deviation_at_the_end(tmp_path, capsys, run_recorded):

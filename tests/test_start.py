@@ -2,15 +2,13 @@
 
 import importlib.util
 import re
-import shlex
 import sys
 from pathlib import Path
 
 import fedavg
 from baselines import fedprox
 from plumbing.runfolder import copied
-from reproduce.benchmark import entry_of, parsed
-from tests.conftest import MODULES, ROOT
+from tests.conftest import ROOT
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
 
 import torch
@@ -46,27 +44,6 @@ def module_of(diff: str, folder: Path, monkeypatch, method: str = "fedavg"):
     monkeypatch.setitem(sys.modules, "changed", module)
     spec.loader.exec_module(module)
     return module
-
-
-def test_commands_are_as_printed():
-    """Each is a command line of the method that it names; baselines/mine.py is what the reader writes."""
-    found = 0
-    for line in "".join(blocks(PAGE)).splitlines():
-        if line.startswith("python "):
-            name, *flags = shlex.split(line.removeprefix("python ").removeprefix("-m "), comments=True)
-            name = name.removesuffix(".py").replace("baselines.mine", "baselines.fedprox")
-            if name == "reproduce.benchmark":
-                methods = parsed(flags).methods.split(",")
-                assert [entry_of(method).name for method in methods] == ["fdse", "fedavg"]
-            else:
-                MODULES[name].arguments(flags)
-            found += 1
-    assert found == 7
-
-
-def test_the_readme_begins_with_it():
-    first, _, _ = README.read_text().partition("```")
-    assert "(docs/start.md)" in first
 
 
 def test_the_printed_fedprox_is_fedprox(tmp_path, monkeypatch):

@@ -1,13 +1,12 @@
 """The tables as data: every published number is there, and every row is what its name says."""
 
-import dataclasses
 import re
 
 from plumbing.errors import Stop
 from reproduce.cells import run_of
 from reproduce.methods import arguments
 from reproduce.published import HEAD
-from reproduce.tables import Block, Column, Row, Table, read_tables
+from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import PUBLISHED, TABLE, write_table
 
@@ -156,70 +155,6 @@ def test_the_example_of_the_readme(tmp_path):
     assert shown == [("officecaltech", 0.1, [["82.69", "1.52"]]), ("pacs", 0.01, [["74.38", "1.55"]])]
 
 
-def test_the_readme_of_the_tables_has_every_key():
-    for part in (Table, Block, Row, Column):
-        for key in {field.name for field in dataclasses.fields(part)} - {"id", "published"}:
-            assert f"`{key}`" in README or f"{key} = " in README or f"[[{key}]]" in README, key
-
-
-TWO_BLOCKS = """
-title = "Two datasets"
-paper = "fdse"
-protocol = "p"
-trials = 4
-columns = [{name = "ALL", value = "best/ALL"}]
-rows = [
-    {method = "FedAvg", module = "fedavg", flags = "--lr 0.2", flags_on = {pacs = "--batch-size 7"}},
-    {method = "Own", module = "fdse", laptop="--rounds 3", laptop_on = {officecaltech="--lr 2"}, ours = true},
-    {method = "FDSE", module = "fdse", published_method = "Ours", published_setting = "b=1"},
-]
-
-[[blocks]]
-title = "Office"
-dataset = "officecaltech"
-laptop = "--image-size 64"
-
-[[blocks]]
-title = "PACS"
-dataset = "pacs"
-flags = "--rounds 5"
-rows = ["FDSE", "FedAvg"]
-columns = [{name = "AVG", value = "best/AVG"}]
-
-[[blocks]]
-title = "PACS, not in the paper"
-dataset = "pacs"
-rows = ["FDSE"]
-ours = true
-"""
-TWO_BLOCKS_PUBLISHED = """
-fdse,9,officecaltech,,FedAvg,ALL,accuracy_percent,80.10,1.0,measured
-fdse,9,,b=0,Ours,ALL,accuracy_percent,81.0,,measured
-fdse,9,,b=1,Ours,ALL,accuracy_percent,82,,measured
-fdse,9,pacs,b=1,Ours,AVG,accuracy_percent,,,measured
-fdse,9,pacs,,FedAvg,AVG,accuracy_percent,84.0,,measured
-"""
-
-
-def test_rows_are_stated_once(tmp_path):
-    """Each block has them with its own flags, columns, numbers and, where it names them, order."""
-    lines = TWO_BLOCKS_PUBLISHED.replace("fdse,9,,b=0,Ours,ALL,accuracy_percent,81.0,,measured\n", "")
-    write_table(tmp_path, "fdse-9", TWO_BLOCKS, lines)
-    (table,) = read_tables(tmp_path)
-    office, pacs, of_ours = table.blocks
-    shown = [(row.method, row.flags, row.laptop, row.ours, row.published) for row in office.rows]
-    assert shown == [("FedAvg", "--lr 0.2", "", False, [["80.10", "1.0"]]),
-                     ("Own", "", "--rounds 3 --lr 2", True, [[]]), ("FDSE", "", "", False, [["82"]])]
-    shown = [(row.method, row.flags, row.ours, row.published) for row in pacs.rows]
-    assert shown == [("FDSE", "", False, [[]]), ("FedAvg", "--lr 0.2 --batch-size 7", False, [["84.0"]])]
-    assert [(row.method, row.ours, row.published) for row in of_ours.rows] == [("FDSE", True, [[]])]
-    assert [column.name for block in table.blocks for column in block.columns] == ["ALL", "AVG", "ALL"]
-    args = arguments("fedavg", run_of(pacs, pacs.rows[1], pacs.columns[0], "paper", 0).flags)
-    assert (args.lr, args.batch_size, args.rounds) == (0.2, 7, 5)
-    args = arguments("fdse", run_of(office, office.rows[1], office.columns[0], "laptop", 0).flags)
-    assert (args.image_size, args.rounds, args.lr) == (64, 3, 2)
-
-
 @pytest.mark.parametrize("change, words", [
     (('paper = "fdse"', 'paper = "x"'), "paper x, figure '': expected one of"),
     (('flags = "--lambda 0"', "ours = true"), "no row has the number of digits, FDSE without C, ALL"),
@@ -253,17 +188,6 @@ def test_bad_published_numbers(tmp_path, change, words):
     assert PUBLISHED.count(change[0]) == 1
     write_table(tmp_path, "fdse-9", TABLE, PUBLISHED.replace(*change))
     with pytest.raises(Stop, match=re.escape(words)):
-        read_tables(tmp_path)
-
-
-def test_published_numbers_belong_to_one_cell(tmp_path):
-    """Of several numbers the setting says which; none is of two cells."""
-    lines = TWO_BLOCKS_PUBLISHED.replace("pacs,b=1,Ours,AVG", ",b=1,Ours,AVG")
-    write_table(tmp_path, "fdse-9", TWO_BLOCKS, lines)
-    with pytest.raises(Stop, match="no row has the number of , Ours, ALL"):
-        read_tables(tmp_path)
-    write_table(tmp_path, "fdse-9", TWO_BLOCKS.replace("ours = true\n", "", 1), lines)
-    with pytest.raises(Stop, match="has not one number for pacs, Ours, ALL alone"):
         read_tables(tmp_path)
 
 

@@ -4,48 +4,14 @@ them everywhere; and which of the tables' runs have it."""
 import dataclasses
 
 import common
-import fdse
 import fedgala
-import fedsr
 from reproduce.cells import missing
-from reproduce.measures.finished import history
 from reproduce.records import Records
 from reproduce.tables import read_tables
 from tests.small_table import FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, write_records, write_table
 
-import pytest
-
 
 CURVE = TABLE.replace("trials = 4", 'figure = "curves"').replace("best/", "curve/")
-
-
-@pytest.mark.parametrize("method, flags", [
-    (fdse, ["--protocol", "lodo", "--target", "d0"]),  # adapts to the target
-    (fedsr, ["--variant", "fedsr", "--samples", "3"]),  # draws z while it is tested
-])
-def test_best_and_last_are_those_of_a_run_that_tests_everywhere(tmp_path, method, flags):
-    """The same best and last accuracies, in a smaller number of tested rounds; training is the same too."""
-    results, lines = {}, {}
-    for how in ("all", "best"):
-        out = ["--out", str(tmp_path / how), "--rounds", "4", "--limit", "40", "--steps", "1",
-               "--test-rounds", how, "--no-figures"]
-        build = getattr(method, "build", common.backbone)
-        args = method.arguments([*flags, *out])
-        (results[how],) = common.run(method.Server, method.Client, args, build)
-        lines[how] = history(tmp_path / how)
-    for part in ("best", "last", "bytes", "logs"):
-        assert results["all"][part] == results["best"][part]
-    best = 0
-    for whole, short in zip(lines["all"], lines["best"]):
-        better = whole["val"]["ALL"] > best
-        best = max(best, whole["val"]["ALL"])
-        if better or whole["round"] == 4:
-            assert short == whole
-        else:
-            assert short == {name: value for name, value in whole.items() if name not in ("test", "target")}
-    tested = [line for line in lines["best"] if "test" in line]
-    assert len(tested) == sum(value is not None for value in results["best"]["curve"]["ALL"])
-    assert None not in results["all"]["curve"]["ALL"] and not (tmp_path / "best" / "curves.png").exists()
 
 
 def test_without_labels_the_last_round_alone_is_evaluated():

@@ -19,14 +19,6 @@ def test_the_border_is_that_of_the_binomial_interval(of_classes):
         assert bool(line_of(hits / n, of_classes)) == (hits <= highest), hits
 
 
-def test_the_target_counts_and_the_reason_is_named():
-    of_classes = [10] * 10
-    assert line_of(0.1, of_classes, name="target").startswith("untrained: target 10.00% of 100 images")
-    assert "--scale smoke only" in line_of(0.1, of_classes, "--scale", "smoke")
-    assert "--rounds 3 may be too few" in line_of(0.1, of_classes, "--rounds", "3")
-    assert "look at --lr 0.3" in line_of(0.1, of_classes, "--lr", "0.3")
-
-
 @pytest.mark.parametrize("method, flags, says", [
     ("fedavg", ["--scale", "smoke"], True),
     ("fedavg", ["--scale", "smoke", "--protocol", "lodo", "--target", "d30"], True),
