@@ -87,9 +87,9 @@ def sentence(board: Board) -> str:
     accuracies = counts.total() - counts["lost"] - costs
     said = f" ({outcome(counts)})" if measured else ""
     words = (f"Of the {accuracies} accuracies that the papers print of their own experiments, {measured} are "
-             f"measured here at the paper's scale and with the default settings{said}; {counts['laptop']} "
-             f"have runs at laptop scale only, {counts['not run']} are not run. Of {costs} costs that are "
-             f"computed from the network {counts['cost']} are as printed.")
+             f"measured here at the paper's scale and with the default settings{said}. At laptop "
+             f"scale alone {counts['laptop']} have runs, and {counts['not run']} are not run. Of {costs} "
+             f"costs that are computed from the network {counts['cost']} are as printed.")
     if counts["no method"]:
         words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:

@@ -1,5 +1,7 @@
 """Augmentation: every operation, the whole chain and the distributions against torchvision's."""
 
+import colorsys
+import dataclasses
 import math
 
 import plumbing.augment
@@ -40,6 +42,10 @@ def seeded(seed: int, x: Tensor, how: Augmentation) -> Tensor:
     torch.manual_seed(seed)
     return augment(x, how)
 
+
+# The operations
+
+
 def by_torchvision(x: Tensor, p: dict[str, Tensor], how: Augmentation) -> Tensor:
     """The parameters `p` of `draw`, applied to one image after the other by torchvision's functions."""
     size = [how.size or x.shape[2], how.size or x.shape[3]]
@@ -56,6 +62,10 @@ def by_torchvision(x: Tensor, p: dict[str, Tensor], how: Augmentation) -> Tensor
             image = tv.rgb_to_grayscale(image, 3)
         out.append(image)
     return torch.stack(out)
+
+
+# The whole chain
+
 
 @pytest.mark.parametrize("C", [1, 3])
 @pytest.mark.parametrize("how", SETTINGS.values(), ids=SETTINGS)
@@ -110,6 +120,10 @@ def test_gpu_equals_cpu(how):
     y = seeded(4, x.cuda(), how)
     assert y.is_contiguous(memory_format=torch.channels_last)
     close(y.cpu(), seeded(4, x, how), 2e-5)
+
+
+# The distributions
+
 
 def crops_of_torchvision(n: int, H: int, W: int, scale: tuple[float, float]) -> dict[str, Tensor]:
     transform = v2.RandomResizedCrop(32, scale=scale)
@@ -171,6 +185,7 @@ N = 5000
 def spans(values: Tensor, low: float, high: float) -> None:
     """The values go from end to end, uniformly."""
     slack = 0.01 * (high - low) + 1e-4
+    assert low - slack < values.min() and values.max() < high + slack
     shares = tensor([0.0, 0.25, 0.5, 0.75, 1.0])
     assert (values.quantile(shares) - low - (high - low) * shares).abs().max() < 4 * slack
 
@@ -194,17 +209,51 @@ def test_every_preset_is_tested():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_a_preset_draws(name):
-    area, ratio, flip, *factors, turn, jittered, gray = PRESETS[name]
-    torch.manual_seed(1)
-    p = draw(N, 640, 640, AUGMENTATIONS[name])
-    kept = p["height"] * p["width"] / 640 ** 2
-    assert abs(kept.min() - area[0]) < 0.015 and abs(kept.max() - area[1]) < 0.015
+def test_a_preset_crops_and_flips_an_image(name):
+    """Seen in an image whose pixels say where they are."""
+    area, ratio, flip, *_ = PRESETS[name]
+    place = (torch.arange(64) + 0.5) / 64
+    image = torch.stack([place.expand(64, 64), place[:, None].expand(64, 64), torch.zeros(64, 64)])
+    no_colour = dict(brightness=0, contrast=0, saturation=0, hue=0, gray=0)
+    x = seeded(1, image.expand(N, -1, -1, -1), dataclasses.replace(AUGMENTATIONS[name], size=9, **no_colour))
+    width = (x[:, 0, 4, 6] - x[:, 0, 4, 2]) * 9 / 4  # of the crop, negative if mirrored
+    height = (x[:, 1, 6, 4] - x[:, 1, 2, 4]) * 9 / 4
+    assert height.min() > 0
+    share(width < 0, flip)
+    kept = width.abs() * height
+    assert abs(kept.min() - area[0]) < 0.015 and abs(kept.max() - area[1]) < 0.015  # sides are whole pixels
     if area[0] < 0.7:  # else few crops of the outermost ratios fit into the image
-        ratios = p["width"] / p["height"]
-        assert 0.97 < ratios.min() / ratio[0] < 1.03 and 0.97 < ratios.max() / ratio[1] < 1.03
-    share(p["flip"], flip)
-    share(p["order"][:, 0] >= 0, jittered)
-    share(p["gray"], gray)
-    for k, ends in enumerate([*factors, (-turn, turn)]):
-        spans(p["factors"][:, k], *ends)
+        ratios = width.abs() / height
+        assert 0.93 < ratios.min() / ratio[0] < 1.03 and 0.97 < ratios.max() / ratio[1] < 1.07
+    middle = x[:, :2, 4, 4] - 0.5
+    assert middle.mean(0).abs().max() < 0.01 and middle.abs().max() <= 0.5
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_colours_an_image(name):
+    """Brightness, contrast and hue are seen apart in images on which the other changes cannot be seen;
+    saturation alone."""
+    _, _, _, bright, contrasts, saturations, turn, jittered, gray = PRESETS[name]
+    how = AUGMENTATIONS[name]
+    flat = seeded(1, torch.full((N, 3, 4, 4), 0.4), how)[:, 0, 0, 0] / 0.4
+    changed = (flat - 1).abs() > 3e-4  # what grey does: its weights sum to 0.9999
+    if bright != (1, 1):
+        share(changed, jittered)
+        spans(flat[changed], *bright)
+    else:
+        assert not changed.any()
+    no_crop = dataclasses.replace(how, scale=(1, 1), ratio=(1, 1))
+    halves = torch.cat([torch.full((3, 4, 2), 0.25), torch.full((3, 4, 2), 0.35)], 2)
+    x = seeded(2, halves.expand(N, -1, -1, -1), no_crop)[:, 0]
+    factors = (x.amax((1, 2)) - x.amin((1, 2))) / (x.amax((1, 2)) + x.amin((1, 2))) * 6
+    spans(factors[(factors - 1).abs() > 1e-5] if contrasts != (1, 1) else factors, *contrasts)
+    colour = tensor([0.3, 0.25, 0.2])[:, None, None].expand(N, 3, 4, 4)
+    x = seeded(3, colour, how)[:, :, 0, 0]
+    grey = x.amax(1) - x.amin(1) < 1e-6
+    share(grey, gray)
+    turns = tensor([colorsys.rgb_to_hsv(*pixel)[0] for pixel in x[~grey].tolist()])
+    turns = (turns - colorsys.rgb_to_hsv(0.3, 0.25, 0.2)[0] + 0.5) % 1 - 0.5
+    spans(turns[turns.abs() > 1e-4] if turn else turns, -turn, turn)
+    x = seeded(4, colour, dataclasses.replace(no_crop, brightness=0, contrast=0, hue=0, gray=0))[:, :, 0, 0]
+    factors = (x.amax(1) - x.amin(1)) / 0.1
+    spans(factors[(factors - 1).abs() > 1e-5] if saturations != (1, 1) else factors, *saturations)

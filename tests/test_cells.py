@@ -2,7 +2,7 @@
 
 import json
 
-from reproduce.cells import Cell, cells_of, judge, missing, run_of
+from reproduce.cells import Cell, cells_of, fill_means, judge, missing, run_of
 from reproduce.methods import arguments
 from reproduce.records import Records, setting_of
 from reproduce.tables import Block, Column, Row, Table, read_tables
@@ -113,3 +113,16 @@ def test_a_run_that_tables_share_is_missing_once(tmp_path):
     assert needed_by[shared] == ["fedsr-91", "fdse-91"]
     own = "python fdse.py --dataset digits --scale smoke --seed 0 --test-rounds best"
     assert needed_by[own] == ["fdse-91"]
+
+
+def test_a_printed_mean_has_the_deviation_of_its_columns():
+    """sqrt(0.6^2 + 0.8^2) / 2, as if the columns were independent."""
+    columns = [Column("M0", "last/target"), Column("M75", "last/target"), Column("Average", "mean")]
+    cells = [Cell(["90.0", "0.6"], {0: 90.0, 1: 92.0}, trials=3),
+             Cell(["80.0", "0.8"], {0: 82.0, 1: 80.0}, trials=3), Cell(["85.0"], trials=3)]
+    fill_means(Block("", "rotatedmnist", columns, []), cells)
+    assert cells[2].published == pytest.approx([85.0, 0.5]) and cells[2].values == {0: 86.0, 1: 86.0}
+    cells[0].printed = ["90.0"]
+    cells[2].of_columns = None
+    fill_means(Block("", "rotatedmnist", columns, []), cells)
+    assert cells[2].published == [85.0] and cells[2].half_width is None

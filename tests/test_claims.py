@@ -6,14 +6,15 @@ import re
 import statistics
 
 from reproduce.cells import missing
-from reproduce.claims import (VERDICTS, Claim, Measured, Method, Paper, Reading, judge_all,
-                              printed_gain, read_claims, read_paper, runs_for, verdict,
+from reproduce.claims import (VERDICTS, Claim, Judged, Measured, Method, Paper, Reading, judge_all,
+                              measure, printed_gain, read_claims, read_paper, rise_of, runs_for, verdict,
                               verdict_of)
+from reproduce.claims_pages import gain_words
 from reproduce.methods import method
 from reproduce.records import Records, moved, work_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
-from tests.small_table import write_records
+from tests.small_table import record, write_records
 
 import pytest
 from scipy import stats
@@ -25,6 +26,14 @@ LINES = [moved(json.loads(line)) for line in (ROOT / "results" / "runs.jsonl").o
 for line in LINES:
     line["work"] = work_of(line["method"], method(line["method"]).Args, line["args"])
 PAPER_OF = {claim.id: paper for paper in PAPERS for claim in paper.claims}
+
+
+@pytest.mark.parametrize("interval, words", [
+    ((0.1, 7.6), "holds"), ((0.1, 7.4), "holds, smaller"), ((-1.0, 7.4), "not found"),
+    ((-1.0, 7.6), "cannot tell"), ((-3.0, -0.1), "reverse"), ((8.0, 9.0), "holds"),
+])
+def test_what_an_interval_says_of_a_printed_gain(interval, words):
+    assert verdict(*interval, printed=7.5) == words and words in VERDICTS
 
 
 def without_seed(work: str) -> str:
@@ -125,6 +134,50 @@ CLAIM = Claim("c", "FDSE gains", "q", "p", "fdse-1", "officecaltech", ["ALL"], [
 OF_DIGITS = Reading("digits", "at hand", "digits", "--rounds 20")
 METHODS = {"FDSE": Method("fdse"), "FedAvg": Method("fedavg")}
 A_PAPER = Paper("fdse", METHODS, {"digits": OF_DIGITS}, [CLAIM], "", [], [])
+
+
+def measured(tmp_path, values: dict[str, list[float]], curve: list[float]) -> Measured:
+    made = []
+    for name, of_seeds in values.items():
+        for seed, value in enumerate(of_seeds):
+            flags = ["--dataset", "digits", "--rounds", "20", "--seed", str(seed), "--precision", "fp32"]
+            rounds = list(range(20 - len(curve) + 1, 21))
+            made.append(record(name, flags, best={"ALL": value}, curve={"round": rounds, "ALL": curve}))
+    return measure(A_PAPER, CLAIM, OF_DIGITS, Records(write_records(tmp_path / "r.jsonl", made)))
+
+
+def test_a_claim_of_three_seeds_by_hand(tmp_path):
+    """Gains of 1, 2 and 3 points: 2 +- 4.303 / sqrt 3."""
+    values = {"fdse": [0.91, 0.92, 0.93, 0.99], "fedavg": [0.90, 0.90, 0.90]}
+    one = measured(tmp_path, values, [0.9] * 10)
+    assert one.seeds == 3 and one.gain().interval == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)
+    assert gain_words(one) == "+2.0 (-0.5 to +4.5)" and one.rise == pytest.approx(0)
+    assert verdict_of(Judged(CLAIM, "fdse", 4.55, None, [one]), one) == "not found"
+    assert verdict_of(Judged(CLAIM, "fdse", 4.4, None, [one]), one) == "cannot tell"
+
+
+def test_a_curve_that_rises_has_no_verdict(tmp_path):
+    """A point and more over the last four of twenty rounds, whatever was before."""
+    values = {"fdse": [0.91, 0.92, 0.93], "fedavg": [0.90, 0.90, 0.90]}
+    for step, words in ((0.004, "not converged"), (0.002, "cannot tell")):
+        curve = [0.1] * 15 + [0.8 + step * i for i in range(5)]
+        one = measured(tmp_path, values, curve)
+        assert one.rise == pytest.approx(400 * step)
+        judged = Judged(CLAIM, "fdse", 4.0, None, [one])
+        assert verdict_of(judged, one) == words
+        assert (judged.counting is one) == (words == "cannot tell")
+    one = measured(tmp_path, values, [0.9, 0.9])
+    assert one.rise is None and verdict_of(Judged(CLAIM, "fdse", 4.0, None, [one]), one) == "no curve"
+    assert rise_of([], "best/ALL") is None
+
+
+def test_too_few_seeds_have_a_mean_and_no_verdict(tmp_path):
+    one = measured(tmp_path, {"fdse": [0.91, 0.92], "fedavg": [0.90, 0.90, 0.90]}, [0.9] * 5)
+    judged = Judged(CLAIM, "fdse", 4.0, None, [one])
+    assert gain_words(one) == "+1.5 (no interval: 2 seeds)" and judged.verdict == "too few seeds"
+    none = measured(tmp_path, {"fdse": [0.91]}, [0.9] * 5)
+    assert gain_words(none) == "not measured yet"
+    assert Judged(CLAIM, "fdse", 4, None, [none]).verdict == "not measured"
 
 
 def test_what_a_claim_lacks(tmp_path):

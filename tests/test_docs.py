@@ -139,3 +139,25 @@ def test_the_search_finds_and_escape_closes_it(browser, site):
         opened.tab.keyboard.press("Escape")
         assert opened.tab.locator(".found a").count() == 0
         assert opened.complaints == []
+
+
+def luminance(colour: str) -> float:
+    """Of #rrggbb, relative, by WCAG 2."""
+    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_text_has_the_contrast_that_wcag_asks_for(scheme):
+    """4.5 for every colour of text on every ground that it stands on, light and dark."""
+    css = (ROOT / "docs" / "page.css").read_text()
+    pairs = re.findall(r"--([a-z]+): light-dark\((#\w+), (#\w+)\)", css)
+    colours = {name: pair[scheme] for name, *pair in pairs}
+    grounds = {"back": ["text", "soft", "accent"], "differs": ["text", "soft", "accent"],
+               "measured": ["text", "soft", "accent"],
+               "panel": ["text", "soft", "accent", "keyword", "string", "comment", "number", "name"]}
+    for ground, words in grounds.items():
+        for word in words:
+            low, high = sorted([luminance(colours[word]), luminance(colours[ground])])
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (word, ground)

@@ -1,10 +1,12 @@
 """How a program ends: the line and the exit code for each kind of error."""
 
+import os
 import shlex
 import subprocess
 import sys
 
 from plumbing.errors import Interrupted, Stop, ending, out_of_memory
+from plumbing.provenance import git
 
 import pytest
 import torch
@@ -81,3 +83,26 @@ def test_a_library_that_is_missing_is_one_line():
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert "the library a_library_that_is_not_there is missing: pip install -r requirements.txt" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment, words", [
+    ({"MPLBACKEND": "nonsense"}, ["fedavg.py", "--scale", "smoke", "--rounds", "1"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["fedavg.py", "--help"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["reproduce_tables.py", "--help"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["-m", "reproduce.measures", "--help"]),
+    ({"PYTHONOPTIMIZE": "2"}, ["-m", "bench.bench", "--help"]),
+    ({"PYTHONIOENCODING": "ascii"}, ["reproduce_tables.py", "--only", "fdse-1"]),
+])
+def test_odd_environments(tmp_path, environment, words):
+    out = [] if "--help" in words else ["--out", str(tmp_path / "out")]
+    run = subprocess.run([sys.executable, *words, *out], cwd=ROOT, env=os.environ | environment, text=True,
+                         capture_output=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_another_repository_in_the_environment_is_not_recorded(tmp_path, monkeypatch):
+    commit = git("rev-parse", "HEAD")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    assert git("rev-parse", "HEAD") == commit

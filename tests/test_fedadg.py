@@ -250,3 +250,15 @@ def test_without_g_and_d_it_is_fedavg_bit_for_bit(tmp_path):
         for client in line["clients"].values():
             del client["bytes_up"]  # FedAvg's client also sends its number of images
     assert lines_adg == lines_avg and len(lines_adg) == 2
+
+
+@pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn", "resnet18"])
+def test_g_ends_as_the_features_do(backbone):
+    """With ReLU where the features have it: half of smallcnn's are negative, none of the others'."""
+    net = fedadg.build(small_args("--backbone", backbone, "--image-size", 32), 3, C).eval()
+    torch.manual_seed(0)
+    h = net.features(torch.rand(8, 3, 32, 32))
+    ref = net.G(net.code(torch.arange(8) % C))
+    assert h.shape == ref.shape
+    for values in (h, ref):
+        assert (values.min() < 0) == (backbone == "smallcnn")

@@ -2,6 +2,7 @@
 runs."""
 
 import dataclasses
+import io
 import os
 import re
 import shlex
@@ -268,3 +269,29 @@ def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
     assert [len(d.labels) for d in common.load_domains(args)[0]] == [19, 19] and result["args"]["skip_broken"]
     capsys.readouterr()
     fails(capsys, 1, "2 images cannot be decoded .*--skip-broken", run_all, "fedavg", plain)
+
+
+def test_two_folders_of_one_name_and_equal_sizes_and_times_are_not_mixed_up(tmp_path):
+    loaded = []
+    for color in (10, 200):
+        place = tmp_path / str(color) / "images"
+        for name in ("a/x/0.bmp", "a/y/0.bmp", "b/x/0.bmp", "b/y/0.bmp"):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (color,) * 3).save(place / name)
+            os.utime(place / name, (1, 1))
+        args = types.SimpleNamespace(dataset=f"folder:{place}", image_size=8, limit=0, seed=0, archives="",
+                                     skip_broken=False, data=str(tmp_path / "data"))
+        loaded.append(common.load_domains(args)[0][0].images.unique().tolist())
+    assert loaded == [[10], [200]]
+
+
+def test_more_domains_than_open_files(tmp_path):
+    """A file for each would be too many: a process may have 1,024."""
+    folder = tmp_path / "images"
+    encoded = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(encoded, "png")
+    for d in range(1100):
+        for c in "ab":
+            (folder / f"d{d}" / c).mkdir(parents=True)
+            (folder / f"d{d}" / c / "0.png").write_bytes(encoded.getvalue())
+    assert len(load(folder, 8)[0]) == 1100

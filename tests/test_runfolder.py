@@ -2,9 +2,12 @@
 
 import json
 import os
+import runpy
 import shlex
 import shutil
 import signal
+import sys
+import types
 
 import common
 from plumbing import errors, runfolder
@@ -319,3 +322,32 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     error = process.communicate()[1].strip().splitlines()[-1]
     assert process.returncode == 1
     assert error.startswith("fedavg: ") and "too large" in error
+
+
+MINE = """
+import fedavg
+from common import run
+
+class Client(fedavg.Client):
+    def train(self, down, t):
+        up = super().train(down, t)
+        up["n"] = up["n"] * 0 + 1
+        return up
+
+if __name__ == "__main__":
+    run(fedavg.Server, Client, fedavg.arguments())
+"""
+
+
+def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, capsys):
+    """A subclass never counts as its parent: name, folder and record are those of the script."""
+    script = tmp_path / "mine.py"
+    script.write_text(MINE)
+    flags = ["--scale", "smoke", "--no-figures", "--record", tmp_path / "runs.jsonl", "--out", tmp_path]
+    monkeypatch.setattr("sys.argv", [str(script), *map(str, flags)])
+    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(__file__=str(script)))
+    runpy.run_path(str(script), run_name="__main__")
+    result = json.loads((tmp_path / "runs.jsonl").read_text())
+    assert result["method"] == result["args"]["method"] == "mine"
+    assert capsys.readouterr().out.startswith("mine on digits")
+    assert any(name.endswith("mine.py") for name in result["code"][0]["files"])
