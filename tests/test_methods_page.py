@@ -32,3 +32,12 @@ def test_every_method_has_a_row_in_every_table():
     assert set(papers) == set(travels) == set(costs) == files
     for rows in (papers, travels, costs):
         assert not [cells for cells in rows.values() if "" in cells]
+
+
+def test_the_tests_that_pages_name_are_there():
+    defined = set()
+    for path in (ROOT / "tests").glob("*.py"):
+        defined |= {path.stem, *re.findall(r"^def (test_\w+)", path.read_text(), flags=re.M)}
+    for path in (ROOT / "docs").rglob("*.md"):
+        named = set(re.findall(r"\btest_\w+", path.read_text()))
+        assert named <= defined, f"{path.name}: {named - defined}"
