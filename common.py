@@ -1,10 +1,10 @@
-"""What every method stands on: data loaders, backbones, averaging and evaluation, the round loop, in this
-order.
+"""What every method stands on, in this order: data loaders, backbones, averaging, evaluation, what a client
+is asked, the contract of a method file, the round loop.
 
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
-upload; `run` is their only caller. What they must offer is said by the two `Protocol` classes above the round
-loop. Three values go through the program, each made once: `Settings` (plumbing/settings.py), `Dataset`, and
-`Run`, a run's folder (plumbing/runfolder.py). Method files import all they need from here.
+upload. In a run the round loop alone calls them. What they must offer is said by the two `Protocol` classes
+above it. Three values go through the program, each made once: `Settings` (plumbing/settings.py), `Dataset`,
+and `Run`, a run's folder (plumbing/runfolder.py). Method files import all they need from here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Kept", "LinearArgs", "adam", "arg", "going_on", "optimizer_state", "
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
-Settings = Args  # what a method reads: fixed once it is parsed; its JSON is the identity of a run
+Settings = Args  # what a method reads: fixed once it is parsed; `identity` has what decides the numbers
 
 
 # Data: domains
@@ -248,7 +248,8 @@ def batches(data: Data, settings: Args, t: int, k: int) -> Iterator[tuple[Tensor
     steps = settings.steps or settings.epochs * steps_in_epoch(len(data), settings)
     done, epoch = 0, 0
     while done < steps:
-        order = torch.randperm(len(data), generator=seed_all(settings.seed, "batches", t, k, epoch))
+        generator = seed_all(settings.seed, "batches", t, k, epoch)  # of augmentation and noise too
+        order = torch.randperm(len(data), generator=generator)
         for i in cut_batches(order.to(data.index.device), settings)[:steps - done]:
             x, y = data.batch(i.repeat(settings.views), how)
             yield x, y[:len(i)]
@@ -419,8 +420,8 @@ BACKBONES = {
 
 def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -> Net:
     """The network named by `--backbone`, with `--weights`, for images of `channels` channels. Its classifier
-    is one new linear layer; with `keep_last` it is behind torchvision's last layer (4096 -> 1000 in AlexNet),
-    which keeps its weights."""
+    is the backbone's `head`, a new one; with `keep_last` it is behind torchvision's last layer (4096 -> 1000
+    in AlexNet), which keeps its weights."""
     origin, _, name = args.backbone.rpartition(":")
     if origin and origin != "torchvision":
         return own_network(args, channels, classes, Net)
@@ -638,7 +639,8 @@ def measured(fed: Federation, progress: Run) -> dict:
     return {"best": best, "last": last}
 
 
-# What a client is asked. Each takes its download, and returns a payload and numbers: nothing else leaves it.
+# What a client is asked in a round. Each takes its download, and returns a payload and numbers. (--metric and
+# the measures at the end of a run take the probabilities of its images too.)
 
 
 def trained(fed: Federation, k: int, t: int, down: Payload) -> Answer:
@@ -710,7 +712,7 @@ class ClientProtocol(Protocol):
 
     keeps: tuple[str, ...]  # the attributes that outlive a round
     data: ClientData
-    log: dict[str, Tensor]  # may be left out: scalars of the last local training, which do not travel
+    log: dict[str, Tensor]  # may be left out: scalars of the last local training: numbers beside the upload
     pooled: bool  # may be left out: client 0 has the training images of all, the others have none
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData): ...
@@ -939,7 +941,7 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
     for k, data in enumerate(sources + targets):
         if k % size == rank:
             clients[k] = Client(settings, net, k, data)
-            for name, value in kept(clients[k]).items():  # K untrained networks in one's memory
+            for name, value in kept(clients[k]).items():  # equal tensors are held once, not K times
                 setattr(clients[k], name, shared(value, getattr(clients[rank], name)))
     names = [data.name for data in sources + targets]
     if len(set(names)) < len(names):

@@ -4,12 +4,12 @@ r"""FDSE: Federated Learning with Domain Shift Eraser (Wang et al., CVPR 2025).
     python fdse.py --dataset officecaltech --scale laptop                   # minutes on two cores
     python fdse.py --dataset officecaltech --protocol lodo --target dslr    # an unseen domain, Table 2
 
-Each layer is split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
-eraser (DSE), one for each client. Server keeps theta_u (DFE modules, BN_DFE scale and shift, head), BN_DFE
-statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift). Client k keeps its BN_DSE
-statistics, and its model after training, which is tested. Down: theta_u, BN_DFE statistics, theta_v,k. Up:
-the same, trained. If a domain is left out, BN_DSE's statistics go up too, and its client gets their mean and
-that of theta_v.
+Layers are split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
+eraser (DSE), one for each client; `build` says which. Server keeps theta_u (DFE modules, BN_DFE scale and
+shift, head), BN_DFE statistics, and of each client theta_v,k (DSE convolutions, bias of a block, BN_DSE scale
+and shift). Client k keeps its BN_DSE statistics, and its model after training, which is tested. Down:
+theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a domain is left out, BN_DSE's statistics go
+up too, and its client gets their mean and that of theta_v.
 
 Paper                                                            This file
 Eqs. (5)-(7)              consistency regularization, C          consistency
@@ -193,7 +193,7 @@ class Client:
         opt = sgd(model, args, t)
         glob, hat = self.bn_dfe_statistics(), None
         log = defaultdict(list)
-        for x, y in batches(self.data.train, args, t, self.k):  # line 6: x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # line 6: x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 l_task = cross_entropy(model.classify(z), y)
@@ -225,7 +225,7 @@ class Client:
             b.statistics = None
 
     def model(self, down: Payload) -> nn.Module:
-        if self.trained:
+        if self.trained:  # --evaluated trained: its own model, whatever comes down
             return load(self.net, self.trained)
         model = load(self.net, self.theta(down))
         if self.data.unseen and self.args.adapt_epochs:
@@ -244,9 +244,9 @@ class Client:
         """
         args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0, augment="none")
         model.train()
-        follows = [b.bn_dse for b in self.blocks]
+        adapting = [b.bn_dse for b in self.blocks]
         for module in model.modules():  # line 1: BN_DFE, and any BN outside the blocks, keep their statistics
-            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module not in follows:
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module not in adapting:
                 module.eval()
         theta_v = list(pick(dict(model.named_parameters()), self.parts.v).values())
         glob, hat = self.bn_dfe_statistics(), None
@@ -283,7 +283,7 @@ def consensus(delta: Tensor) -> Tensor:
     d = delta.double()
     norms = d.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
     d_bar = norms.mean()
-    moved = norms[:, 0] > 0  # CPU-GPU sync point, once per layer
+    moved = norms[:, 0] > 0  # from here on numbers go to the CPU, once per layer
     if not moved.any():
         return torch.zeros_like(delta[0])
     d = d[moved].div_(norms[moved])  # d_k, [N, P]
@@ -294,7 +294,7 @@ def consensus(delta: Tensor) -> Tensor:
 def min_norm(gram: Tensor) -> Tensor:
     """u [N] on the simplex that minimizes u' gram u: the min-norm point of the hull of N vectors.
 
-    For v = s u the sum ||R v||^2 + (1'v - 1)^2, with R'R = gram, is smallest, over s, at q/(1+q) with
+    For v = s u the sum ||R v||^2 + (1'v - 1)^2, with R'R = gram, is q/(1+q) at its best s, with
     q = ||R u||^2, which grows with q: so non-negative least squares of [R; 1'] v = [0; 1], an active-set
     method, has the direction of u.
     """
@@ -589,7 +589,7 @@ class Parts:
         self.u = [name for name in trained if name not in self.v]  # theta_u
         self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
         self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
-        owner = self.layer if unit == "layer" else str
+        owner = self.layer if unit == "layer" else (lambda name: name)
         self.u_layers = group_by(self.u, owner)  # {l: its names}, the layers of Eq. (8)
         self.v_layers = group_by(self.v, owner)  # and those of Eq. (9)
 

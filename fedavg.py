@@ -37,7 +37,7 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     variant: str = arg("usual", "settings: usual, or those of FedCiR's Table 1", choices=("usual", "fedcir"))
-    average: str = arg("samples", "weights of the average: samples (n_k/m_t) or uniform (1/K)",
+    average: str = arg("samples", "weights of the average: samples (n_k/m_t) or uniform (1/|S_t|)",
                        choices=("samples", "uniform"), source="text of FedAvg, Alg. 1")
 
 
@@ -117,7 +117,7 @@ class Client:
         model = self.model(down).train()
         opt = sgd(model, args, t)
         losses = []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)
@@ -150,7 +150,7 @@ class Server:
         $$ m_t \leftarrow \sum_{k \in S_t} n_k, \qquad
            w_{t+1} \leftarrow \sum_{k \in S_t} \frac{n_k}{m_t} w_{t+1}^k \tag{Server executes: average} $$
         """
-        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [|S_t|]
         if self.args.average == "samples":
             p = n / n.sum()
         else:

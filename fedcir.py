@@ -279,7 +279,7 @@ class Client:
         opt = sgd(model, args, t)
         losses = []
         regs, aligns = [], []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 mu, sigma = model.encode(x)  # of p(z|k, x): [B, D], [B, D]
                 z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 5.1)

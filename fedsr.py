@@ -200,7 +200,7 @@ class Client:
         else:
             opt = adam(model, args, t, self.momentum)
         log = defaultdict(list)
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 mu, sigma = model.encode(x)  # of p(z|x): [B, D], [B, D]
                 z = mu

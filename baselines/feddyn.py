@@ -94,7 +94,7 @@ class Client:
         theta, theta_t = dict(model.named_parameters()), parameters(model)
         g_k = to_device(self.g_k, args.device) or {name: torch.zeros_like(v) for name, v in theta_t.items()}
         losses = []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)  # L_k

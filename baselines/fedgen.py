@@ -193,7 +193,7 @@ class Client:
         c = torch.zeros(self.net.G.classes, dtype=torch.long, device=args.device)  # [C], label counter c_k
         losses = []
         regs, kds = [], []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             c += one_hot(y, len(c)).sum(0)  # line 8
             with autocast(args):
                 z = model.features(x)  # [B, D]

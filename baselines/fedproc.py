@@ -145,7 +145,7 @@ class Client:
         opt = sgd(model, args, t)
         losses, terms = [], []
         zs, ys = [], []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 logits = model.classify(z)

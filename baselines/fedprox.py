@@ -89,7 +89,7 @@ class Client:
         w = [p.detach().clone() for p in parameters]  # w^t, fixed in the round
         opt = sgd(model, args, t)
         losses, terms = [], []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)  # F_k

@@ -104,7 +104,7 @@ class Client:
         model = load(self.net, self.mixture(down)).train()
         opt = sgd(model, args, t)
         losses = []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)

@@ -107,7 +107,7 @@ class Client:
             glob, previous = frozen(model, down["w"]), frozen(model, self.previous)
         losses = []
         cons = []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)  # l_sup

@@ -81,7 +81,7 @@ class Client:
         c_k = to_device(self.c_k, args.device) or {name: torch.zeros_like(v) for name, v in c.items()}
         correction = list(entrywise(torch.sub, c, c_k).values())  # c - c_k
         losses = []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W] in [0, 1]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)

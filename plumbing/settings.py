@@ -279,6 +279,9 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         layers.insert(1, ("derived", follows(values | {"dataset": dataset})))
     values, origins = merge(layers)
 
+    for name in ("device", "precision"):
+        if values[name] == "auto":
+            origins[name] = "this machine"
     try:
         values["device"] = choose_device(values["device"])
         values["precision"] = choose_precision(values["precision"], values["device"])

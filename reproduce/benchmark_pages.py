@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 from plumbing.files import write_csv, write_text
+from plumbing.provenance import ROOT
 from plumbing.several import accuracies_of
 from reproduce.drawing import draw_line, new_panel, write_figure
 from reproduce.statistics import BySeed, Paired, holm_levels, mean, paired
@@ -28,10 +29,12 @@ def write(out: Path, chosen: list, trials: list[list], which: str, command: str)
     names = ["method", *shared, "minutes a run", "MB a round"]
     contrasts = compared(values, heads)
     tasks = {one.entry.label: tasks_of(one.results(), which) for one in chosen}
-    commands = [shlex.join(["python", *words]) for one in chosen for words in one.commands.values()]
+    commands = [shlex.join(["export", f"PYTHONPATH={ROOT}"])]
+    commands += [shlex.join(["python", *words]) for one in chosen for words in one.commands.values()]
+    seeds = ", ".join(map(str, chosen[0].commands))
     page = ["# Benchmark", f"`{command}`",
             f"Accuracy (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
-            f"{len(chosen[0].commands)} seeds.", tabulate(table, names, "github", disable_numparse=True),
+            f"the seeds {seeds}.", tabulate(table, names, "github", disable_numparse=True),
             *contrast_words(contrasts, tasks), "![Differences with their intervals](forest.png)",
             "![Accuracy over the rounds](curves.png)", *tuning_words(chosen, trials),
             "## The commands, seed by seed", "```\n" + "\n".join(commands) + "\n```"]
