@@ -965,7 +965,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
         method, file = name_and_file(Server, Client)
         prepare(settings)
         of_seeds, folders = {}, []
-        for of_seed in expand_seeds(settings):
+        for of_seed in expand_seeds(settings, method):
             if process()[0] == 0:
                 machine = f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}"
                 print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n{machine}",

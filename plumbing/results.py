@@ -21,6 +21,10 @@ import numpy as np
 import torch
 
 
+# The files of a run's folder, and that of the means over --seeds.
+FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
+         "curves.png")
+SEEDS = "seeds.json"
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
@@ -191,12 +195,12 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-def refuse_record(path: Path, folder: Path | None = None, files: tuple[str, ...] = ()) -> None:
-    """Stop, before anything is trained, if `--record` is no file of records that can be added to, or one of
-    the run's own `files` in `folder`."""
+def refuse_record(path: Path) -> None:
+    """Stop, before anything is trained, if `--record` is no file of records that can be added to, or has the
+    name of one that runs write."""
+    if path.resolve().name in (*FILES, SEEDS):
+        raise Stop(f"--record {path} has the name of a file of runs: give another one", 2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if folder and path.name in files and path.parent.resolve() == folder.resolve():
-        raise Stop(f"--record {path} is a file of the run itself: give another file", 2)
     output_file(path, is_records)
     with open(path, "ab"):
         pass

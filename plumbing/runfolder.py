@@ -25,7 +25,7 @@ from plumbing.files import (in_units, load_file, locked, refuse_special, save, t
                             write_whole)
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
-from plumbing.results import (best_of, draw_curves, numbers_in, numbers_of, outcome, record,
+from plumbing.results import (FILES, best_of, draw_curves, numbers_in, numbers_of, outcome, record,
                               refuse_accuracies, refuse_record, refuse_result, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
@@ -35,8 +35,6 @@ from tqdm import tqdm
 STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
          "clients": dict}  # what a checkpoint has
 ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear"}  # a line of metrics
-FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
-         "curves.png")
 INSTEAD = "give another --out, or --no-resume to replace it"
 AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
@@ -80,7 +78,7 @@ class Run:
             if run.rank == 0:
                 refuse_foreign(run.path)
                 if args.record:
-                    refuse_record(Path(args.record), run.path, FILES)
+                    refuse_record(Path(args.record))
                 stack.enter_context(locked(run.path / ".lock", wait=False))
                 if args.resume:
                     run.read()

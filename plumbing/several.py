@@ -10,6 +10,7 @@ from pathlib import Path
 from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import output_file, write_json
+from plumbing.results import SEEDS
 from plumbing.runfolder import digest_of
 from plumbing.settings import Args, identity, seed_numbers
 
@@ -40,12 +41,12 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
     return rest if settings.target == "all" else [settings.target]
 
 
-def expand_seeds(settings: Args) -> Iterator[Args]:
+def expand_seeds(settings: Args, method: str) -> Iterator[Args]:
     """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
     if not settings.seeds:
         yield settings
         return
-    output_file(Path(settings.out, "seeds.json"), lambda start: b'"accuracies"' in start)
+    output_file(summary_file(settings, method), lambda start: b'"accuracies"' in start)
     for seed in seed_numbers(settings.seeds):
         yield with_value(settings, f"s{seed}", seed=seed, seeds="")
 
@@ -80,9 +81,9 @@ def show_targets(method: str, settings: Args, results: list[dict]) -> None:
 
 
 def summary_file(args: Args, method: str) -> Path:
-    """The file of the means over `--seeds`: seeds.json in `--out`, else one beside the runs' folders."""
+    """The file of the means over `--seeds`, in `--out` or else beside the runs' folders."""
     if args.out:
-        return Path(args.out) / "seeds.json"
+        return Path(args.out) / SEEDS
     key = identity(args, method) | {"seed": seed_numbers(args.seeds)}
     dataset = short_name(args.dataset)
     name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{digest_of(key)}.json"
