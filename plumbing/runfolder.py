@@ -114,7 +114,7 @@ class Run:
             write_json(self.path / "settings.json", settings)
             self.clean()
             self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
-            wide = bool(sys.stderr and sys.stderr.isatty())
+            wide = sys.stderr.isatty()
             title = f"{self.key['method']} {short_name(self.args.dataset)}"
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
                        mininterval=0.2 if wide else 30)
