@@ -94,9 +94,9 @@ def refuse_result(result: dict) -> None:
             raise ValueError(f"{name} has taken {seconds} seconds")
 
 
-def id_of(key: dict) -> str:
-    """A run's id, by its identity."""
-    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
+def id_of(key: dict, size: int = 8) -> str:
+    """A run's id, by its identity; of 4 bytes in the names of folders."""
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=size).hexdigest()
 
 
 def outcome(entry: dict) -> dict:

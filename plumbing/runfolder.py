@@ -8,7 +8,6 @@ round and are cut to the checkpoint on a resume. With torchrun process 0 alone w
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import resource
@@ -21,11 +20,10 @@ from pathlib import Path
 
 from plumbing.catalog import short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
-from plumbing.files import (in_units, load_file, locked, refuse_special, save, tensors_of, write_json,
-                            write_whole)
+from plumbing.files import load_file, locked, refuse_special, save, tensors_of, write_json, write_whole
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
-from plumbing.results import (FILES, best_of, draw_curves, numbers_in, numbers_of, outcome, record,
+from plumbing.results import (FILES, best_of, draw_curves, id_of, numbers_in, numbers_of, outcome, record,
                               refuse_accuracies, refuse_record, refuse_result, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
@@ -47,13 +45,8 @@ def folder_of(args: Args, key: dict) -> Path:
     protocol = args.protocol
     if protocol != "indomain":
         protocol = f"{protocol}-{args.target}"
-    name = f"{key['method']}-{short_name(args.dataset)}-{protocol}-{args.scale}-s{args.seed}-{digest_of(key)}"
+    name = f"{key['method']}-{short_name(args.dataset)}-{protocol}-{args.scale}-s{args.seed}-{id_of(key, 4)}"
     return Path("runs") / name
-
-
-def digest_of(key: dict) -> str:
-    """Eight hexadecimal digits for an identity, in the names of folders."""
-    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 class Run:
@@ -106,7 +99,7 @@ class Run:
         if self.saved:
             self.restore(federation)
         self.parts.append({"from": self.t + 1, **self.code})
-        self.saved_at, self.room_is_known = time.monotonic(), False
+        self.saved_at = time.monotonic()
         if self.rank == 0:
             data = federation.data()
             settings = {"method": self.key["method"], "identity": self.key, "code": self.parts,
@@ -229,15 +222,6 @@ class Run:
 
     def write(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
-        if not self.room_is_known:
-            self.room_is_known = True
-            size = 3 * sum(v.nbytes for v in tensors_of(state))  # two are kept, one is being written
-            there = sum(file.stat().st_size for file in self.path.glob("*.pt"))
-            free = shutil.disk_usage(self.path).free + there
-            if size > free:
-                raise Stop(f"the run needs up to {in_units(size)} of disk for its checkpoints, and "
-                           f"{in_units(free)} are free in {self.path}: make room there, or give --out a "
-                           "folder on another disk")
         with open(self.path / "metrics.jsonl", "rb") as lines:
             os.fsync(lines.fileno())  # a checkpoint never knows of more rounds than they do
         if self.best_state:

@@ -10,8 +10,7 @@ from pathlib import Path
 from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import output_file, write_json
-from plumbing.results import SEEDS
-from plumbing.runfolder import digest_of
+from plumbing.results import SEEDS, id_of
 from plumbing.settings import Args, identity, seed_numbers
 
 from tabulate import tabulate
@@ -86,7 +85,7 @@ def summary_file(args: Args, method: str) -> Path:
         return Path(args.out) / SEEDS
     key = identity(args, method) | {"seed": seed_numbers(args.seeds)}
     dataset = short_name(args.dataset)
-    name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{digest_of(key)}.json"
+    name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{id_of(key, 4)}.json"
     return Path("runs") / name
 
 
