@@ -10,7 +10,6 @@ loop. Three values go through the program, each made once: `Settings` (plumbing/
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,29 +21,28 @@ from plumbing import linear
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.catalog import is_own, own_file, source_of
 from plumbing.decoding import open_images
-from plumbing.dirichlet import skewed
 from plumbing.errors import Stop, out_of_memory
-from plumbing.files import tensors_of
-from plumbing.mixing import Together, client_shares, dealt
+from plumbing.mixing import Together
 from plumbing.mnist import ANGLES, load_digits, rotate, rotated_mnist
-from plumbing.networks import (from_file, from_timm, from_torchvision, imagenet_weights, last_linear,
-                               refuse_shapes)
+from plumbing.networks import from_torchvision, imagenet_weights, last_linear, own_network
+from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
+from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows, with_all_parts
+from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
 from plumbing.results import score_of
 from plumbing.runfolder import Run, folder_of
 from plumbing.seeding import seed_all
-from plumbing.scores import scores
+from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
-from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, ratios, shares, source
-from plumbing.splits import SPLIT, completed
+from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, source
 from plumbing.weights import load_pretrained, read_weights
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LinearArgs", "arg", "parse", "rotate", "source", "to_device"]  # for method files
+__all__ = ["Kept", "LinearArgs", "adam", "arg", "going_on", "optimizer_state", "parse", "rotate", "sgd",
+           "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
@@ -196,41 +194,30 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
             continue
         if settings.device.startswith("cuda") and d.images.nbytes < torch.cuda.mem_get_info()[0] / 4:
             d = dataclasses.replace(d, images=d.images.to(settings.device))  # the decoded pixels, on the GPU
-        seed_name = dataset.seed_name(d.name)
+        seed_name, given = dataset.seed_name(d.name), d.given
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
-        if d.given is not None:
-            rows = order[d.given[order, 0] < 0]
-            sizes = [len(part) for part in cut(rows, shares_of(settings, d.name in targets))]
-            d = dataclasses.replace(d, given=completed(d.given, rows, sizes, of_groups))
+        if given is not None:
+            given = with_all_parts(given, order, shares_of(settings, d.name in targets), of_groups)
         if d.name in targets:
-            of_targets.append(target_client(settings, d, order))
+            rows = target_rows(settings, d.name, d.labels, given, order)
+            of_targets.append(client_data(settings, d, d.name, rows, unseen=True))
         elif settings.clients:
-            mixed.append((d, order))
+            mixed.append((d, given, order))
         else:
-            of_sources += source_clients(settings, d, order, len(dataset.classes), seed_name)
+            classes = len(dataset.classes)
+            of_clients = source_rows(settings, d.name, d.labels, given, order, classes, seed_name)
+            for name, rows in of_clients.items():
+                of_sources.append(client_data(settings, d, name, rows))
     if settings.clients:
-        of_sources = mixed_clients(settings, mixed)
-    classes = set().union(*(client.train.labels.tolist() for client in of_sources))
-    if settings.protocol != "linear" and len(classes) < 2 and not names:  # a node sees its own alone
+        of_sources = mixed_clients(settings, *zip(*mixed))
+    learned = set().union(*(client.train.labels.tolist() for client in of_sources))
+    if settings.protocol != "linear" and len(learned) < 2 and not names:  # a node sees its own alone
         raise Stop(f"the training images of {settings.dataset} are of one class: nothing can be learned")
     return of_sources, of_targets
 
 
-def shares_of(settings: Args, is_target: bool) -> tuple[float, float, float]:
-    """The shares of train, validation and test. With `linear` all images of a source are for training: there
-    are no labels to validate with."""
-    return (1, 0, 0) if settings.protocol == "linear" and not is_target else shares(settings.split)
-
-
-def parts_of(d: Domain, rows: Tensor, of_split: tuple[float, float, float]) -> tuple[Tensor, ...]:
-    """Shuffled rows of a domain -> train, validation, test: by `cut`, or by split.csv."""
-    if d.given is None:
-        return cut(rows, of_split)
-    return tuple(rows[d.given[rows, 0] == part] for part in range(3))
-
-
-def client_data(settings: Args, d: Domain, name: str, rows: tuple[Tensor, ...], unseen: bool) -> ClientData:
-    """A client whose train, val and test are these rows [n] of a domain."""
+def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool = False) -> ClientData:
+    """A client whose train, val and test are these rows of a domain."""
     parts = []
     for of_part in rows:
         index = of_part.to(d.images.device)
@@ -239,98 +226,13 @@ def client_data(settings: Args, d: Domain, name: str, rows: tuple[Tensor, ...], 
     return ClientData(name, *parts, unseen=unseen)
 
 
-def target_client(settings: Args, d: Domain, order: Tensor) -> ClientData:
-    """The client of a target. Its train and val are empty; with `--target-part test` or `heldout` they are
-    what nobody uses."""
-    train, val, test = order[:0], order[:0], order
-    if settings.target_part != "all":
-        train, val, test = parts_of(d, order, shares(settings.split))
-    if settings.target_part == "heldout":
-        val, test = val[:0], torch.cat([val, test])
-    if len(test) < 2:
-        raise Stop(f"the target {d.name} has {len(test)} images to test; it needs 2: raise --limit or the "
-                   "share in --split")
-    if settings.protocol == "linear":
-        for ratio in ratios(settings.label_ratio):
-            linear.stratified(d.labels[test], ratio, d.name)  # stops if it leaves too few
-    return client_data(settings, d, d.name, (train, val, test), unseen=True)
-
-
-def source_clients(settings: Args, d: Domain, order: Tensor, classes: int,
-                   seed_name: str) -> list[ClientData]:
-    """The clients of a source domain."""
-    of_split, M = shares_of(settings, False), settings.clients_per_domain
-    if M > len(order):
-        raise Stop(f"--clients-per-domain is {M}, more than the {len(order)} images of domain {d.name}: give "
-                   "fewer")
-    fewest = (2, 0, 0) if settings.protocol == "linear" else (2, 1, 1)  # BN needs two images to train
-
-    def enough(rows: Tensor) -> bool:
-        return all(len(part) >= least for part, least in zip(parts_of(d, rows, of_split), fewest))
-
-    piles = [order[m::M] for m in range(M)]
-    if settings.dirichlet:
-        key = (settings.seed, seed_name)
-        piles = skewed(order, d.labels, classes, M, settings.dirichlet, key, enough)
-    clients = []
-    for m, rows in enumerate(piles):
-        name = d.name if M == 1 else f"{d.name}-{m}"
-        parts = parts_of(d, rows, of_split)
-        if not enough(rows):
-            advice = "fewer --clients-per-domain, a larger --dirichlet or --limit"
-            refuse_few(name, parts, fewest, advice if d.given is None else f"{advice}, or another {SPLIT}")
-        clients.append(client_data(settings, d, name, parts, unseen=False))
-    return clients
-
-
-def refuse_few(name: str, parts: tuple[Tensor, ...], fewest: tuple[int, int, int], advice: str) -> None:
-    """Stop: a client has too few images."""
-    has = "/".join(str(len(part)) for part in parts)
-    needs = "/".join(map(str, fewest))
-    raise Stop(f"client {name} has {has} images to train, validate and test; it needs at least {needs}: "
-               f"{advice}")
-
-
-def mixed_clients(settings: Args, sources: list[tuple[Domain, Tensor]]) -> list[ClientData]:
-    """The clients of --clients, each with images of one source domain or of several, by --domain-mix. The
-    parts of each domain are dealt out one by one: versions of an image stay in the same part."""
-    of_split, fewest, C = shares_of(settings, False), (2, 1, 1), settings.clients
-    if settings.protocol == "linear":
-        fewest = (2, 0, 0)
-    images = Together([d.images for d, _ in sources])
-    everything = Domain("", images, torch.cat([d.labels for d, _ in sources]), sources[0][0].prepare)
-    of_domains = [parts_of(d, order, of_split) for d, order in sources]
-    sizes = [sum(map(len, of_part)) for of_part in zip(*of_domains)]
-    if any(size < C * least for size, least in zip(sizes, fewest)):
-        has, needs = ("/".join(map(str, counts)) for counts in (sizes, fewest))
-        raise Stop(f"--clients is {C}, too many for {has} images to train, validate and test: each needs at "
-                   f"least {needs}; give fewer")
-    of_clients = client_shares([len(order) for _, order in sources], C, settings.domain_mix)
-    rows = [([], [], []) for _ in range(C)]  # of each client and part: a piece of each domain
-    totals = [[0] * C for _ in fewest]
-    for j, parts in enumerate(of_domains):
-        for p, of_part in enumerate(parts):
-            counts = dealt(len(of_part), [of_client[j] for of_client in of_clients], totals[p])
-            totals[p] = [total + count for total, count in zip(totals[p], counts)]
-            for k, piece in enumerate(of_part.split(counts)):
-                rows[k][p].append(piece + images.starts[j])
-    clients = []
-    for k in range(C):
-        parts = tuple(torch.cat(pieces) for pieces in rows[k])
-        if any(len(part) < least for part, least in zip(parts, fewest)):
-            refuse_few(f"client-{k}", parts, fewest, "fewer --clients or a larger --limit")
-        clients.append(client_data(settings, everything, f"client-{k}", parts, unseen=False))
-    return clients
-
-
-def cut(rows: Tensor, of_split: tuple[float, float, float]) -> tuple[Tensor, Tensor, Tensor]:
-    """Shuffled rows -> train, validation, test. Test and then train are rounded down, validation gets the
-    rest: 0.8/0.1/0.1 of 157 images gives 126/16/15, as in FDSE's official code."""
-    train, _, test = of_split
-    n = len(rows)
-    n_test = int(n * test + 1e-9)
-    n_train = int((n - n_test) * train / (1 - test) + 1e-9)
-    return rows[:n_train], rows[n_train:n - n_test], rows[n - n_test:]
+def mixed_clients(settings: Args, domains: tuple[Domain], given: tuple, orders: tuple) -> list[ClientData]:
+    """The clients of --clients, which may have images of several source domains."""
+    images = Together([d.images for d in domains])
+    labels = torch.cat([d.labels for d in domains])
+    everything = Domain("", images, labels, domains[0].prepare)
+    of_clients = mixed_rows(settings, list(zip(given, orders)), images.starts)
+    return [client_data(settings, everything, name, rows) for name, rows in of_clients.items()]
 
 
 # Data: batches
@@ -521,7 +423,7 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
     which keeps its weights."""
     origin, _, name = args.backbone.rpartition(":")
     if origin and origin != "torchvision":
-        return own_network(args, channels, classes)
+        return own_network(args, channels, classes, Net)
     chosen = of_any_torchvision(name) if origin else BACKBONES[args.backbone]
     if channels != 3 and not chosen.gray:
         raise Stop(f"--backbone {args.backbone} takes colour images; those of {args.dataset} have one "
@@ -552,27 +454,7 @@ def of_any_torchvision(name: str) -> Backbone:
     return Backbone(lambda *_: from_torchvision(name), dim, last, imagenet_weights(name), relu=False)
 
 
-def own_network(args: Args, channels: int, classes: int) -> Net:
-    """The network of timm, or of a file of one's own. With `--weights FILE` it has the state in that file."""
-    origin, _, name = args.backbone.rpartition(":")
-    x = torch.zeros(2, channels, args.crop or args.image_size, args.crop or args.image_size)
-    if origin == "timm":
-        body = from_timm(name, channels, args.weights == "imagenet")
-        with torch.no_grad():
-            net = Net(body, body.eval()(x).shape[-1], classes)
-    else:
-        net = from_file(args.backbone, args, channels, classes)
-    if not isinstance(net, Net) or type(net.head) is not nn.Linear:
-        raise Stop(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, dim, "
-                   "classes) with the head that it makes, nn.Linear", 2)
-    if not own_file(args.dataset):  # whose shape is not known here
-        refuse_shapes(net, args.backbone, x, classes)
-    if args.weights not in ("none", "imagenet"):
-        load_pretrained(net, read_weights(args.weights, ""), skip="head", origin=args.weights)
-    return net
-
-
-# States, averaging, optimizers
+# States and averaging
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
@@ -636,57 +518,6 @@ def group_by(names: list[str], owner: Callable[[str], str]) -> dict[str, list[st
     return groups
 
 
-def is_finite(payload: Payload) -> bool:
-    """Whether all numbers are finite: mostly by their norms, which are a twentieth of the work."""
-    floats = [v for v in tensors_of(payload) if v.is_floating_point() and v.numel()]
-    norms = torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
-    return bool(norms.isfinite().all()) or all(v.isfinite().all() for v in floats)
-
-
-def nbytes(payload: Payload) -> int:
-    """Bytes of a payload on the wire."""
-    return sum(t.nbytes for t in tensors_of(payload))
-
-
-Kept = dict[str, dict[str, Tensor]]  # what an optimizer remembers of each parameter, by the parameter's name
-
-
-def sgd(module: nn.Module, settings: Args, t: int, kept: Kept | None = None) -> torch.optim.SGD:
-    """Local SGD at the learning rate of round t, lr * lr_decay^t; it goes on from what `optimizer_state` has
-    kept."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    opt = torch.optim.SGD(trained, lr=settings.lr * settings.lr_decay ** t,
-                          momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True)
-    return going_on(opt, module, kept)
-
-
-def adam(module: nn.Module, settings: Args, t: int, kept: Kept | None = None) -> torch.optim.Adam:
-    """The same with Adam."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    opt = torch.optim.Adam(trained, lr=settings.lr * settings.lr_decay ** t,
-                           weight_decay=settings.weight_decay, fused=True)
-    return going_on(opt, module, kept)
-
-
-def going_on(opt: torch.optim.Optimizer, module: nn.Module, kept: Kept | None) -> torch.optim.Optimizer:
-    """The optimizer with what another one of the same module remembered; a copy, as its steps change it in
-    place."""
-    parameters = dict(module.named_parameters())
-    for name, values in (kept or {}).items():
-        opt.state[parameters[name]] = {what: v.clone() for what, v in values.items()}
-    return opt
-
-
-def optimizer_state(module: nn.Module, opt: torch.optim.Optimizer) -> Kept:
-    """What the optimizer remembers of each parameter (momentum; Adam's moments and number of steps), by its
-    name."""
-    kept = {}
-    for name, p in module.named_parameters():
-        if opt.state.get(p):
-            kept[name] = dict(opt.state[p])
-    return kept
-
-
 def autocast(args: Args):
     """The context of forward passes and losses: bf16 autocast with `--precision bf16`, else nothing."""
     return torch.autocast(args.device.split(":")[0], torch.bfloat16, enabled=args.precision == "bf16")
@@ -713,20 +544,6 @@ def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor,
     model.eval()
     with autocast(settings):
         return joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
-
-
-def joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The first ones and the second ones, each as one tensor."""
-    return torch.cat([first for first, _ in pairs]), torch.cat([second for _, second in pairs])
-
-
-def as_probabilities(outputs: Tensor) -> Tensor:
-    """Logits [B, C], or an ensemble's mean probabilities (baselines/local.py) -> float32, on the CPU."""
-    outputs = outputs.float().cpu()
-    sums = outputs.sum(1)
-    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-        return outputs
-    return outputs.softmax(1)
 
 
 @torch.no_grad()
@@ -800,7 +617,7 @@ def validation_score(fed: Federation, t: int) -> float | None:
 
 
 def measured(fed: Federation, progress: Run) -> dict:
-    """Of the best and the last round what scikit-learn measures on the test part of each client and of the
+    """Of the best and the last round what is measured on the test part of each client and of the
     target, {"best": {name: its `scores`}, "last": ...}, in process 0; nothing without labels, or if the
     clients are on other machines."""
     if fed.settings.protocol == "linear" or (process()[1] == 1 and not fed.clients):
@@ -819,37 +636,6 @@ def measured(fed: Federation, progress: Run) -> dict:
         best = after(saved["round"])
     progress.lap("evaluate")
     return {"best": best, "last": last}
-
-
-def evaluate_linear(fed: Federation, t: int, best: float = 0, statistics: dict | None = None) -> dict:
-    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
-    `target` is the mean over the targets with the first share."""
-    targets = range(fed.K, len(fed.names))
-    answers = fed.ask("fit", targets, t, {"statistics": statistics} if statistics else {})
-    if len(answers) < len(targets):
-        return {}
-    found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
-    first = str(ratios(fed.settings.label_ratio)[0])
-    return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}
-
-
-def evaluate_start(fed: Federation) -> dict:
-    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
-    and the loss of features that say nothing.
-
-    A network that has not been trained has no statistics of batch normalization. Here it has those that a
-    round's first epoch would leave if no weight moved, averaged over the clients by images.
-    """
-    answers = fed.ask("start", range(fed.K), 0)
-    mean = {}
-    for k, (payload, _) in answers.items():
-        share = fed.sizes[k] / sum(fed.sizes)
-        for name, v in payload["statistics"].items():
-            mean[name] = mean[name].add_(v, alpha=share) if k else v * share
-    found = evaluate_linear(fed, 0, statistics=from_server(mean))
-    if found:
-        found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
-    return found
 
 
 # What a client is asked. Each takes its download, and returns a payload and numbers: nothing else leaves it.
@@ -991,12 +777,12 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
 def rounds(fed: Federation, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
     settings, server = fed.settings, fed.server
-    evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
+    evaluate = linear.evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
     progress.begin(fed)  # prints and writes the settings; restores a checkpoint
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":
-            entry["start"] = evaluate_start(fed)
+            entry["start"] = linear.evaluate_start(fed)
             progress.lap("evaluate")
 
         # each client of S_t: download, local training, upload
@@ -1075,27 +861,15 @@ class Federation:
         return gathered(answers)
 
     def refuse(self, what: str, k: int, t: int, down: Payload, answer: Answer) -> None:
-        """Stop if a client's answer does not fit. Each part must look like the download's of that name, or
-        else like that of the first answer; numbers are finite, and `n` counts images."""
+        """Stop if a client's answer does not fit, see `refuse_answer`. A client whose images another one
+        has sends nothing."""
         up, numbers = answer
         whose = f"round {t + 1 if what == 'train' else t}, client {self.names[k]}"
-        if k == 0 or not getattr(self.clients.get(k), "pooled", False):  # else it has nothing to send
-            if what not in self.templates:
-                like = {}
-                for part, value in up.items():
-                    shared = layout({part: down.get(part, {})}).keys() & layout({part: value}).keys()
-                    like[part] = down[part] if shared else value
-                self.templates[what] = layout(like)
-            expected, found = self.templates[what], layout(up)
-            for name in expected | found:
-                if found.get(name) != expected.get(name) or found[name] == "no tensor":
-                    raise Stop(f"{whose}: expected {expected.get(name)} in {name} of the upload; found "
-                               f"{found.get(name)}: mend the client's train")
-        if "n" in up and up["n"].min() < 1:
-            raise Stop(f"{whose}: n is {up['n'].tolist()} in the upload; expected at least 1")
-        if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
-            raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
-                       "one was due before, is in the output folder: lower --lr, or set --clip")
+        if k > 0 and getattr(self.clients.get(k), "pooled", False):
+            return refuse_answer(whose, up, numbers, layout(up))
+        if what not in self.templates:
+            self.templates[what] = expected_layout(down, up)
+        refuse_answer(whose, up, numbers, self.templates[what])
 
     def state(self) -> dict:
         """{"server": what it keeps, "clients": {k: what that client keeps}}."""
@@ -1183,17 +957,6 @@ def shared(value, first):
         return {name: shared(v, first.get(name)) for name, v in value.items()}
     both = isinstance(value, Tensor) and isinstance(first, Tensor) and value.dtype == first.dtype
     return first if both and torch.equal(value, first) else value
-
-
-def layout(payload: Payload) -> dict[str, str]:
-    """{part or part.name: dtype and shape, or "no tensor"} of what is in a payload."""
-    found = {}
-    for part, value in payload.items():
-        of_part = value if isinstance(value, dict) else {"": value}
-        for name, v in of_part.items():
-            name = f"{part}.{name}" if name else part
-            found[name] = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else "no tensor"
-    return found
 
 
 def images_in_round(n: int, settings: Args) -> int:

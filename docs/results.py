@@ -121,12 +121,12 @@ def build(site: Site) -> None:
     """Write the pages into a site."""
     records = Records(ROOT / "results" / "runs.jsonl")
     tables = [read(table, records) for table in read_tables()]
-    board, seen = [], set()
+    counts, seen = Counter(), set()
     for each in tables:
         if not each.table.figure:
-            board.append((each.table, counts_of(each.blocks, each.smaller, seen)))
+            counts += counts_of(each.blocks, each.smaller, seen)
     site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
-               sentence=sentence(board))
+               sentence=sentence(counts))
     for each in tables:
         write_table(site, each)
 

@@ -9,8 +9,10 @@ import hashlib
 import os
 from pathlib import Path
 
+from plumbing.catalog import own_file
 from plumbing.errors import Stop
 from plumbing.own_data import module_in, one_line_of
+from plumbing.weights import load_pretrained, read_weights
 
 import torch
 from torch import Tensor, nn
@@ -112,3 +114,24 @@ def refuse_shapes(net: nn.Module, backbone: str, x: Tensor, classes: int) -> Non
             what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             if what != shape:
                 raise Stop(f"--backbone {backbone}: of two images {part} gives {what}, not {shape}", 2)
+
+
+def own_network(args, channels: int, classes: int, Net: type) -> nn.Module:
+    """The network of timm, or of a file of one's own, a `Net`. With `--weights FILE` it has the state in that
+    file."""
+    origin, _, name = args.backbone.rpartition(":")
+    x = torch.zeros(2, channels, args.crop or args.image_size, args.crop or args.image_size)
+    if origin == "timm":
+        body = from_timm(name, channels, args.weights == "imagenet")
+        with torch.no_grad():
+            net = Net(body, body.eval()(x).shape[-1], classes)
+    else:
+        net = from_file(args.backbone, args, channels, classes)
+    if not isinstance(net, Net) or type(net.head) is not nn.Linear:
+        raise Stop(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, dim, "
+                   "classes) with the head that it makes, nn.Linear", 2)
+    if not own_file(args.dataset):  # whose shape is not known here
+        refuse_shapes(net, args.backbone, x, classes)
+    if args.weights not in ("none", "imagenet"):
+        load_pretrained(net, read_weights(args.weights, ""), skip="head", origin=args.weights)
+    return net

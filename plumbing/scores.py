@@ -1,10 +1,8 @@
-"""What scikit-learn measures of a classifier on some images."""
+"""What is measured of a classifier on some images."""
 
 from __future__ import annotations
 
-import warnings
-
-import numpy as np
+import torch
 from torch import Tensor
 
 METRICS = ("accuracy", "balanced", "f1", "auc")  # by which the best round may be chosen
@@ -14,20 +12,36 @@ def scores(p: Tensor, y: Tensor) -> dict:
     """The probabilities p [N, C] of all classes and the labels y [N] -> accuracy, balanced accuracy,
     macro-F1, AUC (of several classes the mean of one against the rest), the recall of each class and the
     confusion matrix, a row for each true class. None where a class without images leaves it undefined."""
-    from sklearn import metrics  # a second, which --help does not wait for
-    p, y = p.double().numpy(), y.numpy()
-    classes, predicted = range(p.shape[1]), p.argmax(1)
-    matrix = metrics.confusion_matrix(y, predicted, labels=classes)
-    there = matrix.sum(1) > 0
-    auc = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of classes that are predicted and not there
-        recall = metrics.recall_score(y, predicted, labels=classes, average=None, zero_division=0)
-        f1 = metrics.f1_score(y, predicted, average="macro", zero_division=0)
-        balanced = metrics.balanced_accuracy_score(y, predicted)
-    if there.all():
-        of_class = p[:, 1] if len(classes) == 2 else p / p.sum(1, keepdims=True)
-        auc = float(metrics.roc_auc_score(y, of_class, multi_class="ovr"))
-    return {"accuracy": float(np.mean(predicted == y)), "balanced": float(balanced), "f1": float(f1),
-            "auc": auc, "recall": [float(r) if has else None for r, has in zip(recall, there)],
-            "confusion": matrix.tolist()}
+    classes = p.shape[1]
+    pairs = torch.bincount(classes * y + p.argmax(1), minlength=classes ** 2)
+    matrix = pairs.view(classes, classes).double()  # [true, predicted]
+    hits, images, predicted = matrix.diag(), matrix.sum(1), matrix.sum(0)
+    there = images > 0
+    recall = hits / images
+    f1 = (2 * hits / (images + predicted))[images + predicted > 0]
+    return {"accuracy": float(hits.sum() / len(y)), "balanced": float(recall[there].mean()),
+            "f1": float(f1.mean()), "auc": auc(p.double(), y) if there.all() else None,
+            "recall": [float(r) if has else None for r, has in zip(recall, there)],
+            "confusion": matrix.long().tolist()}
+
+
+def auc(p: Tensor, y: Tensor) -> float:
+    """The area under the curve of p [N, C], where every class has images."""
+    from sklearn.metrics import roc_auc_score  # a second, which --help does not wait for
+    p = p / p.sum(1, keepdim=True)
+    of_class = p[:, 1] if p.shape[1] == 2 else p
+    return float(roc_auc_score(y.numpy(), of_class.numpy(), multi_class="ovr"))
+
+
+def joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The first ones and the second ones, each as one tensor."""
+    return torch.cat([first for first, _ in pairs]), torch.cat([second for _, second in pairs])
+
+
+def as_probabilities(outputs: Tensor) -> Tensor:
+    """Logits [B, C], or an ensemble's mean probabilities (baselines/local.py) -> float32, on the CPU."""
+    outputs = outputs.float().cpu()
+    sums = outputs.sum(1)
+    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        return outputs
+    return outputs.softmax(1)

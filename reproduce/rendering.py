@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
-from reproduce import figures, scoreboard, selection, witnesses
+from reproduce import figures, selection, witnesses
 from reproduce.cells import WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.claims import Judged, Paper, judge_all, verdict_of
 from reproduce.claims_pages import of_all, write_pages
@@ -48,9 +48,9 @@ CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "pub
 
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
            papers: list[Paper] | None = None, elsewhere: dict[tuple, list[Witness]] | None = None) -> str:
-    """Write tables/*.md, the figures and, if these are all tables, results.csv, README.md, the scoreboard and
+    """Write tables/*.md, the figures and, if these are all tables, results.csv, README.md and
     the pages of the papers' claims into `out`; returns the text for the terminal."""
-    shown, of_scales, board, seen, lines = [], {}, [], set(), [CSV_HEAD]
+    shown, of_scales, counts, seen, lines = [], {}, Counter(), set(), [CSV_HEAD]
     at = {scale: [filled(table, records, scale) for table in tables] for scale in SCALES}
     for table, blocks in zip(tables, at["paper"]):
         attach(elsewhere or {}, table, blocks)
@@ -66,7 +66,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
                 continue
             parts = contents(table, blocks, scale)
             if scale == "paper":
-                board.append((table, counts_of(blocks, smaller, seen)))
+                counts += counts_of(blocks, smaller, seen)
             if any(block.measured for block in blocks):
                 pages += [f"### {head}", "\n\n".join(parts).replace("## ", "#### ")]
             elif scale == "paper":
@@ -77,7 +77,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
             shown += [f"# {head}", *parts]
             lines += cell_lines(table, blocks, scale)
             write_text(out / "tables" / f"{name}.md", as_markdown(table, parts, scale))
-    state = sentence(board)
+    state = sentence(counts)
     if whole:
         judged = judge_all(papers or [], tables, records)
         if judged:
@@ -87,7 +87,6 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
             write_text(out / "witnesses.md", witnesses.page(elsewhere, tables))
             witnesses.draw(elsewhere, tables, out / "witnesses.png")
         write_csv(out / "results.csv", lines + claim_lines(judged))
-        write_text(out / "scoreboard.md", scoreboard.as_markdown(board))
         write_text(out / "README.md", overview(of_scales, state, records, papers or []))
         readme = out.parent / "README.md"
         if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
@@ -106,7 +105,7 @@ def claim_folder(out: Path) -> None:
 
 
 def overview(of_scales: dict[str, tuple], state: str, records: Records, papers: list[Paper]) -> str:
-    """results/README.md: the claims, the scoreboard, then every table and figure that has something."""
+    """results/README.md: the claims, the counts, then every table and figure that has something."""
     text = ["# Results"]
     if papers:
         pages = ", ".join(f"[{PAPERS[paper.id].split(' (')[0]}](claims/{paper.id}.md)" for paper in papers)
@@ -114,8 +113,8 @@ def overview(of_scales: dict[str, tuple], state: str, records: Records, papers: 
                  "worth](selection.md); [how far published values lie apart](witnesses.md).",
                  "![Gain of every claim: printed, and measured with its interval](claims.png)"]
     text += [state,
-             f"{MADE_BY} from {len(records.every)} recorded runs. The counts of each table: "
-             "[scoreboard.md](scoreboard.md). Every number, one a line: [results.csv](results.csv). "
+             f"{MADE_BY} from {len(records.every)} recorded runs. Every number, one a line: "
+             "[results.csv](results.csv). "
              f"{checked_words(records)}"]
     for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
         pages, pictures, empty = of_scales[scale]

@@ -1,4 +1,4 @@
-"""The state of all published cells: the counts of each table, and one sentence.
+"""The state of all published cells: counts, and one sentence.
 
 A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out. A number
 that a paper prints in two tables counts once.
@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from reproduce.cells import WIDE, Cell, FilledBlock, run_of
-from reproduce.tables import Block, Row, Table
-
-from tabulate import tabulate
+from reproduce.tables import Block, Row
 
 STATES = {
     "agrees": f"no difference found, within {WIDE:g} points",
@@ -27,9 +25,6 @@ STATES = {
 }
 MEASURED = ("agrees", "unclear", "differs", "untested")  # accuracies
 COSTS = ("cost", "other cost")
-HEAD = ["table", "cells", *STATES.values()]
-
-Board = list[tuple[Table, Counter]]  # of each table the published cells by their state
 
 
 def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock],
@@ -74,14 +69,8 @@ def state_of(row: Row, cell: Cell, small: Cell) -> str:
     return cell.verdict or ("laptop" if small.values else "not run")
 
 
-def totals(board: Board) -> Counter:
-    """The counts of all tables together."""
-    return sum((counts for _, counts in board), Counter())
-
-
-def sentence(board: Board) -> str:
+def sentence(counts: Counter) -> str:
     """The state of all published cells in words."""
-    counts = totals(board)
     measured = sum(counts[state] for state in MEASURED)
     costs = sum(counts[state] for state in COSTS)
     accuracies = counts.total() - counts["lost"] - costs
@@ -102,13 +91,3 @@ def outcome(counts: Counter) -> str:
     said = {"agrees": "without a difference", "differs": "that differ", "unclear": "that cannot be told",
             "untested": "without an interval"}
     return ", ".join(f"{counts[state]} {words}" for state, words in said.items() if counts[state])
-
-
-def as_markdown(board: Board) -> str:
-    """The counts of each table, with a link to its page, and of all."""
-    rows = []
-    for table, counts in board:
-        rows.append((f"[{table.title.partition(':')[0]}](tables/{table.id}.md)", counts))
-    rows.append(("all", totals(board)))
-    lines = [[name, counts.total(), *(counts[state] for state in STATES)] for name, counts in rows]
-    return "\n\n".join(["# Scoreboard", sentence(board), tabulate(lines, HEAD, "github")]) + "\n"

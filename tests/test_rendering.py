@@ -24,7 +24,6 @@ def test_rendering_against_the_golden_file(tmp_path):
     assert (tmp_path / "tables" / "fdse-9.md").read_text() == (GOLDEN / "fdse-9.md").read_text()
     assert (tmp_path / "results.csv").read_text() == (GOLDEN / "results.csv").read_text()
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
-    assert "| [A small table]" in (tmp_path / "scoreboard.md").read_text()
 
 
 def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
@@ -35,7 +34,7 @@ def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
     fails(capsys, 2, "has files of something else, which might be lost: give another --out; nothing was",
           reproduce_tables.main, [str(flag) for flag in flags])
     assert (tmp_path / "README.md").read_text() == "# Results of my own"
-    assert not (tmp_path / "scoreboard.md").exists()
+    assert not (tmp_path / "results.csv").exists()
 
 
 def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):

@@ -42,17 +42,17 @@ def names() -> list[str]:
 
 
 def mutations_of(name: str) -> list[Mutation]:
-    """The list of a method. A ValueError if a line to change does not occur exactly once."""
+    """The list of a method; `file` names another one. A ValueError if a line to change does not occur exactly
+    once."""
     listed = tomllib.loads((FOLDER / f"{name}.toml").read_text())
-    source = (ROOT / file_of(name)).read_text()
     mutations = []
     for entry in listed["mutation"]:
-        occurs = source.count(entry["old"])
+        file = entry.get("file", file_of(name))
+        occurs = (ROOT / file).read_text().count(entry["old"])
         if occurs != 1 or entry["old"] == entry["new"]:
-            raise ValueError(f"{name}.toml, {entry['what']}: its line occurs {occurs} times in "
-                             f"{file_of(name)}, not once, or does not change")
-        mutations.append(Mutation(file_of(name), entry["what"], entry["old"], entry["new"],
-                                  tuple(listed["tests"])))
+            raise ValueError(f"{name}.toml, {entry['what']}: its line occurs {occurs} times in {file}, not "
+                             "once, or does not change")
+        mutations.append(Mutation(file, entry["what"], entry["old"], entry["new"], tuple(listed["tests"])))
     return mutations
 
 

@@ -1,0 +1,58 @@
+"""What travels between server and clients: its layout, its bytes, and what an answer must be."""
+
+from __future__ import annotations
+
+import math
+
+from plumbing.errors import Stop
+from plumbing.files import tensors_of
+
+import torch
+from torch import Tensor
+
+
+def layout(payload: dict) -> dict[str, str]:
+    """{part or part.name: dtype and shape, or "no tensor"} of what is in a payload."""
+    found = {}
+    for part, value in payload.items():
+        of_part = value if isinstance(value, dict) else {"": value}
+        for name, v in of_part.items():
+            name = f"{part}.{name}" if name else part
+            found[name] = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else "no tensor"
+    return found
+
+
+def nbytes(payload: dict) -> int:
+    """Bytes of a payload on the wire."""
+    return sum(t.nbytes for t in tensors_of(payload))
+
+
+def is_finite(payload: dict) -> bool:
+    """Whether all numbers are finite: mostly by their norms, which are a twentieth of the work."""
+    floats = [v for v in tensors_of(payload) if v.is_floating_point() and v.numel()]
+    norms = torch.stack(torch._foreach_norm(floats)) if floats else torch.zeros(1)
+    return bool(norms.isfinite().all()) or all(v.isfinite().all() for v in floats)
+
+
+def expected_layout(down: dict, up: dict) -> dict[str, str]:
+    """What all uploads look like, by the first one: each part like the download's of that name, if there is
+    one."""
+    like = {}
+    for part, value in up.items():
+        shared = layout({part: down.get(part, {})}).keys() & layout({part: value}).keys()
+        like[part] = down[part] if shared else value
+    return layout(like)
+
+
+def refuse_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
+    """Stop unless a client's upload has the expected layout, `n` counts images, and numbers are finite."""
+    found = layout(up)
+    for name in expected | found:
+        if found.get(name) != expected.get(name) or found[name] == "no tensor":
+            raise Stop(f"{whose}: expected {expected.get(name)} in {name} of the upload; found "
+                       f"{found.get(name)}: mend the client's train")
+    if "n" in up and up["n"].min() < 1:
+        raise Stop(f"{whose}: n is {up['n'].tolist()} in the upload; expected at least 1")
+    if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
+        raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
+                   "one was due before, is in the output folder: lower --lr, or set --clip")
