@@ -24,7 +24,8 @@ from plumbing.decoding import open_images
 from plumbing.errors import Stop, out_of_memory
 from plumbing.mixing import Together
 from plumbing.mnist import ANGLES, load_digits, rotate, rotated_mnist
-from plumbing.networks import from_torchvision, imagenet_weights, last_linear, own_network
+from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, load_pretrained, own_network,
+                               read_weights)
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
 from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows, with_all_parts
@@ -36,7 +37,6 @@ from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, source
-from plumbing.weights import load_pretrained, read_weights
 
 import torch
 from torch import Tensor, nn
