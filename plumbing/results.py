@@ -81,7 +81,7 @@ def refuse_accuracies(outcome: dict) -> None:
 
 
 def refuse_result(result: dict) -> None:
-    """ValueError if a result or a record lacks something, or has accuracies or seconds that no run has."""
+    """ValueError if a result or a record lacks something, or has accuracies or costs that no run has."""
     for name, kind in RESULT.items():
         if not isinstance(result.get(name), kind):
             raise ValueError(f"{name}: missing")
@@ -89,9 +89,10 @@ def refuse_result(result: dict) -> None:
         raise ValueError("curve: no rounds")
     for part in ("best", "last", "curve"):
         refuse_accuracies(result[part])
-    for name, seconds in result["seconds"].items():
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"{name} has taken {seconds} seconds")
+    costs = {name: result.get(name, 0) for name in ("images_per_second", "peak_memory_mib")}
+    for name, cost in (result["seconds"] | costs).items():
+        if not 0 <= cost < float("inf"):
+            raise ValueError(f"{name} is {cost}, expected 0 or more")
 
 
 def id_of(key: dict, size: int = 8) -> str:

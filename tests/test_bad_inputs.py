@@ -44,6 +44,7 @@ TENSORS = {
     "number": 3,
     "list": [torch.zeros(2)],
     "other": {"body.x": torch.zeros(2)},
+    "infinite": {"body.x": torch.tensor([torch.inf])},
     "meta": {"body.x": torch.zeros(2, device="meta")},
     "sparse": {"body.x": torch.zeros(2).to_sparse()},
 }
