@@ -31,7 +31,7 @@ from plumbing.own_data import content_of, open_own_data, scaled
 from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows, with_all_parts
 from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
-from plumbing.results import score_of
+from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run, folder_of
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
@@ -805,7 +805,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
         progress.lap("server")
 
         if is_evaluated(settings, t + 1):
-            entry |= evaluate(fed, t + 1, progress.best_val)
+            entry |= evaluate(fed, t + 1, best_of(progress.history)["val"])
         progress.lap("evaluate")
         progress.log(entry)
         progress.save(fed)

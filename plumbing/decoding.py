@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -111,9 +110,8 @@ def is_whole(cache: Path) -> bool:
 
 def caches_of(data: str, dataset: str, size: int) -> list[Path]:
     """All caches of a dataset and size, from whatever they were decoded, by name."""
-    name = re.compile(rf"{re.escape(dataset)}-{size}-[0-9a-f]{{12}}")
-    caches = sorted(Path(data, "cache").glob("*"))
-    return [path for path in caches if name.fullmatch(path.name) and is_whole(path)]
+    caches = Path(data, "cache").glob(f"{dataset}-{size}-{12 * '[0-9a-f]'}")
+    return sorted(filter(is_whole, caches))
 
 
 def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> Path | None:
@@ -128,8 +126,7 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
 
 
 def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], dict]:
-    """The domains, each (name, pixels [N, 3, size, size], labels [N]), the classes, and the index. An error
-    if the cache is damaged."""
+    """Domains (name, pixels [N, 3, size, size], labels [N]), classes, index. An error if it is damaged."""
     index = json.loads((cache / "index.json").read_text())
     domains, start, parts = [], 0, [index[kind] for kind in TOLD]
     if not isinstance(index["content"], str) or not all(isinstance(part, list) for part in parts):
@@ -138,24 +135,18 @@ def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str
     names = list(source.domains or index["domains"])
     if list(classes) != index["classes"] or names != list(index["domains"]):
         raise ValueError(f"it has {some([*index['domains']])} and the classes {some(index['classes'])}")
-    pixels = np.memmap(cache / PIXELS, np.uint8, "r").reshape(-1, size, size, 3)
+    with warnings.catch_warnings():  # it is read-only: a copy-on-write map would have to fit into memory
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        mapped = np.memmap(cache / PIXELS, np.uint8, "r").reshape(-1, size, size, 3)
+        pixels = torch.from_numpy(mapped).permute(0, 3, 1, 2)
     if len(pixels) != sum(map(len, index["domains"].values())):
         raise ValueError(f"{PIXELS} holds {len(pixels)} images")
     for name, labels in index["domains"].items():
         if not {*labels} <= {*range(len(classes))}:
             raise ValueError(f"{name} has labels of no class")
-        of_domain = pixels[start:start + len(labels)]
-        domains.append((name, as_tensor(of_domain), torch.tensor(labels)))
+        domains.append((name, pixels[start:start + len(labels)], torch.tensor(labels)))
         start += len(labels)
     return domains, classes, index
-
-
-def as_tensor(pixels: np.memmap) -> Tensor:
-    """[N, S, S, 3] in a file -> [N, 3, S, S], without reading it. It must not be written to: it is mapped
-    read-only, as a copy-on-write map would have to fit into memory."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
 # Decoding

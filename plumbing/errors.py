@@ -32,8 +32,7 @@ class Stop(Exception):
 
 
 def printable(text: str, also: str = "") -> str:
-    """A text for a line of a terminal: of a name with line ends or escape codes these are written out, but
-    not the signs in `also`."""
+    """A text for a line of a terminal: line ends and escape codes are written out, but not `also`."""
     return "".join(c if c.isprintable() or c in also else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -197,8 +196,7 @@ class AfterTheRound:
 
 
 def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
-    """Ctrl-C before a program has begun, and a library that is missing: one line in the place of a
-    traceback."""
+    """Ctrl-C before a program has begun, and a library that is missing: one line, no traceback."""
     name = Path(sys.argv[0]).stem
     if issubclass(kind, KeyboardInterrupt):
         print(f"{name}: interrupted", file=sys.stderr)

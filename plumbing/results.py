@@ -271,8 +271,7 @@ def empty_figure(size: tuple[float, float]):
 
 
 def draw_curves(path: Path, history: list[dict], title: str) -> None:
-    """Every accuracy, by the names that TensorBoard shows too, and the clients' mean training losses, over
-    the rounds."""
+    """Every accuracy, by the names that TensorBoard shows too, and the clients' losses, over the rounds."""
     lines = {}  # of each name: (round, value)
     for entry in history:
         for name, value in numbers_in(entry):

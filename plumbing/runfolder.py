@@ -64,8 +64,7 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def open(cls, args: Args, key: dict, method_file: Path) -> Iterator[Run]:
-        """A run whose folder is locked and read: `result` is that of a finished one. Stop if the folder holds
-        something else."""
+        """A run whose folder is locked and read; of a finished one with its `result`."""
         with contextlib.ExitStack() as stack:
             run = cls(args, key, method_file, stack)
             if run.rank == 0:
@@ -132,8 +131,7 @@ class Run:
         self.saved = None  # its memory is free again
 
     def clean(self) -> None:
-        """Remove what earlier processes left: temporary files, the files of a run that starts afresh, lines
-        of rounds to come."""
+        """Remove temporary files, the files of a run that starts afresh, and lines of rounds to come."""
         stale = [file for name in FILES for file in self.path.glob(f"{name}.*.tmp")]  # of killed writes
         stale.append(self.path / "result.json")
         if self.t == 0:
@@ -156,11 +154,6 @@ class Run:
         if self.t:
             print(f"going on after round {self.t} of {self.args.rounds}")
         sys.stdout.flush()
-
-    @property
-    def best_val(self) -> float:
-        """The best validation accuracy of the rounds that are done; -1 without any."""
-        return best_of(self.history)["val"]
 
     def lap(self, part: str) -> None:
         """Count the seconds since the last call for a part of the round: train, server, evaluate or write."""

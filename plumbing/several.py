@@ -19,8 +19,7 @@ HEADS = {"best": "best validation round", "last": "last round"}
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:
-    """The domains that a run evaluates without training on them. Stop if the flags name a domain that there
-    is not."""
+    """The domains that a run evaluates without training on them. Stop if one that is named is not there."""
     sources = settings.sources.split(",") if settings.sources else []
     named = [("--sources", name) for name in sources]
     if settings.target != "all":
@@ -51,8 +50,7 @@ def expand_seeds(settings: Args, method: str) -> Iterator[Args]:
 
 
 def expand_targets(settings: Args, names: list[str]) -> Iterator[Args]:
-    """The settings of each run of `--target all`; its output is a folder in `--out`. With --sources one run
-    evaluates all targets."""
+    """The settings of each run of `--target all`, a folder in `--out`; with --sources there is one run."""
     targets = targets_of(settings, names)
     if settings.protocol == "indomain" or settings.target != "all" or settings.sources:
         yield settings
