@@ -178,7 +178,7 @@ class ImageFiles:
                 entries = list(os.scandir(folder)) if here not in seen else None
                 seen.add(here)
             if entries is None:
-                self.unread.append(prefix.rstrip("/"))
+                self.unread.append(prefix.rstrip("/") or folder.name)
             for entry in entries or ():
                 name, is_there = prefix + entry.name, not entry.is_symlink() or os.path.exists(entry.path)
                 if is_there and entry.is_dir():
