@@ -24,19 +24,19 @@ from plumbing.decoding import open_images
 from plumbing.errors import Stop, out_of_memory
 from plumbing.mixing import Together
 from plumbing.mnist import ANGLES, load_digits, rotate, rotated_mnist
-from plumbing.networks import from_torchvision, imagenet_weights, last_linear, own_network
+from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, load_pretrained, own_network,
+                               read_weights)
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
 from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows, with_all_parts
 from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
-from plumbing.results import score_of
+from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run, folder_of
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, source
-from plumbing.weights import load_pretrained, read_weights
 
 import torch
 from torch import Tensor, nn
@@ -753,7 +753,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
         method, file = name_and_file(Server, Client)
         prepare(settings)
         of_seeds, folders = {}, []
-        for of_seed in expand_seeds(settings):
+        for of_seed in expand_seeds(settings, method):
             if process()[0] == 0:
                 machine = f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}"
                 print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n{machine}",
@@ -807,7 +807,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
         progress.lap("server")
 
         if is_evaluated(settings, t + 1):
-            entry |= evaluate(fed, t + 1, progress.best_val)
+            entry |= evaluate(fed, t + 1, best_of(progress.history)["val"])
         progress.lap("evaluate")
         progress.log(entry)
         progress.save(fed)

@@ -352,7 +352,7 @@ def main(argv: list[str] | None = None) -> None:
             print(seconds)
             return
         if flags.out:
-            output_file(Path(flags.out), lambda start: b'"device"' in start)
+            output_file(Path(flags.out), lambda start: start.startswith(b'{\n "device"'))
         args = fedavg.arguments(["--device", flags.device])
         prepare(args)
         name = torch.cuda.get_device_name(flags.device) if flags.device.startswith("cuda") else cpu_name()

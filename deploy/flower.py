@@ -23,7 +23,8 @@ from common import QUESTIONS, Answer, Args, Payload, Stop
 from plumbing.files import load_file, save, write_whole
 from plumbing.processes import one_line_on_failure, prepare, to_device
 from plumbing.provenance import code
-from plumbing.runfolder import Run, digest_of
+from plumbing.results import id_of
+from plumbing.runfolder import Run
 from plumbing.settings import Parser, identity, name_and_file
 from plumbing.trained import method
 from reproduce.loading import without_images
@@ -129,7 +130,7 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
     # The file has what the client keeps before and after its last training: that is asked for once more if
     # its answer, or the server, was lost. A client of which the server has no answer begins anew.
     client, last = fed.clients[k], asked["last"][k]
-    file = Path(own.state) / f"{name}-{digest_of(fixed(module, settings))}.pt"
+    file = Path(own.state) / f"{name}-{id_of(fixed(module, settings), 4)}.pt"
     if client.keeps and last:
         saved = load_file(file, "kept state", "put the folder of --state back, or start with --no-resume")
         if not last <= saved["round"] <= t + 1:
@@ -232,7 +233,7 @@ class Remote(common.Federation):
 def serve(grid: Grid, words: list[str]) -> dict:
     """A run whose clients are on nodes; it goes on from its folder. Returns its result."""
     fed = Remote(grid, words)
-    fed.dataset.content = digest_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]})
+    fed.dataset.content = id_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]}, 4)
     name, file = name_and_file(fed.module.Server, fed.module.Client)
     key = identity(fed.settings, name, fed.dataset.content)
     with Run.open(fed.settings, key, file) as progress:

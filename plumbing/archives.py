@@ -178,7 +178,7 @@ class ImageFiles:
                 entries = list(os.scandir(folder)) if here not in seen else None
                 seen.add(here)
             if entries is None:
-                self.unread.append(prefix.rstrip("/"))
+                self.unread.append(prefix.rstrip("/") or folder.name)
             for entry in entries or ():
                 name, is_there = prefix + entry.name, not entry.is_symlink() or os.path.exists(entry.path)
                 if is_there and entry.is_dir():
@@ -271,12 +271,9 @@ def refusing_damage(path: Path):
 
 def entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
     """(name, declared bytes, what unpacks it into a folder until the next is asked for) of each file."""
-    if path.suffix.lower() == ".zip":
-        return zip_entries(path)
-    return tar_entries(path)
-
-
-def zip_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
+    if path.suffix.lower() != ".zip":
+        yield from tar_entries(path)
+        return
     with zipfile.ZipFile(path) as archive:  # never unpacks more than is declared, and compares checksums
         for entry in archive.infolist():
             if not entry.is_dir():

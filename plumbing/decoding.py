@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -70,7 +69,14 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
         files.keys += [agreed] if only else []
         cache = Path(data) / "cache" / f"{short_name(dataset)}-{size}-{files.fingerprint()}"
         decode_once(files, source, size, cache, skip_broken)
-    domains, classes, index = open_cache(cache, source, size)
+    own = own_folder(dataset)
+    split = own / SPLIT if own and (own / SPLIT).exists() else None
+    try:
+        domains, classes, index = open_cache(cache, source, size)
+        names = json.loads((cache / "files.json").read_text()) if split else {}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
+                   "delete that folder and start again")
     if source.content not in ("", index["content"]):
         raise Stop(f"{dataset}: its images are others than those of the official archive (their digest is "
                    f"{index['content']}, expected {source.content}): get it again, or give them as images of "
@@ -80,14 +86,10 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     for kind, what in TOLD.items():
         if index[kind]:
             print(f"{dataset}: {len(index[kind])} {what}: {some(index[kind])}", file=sys.stderr)
-    images = Images(domains, classes, index["content"])
-    if own_folder(dataset):
-        split = own_folder(dataset) / SPLIT
-        if split.exists():
-            images.given = read_split(split, json.loads((cache / "files.json").read_text()))
-            images.content = hashlib.blake2b(images.content.encode() + split.read_bytes(),
-                                             digest_size=6).hexdigest()
-    return images
+    if not split:
+        return Images(domains, classes, index["content"])
+    content = hashlib.blake2b(index["content"].encode() + split.read_bytes(), digest_size=6).hexdigest()
+    return Images(domains, classes, content, read_split(split, names))
 
 
 def refuse_broken(dataset: str, broken: list[str]) -> None:
@@ -108,9 +110,8 @@ def is_whole(cache: Path) -> bool:
 
 def caches_of(data: str, dataset: str, size: int) -> list[Path]:
     """All caches of a dataset and size, from whatever they were decoded, by name."""
-    name = re.compile(rf"{re.escape(dataset)}-{size}-[0-9a-f]{{12}}")
-    caches = sorted(Path(data, "cache").glob("*"))
-    return [path for path in caches if name.fullmatch(path.name) and is_whole(path)]
+    caches = Path(data, "cache").glob(f"{dataset}-{size}-{12 * '[0-9a-f]'}")
+    return sorted(filter(is_whole, caches))
 
 
 def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> Path | None:
@@ -125,34 +126,27 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
 
 
 def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], dict]:
-    """The domains, each (name, pixels [N, 3, size, size], labels [N]), the classes, and the index. Stop if
-    the cache is damaged."""
-    domains, start = [], 0
-    try:
-        index = json.loads((cache / "index.json").read_text())
-        classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are in its files
-        names = list(source.domains or index["domains"])
-        if list(classes) != index["classes"] or names != list(index["domains"]):
-            raise ValueError(f"it has {some([*index['domains']])} and the classes {some(index['classes'])}")
-        pixels = np.memmap(cache / PIXELS, np.uint8, "r").reshape(-1, size, size, 3)
-        if len(pixels) != sum(map(len, index["domains"].values())):
-            raise ValueError(f"{PIXELS} holds {len(pixels)} images")
-        for name, labels in index["domains"].items():
-            of_domain = pixels[start:start + len(labels)]
-            domains.append((name, as_tensor(of_domain), torch.tensor(labels)))
-            start += len(labels)
-        return domains, classes, index
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
-                   "delete that folder and start again")
-
-
-def as_tensor(pixels: np.memmap) -> Tensor:
-    """[N, S, S, 3] in a file -> [N, 3, S, S], without reading it. It must not be written to: it is mapped
-    read-only, as a copy-on-write map would have to fit into memory."""
-    with warnings.catch_warnings():
+    """Domains (name, pixels [N, 3, size, size], labels [N]), classes, index. An error if it is damaged."""
+    index = json.loads((cache / "index.json").read_text())
+    domains, start, parts = [], 0, [index[kind] for kind in TOLD]
+    if not isinstance(index["content"], str) or not all(isinstance(part, list) for part in parts):
+        raise ValueError("what it says of its files is no text")
+    classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are in its files
+    names = list(source.domains or index["domains"])
+    if list(classes) != index["classes"] or names != list(index["domains"]):
+        raise ValueError(f"it has {some([*index['domains']])} and the classes {some(index['classes'])}")
+    with warnings.catch_warnings():  # it is read-only: a copy-on-write map would have to fit into memory
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        mapped = np.memmap(cache / PIXELS, np.uint8, "r").reshape(-1, size, size, 3)
+        pixels = torch.from_numpy(mapped).permute(0, 3, 1, 2)
+    if len(pixels) != sum(map(len, index["domains"].values())):
+        raise ValueError(f"{PIXELS} holds {len(pixels)} images")
+    for name, labels in index["domains"].items():
+        if not {*labels} <= {*range(len(classes))}:
+            raise ValueError(f"{name} has labels of no class")
+        domains.append((name, pixels[start:start + len(labels)], torch.tensor(labels)))
+        start += len(labels)
+    return domains, classes, index
 
 
 # Decoding

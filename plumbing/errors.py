@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 ROOM = "make room or give another folder"
@@ -20,6 +19,7 @@ NO_FOLDER = "a file is where a folder is expected: give another folder"
 REMEDIES = {errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EACCES: RIGHTS, errno.EPERM: RIGHTS,
             errno.EROFS: RIGHTS, errno.ENOTDIR: NO_FOLDER, errno.EEXIST: NO_FOLDER,
             errno.EISDIR: "a folder is where a file is expected: give a file"}
+UP = "\x1b[A"  # moves the cursor up a line
 BUG = 70  # the exit code of a fault of the program: EX_SOFTWARE of sysexits.h
 
 
@@ -31,9 +31,9 @@ class Stop(Exception):
         self.code = code
 
 
-def printable(text: str) -> str:
-    """A text for a line of a terminal: of a name with line ends or escape codes these are written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, also: str = "") -> str:
+    """A text for a line of a terminal: line ends and escape codes are written out, but not `also`."""
+    return "".join(c if c.isprintable() or c in also else c.encode("unicode_escape").decode() for c in text)
 
 
 def ending(e: BaseException, kept: str) -> tuple[str, int]:
@@ -69,14 +69,20 @@ def tell(program: str, message: str) -> None:
 
 
 class Patient:
-    """An output whose reader may leave, as `head -1` does: then it is silent, and the program goes on."""
+    """An output whose reader may leave, as `head -1` does: then it is silent, and the program goes on. Escape
+    codes of a name do not act on a terminal; UP is a progress bar's own."""
 
     def __init__(self, stream):
         self.stream = stream
 
     def __getattr__(self, name: str):
-        found = getattr(self.stream, name)
-        return partial(self.patiently, found) if name in ("write", "flush") else found
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> None:
+        self.patiently(self.stream.write, UP.join(printable(part, "\n\r\t") for part in text.split(UP)))
+
+    def flush(self) -> None:
+        self.patiently(self.stream.flush)
 
     def patiently(self, call: Callable, *values) -> None:
         try:
@@ -93,12 +99,12 @@ def patient_output():
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError):  # closed, or no file
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (stream and Patient(stream) for stream in before)
+    sys.stdout, sys.stderr = (Patient(stream or open(os.devnull, "w")) for stream in before)
     try:
         yield
     finally:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         sys.stdout, sys.stderr = before
 
 
@@ -190,8 +196,7 @@ class AfterTheRound:
 
 
 def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
-    """Ctrl-C before a program has begun, and a library that is missing: one line in the place of a
-    traceback."""
+    """Ctrl-C before a program has begun, and a library that is missing: one line, no traceback."""
     name = Path(sys.argv[0]).stem
     if issubclass(kind, KeyboardInterrupt):
         print(f"{name}: interrupted", file=sys.stderr)

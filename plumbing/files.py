@@ -134,9 +134,12 @@ def load_file(path: Path, what: str, advice: str = "give another file or folder"
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         if any(v.is_meta or v.is_quantized or v.layout != torch.strided for v in tensors_of(loaded)):
             raise ValueError("tensors without plain values")
-        return loaded
+        is_finite = all(v.isfinite().all() for v in tensors_of(loaded))
     except (FileNotFoundError, NotADirectoryError):
         raise Stop(f"{path}: no such file of {what}: {advice}", 2)
     except Exception as e:
         raise Stop(f"{path} cannot be read as a file of {what}: it is damaged or holds more than tensors "
                    f"({type(e).__name__}): {advice}")
+    if not is_finite:
+        raise Stop(f"{path} has numbers that are not finite: {advice}")
+    return loaded

@@ -1,6 +1,6 @@
-"""Clients across domains: the heterogeneous partition of the ICLR 2024 benchmark of federated domain
-generalization (Bai, Bagchi, Inouye; arXiv 2307.04942), src/splitter.py, NonIIDSplitter, of
-inouye-lab/FedDG_Benchmark @ da58f76.
+"""Clients with label skew, by a Dirichlet distribution, and clients across domains: the heterogeneous
+partition of the ICLR 2024 benchmark of federated domain generalization (Bai, Bagchi, Inouye; arXiv
+2307.04942), src/splitter.py, NonIIDSplitter, of inouye-lab/FedDG_Benchmark @ da58f76.
 
 Its lambda, `--iid` in its code, is 1 - mix. What rounding leaves of a domain goes there to the first clients;
 here to those with the largest fractions, so that with a mix of 1 nobody gets an image of a foreign domain.
@@ -8,8 +8,15 @@ here to those with the largest fractions, so that with a mix of 1 nobody gets an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from plumbing.seeding import seed_all
+
+import numpy as np
 import torch
 from torch import Tensor
+
+DRAWS = 1000  # of label skew, until every client has enough; then the run ends and says who has not
 
 
 def client_shares(sizes: list[int], clients: int, mix: float) -> list[list[float]]:
@@ -70,3 +77,32 @@ class Together:
             there = self.images[d][(rows[at] - self.starts[d]).to(self.images[d].device)]
             pixels[at.to(self.device)] = there.to(self.device)
         return pixels
+
+
+def skewed(order: Tensor, labels: Tensor, classes: int, clients: int, beta: float, key: tuple,
+           enough: Callable[[Tensor], bool]) -> list[Tensor]:
+    """The shuffled rows `order` of a domain with `labels` [N], of each class by shares from Dirichlet(beta).
+
+    Shares that leave a client too little, by `enough`, are drawn again: with beta 0.1 a client of ten may
+    have next to none. `key` is (seed, domain).
+    """
+    seed, domain = key
+    rng = np.random.default_rng(seed_all(seed, "dirichlet", domain).initial_seed())
+    for _ in range(DRAWS):
+        piles = draw(order, labels, classes, clients, beta, rng)
+        if all(enough(pile) for pile in piles):
+            break
+    generator = seed_all(seed, "dirichlet order", domain)
+    return [pile[torch.randperm(len(pile), generator=generator)] for pile in piles]
+
+
+def draw(order: Tensor, labels: Tensor, classes: int, clients: int, beta: float, rng) -> list[Tensor]:
+    """One draw: of each class the clients' shares of its rows."""
+    piles = [[] for _ in range(clients)]
+    for c in range(classes):
+        rows = order[labels[order] == c]
+        up_to = np.cumsum(rng.dirichlet([beta] * clients))  # the share of the first m clients
+        ends = np.floor(up_to * len(rows) + 1e-9).astype(int)[:-1]
+        for pile, rows_of_client in zip(piles, np.split(rows.numpy(), ends)):
+            pile.append(torch.from_numpy(rows_of_client))
+    return [torch.cat(pile) for pile in piles]

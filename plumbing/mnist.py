@@ -68,8 +68,7 @@ def rows_of(name: str, seed: int, labels: Tensor) -> Tensor:
 
 
 def read_idx(name: str, data: str, archives: str, *, header: int) -> Tensor:
-    """The bytes behind the header of one of MNIST's files (in `archives`, else downloaded), uint8. Stop if
-    the file is damaged or another one."""
+    """The bytes, uint8, behind the header of one of MNIST's files. Stop if it is damaged or another one."""
     from torchvision.datasets import MNIST
     path = find_archives([name], data, archives).get(name)
     if path is None:

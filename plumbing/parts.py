@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from plumbing import linear
-from plumbing.dirichlet import skewed
 from plumbing.errors import Stop
-from plumbing.mixing import client_shares, dealt
+from plumbing.mixing import client_shares, dealt, skewed
 from plumbing.settings import Args, ratios, shares
 from plumbing.splits import SPLIT, completed
 

@@ -67,8 +67,9 @@ def imported_by(file: Path) -> list[str]:
 def hardware(args, processes: int) -> dict:
     """Versions and hardware of this process, as result.json has them."""
     gpu = args.device.startswith("cuda")
-    machine = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "processes": processes,
-               "gpu": None, "gpu_peak_memory_mib": None}
+    machine = {"cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability(),
+               "threads": torch.get_num_threads(), "processes": processes, "gpu": None,
+               "gpu_peak_memory_mib": None}
     if gpu:
         machine["gpu"] = torch.cuda.get_device_name(args.device)
         machine["gpu_peak_memory_mib"] = torch.cuda.max_memory_allocated(args.device) >> 20

@@ -21,6 +21,10 @@ import numpy as np
 import torch
 
 
+# The files of a run's folder, and that of the means over --seeds.
+FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
+         "curves.png")
+SEEDS = "seeds.json"
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
@@ -77,7 +81,7 @@ def refuse_accuracies(outcome: dict) -> None:
 
 
 def refuse_result(result: dict) -> None:
-    """ValueError if a result or a record lacks something, or has accuracies or seconds that no run has."""
+    """ValueError if a result or a record lacks something, or has accuracies or costs that no run has."""
     for name, kind in RESULT.items():
         if not isinstance(result.get(name), kind):
             raise ValueError(f"{name}: missing")
@@ -85,14 +89,15 @@ def refuse_result(result: dict) -> None:
         raise ValueError("curve: no rounds")
     for part in ("best", "last", "curve"):
         refuse_accuracies(result[part])
-    for name, seconds in result["seconds"].items():
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"{name} has taken {seconds} seconds")
+    costs = {name: result.get(name, 0) for name in ("images_per_second", "peak_memory_mib")}
+    for name, cost in (result["seconds"] | costs).items():
+        if not 0 <= cost < float("inf"):
+            raise ValueError(f"{name} is {cost}, expected 0 or more")
 
 
-def id_of(key: dict) -> str:
-    """A run's id, by its identity."""
-    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
+def id_of(key: dict, size: int = 8) -> str:
+    """A run's id, by its identity; of 4 bytes in the names of folders."""
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=size).hexdigest()
 
 
 def outcome(entry: dict) -> dict:
@@ -191,12 +196,12 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-def refuse_record(path: Path, folder: Path | None = None, files: tuple[str, ...] = ()) -> None:
-    """Stop, before anything is trained, if `--record` is no file of records that can be added to, or one of
-    the run's own `files` in `folder`."""
+def refuse_record(path: Path) -> None:
+    """Stop, before anything is trained, if `--record` is no file of records that can be added to, or has the
+    name of one that runs write."""
+    if path.resolve().name in (*FILES, SEEDS):
+        raise Stop(f"--record {path} has the name of a file of runs: give another one", 2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if folder and path.name in files and path.parent.resolve() == folder.resolve():
-        raise Stop(f"--record {path} is a file of the run itself: give another file", 2)
     output_file(path, is_records)
     with open(path, "ab"):
         pass
@@ -266,8 +271,7 @@ def empty_figure(size: tuple[float, float]):
 
 
 def draw_curves(path: Path, history: list[dict], title: str) -> None:
-    """Every accuracy, by the names that TensorBoard shows too, and the clients' mean training losses, over
-    the rounds."""
+    """Every accuracy, by the names that TensorBoard shows too, and the clients' losses, over the rounds."""
     lines = {}  # of each name: (round, value)
     for entry in history:
         for name, value in numbers_in(entry):

@@ -8,7 +8,6 @@ round and are cut to the checkpoint on a resume. With torchrun process 0 alone w
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import resource
@@ -21,11 +20,10 @@ from pathlib import Path
 
 from plumbing.catalog import short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
-from plumbing.files import (in_units, load_file, locked, refuse_special, save, tensors_of, write_json,
-                            write_whole)
+from plumbing.files import load_file, locked, refuse_special, save, write_json, write_whole
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
-from plumbing.results import (best_of, draw_curves, numbers_in, numbers_of, outcome, record,
+from plumbing.results import (FILES, best_of, draw_curves, id_of, numbers_in, numbers_of, outcome, record,
                               refuse_accuracies, refuse_record, refuse_result, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
@@ -35,8 +33,6 @@ from tqdm import tqdm
 STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
          "clients": dict}  # what a checkpoint has
 ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear"}  # a line of metrics
-FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
-         "curves.png")
 INSTEAD = "give another --out, or --no-resume to replace it"
 AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
@@ -49,13 +45,8 @@ def folder_of(args: Args, key: dict) -> Path:
     protocol = args.protocol
     if protocol != "indomain":
         protocol = f"{protocol}-{args.target}"
-    name = f"{key['method']}-{short_name(args.dataset)}-{protocol}-{args.scale}-s{args.seed}-{digest_of(key)}"
+    name = f"{key['method']}-{short_name(args.dataset)}-{protocol}-{args.scale}-s{args.seed}-{id_of(key, 4)}"
     return Path("runs") / name
-
-
-def digest_of(key: dict) -> str:
-    """Eight hexadecimal digits for an identity, in the names of folders."""
-    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 class Run:
@@ -73,14 +64,13 @@ class Run:
     @classmethod
     @contextlib.contextmanager
     def open(cls, args: Args, key: dict, method_file: Path) -> Iterator[Run]:
-        """A run whose folder is locked and read: `result` is that of a finished one. Stop if the folder holds
-        something else."""
+        """A run whose folder is locked and read; of a finished one with its `result`."""
         with contextlib.ExitStack() as stack:
             run = cls(args, key, method_file, stack)
             if run.rank == 0:
                 refuse_foreign(run.path)
                 if args.record:
-                    refuse_record(Path(args.record), run.path, FILES)
+                    refuse_record(Path(args.record))
                 stack.enter_context(locked(run.path / ".lock", wait=False))
                 if args.resume:
                     run.read()
@@ -108,7 +98,7 @@ class Run:
         if self.saved:
             self.restore(federation)
         self.parts.append({"from": self.t + 1, **self.code})
-        self.saved_at, self.room_is_known = time.monotonic(), False
+        self.saved_at = time.monotonic()
         if self.rank == 0:
             data = federation.data()
             settings = {"method": self.key["method"], "identity": self.key, "code": self.parts,
@@ -116,7 +106,7 @@ class Run:
             write_json(self.path / "settings.json", settings)
             self.clean()
             self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
-            wide = bool(sys.stderr and sys.stderr.isatty())
+            wide = sys.stderr.isatty()
             title = f"{self.key['method']} {short_name(self.args.dataset)}"
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
                        mininterval=0.2 if wide else 30)
@@ -141,8 +131,7 @@ class Run:
         self.saved = None  # its memory is free again
 
     def clean(self) -> None:
-        """Remove what earlier processes left: temporary files, the files of a run that starts afresh, lines
-        of rounds to come."""
+        """Remove temporary files, the files of a run that starts afresh, and lines of rounds to come."""
         stale = [file for name in FILES for file in self.path.glob(f"{name}.*.tmp")]  # of killed writes
         stale.append(self.path / "result.json")
         if self.t == 0:
@@ -165,11 +154,6 @@ class Run:
         if self.t:
             print(f"going on after round {self.t} of {self.args.rounds}")
         sys.stdout.flush()
-
-    @property
-    def best_val(self) -> float:
-        """The best validation accuracy of the rounds that are done; -1 without any."""
-        return best_of(self.history)["val"]
 
     def lap(self, part: str) -> None:
         """Count the seconds since the last call for a part of the round: train, server, evaluate or write."""
@@ -231,15 +215,6 @@ class Run:
 
     def write(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
-        if not self.room_is_known:
-            self.room_is_known = True
-            size = 3 * sum(v.nbytes for v in tensors_of(state))  # two are kept, one is being written
-            there = sum(file.stat().st_size for file in self.path.glob("*.pt"))
-            free = shutil.disk_usage(self.path).free + there
-            if size > free:
-                raise Stop(f"the run needs up to {in_units(size)} of disk for its checkpoints, and "
-                           f"{in_units(free)} are free in {self.path}: make room there, or give --out a "
-                           "folder on another disk")
         with open(self.path / "metrics.jsonl", "rb") as lines:
             os.fsync(lines.fileno())  # a checkpoint never knows of more rounds than they do
         if self.best_state:
@@ -298,9 +273,7 @@ def read_state(file: Path, advice: str) -> dict:
         whole = all(isinstance(saved[name], kind) for name, kind in STATE.items())
         whole = whole and 1 <= saved["round"] <= saved["identity"]["rounds"] and is_code(saved["code"])
         if whole and min(saved["images"], *saved["seconds"].values()) >= 0:
-            if all(v.isfinite().all() for v in tensors_of(saved)):
-                return saved
-            raise Stop(f"{file} has numbers that are not finite: {advice}")
+            return saved
     raise Stop(f"{file} is no whole checkpoint: {advice}")
 
 

@@ -196,8 +196,7 @@ class Args(RunArgs, TrainingArgs, DataArgs):
         """Stop if values do not go together, before any data is read; a method's own rule."""
 
     def depends_on_rounds(self) -> str:
-        """Why a round's numbers depend on how many --rounds there are; empty: they do not. A method's own
-        rule."""
+        """Why a round's numbers depend on --rounds; empty: they do not. A method's own rule."""
         return ""
 
 
@@ -299,8 +298,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
 
 
 def merge(layers: list[tuple[str, dict]]) -> tuple[dict, dict[str, str]]:
-    """Of each setting the value and the origin in the last layer that has it, with its source if it names
-    one."""
+    """Of each setting the value and the origin, with its source, in the last layer that has it."""
     values, origins = {}, {}
     for origin, of_layer in layers:
         for name, value in of_layer.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from plumbing.catalog import short_name
 from plumbing.errors import Stop
 from plumbing.files import output_file, write_json
-from plumbing.runfolder import digest_of
+from plumbing.results import SEEDS, id_of
 from plumbing.settings import Args, identity, seed_numbers
 
 from tabulate import tabulate
@@ -19,8 +19,7 @@ HEADS = {"best": "best validation round", "last": "last round"}
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:
-    """The domains that a run evaluates without training on them. Stop if the flags name a domain that there
-    is not."""
+    """The domains that a run evaluates without training on them. Stop if one that is named is not there."""
     sources = settings.sources.split(",") if settings.sources else []
     named = [("--sources", name) for name in sources]
     if settings.target != "all":
@@ -40,19 +39,18 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
     return rest if settings.target == "all" else [settings.target]
 
 
-def expand_seeds(settings: Args) -> Iterator[Args]:
+def expand_seeds(settings: Args, method: str) -> Iterator[Args]:
     """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
     if not settings.seeds:
         yield settings
         return
-    output_file(Path(settings.out, "seeds.json"), lambda start: b'"accuracies"' in start)
+    output_file(summary_file(settings, method), lambda start: b'"accuracies"' in start)
     for seed in seed_numbers(settings.seeds):
         yield with_value(settings, f"s{seed}", seed=seed, seeds="")
 
 
 def expand_targets(settings: Args, names: list[str]) -> Iterator[Args]:
-    """The settings of each run of `--target all`; its output is a folder in `--out`. With --sources one run
-    evaluates all targets."""
+    """The settings of each run of `--target all`, a folder in `--out`; with --sources there is one run."""
     targets = targets_of(settings, names)
     if settings.protocol == "indomain" or settings.target != "all" or settings.sources:
         yield settings
@@ -80,12 +78,12 @@ def show_targets(method: str, settings: Args, results: list[dict]) -> None:
 
 
 def summary_file(args: Args, method: str) -> Path:
-    """The file of the means over `--seeds`: seeds.json in `--out`, else one beside the runs' folders."""
+    """The file of the means over `--seeds`, in `--out` or else beside the runs' folders."""
     if args.out:
-        return Path(args.out) / "seeds.json"
+        return Path(args.out) / SEEDS
     key = identity(args, method) | {"seed": seed_numbers(args.seeds)}
     dataset = short_name(args.dataset)
-    name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{digest_of(key)}.json"
+    name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{id_of(key, 4)}.json"
     return Path("runs") / name
 
 

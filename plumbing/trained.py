@@ -45,8 +45,7 @@ def method(name) -> ModuleType:
 
 
 def read_run(folder, which: str) -> dict:
-    """The state of a run and `data`, who takes part in it, from its folder: best (validation round) or last.
-    Stop if there is none."""
+    """The best or the last state in a run's folder, and `data`, who takes part. Stop if there is none."""
     folder, advice = Path(folder), "give the output folder of a run"
     if which not in ("best", "last"):
         raise Stop(f"which is {which!r}; expected best or last", 2)

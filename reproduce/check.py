@@ -19,7 +19,7 @@ from pathlib import Path
 
 from plumbing.files import locked, write_json
 from plumbing.provenance import cpu_name, git
-from plumbing.settings import flag_of
+from plumbing.settings import choose_precision, flag_of
 from reproduce.measures.finished import numbers_of
 from reproduce.methods import method
 from reproduce.plan import unavailable
@@ -79,12 +79,19 @@ def sampled(settings: list[Begun], seconds: float) -> list[Begun]:
 
 def other_machine(record: dict) -> str:
     """Why a record's digits cannot be expected on this machine, or nothing."""
-    hardware, torch_then = record["hardware"], record["versions"].get("torch")
+    hardware, args, torch_then = record["hardware"], record["args"], record["versions"].get("torch")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    if record["args"].get("device", "cpu") != "cpu" and hardware.get("gpu") != gpu:
+    on_cpu = args.get("device", "cpu") == "cpu"
+    if not on_cpu and hardware.get("gpu") != gpu:
         return f"it ran on {hardware.get('gpu')}"
     if hardware.get("cpu") != cpu_name():
         return f"it ran on {hardware.get('cpu')}"
+    then, now = hardware.get("instructions"), torch.backends.cpu.get_cpu_capability()
+    if then not in (None, now):
+        return f"it ran with {then}, and this processor has {now}"
+    was_native = then is None and on_cpu and args.get("precision") == "bf16"  # as on all machines of then
+    if was_native and choose_precision("auto", "cpu") != "bf16":
+        return "it ran in bf16, which this processor only imitates"
     if torch_then != torch.__version__:
         return f"it ran with torch {torch_then}"
     return f"it had {hardware['threads']} threads" if hardware["threads"] > (os.cpu_count() or 1) else ""

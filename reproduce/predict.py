@@ -17,7 +17,7 @@ from pathlib import Path
 import common
 from plumbing.catalog import own_file
 from plumbing.decoding import to_gray, to_rgb
-from plumbing.errors import Stop
+from plumbing.errors import Stop, printable, tell
 from plumbing.files import output_file, refuse_special, write_csv
 from plumbing.listings import is_image
 from plumbing.settings import Parser
@@ -89,8 +89,8 @@ def files_of(paths: list[str]) -> list[Path]:
             if not hidden and not file.is_dir():
                 (files if is_image(file.name) else left_out).append(file)
     if left_out:
-        print(f"predict: {len(left_out)} files are no images by their names and were left out, such as "
-              f"{left_out[0]}", file=sys.stderr)
+        tell("predict", f"{len(left_out)} files are no images by their names and were left out, such as "
+             f"{left_out[0]}")
     if not files:
         raise Stop(f"there is no image in {', '.join(paths)}", 2)
     return files
@@ -114,10 +114,10 @@ def main(argv: list[str] | None = None) -> None:
             heads = ["file", "class", "probability", *(f"p({c})" for c in run.classes)]
             write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
         else:
-            lines = [[c, f"{max(p):.4f}", str(file)] for file, c, p in rows]
+            lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
             print(tabulate(lines, ["class", "probability", "file"], "plain", disable_numparse=True))
         for problem in problems:
-            print(f"predict: {problem}", file=sys.stderr)
+            tell("predict", problem)
         if problems:
             sys.exit(1)
 

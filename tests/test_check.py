@@ -94,9 +94,17 @@ def test_digits_of_other_machines_are_not_compared(folder, made, monkeypatch):
     here = made[0]["hardware"] | {"cpu": cpu_name()}
     for change, words in (({"versions": {"torch": "1.0"}}, "torch 1.0"),
                           ({"hardware": here | {"threads": 4096}}, "4096 threads"),
+                          ({"hardware": here | {"instructions": "SSE"}}, "it ran with SSE, and this"),
                           ({"args": made[0]["args"] | {"device": "cuda"}, "hardware": here | {"gpu": "X1"}},
                            "it ran on X1")):
         assert words in check.other_machine(made[0] | change)
+    older = {"hardware": {name: value for name, value in here.items() if name != "instructions"}}
+    for native, precision, words in (("bf16", "bf16", ""), ("fp32", "fp32", ""),
+                                     ("fp32", "bf16", "it ran in bf16, which this processor only imitates")):
+        monkeypatch.setattr(check, "choose_precision", lambda auto, device, native=native: native)
+        one = made[0] | older | {"args": made[0]["args"] | {"precision": precision}}
+        assert check.other_machine(one) == words
+    assert check.other_machine(one | {"hardware": here}) == ""  # it ran in bf16 here
     monkeypatch.setattr(check, "unavailable", lambda args, place: "no images")
     assert check.begin_again(check.beginning(made[0]), PLACE, Processes()) == ("not comparable", "no images")
 

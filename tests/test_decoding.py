@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 from .conftest import ROOT
+from .own_images import write_images
 from .small_datasets import (check, load, names_in, pictures, stops, vlcs, write_tar,
                              write_vlcs, write_zip)
 
@@ -105,6 +107,22 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
     whole_image = 8 * 8 * 3  # without it the rest still has the form of images
     (cache / "pixels.bin").write_bytes((cache / "pixels.bin").read_bytes()[:-whole_image])
     stops(f"the cache {cache} is damaged", load, tmp_path, "vlcs")
+
+
+@pytest.mark.parametrize("file, old, new", [
+    ("index.json", '"content"', '"contents"'), ("index.json", '"dark": .]', '"dark": 5'),
+    ("index.json", '"bird", ', ""), ("index.json", ": .0, ", ": [99, "), ("files.json", "{", ""),
+])
+def test_a_cache_with_anything_else_is_damaged(tmp_path, file, old, new):
+    folder = write_images(tmp_path / "images", classes=("bird", "car"))
+    load(tmp_path, f"folder:{folder}")
+    (cache,) = (tmp_path / "data" / "cache").glob("images-*")
+    (folder / "split.csv").write_text("file,part\nnorth/bird/0.png,train\n")
+    text = (cache / file).read_text()
+    changed = re.sub(old, new, text, count=1)
+    assert changed != text
+    (cache / file).write_text(changed)
+    stops(f"the cache {cache} is damaged", load, tmp_path, f"folder:{folder}")
 
 
 @pytest.mark.slow

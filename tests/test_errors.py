@@ -5,13 +5,13 @@ import shlex
 import subprocess
 import sys
 
-from plumbing.errors import Interrupted, Stop, ending, out_of_memory
+from plumbing.errors import Interrupted, Stop, ending, out_of_memory, patient_output
 from plumbing.provenance import git
 
 import pytest
 import torch
 
-from .conftest import ROOT, start
+from .conftest import ROOT, parsed, run_all, start
 
 
 @pytest.mark.parametrize("error, line, code", [
@@ -66,6 +66,20 @@ def test_a_reader_that_leaves_ends_nothing(tmp_path):
                          capture_output=True)
     assert run.returncode == 0 and run.stdout == "fedavg on digits, indomain, seed 0\n" and not run.stderr
     assert (tmp_path / "result.json").exists()
+
+
+def test_a_run_without_outputs_goes_on(tmp_path, monkeypatch):
+    """As with `>&- 2>&-`."""
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    result, = run_all("fedavg", parsed("fedavg", *SHORT, "--rounds", "1", "--out", tmp_path))
+    assert result["best"]["round"] == 1
+
+
+def test_escape_codes_of_names_do_not_act_on_a_terminal(capsys):
+    with patient_output():
+        print("a\x1b[31mb\x9bc\u202ed\rü\te\nf\x1b[Ag")
+    assert capsys.readouterr().out == "a\\x1b[31mb\\x9bc\\u202ed\rü\te\nf\x1b[Ag\n"
 
 
 def test_a_fault_of_the_program_has_its_traceback_and_70(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import common
 from common import Stop
-from plumbing.runfolder import tensors_of
+from plumbing.files import tensors_of
 from tests.conftest import METHODS, fails, metrics, one_run, parsed, run_here
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
 from tests.test_every_method import ALL, keeping, same_metrics, small_run

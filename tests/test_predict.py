@@ -9,7 +9,7 @@ from pathlib import Path
 
 import common
 from baselines.local import Ensemble
-from plumbing.errors import Stop
+from plumbing.errors import Stop, printable
 from reproduce import predict
 from reproduce.loading import Trained, load_run
 from tests.conftest import run_here
@@ -99,7 +99,8 @@ def test_the_table_and_the_csv_have_the_same(own, tmp_path, capsys):
 def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     """The others are predicted all the same; the exit code is 1."""
     good = (own / "images" / "north" / "ill" / "0.png").read_bytes()
-    contents = {"a.png": good, "b.png": b"x", "c.jpg": b"", "d/e.png": good[:200], "f": good}
+    odd = "a\x1b[31m\n.png"  # whose line end and escape code are written out
+    contents = {odd: good, "b.png": b"x", "c.jpg": b"", f"d/{odd}": good[:200], "f": good}
     for name, content in contents.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
@@ -110,9 +111,9 @@ def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     said = capsys.readouterr()
     assert end.value.code == 1
     predicted_files = [line.split()[-1] for line in said.out.splitlines()[1:]]
-    assert predicted_files == [str(tmp_path / name) for name in ("a.png", "f")]
+    assert predicted_files == [str(tmp_path / name) for name in (printable(odd), "f")]
     named = [line.split()[1] for line in said.err.splitlines() if "cannot be read as an image (" in line]
-    assert named == [str(tmp_path / name) for name in ("b.png", "c.jpg", "d/e.png", "g.png")]
+    assert named == [str(tmp_path / name) for name in ("b.png", "c.jpg", f"d/{printable(odd)}", "g.png")]
     assert "b.png cannot be read as an image (UnidentifiedImageError)" in said.err
     assert "2 of 6 images" in said.err
     assert f"1 files are no images by their names and were left out, such as {tmp_path / 'f'}" in said.err

@@ -1,5 +1,6 @@
 """The output folder: what is written, what is refused, what is kept when something fails."""
 
+import errno
 import json
 import os
 import runpy
@@ -219,12 +220,15 @@ def test_a_run_stops_after_a_round(tmp_path, capsys):
     assert trained[0] == trained[1]
 
 
-def test_too_little_room_is_said_before_the_first_checkpoint(tmp_path, monkeypatch, capsys):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(runfolder.shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
-    fails(capsys, 1, "needs up to .* MiB of disk for its checkpoints, and 1.0 MiB are free", run_here,
-          "fedavg", tmp_path)
-    assert not (tmp_path / "checkpoint.pt").exists()
+def test_a_full_disk_is_one_line_and_keeps_what_was_whole(tmp_path, monkeypatch, capsys):
+    def full(content, file) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    run_here("fedavg", tmp_path, "--rounds", 1)
+    monkeypatch.setattr(runfolder, "save", full)
+    words = "No space left on device: .*.pt; make room or give another folder"
+    fails(capsys, 1, words, run_here, "fedavg", tmp_path, "--rounds", 3)
+    assert not list(tmp_path.glob("*.tmp")) and runfolder.read_state(tmp_path / "checkpoint.pt", "")
 
 # Signals
 

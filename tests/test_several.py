@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import common
 from plumbing import several
@@ -89,9 +90,15 @@ def test_without_labels_there_is_no_best_round(capsys):
     assert several.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
 
 
-def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys, run_recorded):
-    (tmp_path / "seeds.json").write_text('{"seeds": "of flowers"}')
-    with pytest.raises(SystemExit, match="2"):
-        run_recorded("--out", tmp_path, "--seeds", "0,1")
-    assert "seeds.json holds something else, which would be lost or spoiled" in capsys.readouterr().err
-    assert (tmp_path / "seeds.json").read_text() == '{"seeds": "of flowers"}'
+def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, monkeypatch, capsys, run_recorded):
+    """With --out and without it, where the file lies beside the runs' folders."""
+    monkeypatch.chdir(tmp_path)
+    Path("seeds.json").write_text('{"seeds": "of flowers"}')
+    run_recorded("--seeds", "0,1")
+    beside, = Path("runs").glob("*-seeds-*.json")
+    beside.write_text('{"seeds": "of trees"}')
+    for flags, of in (([], "trees"), (["--out", tmp_path], "flowers")):
+        with pytest.raises(SystemExit, match="2"):
+            run_recorded("--seeds", "0,1", *flags)
+        assert ".json holds something else, which would be lost or spoiled" in capsys.readouterr().err
+        assert (beside if of == "trees" else Path("seeds.json")).read_text() == f'{{"seeds": "of {of}"}}'
