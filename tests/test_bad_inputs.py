@@ -22,7 +22,6 @@ from pathlib import Path
 import common
 import reproduce_tables
 from bench import bench
-from docs import build
 from plumbing.settings import flag_of
 from reproduce import benchmark, compare, predict
 from reproduce.measures import command as measures
@@ -183,12 +182,15 @@ def start(words: list[str], place: Path) -> None:
     elif program == "flower":
         pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
         importlib.import_module("deploy.flower").parsed(flags)
+    elif program == "build":
+        pytest.importorskip("markdown_it", reason="needs pip install -r requirements-docs.txt")
+        importlib.import_module("docs.build").main(flags)
     else:
         OTHERS[program].main(flags)
 
 
 OTHERS = {"tables": reproduce_tables, "measures": measures, "compare": compare, "predict": predict,
-          "benchmark": benchmark, "bench": bench, "build": build}
+          "benchmark": benchmark, "bench": bench}
 
 
 @pytest.mark.parametrize("line, code, words", ROWS, ids=[line for line, _, _ in ROWS])
