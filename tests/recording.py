@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 CLASSES = 4
+STEPS = 2 ** 40 + 1  # of an integer buffer at the start: more digits than a float32 has
 SIZES = {"north": 230, "south": 90, "west": 230, "east": 61}
 DATA = """
 import torch
@@ -96,7 +97,7 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
 
         def __init__(self, args, net, clients):
             self.args, self.t = args, 0
-            self.w = {"x": net.x.detach().clone(), "count": torch.tensor(0)}
+            self.w = {"x": net.x.detach().clone(), "count": torch.tensor(STEPS)}
             log["start", args.seed, args.target] = net.x.tolist()
 
         def download(self, k):
@@ -246,7 +247,7 @@ def by_hand(s: common.Args, right: Callable[[int, int], bool], sizes: dict[str, 
     an integer buffer before they are rounded."""
     clients, targets = parts_of(s, sizes)
     names, K = list(clients), len(clients)
-    log, lines, counts, images, x = {}, [], [Fraction()], 0, list(begin)
+    log, lines, counts, images, x = {}, [], [Fraction(STEPS)], 0, list(begin)
     for t in range(s.rounds):
         S_t = drawn_in(s, K, t)
         n = {k: len(clients[names[k]][0]) for k in S_t}

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from torch import nn
 
 DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
@@ -133,6 +134,17 @@ def test_weights_with_torchvisions_names(tmp_path):
     net = network("resnet18", tmp_path / "resnet18.pth", 7)
     assert torch.equal(net.body.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
     assert net.head.out_features == 7
+    args = parsed("fedavg", "--backbone", "resnet18", "--weights", tmp_path / "resnet18.pth")
+    last, head = common.backbone(args, 3, 7, keep_last=True).head  # as FedADG's classifier on AlexNet
+    assert torch.equal(last.weight, theirs.fc.weight) and head.out_features == 7
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    """Also one whose tensors would be stretched to the network's."""
+    net = nn.Linear(2, 3)
+    for other in ({"bias": torch.zeros(1)}, {"weight": torch.zeros(3, 1)}, {"more": torch.zeros(3)}):
+        with pytest.raises(RuntimeError):
+            common.load(net, common.state(net) | other)
 
 
 def test_weights_with_our_names(tmp_path):
