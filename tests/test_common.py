@@ -32,13 +32,6 @@ def test_digits_are_dealt_out_once():
     assert max(brightness) - min(brightness) < 8
 
 
-def test_rotation_is_counter_clockwise():
-    image = torch.zeros(1, 1, 29, 29, dtype=torch.uint8)
-    image[0, 0, 14, 20:] = 255  # a ray to the right
-    turned = common.rotate(image, 90, 29)[0, 0]
-    assert turned[:9, 14].min() == 255 and turned[20:, 14].max() == 0  # now to the top
-
-
 def write_idx(path, numbers: tuple[int, ...], values: np.ndarray) -> tuple[str, str]:
     """A file in MNIST's format, after its header of numbers; returns its name and md5."""
     header = b"".join(number.to_bytes(4, "big") for number in numbers)

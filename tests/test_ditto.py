@@ -8,16 +8,9 @@ from tests.plain_torch import in_double
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, train_by_hand
 
 import pytest
-from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.ditto"
-
-
-def test_eq_2_by_hand():
-    """(3^2 + 4^2) + 2^2; without the squares it would be 5 + 2."""
-    v_k, w = [tensor([3.0, 4.0]), tensor([[1.0]])], [tensor([0.0, 0.0]), tensor([[3.0]])]
-    assert ditto.proximal(v_k, w) == 29
 
 
 @pytest.mark.parametrize("average", ["samples", "uniform"])

@@ -190,22 +190,6 @@ def test_section_5_1_alexnet():
     assert sizes(net.D) == [(4096, 4096), (4096, 1)]
 
 
-@pytest.mark.slow
-def test_alexnets_last_imagenet_layer_is_the_first_of_its_classifier(tmp_path):
-    """Sec. 5.1: the pretrained AlexNet is feature extractor and classifier."""
-    import torchvision
-    torch.manual_seed(0)
-    whole = torchvision.models.alexnet()
-    torch.save(whole.state_dict(), tmp_path / "alexnet.pt")
-    args = parsed("--dataset", "pacs", "--weights", tmp_path / "alexnet.pt", "--image-size", 64)
-    net = fedadg.build(args, 3, 7).net.eval()
-    assert [m.out_features for m in net.head] == [1000, 7]
-    assert torch.equal(net.head[0].weight, whole.classifier[6].weight)
-    x = torch.rand(2, 3, 64, 64)
-    with torch.no_grad():
-        torch.testing.assert_close(net.head[0](net.features(x)), whole.eval()(x))
-
-
 @pytest.mark.parametrize("flags,parts", [
     ((), {"net", "G"}),
     (("--reference", "uniform"), {"net"}),

@@ -46,3 +46,10 @@ def test_what_is_uploaded_is_a_copy():
     client.train(server.download(0), 1)
     for name, value in kept["w"].items():
         assert torch.equal(up["w"][name], value)
+
+
+def test_alexnets_traffic():
+    """Table 4 of FDSE: 49.52 MiB each way with the BN buffers."""
+    net = common.Net(common.alexnet_bn(3, 224), 1024, 10)
+    mib = common.nbytes(fedavg.Server(fedavg.Args(), net, 4).download(0)) / 2 ** 20
+    assert round(mib, 2) == 49.52

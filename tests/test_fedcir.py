@@ -4,7 +4,6 @@ Algorithm 1 is in test_fedcir_wiring.py, the encoder and Eq. (17) are in test_ga
 """
 
 import dataclasses
-import math
 
 import common
 import fedavg
@@ -16,40 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import tensor
-
-def eq15_by_loops(z, y, weight, bias):
-    K, classes, _ = weight.shape
-    total = 0.0
-    for b in range(len(z)):
-        p = 0.0
-        for k in range(K):
-            logits = weight[k] @ z[b] + bias[k]
-            e = [math.exp(logits[c]) for c in range(classes)]
-            p += e[y[b]] / sum(e) / K
-        total -= math.log(p)
-    return total / len(z)
-
-
-def test_eq15_and_its_gradient_against_loops_over_clients_and_samples():
-    """Probabilities are averaged before the logarithm; the gradient in z is that of finite differences."""
-    g = torch.Generator().manual_seed(0)
-    weight = torch.randn(3, 4, 6, generator=g, dtype=torch.float64)
-    bias = torch.randn(3, 4, generator=g, dtype=torch.float64)
-    y = tensor([0, 3, 1, 1, 2])
-    z = torch.randn(5, 6, generator=g, dtype=torch.float64)
-    leaf = z.clone().requires_grad_()
-    loss = fedcir.ensemble_loss(leaf, y, weight, bias)
-    loss.backward()
-    assert math.isclose(loss.item(), eq15_by_loops(z, y, weight, bias), rel_tol=1e-12)
-    for b in range(5):
-        for d in range(6):
-            step = torch.zeros_like(z)
-            step[b, d] = 1e-5
-            above = eq15_by_loops(z + step, y, weight, bias)
-            below = eq15_by_loops(z - step, y, weight, bias)
-            slope = (above - below) / 2e-5
-            assert math.isclose(leaf.grad[b, d].item(), slope, rel_tol=1e-5, abs_tol=1e-8)
-
 
 def test_eq15_does_not_overflow():
     """Logits of 1000: the loss is 1000."""

@@ -119,22 +119,6 @@ def test_adaptive_by_hand():
     assert any(0 < len(keeps) < 6 for keeps in strategies)
 
 
-@pytest.mark.parametrize("better", ["global", "own"])
-def test_a_client_learns_to_take_the_better_layer(better):
-    """One of the two models has a classifier with the wrong sign; all other layers are equal."""
-    args = parsed(NAME, *FLAGS, "--strategy", "adaptive", "--strategy-steps", 12, "--temperature", 1,
-                  "--steps", 30)
-    server, clients, data = federation(partialfed, args)
-    data[0].val = data[0].train
-    good = clients[0].train(server.download(0), 0)["w"]
-    bad = good | {"head.weight": -good["head.weight"]}
-    w, clients[0].own = (good, bad) if better == "global" else (bad, good)
-    clients[0].scores.zero_()
-    clients[0].learn_strategy(w, 0)
-    assert ("head.weight" in clients[0].kept()) == (better == "own")
-    assert clients[0].scores[5].abs().min() > 0.1  # that of the other layers is rounding
-
-
 def test_batch_normalization_of_resnet_is_found_by_type():
     """20 layers, 3 of them in shortcuts, of five entries each, and the classifier; a ViT has none."""
     for name, bn in (("resnet18", 20), ("vit_b8", 0)):

@@ -1,6 +1,5 @@
 """What scikit-learn measures of runs, and --metric, which chooses the round that counts."""
 
-import json
 
 import common
 from plumbing.scores import scores
@@ -70,9 +69,3 @@ def test_it_is_measured_on_all_validation_images_together(tmp_path):
     expected = scores(*common.joined(pairs))
     val = metrics(tmp_path / "run")[0]["val"]
     assert val["metric"] == pytest.approx(expected["balanced"]) and val["ALL"] == expected["accuracy"]
-
-
-def test_a_record_leaves_them_out(tmp_path):
-    """A confusion matrix of 345 classes has a megabyte."""
-    result = run_here("fedavg", tmp_path / "run", "--record", tmp_path / "r.jsonl", "--rounds", "1")
-    assert "measures" in result and "measures" not in json.loads((tmp_path / "r.jsonl").read_text())
