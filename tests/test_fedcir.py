@@ -1,4 +1,4 @@
-"""FedCiR: Eq. (15) against loops and finite differences, its settings, and where it is FedAvg.
+"""FedCiR: Eq. (15) where it would overflow, and where FedCiR is FedAvg.
 
 Algorithm 1 is in test_fedcir_wiring.py, the encoder and Eq. (17) are in test_gaussian_encoder.py.
 """

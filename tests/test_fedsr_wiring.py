@@ -9,7 +9,8 @@ import common
 import fedsr
 import official.fedsr
 from plumbing.runfolder import copied
-from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
+from tests.plain_torch import (ClippedSGD, adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear,
+                               log_probability)
 from tests.three_clients import federation, mean
 
 import pytest
@@ -55,11 +56,7 @@ class Adam:
         self.norms.append(norm)
         for name, g in gradients.items():
             g = g * min(1, self.clip / norm) + self.decay * state[name]
-            m, v, s = self.moments.get(name, (0, 0, 0))
-            m, v, s = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g ** 2, s + 1
-            self.moments[name] = m, v, s
-            step = (m / (1 - 0.9 ** s)) / ((v / (1 - 0.999 ** s)).sqrt() + 1e-8)
-            state[name] = state[name] - self.lr * step
+            state[name] = state[name] - self.lr * adam_step(self.moments, name, g)
 
 
 def objective_by_hand(x, y, leaves, w, args):

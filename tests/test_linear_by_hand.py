@@ -9,6 +9,7 @@ import fedgala
 from plumbing import linear
 from plumbing.errors import Stop
 from tests.conftest import metrics, parsed
+from tests.plain_torch import adam_step
 from tests.recording import number, shuffled
 from tests.test_networks_by_hand import bn, conv, smallcnn_bn
 from tests.test_networks_by_hand import linear as product
@@ -73,14 +74,11 @@ def adam(z: Tensor, y: Tensor, classes: int, seed: int, lr: float, epochs: int, 
              for shape in ((classes, D), (classes,))]
     W = torch.cat([start[0], start[1][:, None]], 1).double()
     x = torch.cat([z.double(), torch.ones(len(z), 1).double()], 1)
-    m, v, t = torch.zeros_like(W), torch.zeros_like(W), 0
+    moments = {}
     for _ in range(epochs):
         for i in torch.randperm(len(z), generator=generator).split(batch):
-            t += 1
             error = torch.softmax(x[i] @ W.T, 1) - torch.eye(classes)[y[i]]
-            gradient = error.T @ x[i] / len(i)
-            m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient.square()
-            W = W - lr * (m / (1 - 0.9 ** t)) / ((v / (1 - 0.999 ** t)).sqrt() + 1e-8)
+            W = W - lr * adam_step(moments, "W", error.T @ x[i] / len(i))
     return W[:, :-1], W[:, -1]
 
 

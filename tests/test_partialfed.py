@@ -4,7 +4,7 @@ import common
 from baselines import partialfed
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
+from tests.plain_torch import adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
 
 import pytest
@@ -55,20 +55,6 @@ def partly(w, own, strategy):
     return w | {name: v for name, v in own.items() if name.startswith(KEPT[strategy])}
 
 
-class Adam:
-    """Adam's steps by its formulas, at the rate 0.3; one for all rounds."""
-
-    def __init__(self):
-        self.m, self.v, self.steps = 0, 0, 0
-
-    def step(self, gradient):
-        self.steps += 1
-        self.m = 0.9 * self.m + 0.1 * gradient
-        self.v = 0.999 * self.v + 0.001 * gradient ** 2
-        m, v = self.m / (1 - 0.9 ** self.steps), self.v / (1 - 0.999 ** self.steps)
-        return 0.3 * m / (v.sqrt() + 1e-8)
-
-
 def scores_by_hand(scores, adam, w, own, args, data, t, k):
     """Four steps on the scores [L, 2]: Gumbel noise, the layers that win, and the gradient by the softmax."""
     temperature = max(2 * 0.5 ** t, 0.8)
@@ -85,7 +71,8 @@ def scores_by_hand(scores, adam, w, own, args, data, t, k):
         z = body_of_smallcnn_bn(x.double(), mixed, dict(w))
         loss = -log_probability(linear(z, mixed, "head"), y).mean()
         g, = torch.autograd.grad(loss, u)
-        scores = scores - adam.step(soft * (g - (g * soft).sum(1, keepdim=True)) / temperature)
+        gradient = soft * (g - (g * soft).sum(1, keepdim=True)) / temperature
+        scores = scores - 0.3 * adam_step(adam, "scores", gradient)
     return scores
 
 
@@ -100,7 +87,7 @@ def test_adaptive_by_hand():
     for k in range(3):
         data[k].val = data[k - 1].train
     w, scores, own, strategies = in_double(server.w), torch.zeros(6, 2).double(), None, set()
-    adam = Adam()
+    adam = {}  # one for all rounds
     for t in range(3):
         uploads = {k: clients[k].train(copied(server.download(k)), t) for k in (0, 1)}
         if own is not None:
