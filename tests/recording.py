@@ -103,6 +103,9 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
         def download(self, k):
             return {"w": self.w, "t": torch.tensor(self.t), "k": torch.tensor([k], dtype=torch.int8)}
 
+        def tested(self, k):
+            return self.download(k) | {"tested": torch.tensor(True)}
+
         def update(self, uploads, t):
             log["server", self.args.seed, t] = numbers()
             log["drawn", self.args.seed, t] = list(uploads)
@@ -136,7 +139,8 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
         def model(self, down):
             t = int(down["t"])
             key = self.args.seed, t, self.k
-            log["evaluate", *key] = numbers()
+            if "tested" in down:  # else it is looked whether a saved state fits
+                log["evaluate", *key] = numbers()
             batches = []
             log.setdefault(("tested", *key), batches)  # the measures at the end test two rounds once more
             return Read(lambda image: right(image, t), batches)

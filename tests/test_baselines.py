@@ -1,13 +1,17 @@
-"""What baselines have in common: where each is FedAvg, what travels, the unseen client's model."""
+"""What baselines have in common: where each is FedAvg, what travels, the unseen client's model, and the two
+that may project z."""
 
 import common
 import fedavg
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedproc,
                        fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from tests.conftest import parsed
+from tests.plain_torch import body_of_smallcnn_bn, linear
 from tests.three_clients import FLAGS, ROUNDS, federation, same, three_clients
 
 import pytest
+import torch
+from torch.testing import assert_close
 
 
 def made(module, *flags):
@@ -116,3 +120,25 @@ def test_the_unseen_client_has_the_global_model(module):
     data.unseen = True
     unseen = module.Client(clients[2].args, clients[2].net, 2, data)
     assert same(common.state(unseen.model(server.download(2))), server.w)
+
+
+@pytest.mark.parametrize("module", [moon, fedproc])
+def test_projection(module):
+    """z is the output of two more layers of D and 256 units, FedProc's of length 1; the classifier is on top
+    of it."""
+    server, clients = made(module, "--projection")
+    net, x = clients[0].net, torch.rand(5, 1, 8, 8)
+    w = common.state(net)
+    added = {name: tuple(v.shape) for name, v in w.items() if not name.startswith("body.0.")}
+    assert added == {"body.1.weight": (64, 64), "body.1.bias": (64,), "body.3.weight": (256, 64),
+                     "body.3.bias": (256,), "head.weight": (10, 256), "head.bias": (10,)}
+    inner = {name.replace("body.0.", "body."): v for name, v in w.items() if name.startswith("body.0.")}
+    h = body_of_smallcnn_bn(x, inner, dict(inner))
+    z = linear(linear(h, w, "body.1").clamp(min=0), w, "body.3")
+    if module is fedproc:
+        z = z / z.norm(dim=1, keepdim=True)
+    assert_close(net.train()(x), linear(z, w, "head"))
+    assert_close(net.features(x), z)
+    assert (z < 0).any()
+    up = clients[0].train(server.download(0), 0)
+    assert module is moon or up["sums"].shape == server.prototypes.shape == (10, 256)

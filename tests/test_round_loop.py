@@ -149,6 +149,10 @@ def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
     settings = settings_of(data, tmp_path / "run", protocol="lodo", rounds=2, seeds="0,3")
     _, results = recorded(settings)
     said, shown = capsys.readouterr().out, {0: [], 3: []}
+    over_seeds = json.loads((tmp_path / "run" / "seeds.json").read_text())["accuracies"]
+    for i, name in enumerate(SIZES):
+        for which, found in over_seeds[name].items():
+            assert found["values"] == [results[i][which]["target"], results[i + 4][which]["target"]]
     assert len(results) == 8
     for result in results:
         seed, target = result["args"]["seed"], result["args"]["target"]
