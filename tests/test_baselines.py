@@ -1,8 +1,11 @@
-"""What baselines have in common: where each is FedAvg, what travels, the unseen client's model, and the two
+"""What methods have in common: where each is FedAvg, what travels, the unseen client's model, and the two
 that may project z."""
 
 import common
+import fedadg
 import fedavg
+import fedcir
+import fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedproc,
                        fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from tests.conftest import parsed
@@ -14,10 +17,10 @@ import torch
 from torch.testing import assert_close
 
 
-def made(module, *flags):
+def made(module, *flags, build=None):
     """The server and three clients of a method."""
     args = parsed(module.__name__, *FLAGS, *flags)
-    server, clients, _ = federation(module, args, getattr(module, "build", common.backbone))
+    server, clients, _ = federation(module, args, build or getattr(module, "build", common.backbone))
     return server, clients
 
 
@@ -32,7 +35,21 @@ def play(server, clients, t: int, chosen: tuple[int, ...]) -> tuple[dict, dict]:
     return downs[chosen[0]], uploads[chosen[0]]
 
 
+class Sampled(fedcir.GaussianNet):
+    """A network whose features are a sample of z, for fedavg.py."""
+
+    def features(self, x):
+        mu, sigma = self.encode(x)
+        return mu + sigma * torch.randn_like(mu)
+
+
+def sampled(*of) -> Sampled:
+    return Sampled(common.backbone(*of), True, 20)
+
+
 UNIFORM = ("--average", "uniform")
+# FedSR has the classifier in front of the encoder: the sum of squares in a norm has another last digit.
+SMALLCNN = ("--backbone", "smallcnn", "--image-size", 16, "--momentum", 0.9, "--clip", 0)
 
 
 @pytest.mark.parametrize("module,flags,of_fedavg", [
@@ -49,15 +66,23 @@ UNIFORM = ("--average", "uniform")
     (partialfed, ("--strategy", "none"), ()),
     (lgfedavg, ("--shared", "all"), ()),
     (fedfa, ("--prob", 0), ()),  # whose layers have entries of their own
+    (fedadg, ("--no-adversarial", "--smoothing", 0), UNIFORM),
+    (fedsr, ("--variant", "fedavg", "--no-keep-momentum", *SMALLCNN), (*UNIFORM, *SMALLCNN)),
+    (fedcir, ("--variant", "control"), UNIFORM),  # on the Gaussian network
+    (fedcir, ("--variant", "fedreg", "--lambda-reg", 0), UNIFORM),
+    (fedcir, ("--variant", "fedalign", "--lambda-align", 0), UNIFORM),
 ])
 def test_a_setting_in_which_it_is_fedavg(module, flags, of_fedavg):
     """Bit for bit, over three rounds."""
     server, clients = made(module, *flags)
-    other, others = made(fedavg, *of_fedavg)
+    other, others = made(fedavg, *of_fedavg, build=sampled if module is fedcir else None)
     for t, chosen in enumerate(ROUNDS):
         play(server, clients, t, chosen)
         play(other, others, t, chosen)
-        assert same({name: server.w[name] for name in other.w}, other.w)
+        w = server.w
+        if module in (fedadg, fedsr):  # FedADG's F and C are in `net`; FedSR calls smallcnn's layer to z last
+            w = {name.removeprefix("net.").replace("last.", "body.9."): v for name, v in w.items()}
+        assert same({name: w[name] for name in other.w}, other.w)
 
 
 @pytest.mark.parametrize("module,flags", [(centralized, ()), (local, ("--select", "last")), (scaffold, ())])

@@ -5,7 +5,8 @@ import fedavg
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, federation, mean, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, assert_tested, assert_trained, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
 import torch
@@ -25,16 +26,13 @@ def test_two_rounds_by_hand(average):
         for k in chosen:
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, of_client = train_by_hand(w, args, data[k], t, k)
-            assert uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             hands.append(hand)
             norms += of_client
         server.update(uploads, t)
         w = mean(hands, shares_of(chosen, average))
         assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            assert_close(in_double(common.state(clients[k].model(server.download(k)))), in_double(server.w))
+        assert_tested(server, clients, [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 

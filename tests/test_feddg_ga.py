@@ -7,7 +7,8 @@ from baselines import feddg_ga
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, federation, mean, same, three_clients, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, assert_tested, federation, mean, same, three_clients,
+                                 train_by_hand)
 
 import pytest
 import torch
@@ -76,9 +77,7 @@ def test_rounds_by_hand(gap, rule, step, d):
         server.update(uploads, t)
         assert_close(server.a.tolist(), history[-1], **CLOSE)
         assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), w, **CLOSE)
+        assert_tested(server, clients, [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
     assert history[0] != history[1] != history[2] == history[3]  # a client's gap alone is its own mean
     assert history[1][0] == history[2][0]

@@ -6,7 +6,7 @@ from baselines import fedfa
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import ClippedSGD, batch_norm, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, same, shares_of
 
 import pytest
 import torch
@@ -80,9 +80,7 @@ def test_rounds_by_hand(variant, variance, average):
                 start = w | {n: torch.zeros_like(v) for n, v in w.items() if n.endswith(".mean_mu")}
                 start |= {n: torch.ones_like(v) for n, v in w.items() if n.endswith(".mean_sigma")}
             hand, losses, norms = train_by_hand(start, args, data[k], t, k, acted)
-            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             hands.append(hand)
             all_norms += norms
         server.update(uploads, t)

@@ -7,7 +7,8 @@ from baselines import fedgen
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import adam_step, generated, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
 import torch
@@ -94,11 +95,9 @@ def test_rounds_by_hand(flags):
 
             uploads[k] = clients[k].train(down, t)
             hand, losses, of_client = train_by_hand(w, args, data[k], t, k, more)
-            assert uploads[k].keys() == {"w", "n", "c"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
             counts.append(torch.stack([(torch.cat(labels) == c).sum() for c in range(C)]))
             assert torch.equal(uploads[k]["c"], counts[-1])
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n", "c")
             assert ("reg" in clients[k].log) == ("kd" in clients[k].log) == (t > 0)
             if t:
                 assert_close(float(clients[k].log["reg"]), sum(reg for reg, _ in terms) / 3, **CLOSE)

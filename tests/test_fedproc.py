@@ -7,7 +7,7 @@ from baselines import fedproc
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double, linear
-from tests.three_clients import CLOSE, FLAGS, federation, mean, train_by_hand
+from tests.three_clients import CLOSE, FLAGS, assert_tested, federation, mean, train_by_hand
 
 import pytest
 import torch
@@ -103,9 +103,7 @@ def test_rounds_by_hand(source, fade, average):
         for c in range(10):
             by_hand = prototypes.get(c, torch.zeros(64).double())
             assert_close(server.prototypes[c].double(), by_hand, **CLOSE)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), w, **CLOSE)
+        assert_tested(server, clients, [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 

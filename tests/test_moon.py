@@ -1,11 +1,11 @@
 """MOON: rounds by hand in plain torch, its loss against the formula, and where it is FedAvg."""
 
-import common
 from baselines import moon
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_tested, assert_trained, federation, mean,
+                                 shares_of, train_by_hand)
 
 import pytest
 from torch.testing import assert_close
@@ -42,9 +42,7 @@ def test_rounds_by_hand(evaluated):
 
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, of_client = train_by_hand(w, args, data[k], t, k, more)
-            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             assert ("contrastive" in clients[k].log) == (t > 0)
             if cons:
                 assert_close(float(clients[k].log["contrastive"]), sum(cons) / 3, **CLOSE)
@@ -55,8 +53,5 @@ def test_rounds_by_hand(evaluated):
         server.update(uploads, t)
         w = mean(hands, shares_of(chosen))
         assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            tested = previous[k] if evaluated == "trained" else w
-            assert_close(in_double(common.state(model)), tested, **CLOSE)
+        assert_tested(server, clients, previous if evaluated == "trained" else [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not

@@ -5,7 +5,8 @@ from baselines import partialfed
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
 import torch
@@ -30,9 +31,7 @@ def test_rounds_by_hand(strategy, evaluated):
         for k in chosen:
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, norms = train_by_hand(partly(w, own.get(k), strategy), args, data[k], t, k)
-            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             hands.append(hand)
             all_norms += norms
         own |= dict(zip(chosen, hands))

@@ -87,6 +87,7 @@ def test_a_run_is_that_of_the_second_computation(tmp_path, data, values):
     written = json.loads((tmp_path / "run" / "settings.json").read_text())["data"]
     assert (written["clients"], written["targets"]) == ([*expected.clients], [*expected.targets])
     assert result["bytes"]["up"] == 28 * len(trained) and result["bytes"]["down"] == 29 * len(trained)
+    assert result["bytes"]["up_per_round"] == 28 * len(trained) / settings.rounds
     losses = [[log["loss"] for log in line["clients"].values()] for line in expected.lines if "val" in line]
     assert result["logs"]["loss"] == pytest.approx([sum(of) / len(of) for of in losses], abs=1e-5)
 
