@@ -2,6 +2,8 @@
 digits' network from a dict of tensors, and a step of SGD. Nothing of common.py or of a method file is in
 it."""
 
+import re
+
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, max_pool2d
@@ -15,8 +17,8 @@ def in_double(state: State) -> State:
 
 
 def is_trained(name: str) -> bool:
-    """Whether an entry of a state is a parameter; the others are BN's statistics."""
-    return "running" not in name and "num_batches" not in name
+    """Whether an entry of a state is a parameter; the others are statistics of BN or of FedFA's layers."""
+    return not re.search("running|num_batches|mean_|spread_", name)
 
 
 def leaves_of(state: State) -> State:
@@ -88,8 +90,11 @@ class ClippedSGD:
         self.norms.append(float(norm))
         for name, g in gradients.items():
             g = g * min(1, self.clip / float(norm)) + self.decay * state[name]
-            self.velocity[name] = self.momentum * self.velocity.get(name, 0) + g
-            state[name] = state[name] - self.lr * self.velocity[name]
+            state[name] = state[name] - self.lr * self.direction(name, g)
+
+    def direction(self, name: str, g: Tensor) -> Tensor:
+        self.velocity[name] = self.momentum * self.velocity.get(name, 0) + g
+        return self.velocity[name]
 
 
 def adam_step(moments: dict, name: str, g: Tensor) -> Tensor:

@@ -180,3 +180,10 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
         prediction = model(x)
     torch.manual_seed(1)
     assert_close(prediction.double(), prediction_by_hand(model, w, x, args), **CLOSE)
+
+
+def test_eq15_does_not_overflow():
+    """Logits of 1000: the loss is 1000."""
+    weight = torch.tensor([[[-1000.0], [0.0]], [[0.0], [1000.0]]])
+    loss = fedcir.ensemble_loss(torch.ones(1, 1), torch.tensor([0]), weight, torch.zeros(2, 2))
+    assert loss.item() == 1000

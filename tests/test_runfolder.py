@@ -104,12 +104,6 @@ def test_weights_are_known_by_their_content(tmp_path):
     assert keys[0] != keys[1]
 
 
-def test_files_of_no_run_stay(tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_text("of flowers")
-    fails(capsys, 2, "metrics.jsonl", run_here, "fedavg", tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_text() == "of flowers"
-
-
 def test_two_processes_in_one_folder(tmp_path, capsys):
     with locked(tmp_path / "run" / ".lock"):
         fails(capsys, 1, "another process is running", run_here, "fedavg", tmp_path / "run")

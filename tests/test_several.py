@@ -87,11 +87,3 @@ def test_without_labels_there_is_no_best_round(capsys):
     assert several.percent(found["a, 10% of the labels"]["last"]) == "30.00 +- 14.14"
     alone = several.over_seeds({0: runs[0]})
     assert several.percent(alone["b, 30% of the labels"]["last"]) == "70.00"
-
-
-def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, capsys, run_recorded):
-    (tmp_path / "seeds.json").write_text('{"seeds": "of flowers"}')
-    with pytest.raises(SystemExit, match="2"):
-        run_recorded("--out", tmp_path, "--seeds", "0,1")
-    assert "seeds.json holds something else, which would be lost or spoiled" in capsys.readouterr().err
-    assert (tmp_path / "seeds.json").read_text() == '{"seeds": "of flowers"}'

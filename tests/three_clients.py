@@ -54,7 +54,7 @@ def mean(states: list[dict], shares: list[float]) -> dict:
     return total
 
 
-def train_by_hand(w, args, data, t, k, more=None):
+def train_by_hand(w, args, data, t, k, more=None, body=body_of_smallcnn_bn):
     """Three steps from the model w on the cross-entropy plus `more(x, z, leaves)`: the model, its
     cross-entropies, the gradients' norms."""
     w = in_double(w)
@@ -62,7 +62,7 @@ def train_by_hand(w, args, data, t, k, more=None):
     losses = []
     for x, y in common.batches(data.train, args, t, k):
         leaves = leaves_of(w)
-        z = body_of_smallcnn_bn(x.double(), leaves, w)
+        z = body(x.double(), leaves, w)
         loss = -log_probability(linear(z, leaves, "head"), y).mean()
         losses.append(float(loss.detach()))
         if more is not None:
