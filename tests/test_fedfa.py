@@ -124,6 +124,7 @@ def test_a_layer_at_rest():
         assert layer(x) is x
     assert layer.eval()(torch.randn(5, 4, 3, 3)).shape == (5, 4, 3, 3)
     assert layer.mean_mu.abs().max() == 0
+    assert all((v == 1).all() for v in (layer.mean_sigma, layer.spread_mu, layer.spread_sigma))
 
 
 def test_one_client_in_a_round():
