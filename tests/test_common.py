@@ -83,14 +83,15 @@ def federated(args):
     return dataset.domains, clients, targets
 
 
-def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags", [["--clients-per-domain", "2", "--dirichlet", "1"],
+                                   ["--clients", "4", "--domain-mix", "0.5"]])
+def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags):
     """None of the six rotations of a source's test image is trained on."""
-    flags = ["--limit", "200", "--clients-per-domain", "2", "--dirichlet", "1"]
     fake_mnist(tmp_path, monkeypatch)
     of_mnist = ["--dataset", "rotatedmnist-t10k", "--archives", tmp_path, "--protocol", "indomain"]
-    domains, clients, _ = federated(parsed("fedavg", *of_mnist, *flags))
-    tested = torch.cat([client.test.index for client in clients])
-    trained = torch.cat([client.train.index for client in clients])
+    domains, clients, _ = federated(parsed("fedavg", *of_mnist, "--limit", "200", *flags))
+    tested = torch.cat([client.test.index % 200 for client in clients])
+    trained = torch.cat([client.train.index % 200 for client in clients])
     assert set(tested.tolist()).isdisjoint(trained.tolist())
 
     upright = domains[0]

@@ -12,6 +12,7 @@ import fedgala
 import official.fedgala
 from tests.conftest import ROOT, parsed
 from tests.plain_torch import State, adam_step, batch_norm, in_double, is_trained, leaves_of, linear
+from tests.test_fedgala import unit
 
 import pytest
 import torch
@@ -69,10 +70,6 @@ def project(x: Tensor, leaves: State, state: State, at: str = "") -> Tensor:
 def two_layers(z: Tensor, leaves: State, state: State, name: str) -> Tensor:
     h = batch_norm(z @ leaves[f"{name}.0.weight"].T, leaves, state, f"{name}.1").clamp(min=0)
     return linear(h, leaves, f"{name}.3")
-
-
-def unit(z: Tensor) -> Tensor:
-    return z / z.norm(dim=1, keepdim=True)
 
 
 def aim(x: Tensor, state: State) -> Tensor:

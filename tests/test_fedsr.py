@@ -8,7 +8,7 @@ import math
 import common
 import fedsr
 import official.fedsr
-from tests.conftest import fails, parsed, run_here
+from tests.conftest import parsed
 
 import pytest
 import torch
@@ -52,10 +52,3 @@ def test_sigma_is_positive_and_its_gradient_finite_in_bf16(monkeypatch):
     fedsr.cmi(mu, sigma, y, net.r).backward()
     for p in (*net.last.parameters(), net.r.mu, net.r.raw):
         assert torch.isfinite(p.grad).all()
-
-
-@pytest.mark.parametrize("variant", ["fedl2r", "fedavg"])
-def test_cmi_of_a_deterministic_network_is_refused(tmp_path, capsys, variant):
-    """It ends with code 2 and a line that names the variant."""
-    flags = ("--variant", variant, "--alpha-cmi", "1")
-    fails(capsys, 2, f"^fedsr: --variant {variant} ", run_here, "fedsr", tmp_path / "run", *flags)
