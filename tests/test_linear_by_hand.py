@@ -13,7 +13,6 @@ from tests.plain_torch import adam_step
 from tests.recording import number, shuffled
 from tests.test_networks_by_hand import bn, conv, smallcnn_bn
 from tests.test_networks_by_hand import linear as product
-from tests.three_clients import same as same_tensors
 
 import numpy as np
 import pytest
@@ -171,14 +170,6 @@ def test_a_run_by_hand(tmp_path, probe):
     assert same(start, expected(w | by_images))
     assert not same(start, expected(w | alike)) and not same(start, expected(w))
     assert result["start"]["chance_loss"] == pytest.approx((math.log(2 * 32 - 1) + math.log(2 * 29 - 1)) / 2)
-
-
-def test_views_before_the_first_step_come_from_counters():
-    """The statistics of an untrained network are those of its client, whatever was drawn before."""
-    args = parsed("fedgala", "--scale", "smoke", "--target", "d0", "--image-size", 8, "--crop", 8)
-    fed = common.federation(fedgala.Server, fedgala.Client, args, fedgala.build, common.open_dataset(args))
-    first, other, again = (fed.ask("start", [k], 0)[k][0]["statistics"] for k in (0, 1, 0))
-    assert same_tensors(first, again) and not same_tensors(first, other)
 
 
 def test_fit_by_hand():
