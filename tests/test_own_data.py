@@ -79,8 +79,9 @@ def test_its_content_is_in_the_identity_of_a_run(tmp_path):
     fingerprint = first["args"]["dataset"].split()[-1]
     settings = parsed("fedavg", "--dataset", str(file))
     assert common.open_dataset(settings).content == fingerprint
-    file.write_text(TEXT.replace("manual_seed(0)", "manual_seed(1)"))
-    assert common.open_dataset(settings).content != fingerprint
+    for text in (TEXT.replace("manual_seed(0)", "manual_seed(1)"), TEXT + "# as before\n"):
+        file.write_text(text)
+        assert common.open_dataset(settings).content != fingerprint
     pacs = parsed("fedavg", "--dataset", "pacs")
     assert (settings.lr, settings.rounds, settings.augment) == (pacs.lr, pacs.rounds, "none")
 

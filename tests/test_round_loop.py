@@ -2,8 +2,10 @@
 plain Python. Who is drawn, what each has and sees, from which random numbers, and which round is reported."""
 
 import dataclasses
+import itertools
 import json
 import math
+import time
 
 import common
 from tests.conftest import fails, metrics
@@ -247,6 +249,13 @@ def test_a_number_that_is_not_finite_ends_the_run(tmp_path, data, capsys, value,
     words = "round 2, client west: the loss or the weights are no longer finite.*lower --lr"
     fails(capsys, 1, words, common.run, Server, Client, settings, build)
     assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["round"] == 1
+
+
+def test_each_second_is_counted_once(tmp_path, data, monkeypatch):
+    """By a clock that goes on by one whenever it is read; the measures at the end are an evaluation."""
+    monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+    _, (result,) = recorded(settings_of(data, tmp_path / "run"))
+    assert result["seconds"] == {"train": 3, "server": 3, "evaluate": 4, "write": 3}
 
 
 def test_a_large_number_goes_on(tmp_path, data):

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 import types
 
 import common
@@ -51,9 +50,8 @@ RESULT = {"id", "method", "args", "command", "best", "last", "curve", "logs", "b
 
 def test_output_folder(tmp_path):
     """Of a run that is given twice there is one record."""
-    records, began = tmp_path / "results" / "runs.jsonl", time.monotonic()
+    records = tmp_path / "results" / "runs.jsonl"
     result = run_here("fedavg", tmp_path / "run", "--record", records, figures=True)
-    assert 0 < sum(result["seconds"].values()) <= time.monotonic() - began
     assert result_in(tmp_path / "run") == result
     assert result.keys() == RESULT
     assert result["args"]["seed"] == 0
