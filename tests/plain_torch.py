@@ -2,6 +2,8 @@
 digits' network from a dict of tensors, and a step of SGD. Nothing of common.py or of a method file is in
 it."""
 
+import re
+
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, max_pool2d
@@ -15,8 +17,8 @@ def in_double(state: State) -> State:
 
 
 def is_trained(name: str) -> bool:
-    """Whether an entry of a state is a parameter; the others are BN's statistics."""
-    return "running" not in name and "num_batches" not in name
+    """Whether an entry of a state is a parameter; the others are statistics of BN or of FedFA's layers."""
+    return not re.search("running|num_batches|mean_|spread_", name)
 
 
 def leaves_of(state: State) -> State:
@@ -88,5 +90,27 @@ class ClippedSGD:
         self.norms.append(float(norm))
         for name, g in gradients.items():
             g = g * min(1, self.clip / float(norm)) + self.decay * state[name]
-            self.velocity[name] = self.momentum * self.velocity.get(name, 0) + g
-            state[name] = state[name] - self.lr * self.velocity[name]
+            state[name] = state[name] - self.lr * self.direction(name, g)
+
+    def direction(self, name: str, g: Tensor) -> Tensor:
+        self.velocity[name] = self.momentum * self.velocity.get(name, 0) + g
+        return self.velocity[name]
+
+
+def adam_step(moments: dict, name: str, g: Tensor) -> Tensor:
+    """Adam's step along the gradient g, at the rate 1; `moments` has both means and the number of steps."""
+    m, v, s = moments.get(name, (0, 0, 0))
+    m, v, s = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g ** 2, s + 1
+    moments[name] = m, v, s
+    return (m / (1 - 0.9 ** s)) / ((v / (1 - 0.999 ** s)).sqrt() + 1e-8)
+
+
+def generated(code: Tensor, leaves: State, state: State, training: bool) -> Tensor:
+    """z of FedCiR's and FedGen's generator from noise and label; in training BN's running statistics move."""
+    h = code @ leaves["first.weight"].T
+    if training:
+        h = batch_norm(h, leaves, state, "bn")
+    else:
+        normal = (h - state["bn.running_mean"]) / (state["bn.running_var"] + 1e-5).sqrt()
+        h = normal * leaves["bn.weight"] + leaves["bn.bias"]
+    return linear(h.clamp(min=0), leaves, "second")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 CLASSES = 4
+STEPS = 2 ** 40 + 1  # of an integer buffer at the start: more digits than a float32 has
 SIZES = {"north": 230, "south": 90, "west": 230, "east": 61}
 DATA = """
 import torch
@@ -96,11 +97,14 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
 
         def __init__(self, args, net, clients):
             self.args, self.t = args, 0
-            self.w = {"x": net.x.detach().clone(), "count": torch.tensor(0)}
+            self.w = {"x": net.x.detach().clone(), "count": torch.tensor(STEPS)}
             log["start", args.seed, args.target] = net.x.tolist()
 
         def download(self, k):
             return {"w": self.w, "t": torch.tensor(self.t), "k": torch.tensor([k], dtype=torch.int8)}
+
+        def tested(self, k):
+            return self.download(k) | {"tested": torch.tensor(True)}
 
         def update(self, uploads, t):
             log["server", self.args.seed, t] = numbers()
@@ -135,7 +139,8 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
         def model(self, down):
             t = int(down["t"])
             key = self.args.seed, t, self.k
-            log["evaluate", *key] = numbers()
+            if "tested" in down:  # else it is looked whether a saved state fits
+                log["evaluate", *key] = numbers()
             batches = []
             log.setdefault(("tested", *key), batches)  # the measures at the end test two rounds once more
             return Read(lambda image: right(image, t), batches)
@@ -246,7 +251,7 @@ def by_hand(s: common.Args, right: Callable[[int, int], bool], sizes: dict[str, 
     an integer buffer before they are rounded."""
     clients, targets = parts_of(s, sizes)
     names, K = list(clients), len(clients)
-    log, lines, counts, images, x = {}, [], [Fraction()], 0, list(begin)
+    log, lines, counts, images, x = {}, [], [Fraction(STEPS)], 0, list(begin)
     for t in range(s.rounds):
         S_t = drawn_in(s, K, t)
         n = {k: len(clients[names[k]][0]) for k in S_t}

@@ -1,19 +1,26 @@
-"""What baselines have in common: where each is FedAvg, what travels, the unseen client's model."""
+"""What methods have in common: where each is FedAvg, what travels, the unseen client's model, and the two
+that may project z."""
 
 import common
+import fedadg
 import fedavg
+import fedcir
+import fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedproc,
                        fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from tests.conftest import parsed
+from tests.plain_torch import body_of_smallcnn_bn, linear
 from tests.three_clients import FLAGS, ROUNDS, federation, same, three_clients
 
 import pytest
+import torch
+from torch.testing import assert_close
 
 
-def made(module, *flags):
+def made(module, *flags, build=None):
     """The server and three clients of a method."""
     args = parsed(module.__name__, *FLAGS, *flags)
-    server, clients, _ = federation(module, args, getattr(module, "build", common.backbone))
+    server, clients, _ = federation(module, args, build or getattr(module, "build", common.backbone))
     return server, clients
 
 
@@ -28,7 +35,21 @@ def play(server, clients, t: int, chosen: tuple[int, ...]) -> tuple[dict, dict]:
     return downs[chosen[0]], uploads[chosen[0]]
 
 
+class Sampled(fedcir.GaussianNet):
+    """A network whose features are a sample of z, for fedavg.py."""
+
+    def features(self, x):
+        mu, sigma = self.encode(x)
+        return mu + sigma * torch.randn_like(mu)
+
+
+def sampled(*of) -> Sampled:
+    return Sampled(common.backbone(*of), True, 20)
+
+
 UNIFORM = ("--average", "uniform")
+# FedSR has the classifier in front of the encoder: the sum of squares in a norm has another last digit.
+SMALLCNN = ("--backbone", "smallcnn", "--image-size", 16, "--momentum", 0.9, "--clip", 0)
 
 
 @pytest.mark.parametrize("module,flags,of_fedavg", [
@@ -45,15 +66,23 @@ UNIFORM = ("--average", "uniform")
     (partialfed, ("--strategy", "none"), ()),
     (lgfedavg, ("--shared", "all"), ()),
     (fedfa, ("--prob", 0), ()),  # whose layers have entries of their own
+    (fedadg, ("--no-adversarial", "--smoothing", 0), UNIFORM),
+    (fedsr, ("--variant", "fedavg", "--no-keep-momentum", *SMALLCNN), (*UNIFORM, *SMALLCNN)),
+    (fedcir, ("--variant", "control"), UNIFORM),  # on the Gaussian network
+    (fedcir, ("--variant", "fedreg", "--lambda-reg", 0), UNIFORM),
+    (fedcir, ("--variant", "fedalign", "--lambda-align", 0), UNIFORM),
 ])
 def test_a_setting_in_which_it_is_fedavg(module, flags, of_fedavg):
     """Bit for bit, over three rounds."""
     server, clients = made(module, *flags)
-    other, others = made(fedavg, *of_fedavg)
+    other, others = made(fedavg, *of_fedavg, build=sampled if module is fedcir else None)
     for t, chosen in enumerate(ROUNDS):
         play(server, clients, t, chosen)
         play(other, others, t, chosen)
-        assert same({name: server.w[name] for name in other.w}, other.w)
+        w = server.w
+        if module in (fedadg, fedsr):  # FedADG's F and C are in `net`; FedSR calls smallcnn's layer to z last
+            w = {name.removeprefix("net.").replace("last.", "body.9."): v for name, v in w.items()}
+        assert same({name: w[name] for name in other.w}, other.w)
 
 
 @pytest.mark.parametrize("module,flags", [(centralized, ()), (local, ("--select", "last")), (scaffold, ())])
@@ -116,3 +145,25 @@ def test_the_unseen_client_has_the_global_model(module):
     data.unseen = True
     unseen = module.Client(clients[2].args, clients[2].net, 2, data)
     assert same(common.state(unseen.model(server.download(2))), server.w)
+
+
+@pytest.mark.parametrize("module", [moon, fedproc])
+def test_projection(module):
+    """z is the output of two more layers of D and 256 units, FedProc's of length 1; the classifier is on top
+    of it."""
+    server, clients = made(module, "--projection")
+    net, x = clients[0].net, torch.rand(5, 1, 8, 8)
+    w = common.state(net)
+    added = {name: tuple(v.shape) for name, v in w.items() if not name.startswith("body.0.")}
+    assert added == {"body.1.weight": (64, 64), "body.1.bias": (64,), "body.3.weight": (256, 64),
+                     "body.3.bias": (256,), "head.weight": (10, 256), "head.bias": (10,)}
+    inner = {name.replace("body.0.", "body."): v for name, v in w.items() if name.startswith("body.0.")}
+    h = body_of_smallcnn_bn(x, inner, dict(inner))
+    z = linear(linear(h, w, "body.1").clamp(min=0), w, "body.3")
+    if module is fedproc:
+        z = z / z.norm(dim=1, keepdim=True)
+    assert_close(net.train()(x), linear(z, w, "head"))
+    assert_close(net.features(x), z)
+    assert (z < 0).any()
+    up = clients[0].train(server.download(0), 0)
+    assert module is moon or up["sums"].shape == server.prototypes.shape == (10, 256)

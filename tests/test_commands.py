@@ -1,7 +1,7 @@
 """Every command of the documentation and the docstrings: each one parses (quick), each one runs (slow).
 
-They are read from the files, so that none can rot. What stands for a value of the reader's is replaced by
-SUBSTITUTES.
+They are read from the files, so that none can rot. What stands for a value of the reader's is replaced, by
+commands.toml.
 """
 
 import argparse
@@ -28,56 +28,9 @@ import torch
 COMMANDS = all_commands()
 TABLES = read_tables()
 
-# What takes the place of a word; RUN is the folder of a finished run of a method.
-SUBSTITUTES = {
-    "DIR": ["tests"],
-    "FOLDER": ["tests"],
-    "NAME": ["fedprox"],
-    "baselines.NAME": ["baselines.fedprox"],
-    "baselines.mine": ["baselines.fedprox"],  # test_start.py makes it
-    "no_consensus.py": ["fdse.py"],  # test_exercises.py makes these
-    "no_statistics.py": ["fedavg.py"],
-    "one_leaves.py": ["fedavg.py"],
-    "no_crops.py": ["fedgala.py"],
-    "all_gradients.py": ["fedgala.py"],
-    "runs/of-three-seeds": ["RUN fedavg"],
-    "my_net.py:build": ["resnet18"],  # test_networks.py runs networks from elsewhere
-    "small_net.py:build": ["resnet18"],  # test_own_page.py runs the files of docs/own.md
-    "wine.py:build": ["resnet18"],
-    "wine.py": ["digits"],
-    "much": ["d0"],
-    "coral.py": ["-m", "baselines.fedprox"],
-    "--gamma": ["--mu"],
-    "runs/small": ["RUN fedavg"],
-    "runs/usual": ["RUN fedsr"],
-    "torchvision:mobilenet_v3_small": ["resnet18"],
-    "timm:resnet18": ["resnet18"],
-    "cuda": ["cpu"],
-    "cuda:1": ["cpu"],
-    "<paper>-<number>": ["fdse-1"],
-    "FEDCIR": ["RUN fedcir"],
-    "FEDAVG": ["RUN fedavg"],
-    "...": [],  # further flags
-}
+KNOWN = tomllib.loads(Path(__file__).with_name("commands.toml").read_text())
+SUBSTITUTES, NOT_RUN, FOLDER_OF = KNOWN["substitutes"], KNOWN["not_run"], KNOWN["folder_of"]
 A_RUN = re.compile(r"runs/(\w+)-\.\.\.")  # runs/fdse-...: RUN fdse
-# What follows a measure that a sentence names without a run.
-FOLDER_OF = {"gradients": ["RUN fedgala"], "adaptation": ["RUN fdse"],
-             "shares": ["RUN fdse", "--coefficient", "lambda"]}
-
-# The beginnings of commands that are not for every machine, and why.
-NOT_RUN = {
-    "pip": "it fetches from the network; .ci/run installs from the files",
-    "python3 -m venv": "an environment of its own; .ci/run makes one",
-    "python fdse.py --dataset folder:my_images": "it needs images; test_own_images.py has some",
-    "python -m reproduce.benchmark": "it needs files of one's own; test_own_page.py has some",
-    "python -m reproduce.compare runs/exercise": "its runs take minutes; test_compare.py has small ones",
-    "python -m reproduce.predict": "it needs images; test_predict.py has some",
-    "python reproduce_tables.py --check": "it takes minutes; test_check.py checks small runs",
-    "python reproduce_tables.py --run --seeds paper --jobs 8 --executor slurm": "it needs a Slurm cluster",
-    "python reproduce_tables.py --run --gpus": "it needs a GPU",
-    "python -m deploy.flower": "it needs Flower; test_flower.py runs it",
-    "python -m bench": "it takes minutes, or an archive; test_bench.py runs it on small images",
-}
 SHOWING = {"--help", "--show-settings", "--version"}  # with which a method trains nothing
 
 
@@ -176,6 +129,8 @@ def parse_module(name: str, flags: list[str]) -> None:
     def stop(*words, **how):
         parse_args(*words, **how)
         raise Parsed
+    if name == "docs.build":
+        pytest.importorskip("markdown_it", reason="needs `pip install -r requirements-docs.txt`")
     main = f"{name}.__main__" if (ROOT / name.replace(".", "/")).is_dir() else name
     module = importlib.import_module(main)
     expected = (Parsed, SystemExit) if "--help" in flags else Parsed

@@ -16,6 +16,8 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from sklearn.datasets import load_digits
+from torch import nn
 
 DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
@@ -29,13 +31,9 @@ def test_digits_are_dealt_out_once():
         assert len(d.labels.unique()) == 10
     brightness = [float(d.images.float().mean()) for d in dealt]
     assert max(brightness) - min(brightness) < 8
-
-
-def test_rotation_is_counter_clockwise():
-    image = torch.zeros(1, 1, 29, 29, dtype=torch.uint8)
-    image[0, 0, 14, 20:] = 255  # a ray to the right
-    turned = common.rotate(image, 90, 29)[0, 0]
-    assert turned[:9, 14].min() == 255 and turned[20:, 14].max() == 0  # now to the top
+    as_they_are = common.load_domains(parsed("fedavg", "--image-size", 8))[0][0].images.flatten(1)
+    theirs = (load_digits().data * 255 / 16).round()  # of 17 shades
+    assert {*map(tuple, as_they_are.tolist())} <= {*map(tuple, theirs.tolist())}
 
 
 def write_idx(path, numbers: tuple[int, ...], values: np.ndarray) -> tuple[str, str]:
@@ -85,14 +83,15 @@ def federated(args):
     return dataset.domains, clients, targets
 
 
-def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags", [["--clients-per-domain", "2", "--dirichlet", "1"],
+                                   ["--clients", "4", "--domain-mix", "0.5"]])
+def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags):
     """None of the six rotations of a source's test image is trained on."""
-    flags = ["--limit", "200", "--clients-per-domain", "2", "--dirichlet", "1"]
     fake_mnist(tmp_path, monkeypatch)
     of_mnist = ["--dataset", "rotatedmnist-t10k", "--archives", tmp_path, "--protocol", "indomain"]
-    domains, clients, _ = federated(parsed("fedavg", *of_mnist, *flags))
-    tested = torch.cat([client.test.index for client in clients])
-    trained = torch.cat([client.train.index for client in clients])
+    domains, clients, _ = federated(parsed("fedavg", *of_mnist, "--limit", "200", *flags))
+    tested = torch.cat([client.test.index % 200 for client in clients])
+    trained = torch.cat([client.train.index % 200 for client in clients])
     assert set(tested.tolist()).isdisjoint(trained.tolist())
 
     upright = domains[0]
@@ -133,6 +132,17 @@ def test_weights_with_torchvisions_names(tmp_path):
     net = network("resnet18", tmp_path / "resnet18.pth", 7)
     assert torch.equal(net.body.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
     assert net.head.out_features == 7
+    args = parsed("fedavg", "--backbone", "resnet18", "--weights", tmp_path / "resnet18.pth")
+    last, head = common.backbone(args, 3, 7, keep_last=True).head  # as FedADG's classifier on AlexNet
+    assert torch.equal(last.weight, theirs.fc.weight) and head.out_features == 7
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    """Also one whose tensors would be stretched to the network's."""
+    net = nn.Linear(2, 3)
+    for other in ({"bias": torch.zeros(1)}, {"weight": torch.zeros(3, 1)}, {"more": torch.zeros(3)}):
+        with pytest.raises(RuntimeError):
+            common.load(net, common.state(net) | other)
 
 
 def test_weights_with_our_names(tmp_path):
@@ -144,8 +154,12 @@ def test_weights_with_our_names(tmp_path):
     other_head = network("resnet18", tmp_path / "ours.pth", 9)
     assert torch.equal(other_head.body.conv1.weight, net.body.conv1.weight)
     assert other_head.head.out_features == 9
-    with pytest.raises(common.Stop, match="does not fit the network: .* tensors are missing"):
-        network("resnet50", tmp_path / "ours.pth", 7)
+    fewer = net.state_dict()
+    del fewer["body.layer4.1.bn2.running_var"]
+    torch.save(fewer, tmp_path / "fewer.pth")
+    for name, file in (("resnet50", "ours.pth"), ("resnet18", "fewer.pth")):
+        with pytest.raises(common.Stop, match="does not fit the network: .* tensors are missing"):
+            network(name, tmp_path / file, 7)
 
 # What many clients cost
 

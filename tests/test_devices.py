@@ -7,7 +7,7 @@ import os
 from plumbing import processes
 from plumbing.errors import Stop
 from plumbing.provenance import hardware
-from plumbing.settings import choose_device
+from plumbing.settings import choose_device, identity
 from tests.conftest import parsed
 
 import pytest
@@ -37,6 +37,8 @@ def test_the_device_of_a_run(two_gpus, monkeypatch, asked, local_rank, found):
     """It is chosen without opening a GPU: here each allocation on one would fail."""
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     assert choose_device(asked) == found and two_gpus == []
+    of_run = dataclasses.replace(parsed("fedavg", "--device", "cpu"), device=found)
+    assert identity(of_run)["device"] == found.split(":")[0]  # the number of a GPU makes no other run
 
 
 @pytest.mark.parametrize("asked, words", [

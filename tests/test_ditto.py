@@ -5,19 +5,13 @@ from baselines import ditto, local
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_tested, assert_trained, federation, mean, same,
+                                 shares_of, train_by_hand)
 
 import pytest
-from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.ditto"
-
-
-def test_eq_2_by_hand():
-    """(3^2 + 4^2) + 2^2; without the squares it would be 5 + 2."""
-    v_k, w = [tensor([3.0, 4.0]), tensor([[1.0]])], [tensor([0.0, 0.0]), tensor([[3.0]])]
-    assert ditto.proximal(v_k, w) == 29
 
 
 @pytest.mark.parametrize("average", ["samples", "uniform"])
@@ -37,9 +31,7 @@ def test_rounds_by_hand(average):
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, of_w = train_by_hand(w, args, data[k], t, k)
             v[k], personal, of_v = train_by_hand(v[k], args, data[k], t, k, term)
-            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             assert_close(float(clients[k].log["personal"]), sum(personal) / 3, **CLOSE)
             assert max(of_v) > args.clip  # the sum of both gradients is clipped
             hands.append(hand)
@@ -47,9 +39,7 @@ def test_rounds_by_hand(average):
         server.update(uploads, t)
         w = mean(hands, shares_of(chosen, average))
         assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            tested = in_double(common.state(clients[k].model(server.download(k))))
-            assert_close(tested, v[k], **CLOSE)
+        assert_tested(server, clients, v)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 

@@ -5,10 +5,10 @@ import fedavg
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, federation, mean, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, assert_tested, assert_trained, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
-import torch
 from torch.testing import assert_close
 
 ROUNDS = ((0, 1, 2), (2, 1))  # the clients of the first and of the second round
@@ -25,24 +25,18 @@ def test_two_rounds_by_hand(average):
         for k in chosen:
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, of_client = train_by_hand(w, args, data[k], t, k)
-            assert uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             hands.append(hand)
             norms += of_client
         server.update(uploads, t)
         w = mean(hands, shares_of(chosen, average))
         assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            assert_close(in_double(common.state(clients[k].model(server.download(k)))), in_double(server.w))
+        assert_tested(server, clients, [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
-def test_what_is_uploaded_is_a_copy():
-    """A later training of the shared network does not change it."""
-    server, (client, *_), _ = federation(fedavg, parsed("fedavg", *FLAGS))
-    up = client.train(server.download(0), 0)
-    kept = copied(up)
-    client.train(server.download(0), 1)
-    for name, value in kept["w"].items():
-        assert torch.equal(up["w"][name], value)
+def test_alexnets_traffic():
+    """Table 4 of FDSE: 49.52 MiB each way with the BN buffers."""
+    net = common.Net(common.alexnet_bn(3, 224), 1024, 10)
+    mib = common.nbytes(fedavg.Server(fedavg.Args(), net, 4).download(0)) / 2 ** 20
+    assert round(mib, 2) == 49.52

@@ -7,7 +7,8 @@ from baselines import fedbn
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand)
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
 import torch
@@ -43,9 +44,7 @@ def test_rounds_by_hand(average, evaluated):
             hand, losses, of_client = train_by_hand(w | own[k], args, data[k], t, k)
             w_k, own[k] = parts(hand)
             trained[k] = w_k
-            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), w_k, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], w_k, losses, "n")
             hands.append(w_k)
             norms += of_client
         server.update(uploads, t)

@@ -6,8 +6,8 @@ import common
 import fedcir
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import (ClippedSGD, batch_norm, body_of_smallcnn_bn, in_double, leaves_of, linear,
-                               log_probability)
+from tests.plain_torch import (ClippedSGD, adam_step, body_of_smallcnn_bn, generated, in_double, leaves_of,
+                               linear, log_probability)
 from tests.three_clients import CLOSE, mean, three_clients
 
 import pytest
@@ -33,15 +33,9 @@ def encoder(x, leaves, w):
     return out[:, :D], softplus(out[:, D:]) + 1e-6
 
 
-def generated(y, args, leaves, w_g=None):
-    """G(y, epsilon) [B, D]; with `w_g` in training, whose running statistics move."""
-    h = torch.cat([drawn(len(y), args.noise), torch.eye(C).double()[y]], 1) @ leaves["first.weight"].T
-    if w_g is not None:
-        h = batch_norm(h, leaves, w_g, "bn")
-    else:
-        normal = (h - leaves["bn.running_mean"]) / (leaves["bn.running_var"] + 1e-5).sqrt()
-        h = normal * leaves["bn.weight"] + leaves["bn.bias"]
-    return linear(h.clamp(min=0), leaves, "second")
+def code_of(y, args):
+    """New noise and one-hot labels, from which G makes z."""
+    return torch.cat([drawn(len(y), args.noise), torch.eye(C).double()[y]], 1)
 
 
 def eq17(mu, sigma, mu_g, sigma_g):
@@ -63,7 +57,7 @@ def client_by_hand(down, args, data, t, k):
         objective = of_step["loss"]
         if "w_g" in down:
             y_g = torch.randint(C, (len(y),))
-            z_g = generated(y_g, args, down["w_g"])
+            z_g = generated(code_of(y_g, args), down["w_g"], down["w_g"], training=False)
             of_step["reg"] = -log_probability(linear(z_g, leaves, "head"), y_g).mean()
             objective = objective + args.lambda_reg * of_step["reg"]
         if "mu_g" in down:
@@ -82,7 +76,7 @@ def generator_by_hand(w_g, adam, uploads, args):
     for _ in range(args.generator_steps):
         y = torch.randint(C, (args.batch_size,))
         leaves = leaves_of(w_g)
-        z = generated(y, args, leaves, w_g)
+        z = generated(code_of(y, args), leaves, w_g, training=True)
         p = 0
         for w in uploads:
             p = p + log_probability(linear(z, w, "head"), y).exp() / len(uploads)
@@ -91,18 +85,14 @@ def generator_by_hand(w_g, adam, uploads, args):
             if args.generator_optimizer == "sgd":
                 w_g[name] = w_g[name] - args.generator_lr * g
                 continue
-            m, v, s = adam.get(name, (0, 0, 0))
-            m, v, s = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g ** 2, s + 1
-            adam[name] = m, v, s
-            step = (m / (1 - 0.9 ** s)) / ((v / (1 - 0.999 ** s)).sqrt() + 1e-8)
-            w_g[name] = w_g[name] - args.generator_lr * step
+            w_g[name] = w_g[name] - args.generator_lr * adam_step(adam, name, g)
 
 
 def moments_by_hand(w_g, args):
     """Line 11, class after class."""
     mus, sigmas = [], []
     for c in range(C):
-        z = generated(torch.full((args.mle_samples,), c), args, w_g)
+        z = generated(code_of(torch.full((args.mle_samples,), c), args), w_g, w_g, training=False)
         mus.append(z.mean(0))
         sigmas.append((z - z.mean(0)).square().mean(0).sqrt().clamp(min=args.sigma_min))
     return torch.stack(mus), torch.stack(sigmas)
@@ -190,3 +180,10 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
         prediction = model(x)
     torch.manual_seed(1)
     assert_close(prediction.double(), prediction_by_hand(model, w, x, args), **CLOSE)
+
+
+def test_eq15_does_not_overflow():
+    """Logits of 1000: the loss is 1000."""
+    weight = torch.tensor([[[-1000.0], [0.0]], [[0.0], [1000.0]]])
+    loss = fedcir.ensemble_loss(torch.ones(1, 1), torch.tensor([0]), weight, torch.zeros(2, 2))
+    assert loss.item() == 1000

@@ -7,11 +7,12 @@ from baselines import feddg_ga
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, federation, mean, same, three_clients, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, assert_tested, federation, mean, same, three_clients,
+                                 train_by_hand)
 
 import pytest
 import torch
-from torch import nn, tensor
+from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.feddg_ga"
@@ -76,9 +77,7 @@ def test_rounds_by_hand(gap, rule, step, d):
         server.update(uploads, t)
         assert_close(server.a.tolist(), history[-1], **CLOSE)
         assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), w, **CLOSE)
+        assert_tested(server, clients, [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
     assert history[0] != history[1] != history[2] == history[3]  # a client's gap alone is its own mean
     assert history[1][0] == history[2][0]
@@ -99,18 +98,6 @@ def test_weights_at_the_edges():
     assert_close(feddg_ga.adjusted(a[:2], falling, 9, "code"), tensor([0.25, 0.25]).double())
     assert feddg_ga.shares(tensor([0.0, 0.0])).tolist() == [0.5, 0.5]
     assert feddg_ga.gaps({1: tensor(5.0), 4: tensor(2.0)}, {4: tensor(3.0), 2: tensor(1.0)}) == {4: -1.0}
-
-
-@pytest.mark.parametrize("K", [3, 5, 24])
-def test_the_first_adjustment_empties_no_weight(K):
-    """Whatever the gaps: 1/K is moved by d/K at most, before the division by the sum."""
-    args = parsed(NAME)
-    server = feddg_ga.Server(args, nn.Linear(1, 1), K)
-    for draw in range(20):
-        gap = torch.randn(K, generator=common.seed_all("gaps", K, draw), dtype=torch.float64)
-        a = feddg_ga.adjusted(server.a, gap, feddg_ga.step_of_round(args, 0, K), args.rule)
-        assert a.min() >= (1 - args.step_size) / K / (1 + args.step_size)
-        assert abs(a.sum() - 1) < 1e-12
 
 
 def test_error_in_evaluation_mode():

@@ -5,7 +5,8 @@ from baselines import feddyn
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, same, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_tested, assert_trained, federation, mean, same,
+                                 shares_of, train_by_hand)
 
 import pytest
 import torch
@@ -38,9 +39,7 @@ def test_rounds_by_hand():
 
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, norms = train_by_hand(w, args, data[k], t, k, more)
-            assert uploads[k].keys() == {"w"}
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses)
             g[k] = {name: g[k][name] - ALPHA * (hand[name] - w[name]) for name in trained}
             assert_close(in_double(clients[k].g_k), g[k], **CLOSE)
             hands.append(hand)
@@ -53,9 +52,8 @@ def test_rounds_by_hand():
             w[name] = w[name] - h[name] / ALPHA
         assert_close(in_double(server.h), h, **CLOSE)
         assert_close(in_double(server.w), w, **CLOSE)
+        assert_tested(server, clients, [w] * 3)
         for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), w, **CLOSE)
             tested = clients[k].model(server.tested(k))
             assert_close(in_double(common.state(tested)), of_round, **CLOSE)
     assert common.nbytes(server.download(0)) == common.nbytes(uploads[chosen[0]])  # the mean does not travel

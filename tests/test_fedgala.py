@@ -35,9 +35,6 @@ def unit(v: Tensor) -> Tensor:
     return v / v.norm(dim=1, keepdim=True)
 
 
-def weights_p(*p: float) -> Tensor:
-    return tensor(p, dtype=torch.float64)
-
 def test_more_keys_than_the_queue_has_places():
     """The newest ten stay, around the end of the queue."""
     _, _, _, net = federation("fedgala", "--ssl", "moco", "--queue", "10")
@@ -98,7 +95,7 @@ def test_unaligned_by_hand():
 def test_aligned_weights_by_hand():
     """Weights of opposed, orthogonal, equal and unmoved clients, on paper."""
     def after_one(g: list[Tensor], *p: float):
-        return pytest.approx(fedgala.aligned_weights(g, weights_p(*p), 1).tolist())
+        return pytest.approx(fedgala.aligned_weights(g, tensor(p).double(), 1).tolist())
 
     opposed = [tensor([1.0, 0.0]), tensor([-1.0, 0.0])]  # the heavier one is the mean's direction
     assert [1, 0] == after_one(opposed, 0.7, 0.3)

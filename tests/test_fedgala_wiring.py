@@ -11,7 +11,8 @@ import common
 import fedgala
 import official.fedgala
 from tests.conftest import ROOT, parsed
-from tests.plain_torch import State, batch_norm, in_double, is_trained, leaves_of, linear
+from tests.plain_torch import State, adam_step, batch_norm, in_double, is_trained, leaves_of, linear
+from tests.test_fedgala import unit
 
 import pytest
 import torch
@@ -69,10 +70,6 @@ def project(x: Tensor, leaves: State, state: State, at: str = "") -> Tensor:
 def two_layers(z: Tensor, leaves: State, state: State, name: str) -> Tensor:
     h = batch_norm(z @ leaves[f"{name}.0.weight"].T, leaves, state, f"{name}.1").clamp(min=0)
     return linear(h, leaves, f"{name}.3")
-
-
-def unit(z: Tensor) -> Tensor:
-    return z / z.norm(dim=1, keepdim=True)
 
 
 def aim(x: Tensor, state: State) -> Tensor:
@@ -197,16 +194,11 @@ class ClientByHand:
         return bad / len(groups)
 
     def step(self, name: str, v: Tensor, g: Tensor, t: int) -> Tensor:
-        args, kept = self.args, self.kept.setdefault(name, {"m": 0, "v": 0, "steps": 0})
-        lr = args.lr * args.lr_decay ** t
-        if args.optimizer == "sgd":
-            kept["m"] = args.momentum * kept["m"] + g
-            return v - lr * kept["m"]
-        kept["steps"] += 1
-        kept["m"] = 0.9 * kept["m"] + 0.1 * g
-        kept["v"] = 0.999 * kept["v"] + 0.001 * g ** 2
-        m = kept["m"] / (1 - 0.9 ** kept["steps"])
-        return v - lr * m / ((kept["v"] / (1 - 0.999 ** kept["steps"])).sqrt() + 1e-8)
+        lr = self.args.lr * self.args.lr_decay ** t
+        if self.args.optimizer == "sgd":
+            self.kept[name] = self.args.momentum * self.kept.get(name, 0) + g
+            return v - lr * self.kept[name]
+        return v - lr * adam_step(self.kept, name, g)
 
     def follow(self, state: State) -> None:
         """The target network and the queue after a step."""

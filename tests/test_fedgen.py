@@ -6,8 +6,9 @@ import common
 from baselines import fedgen
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import batch_norm, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
+from tests.plain_torch import adam_step, generated, in_double, leaves_of, linear, log_probability
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
 import torch
@@ -27,15 +28,9 @@ def noise_by_hand(args, B):
     return torch.randn(B, 5).double()
 
 
-def generated(args, leaves, w_g, y, epsilon, training):
-    """G(y, epsilon) [B, D]; in training the running statistics of `w_g` move."""
-    h = torch.cat([epsilon, torch.eye(C).double()[y]], 1) @ leaves["first.weight"].T
-    if training:
-        h = batch_norm(h, leaves, w_g, "bn")
-    else:
-        normal = (h - w_g["bn.running_mean"]) / (w_g["bn.running_var"] + 1e-5).sqrt()
-        h = normal * leaves["bn.weight"] + leaves["bn.bias"]
-    z = linear(h.clamp(min=0), leaves, "second")
+def features_of(args, leaves, w_g, y, epsilon, training):
+    """G(y, epsilon) [B, D]."""
+    z = generated(torch.cat([epsilon, torch.eye(C).double()[y]], 1), leaves, w_g, training)
     return z.clamp(min=0) if args.generator_relu else z
 
 
@@ -55,7 +50,7 @@ def generator_by_hand(args, w_g, adam, uploads, counts, p):
         y = torch.multinomial(p, args.batch_size, replacement=True)
         epsilon = noise_by_hand(args, len(y))
         leaves = leaves_of(w_g)
-        z = generated(args, leaves, w_g, y, epsilon, training=True)
+        z = features_of(args, leaves, w_g, y, epsilon, training=True)
         loss, logits = 0, 0
         for share, w in zip(shares, uploads):
             loss = loss - (share[y] * log_probability(linear(z, w, "head"), y)).mean()
@@ -64,10 +59,7 @@ def generator_by_hand(args, w_g, adam, uploads, counts, p):
             loss = -log_probability(logits, y).mean()
         loss = loss + 3 * diversity_by_hand(epsilon, z)
         for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values()))):
-            m, v, s = adam.get(name, (0, 0, 0))
-            m, v, s = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g ** 2, s + 1
-            adam[name] = m, v, s
-            w_g[name] = w_g[name] - 0.02 * (m / (1 - 0.9 ** s)) / ((v / (1 - 0.999 ** s)).sqrt() + 1e-8)
+            w_g[name] = w_g[name] - 0.02 * adam_step(adam, name, g)
 
 
 @pytest.mark.parametrize("flags", [(), OTHER], ids=["usual", "other"])
@@ -92,8 +84,8 @@ def test_rounds_by_hand(flags):
                     return 0
                 y_g = torch.multinomial(down["p"], len(y), replacement=True)
                 fixed = in_double(down["w_g"])
-                z_g = generated(args, fixed, fixed, y_g, noise_by_hand(args, len(y)), training=False)
-                z_y = generated(args, fixed, fixed, y, noise_by_hand(args, len(y)), training=False)
+                z_g = features_of(args, fixed, fixed, y_g, noise_by_hand(args, len(y)), training=False)
+                z_y = features_of(args, fixed, fixed, y, noise_by_hand(args, len(y)), training=False)
                 reg = -log_probability(linear(z_g, leaves, "head"), y_g).mean()
                 q = torch.softmax(linear(z_y, leaves, "head"), 1).detach()
                 p = torch.softmax(linear(z, leaves, "head"), 1)
@@ -103,11 +95,9 @@ def test_rounds_by_hand(flags):
 
             uploads[k] = clients[k].train(down, t)
             hand, losses, of_client = train_by_hand(w, args, data[k], t, k, more)
-            assert uploads[k].keys() == {"w", "n", "c"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
             counts.append(torch.stack([(torch.cat(labels) == c).sum() for c in range(C)]))
             assert torch.equal(uploads[k]["c"], counts[-1])
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n", "c")
             assert ("reg" in clients[k].log) == ("kd" in clients[k].log) == (t > 0)
             if t:
                 assert_close(float(clients[k].log["reg"]), sum(reg for reg, _ in terms) / 3, **CLOSE)

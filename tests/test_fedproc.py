@@ -6,8 +6,8 @@ import common
 from baselines import fedproc
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, leaves_of, linear
-from tests.three_clients import CLOSE, FLAGS, federation, mean, train_by_hand
+from tests.plain_torch import body_in_evaluation, in_double, linear
+from tests.three_clients import CLOSE, FLAGS, assert_tested, federation, mean, train_by_hand
 
 import pytest
 import torch
@@ -103,9 +103,7 @@ def test_rounds_by_hand(source, fade, average):
         for c in range(10):
             by_hand = prototypes.get(c, torch.zeros(64).double())
             assert_close(server.prototypes[c].double(), by_hand, **CLOSE)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), w, **CLOSE)
+        assert_tested(server, clients, [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 
@@ -115,22 +113,3 @@ def test_weight_of_the_loss():
     assert [fedproc.alpha_of_round(args, t) for t in (0, 75, 150, 225)] == [1, 0.75, 0.5, 0.25]
     args = parsed(NAME, "--rounds", 300, "--fade", 100, "--alpha", 0.5)
     assert [fedproc.alpha_of_round(args, t) for t in (0, 50, 100, 299)] == [0.5, 0.25, 0, 0]
-
-
-def test_projection():
-    """z is the output of two more layers, of length 1, and the classifier is on top of it."""
-    args = parsed(NAME, *FLAGS, "--projection")
-    server, clients, data = federation(fedproc, args, fedproc.build)
-    net = clients[0].net
-    added = {name: tuple(v.shape) for name, v in net.state_dict().items() if not name.startswith("body.0.")}
-    assert added == {"body.1.weight": (64, 64), "body.1.bias": (64,), "body.3.weight": (256, 64),
-                     "body.3.bias": (256,), "head.weight": (10, 256), "head.bias": (10,)}
-    x = torch.rand(5, 1, 8, 8)
-    w = common.state(net)
-    inner = {name.replace("body.0.", "body."): v for name, v in w.items() if name.startswith("body.0.")}
-    h = body_of_smallcnn_bn(x, leaves_of(inner), dict(inner))
-    z = linear(linear(h, w, "body.1").clamp(min=0), w, "body.3")
-    z = z / z.norm(dim=1, keepdim=True)
-    assert_close(net.train()(x), linear(z, w, "head"))
-    assert_close(net.features(x), z)
-    assert clients[0].train(server.download(0), 0)["sums"].shape == server.prototypes.shape == (10, 256)

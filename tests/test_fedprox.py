@@ -5,7 +5,8 @@ from baselines import fedprox
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
 from torch import tensor
@@ -39,9 +40,7 @@ def test_rounds_by_hand(average):
 
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, of_client = train_by_hand(w, args, data[k], t, k, term)
-            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             assert_close(float(clients[k].log["proximal"]), sum(terms) / 3, **CLOSE)
             hands.append(hand)
             norms += of_client

@@ -8,8 +8,7 @@ import math
 import common
 import fedsr
 import official.fedsr
-from tests.conftest import fails, metrics, parsed, run_here
-from tests.three_clients import same
+from tests.conftest import parsed
 
 import pytest
 import torch
@@ -53,42 +52,3 @@ def test_sigma_is_positive_and_its_gradient_finite_in_bf16(monkeypatch):
     fedsr.cmi(mu, sigma, y, net.r).backward()
     for p in (*net.last.parameters(), net.r.mu, net.r.raw):
         assert torch.isfinite(p.grad).all()
-
-
-@pytest.mark.parametrize("variant,reference,of_r", [
-    ("fedsr", "shared", {"r.mu", "r.raw", "r.scale"}),
-    ("fedsr", "local", set()),
-    ("fedcmi", "shared", {"r.mu", "r.raw", "r.scale"}),
-    ("fedl2r", "shared", set()),
-    ("fedavg", "local", set()),
-])
-def test_what_travels(variant, reference, of_r):
-    """r(z|y) if it is shared; the names of the encoder and of the classifier are those of every variant."""
-    args = parsed("fedsr", "--variant", variant, "--reference", reference, "--backbone", "smallcnn")
-    server = fedsr.Server(args, fedsr.build(args, 1, 10), 3)
-    down = server.download(0)
-    assert down.keys() == {"w"}
-    assert {name for name in down["w"] if not name.startswith("body.")} == of_r | {
-        "last.weight", "last.bias", "head.weight", "head.bias"}
-
-
-def test_fedavg_variant_is_fedavg_bit_for_bit(tmp_path):
-    """Weights and logs of two rounds, against fedavg.py."""
-    flags = ("--backbone", "smallcnn", "--momentum", 0.9, "--image-size", 16, "--limit", 20)
-    run_here("fedavg", tmp_path / "a", "--average", "uniform", *flags)
-    run_here("fedsr", tmp_path / "b", "--variant", "fedavg", "--no-keep-momentum", *flags)
-    theirs = torch.load(tmp_path / "a/checkpoint.pt", weights_only=True)["server"]["w"]
-    ours = torch.load(tmp_path / "b/checkpoint.pt", weights_only=True)["server"]["w"]
-    assert same(theirs, {name.replace("last.", "body.9."): v for name, v in ours.items()})  # smallcnn's to z
-    their_rounds = metrics(tmp_path / "a")
-    for line in their_rounds:
-        for log in line["clients"].values():
-            log["bytes_up"] -= 8  # n_k, which only fedavg.py sends
-    assert their_rounds == metrics(tmp_path / "b")
-    assert len(their_rounds) == 2
-
-@pytest.mark.parametrize("variant", ["fedl2r", "fedavg"])
-def test_cmi_of_a_deterministic_network_is_refused(tmp_path, capsys, variant):
-    """It ends with code 2 and a line that names the variant."""
-    flags = ("--variant", variant, "--alpha-cmi", "1")
-    fails(capsys, 2, f"^fedsr: --variant {variant} ", run_here, "fedsr", tmp_path / "run", *flags)

@@ -9,7 +9,8 @@ import common
 import fedsr
 import official.fedsr
 from plumbing.runfolder import copied
-from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
+from tests.plain_torch import (ClippedSGD, adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear,
+                               log_probability)
 from tests.three_clients import federation, mean
 
 import pytest
@@ -42,24 +43,11 @@ def made(args):
     return server, clients
 
 
-class Adam:
-    """Steps of Adam with decay in the gradient and clipping, on a state; `norms` as ClippedSGD's."""
+class Adam(ClippedSGD):
+    """The same with Adam's steps."""
 
-    def __init__(self, decay: float, clip: float):
-        self.decay, self.clip = decay, clip
-        self.moments, self.norms = {}, []
-
-    def step(self, objective, leaves, state) -> None:
-        gradients = dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values()))))
-        norm = float(sum(g.square().sum() for g in gradients.values()).sqrt())
-        self.norms.append(norm)
-        for name, g in gradients.items():
-            g = g * min(1, self.clip / norm) + self.decay * state[name]
-            m, v, s = self.moments.get(name, (0, 0, 0))
-            m, v, s = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g ** 2, s + 1
-            self.moments[name] = m, v, s
-            step = (m / (1 - 0.9 ** s)) / ((v / (1 - 0.999 ** s)).sqrt() + 1e-8)
-            state[name] = state[name] - self.lr * step
+    def direction(self, name, g):
+        return adam_step(self.velocity, name, g)
 
 
 def objective_by_hand(x, y, leaves, w, args):
@@ -130,8 +118,8 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
         uploads, hands = {}, []
         for k in chosen:
             if k not in optimizers or not keep:
-                optimizers[k] = (ClippedSGD(0, args.momentum, args.weight_decay, args.clip)
-                                 if optimizer == "sgd" else Adam(args.weight_decay, args.clip))
+                kind = {"sgd": ClippedSGD, "adam": Adam}[optimizer]
+                optimizers[k] = kind(0, args.momentum, args.weight_decay, args.clip)
             torch.manual_seed(100 * t + k)
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             torch.manual_seed(100 * t + k)

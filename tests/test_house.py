@@ -99,13 +99,6 @@ def test_there_is_no_circle():
     assert [name for name in names if name in reached(name)] == []
 
 
-@pytest.mark.parametrize("method", MODULES)
-def test_a_method_file_begins_before_line_50(method):
-    text = (ROOT / MODULES[method].__file__).read_text()
-    first = min(node.lineno for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom))
-    assert first < 50
-
-
 def code_lines(path: str) -> list[str]:
     """The lines of a file without docstrings, comments and indentation."""
     text = (ROOT / path).read_text()
@@ -141,10 +134,11 @@ def test_a_diff_to_fedavg_shows_the_method(method):
 
 @pytest.mark.parametrize("method", PROGRAMS)
 def test_the_client_stands_near_the_top(method):
-    """Who opens a method's file sees its local training soon."""
+    """Who opens a method's file sees its code, and its local training, soon."""
     tree = ast.parse(Path(PROGRAMS[method].__file__).read_text())
+    imports = [node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     lines = [node.lineno for node in tree.body if getattr(node, "name", "") == "Client"]
-    assert not lines or lines[0] <= 250
+    assert imports[0] < 50 and (not lines or lines[0] <= 250)
 
 
 @pytest.mark.parametrize("name", OF_PAPERS)
@@ -175,7 +169,7 @@ def test_the_machinery_weighs_at_most_twice_the_methods():
 
 def test_the_weight_of_the_tests():
     """Of Python: what another test makes idle leaves for what is added."""
-    assert lines_in(("tests/",)) <= 15_500
+    assert lines_in(("tests/",)) <= 15_000
 
 
 def test_sections_come_in_the_same_order():

@@ -11,6 +11,7 @@ from plumbing.errors import Stop
 from plumbing.files import load_file
 from tests.conftest import interrupted, run_here
 from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
+from tests.three_clients import same
 
 import pytest
 import torch
@@ -30,13 +31,6 @@ def no_images(monkeypatch):
     monkeypatch.setattr(common, "open_dataset", asked)
 
 
-def states(net: torch.nn.Module) -> dict:
-    return common.state(net)
-
-
-def same(a: dict, b: dict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
 def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
     folder = runs / "fdse-lodo"
     assert loading.load_run(folder).run.client == "d0"  # the left-out domain
@@ -44,8 +38,8 @@ def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
     assert loading.load_run(folder, "2").run.client == "d45"
     assert loading.load_run(folder, "d75").run.client == "d75"
     assert loading.load_run(runs / "fdse-indomain").run.client == "d0"  # the first
-    by_name, other = states(loading.load_run(folder, "d45")), states(loading.load_run(folder, "d75"))
-    assert same(states(loading.load_run(folder, 2)), by_name)
+    by_name, other = (common.state(loading.load_run(folder, name)) for name in ("d45", "d75"))
+    assert same(common.state(loading.load_run(folder, 2)), by_name)
     assert not same(by_name, other)
 
 
@@ -150,5 +144,5 @@ def test_a_run_by_other_code(runs, tmp_path):
     with pytest.raises(Stop, match="a run by other code .common.py.: .*--any-code goes on") as stopped:
         loading.load_run(tmp_path / "a")
     assert stopped.value.code == 2
-    expected = states(loading.load_run(runs / "fedavg-indomain"))
-    assert same(states(loading.load_run(tmp_path / "a", any_code=True)), expected)
+    expected = common.state(loading.load_run(runs / "fedavg-indomain"))
+    assert same(common.state(loading.load_run(tmp_path / "a", any_code=True)), expected)

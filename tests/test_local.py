@@ -7,7 +7,7 @@ from baselines import local
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, assert_tested, federation, same, train_by_hand
 
 import pytest
 import torch
@@ -34,9 +34,7 @@ def test_three_rounds_by_hand():
             assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
             norms += of_client
         server.update(uploads, t)
-        for k in range(3):
-            tested = common.state(clients[k].model(server.download(k)))
-            assert_close(in_double(tested), hand[k], **CLOSE)
+        assert_tested(server, clients, hand)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
 
 

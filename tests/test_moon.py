@@ -1,14 +1,13 @@
 """MOON: rounds by hand in plain torch, its loss against the formula, and where it is FedAvg."""
 
-import common
 from baselines import moon
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import body_in_evaluation, body_of_smallcnn_bn, in_double, linear
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, mean, shares_of, train_by_hand
+from tests.plain_torch import body_in_evaluation, in_double
+from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_tested, assert_trained, federation, mean,
+                                 shares_of, train_by_hand)
 
 import pytest
-import torch
 from torch.testing import assert_close
 
 NAME = "baselines.moon"
@@ -43,9 +42,7 @@ def test_rounds_by_hand(evaluated):
 
             uploads[k] = clients[k].train(copied(server.download(k)), t)
             hand, losses, of_client = train_by_hand(w, args, data[k], t, k, more)
-            assert uploads[k].keys() == {"w", "n"} and uploads[k]["n"] == len(data[k].train)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            assert_trained(clients[k], uploads[k], hand, losses, "n")
             assert ("contrastive" in clients[k].log) == (t > 0)
             if cons:
                 assert_close(float(clients[k].log["contrastive"]), sum(cons) / 3, **CLOSE)
@@ -56,26 +53,5 @@ def test_rounds_by_hand(evaluated):
         server.update(uploads, t)
         w = mean(hands, shares_of(chosen))
         assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            tested = previous[k] if evaluated == "trained" else w
-            assert_close(in_double(common.state(model)), tested, **CLOSE)
+        assert_tested(server, clients, previous if evaluated == "trained" else [w] * 3)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
-
-
-def test_projection():
-    """z is the output of two more layers of D and 256 units, and the classifier is on top of them."""
-    args = parsed(NAME, *FLAGS, "--projection")
-    common.seed_all(0)
-    net = moon.build(args, 1, 10)
-    added = {name: tuple(v.shape) for name, v in net.state_dict().items() if not name.startswith("body.0.")}
-    assert added == {"body.1.weight": (64, 64), "body.1.bias": (64,), "body.3.weight": (256, 64),
-                     "body.3.bias": (256,), "head.weight": (10, 256), "head.bias": (10,)}
-    x = torch.rand(5, 1, 8, 8)
-    w = common.state(net)
-    inner = {name.replace("body.0.", "body."): v for name, v in w.items() if name.startswith("body.0.")}
-    h = body_of_smallcnn_bn(x, inner, dict(inner))
-    z = linear(linear(h, w, "body.1").clamp(min=0), w, "body.3")
-    assert_close(net.train()(x), linear(z, w, "head"))
-    assert_close(net.features(x), z)
-    assert (z < 0).any()

@@ -169,6 +169,3 @@ def test_weights_of_a_network_of_ones_own(tmp_path, mine):
     args = parsed("fedavg", "--backbone", f"{mine}:build", "--weights", tmp_path / "weights.pt")
     net = common.backbone(args, 1, 10)
     assert all(torch.equal(v, saved[name]) for name, v in net.state_dict().items())
-
-
-# What cannot be

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn_bn": 20, "alexnet_bn": 64, "alexnet": 64, "resnet18": 64,
+# Of the images: pooling leaves a rest wherever it may, and AlexNet's adaptive pooling is no copy.
+SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn_bn": 23, "alexnet_bn": 187, "alexnet": 187, "resnet18": 64,
         "resnet50": 64, "resnet18_3x3": 16, "vit_b8": 16}
 
 
@@ -220,21 +221,33 @@ def test_there_is_no_other_network():
 # FDSE's blocks
 
 
-def dse_block(w, name, x, padding=0) -> Tensor:
+def dse_block(w, name, x, padding=0, stride=1) -> Tensor:
     """Eqs. (2)-(3) in evaluation, without the last ReLU: channel by channel."""
     tokens = x.dim() == 3
-    h = linear(w, f"{name}.dfe", x).mT if tokens else conv(w, f"{name}.dfe", x, 1, padding)
-    h = bn(w, f"{name}.bn_dse", h).relu()
+    h = conv(w, f"{name}.dfe", x, stride, padding) if x.dim() == 4 else linear(w, f"{name}.dfe", x)
+    h = bn(w, f"{name}.bn_dse", h.mT if tokens else h).relu()
     maps = []
     for c in range(h.shape[1]):
         kernel = w[f"{name}.dse.weight"][c:c + 1]
-        maps.append(h[:, c:c + 1] * kernel if tokens else F.conv2d(h[:, c:c + 1], kernel, padding=1))
+        maps.append(F.conv2d(h[:, c:c + 1], kernel, padding=1) if x.dim() == 4 else h[:, c:c + 1] * kernel[0])
     out = torch.cat([h, *maps], 1) + w[f"{name}.bias"].view(-1, *[1] * (h.dim() - 2))
     out = bn(w, f"{name}.bn_dfe", out)
     return out.mT if tokens else out
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet18_3x3", "vit_b8"])
+def fdses_alexnet(w, x):
+    """Table A6: a block is a layer with its BN and ReLU."""
+    for layer, stride, padding in ((0, 4, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1), (6, 1, 1)):
+        x = dse_block(w, f"body.{layer}", x, padding, stride).relu()
+        if layer not in (4, 5):
+            x = F.max_pool2d(x, 3, 2)
+    x = F.adaptive_avg_pool2d(x, 6).flatten(1)
+    for layer in (10, 11):
+        x = dse_block(w, f"body.{layer}", x).relu()
+    return x
+
+
+@pytest.mark.parametrize("name", ["alexnet_bn", "resnet18", "resnet50", "resnet18_3x3", "vit_b8"])
 @torch.no_grad()
 def test_fdses_blocks_in_other_networks(name):
     """Sec. A8.1: in the place of the last convolution of a residual block, or of the last linear layer of a
@@ -245,7 +258,7 @@ def test_fdses_blocks_in_other_networks(name):
     else:
         how = dict(last=lambda w, at, number, x, padding: dse_block(w, f"{at}.conv{number}", x, padding))
     x, w = batch(name), net.state_dict()
-    z = BY_HAND[name](w, x, **how)
+    z = fdses_alexnet(w, x) if name == "alexnet_bn" else BY_HAND[name](w, x, **how)
     close(net.features(x), z)
     close(net(x), linear(w, "head", z))
 

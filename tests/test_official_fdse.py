@@ -110,11 +110,12 @@ def test_two_rounds_of_the_official_code(variant, monkeypatch):
 
 
 def compare(tensors, want):
-    """All tensors but the counters, which the official code adds up."""
+    """All tensors but the counters, which the official code adds up; in float32, which processors round in
+    their own ways."""
     assert {name for name in tensors if "num_batches" not in name} == set(want)
     for name, numbers in want.items():
         size = tensors[name].abs().sum()
-        assert summary(tensors[name]) == pytest.approx(numbers, rel=1e-4, abs=2e-5 * float(1 + size)), name
+        assert summary(tensors[name]) == pytest.approx(numbers, rel=1e-3, abs=1e-4 * float(1 + size)), name
 
 
 def test_images_that_are_too_small_without_padding(capsys):

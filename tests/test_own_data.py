@@ -2,7 +2,7 @@
 
 import common
 from plumbing.errors import Stop
-from plumbing.own_data import scaled
+from plumbing.own_data import content_of, scaled
 from reproduce.loading import load_run
 from tests.conftest import parsed, run_here
 from tests.test_own_page import FILES
@@ -79,8 +79,9 @@ def test_its_content_is_in_the_identity_of_a_run(tmp_path):
     fingerprint = first["args"]["dataset"].split()[-1]
     settings = parsed("fedavg", "--dataset", str(file))
     assert common.open_dataset(settings).content == fingerprint
-    file.write_text(TEXT.replace("manual_seed(0)", "manual_seed(1)"))
-    assert common.open_dataset(settings).content != fingerprint
+    for text in (TEXT.replace("manual_seed(0)", "manual_seed(1)"), TEXT + "# as before\n"):
+        file.write_text(text)
+        assert common.open_dataset(settings).content != fingerprint
     pacs = parsed("fedavg", "--dataset", "pacs")
     assert (settings.lr, settings.rounds, settings.augment) == (pacs.lr, pacs.rounds, "none")
 
@@ -88,3 +89,12 @@ def test_its_content_is_in_the_identity_of_a_run(tmp_path):
 def test_what_networks_get():
     assert scaled(torch.tensor([0, 51], dtype=torch.uint8)).tolist() == pytest.approx([0, 0.2])
     assert scaled(torch.tensor([0.5, 300.0], dtype=torch.float64)).tolist() == [0.5, 300.0]
+
+
+def test_the_content_is_of_all_that_is_given():
+    """Names, images, labels, classes, and the text of the file that loads them."""
+    x, y = torch.arange(8.0).view(2, 4), torch.tensor([0, 1])
+    parts = [("a", x, y), ("b", x, y), ("a", x + 1, y), ("a", x, y.flip(0)), ("a", x.view(2, 2, 2), y)]
+    found = [content_of([part], ("p", "q"), b"text") for part in parts]
+    found += [content_of(parts[:1], ("p", "r"), b"text"), content_of(parts[:1], ("p", "q"), b"other")]
+    assert len(set(found)) == 7 and content_of(parts[:1], ("p", "q"), b"text") == found[0]

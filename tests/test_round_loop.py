@@ -2,8 +2,10 @@
 plain Python. Who is drawn, what each has and sees, from which random numbers, and which round is reported."""
 
 import dataclasses
+import itertools
 import json
 import math
+import time
 
 import common
 from tests.conftest import fails, metrics
@@ -87,6 +89,7 @@ def test_a_run_is_that_of_the_second_computation(tmp_path, data, values):
     written = json.loads((tmp_path / "run" / "settings.json").read_text())["data"]
     assert (written["clients"], written["targets"]) == ([*expected.clients], [*expected.targets])
     assert result["bytes"]["up"] == 28 * len(trained) and result["bytes"]["down"] == 29 * len(trained)
+    assert result["bytes"]["up_per_round"] == 28 * len(trained) / settings.rounds
     losses = [[log["loss"] for log in line["clients"].values()] for line in expected.lines if "val" in line]
     assert result["logs"]["loss"] == pytest.approx([sum(of) / len(of) for of in losses], abs=1e-5)
 
@@ -149,6 +152,10 @@ def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
     settings = settings_of(data, tmp_path / "run", protocol="lodo", rounds=2, seeds="0,3")
     _, results = recorded(settings)
     said, shown = capsys.readouterr().out, {0: [], 3: []}
+    over_seeds = json.loads((tmp_path / "run" / "seeds.json").read_text())["accuracies"]
+    for i, name in enumerate(SIZES):
+        for which, found in over_seeds[name].items():
+            assert found["values"] == [results[i][which]["target"], results[i + 4][which]["target"]]
     assert len(results) == 8
     for result in results:
         seed, target = result["args"]["seed"], result["args"]["target"]
@@ -242,6 +249,13 @@ def test_a_number_that_is_not_finite_ends_the_run(tmp_path, data, capsys, value,
     words = "round 2, client west: the loss or the weights are no longer finite.*lower --lr"
     fails(capsys, 1, words, common.run, Server, Client, settings, build)
     assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["round"] == 1
+
+
+def test_each_second_is_counted_once(tmp_path, data, monkeypatch):
+    """By a clock that goes on by one whenever it is read; the measures at the end are an evaluation."""
+    monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+    _, (result,) = recorded(settings_of(data, tmp_path / "run"))
+    assert result["seconds"] == {"train": 3, "server": 3, "evaluate": 4, "write": 3}
 
 
 def test_a_large_number_goes_on(tmp_path, data):

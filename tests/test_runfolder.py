@@ -11,7 +11,7 @@ import sys
 import types
 
 import common
-from plumbing import errors, runfolder
+from plumbing import errors, results, runfolder
 from plumbing.files import locked
 from plumbing.provenance import code
 from plumbing.results import command
@@ -63,6 +63,20 @@ def test_output_folder(tmp_path):
     assert [json.loads(line) for line in records.read_text().splitlines()] == [result]
 
 
+def test_curves(tmp_path, monkeypatch):
+    """Accuracies in percent, of the domains and together, and each client's loss, over their rounds."""
+    figures, empty = [], results.empty_figure
+    monkeypatch.setattr(results, "empty_figure", lambda size: figures.append(empty(size)) or figures[-1])
+    history = [{"round": t, "val": {"ALL": 0.5}, "clients": {"a": {"loss": 3.0 / t, "bytes_up": 8}}}
+               for t in (2, 4)]
+    history[1]["test"] = {"AVG": 0.25}
+    results.draw_curves(tmp_path / "curves.png", history, "title")
+    left, right = [{line.get_label(): line.get_xydata().tolist() for line in plot.lines}
+                   for plot in figures[0].axes]
+    assert left == {"val/ALL": [[2, 50], [4, 50]], "test/AVG": [[4, 25]]}
+    assert right == {"clients/a/loss": [[2, 1.5], [4, 0.75]]}
+
+
 FLAGS = ["--no-resume", "--archives", "/", "--weights", "my weights.pt", "--no-consensus", "--out=/o",
          "--seed", "1"]
 
@@ -87,12 +101,6 @@ def test_weights_are_known_by_their_content(tmp_path):
         torch.save({"x": torch.tensor(value)}, tmp_path / "w.pt")
         keys.append(identity(parsed("fedavg", "--weights", tmp_path / "w.pt")))
     assert keys[0] != keys[1]
-
-
-def test_files_of_no_run_stay(tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_text("of flowers")
-    fails(capsys, 2, "metrics.jsonl", run_here, "fedavg", tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_text() == "of flowers"
 
 
 def test_two_processes_in_one_folder(tmp_path, capsys):
@@ -175,13 +183,14 @@ def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
     path = finished / "checkpoint.pt"
     saved = torch.load(path, weights_only=True)
     part = saved["code"][0]
-    older = part | {"sha256": "1", "files": part["files"] | {"fedavg.py": "older"}}
-    torch.save(saved | {"code": [older]}, path)
+    older = part | {"sha256": "1", "commit": "2", "files": part["files"] | {"fedavg.py": "older"}}
+    torch.save(saved | {"code": [older], "seconds": saved["seconds"] | {"train": 3000.0}}, path)
     words = r"holds a run by other code \(fedavg.py\): --no-resume runs it anew, --any-code goes on with it"
     fails(capsys, 2, words, run_here, "fedavg", finished)
     (finished / "result.json").unlink()
     result = run_here("fedavg", finished, "--any-code")
     assert [part["sha256"] == "1" for part in result["code"]] == [True, False]
+    assert (result["sha256"], result["commit"], result["seconds"]["train"]) == ("1", "2", 3000)
     assert run_here("fedavg", finished, "--no-resume")["sha256"] == part["sha256"]
 
 

@@ -1,6 +1,7 @@
 """The tables as data: every published number is there, and every row is what its name says."""
 
 import re
+import tomllib
 
 from plumbing.errors import Stop
 from reproduce.cells import run_of
@@ -17,34 +18,10 @@ TABLES = [table for table in EVERY if not table.figure and not table.id.startswi
 README = (ROOT / "tables" / "README.md").read_text()
 BASELINES = ("local centralized fedprox scaffold feddyn moon lgfedavg ditto partialfed fedbn fedfa fedheal "
              "feddg_ga fedproc fedgen fedema").split()
-# What columns call the domains that they leave out.
-DOMAINS = {
-    "officecaltech": {"A": "amazon", "C": "caltech", "D": "dslr", "W": "webcam"},
-    "pacs": {"P": "photo", "A": "art_painting", "C": "cartoon", "S": "sketch", "Art": "art_painting"},
-    "vlcs": {"V": "voc2007", "L": "labelme", "C": "caltech101", "S": "sun09"},
-    "officehome": {"A": "art", "C": "clipart", "P": "product", "R": "real_world"},
-    "domainnet": {"C": "clipart", "I": "infograph", "P": "painting", "Q": "quickdraw", "O": "quickdraw",
-                  "R": "real", "S": "sketch"},
-    "terrainc": {"L38": "location_38", "L43": "location_43", "L46": "location_46", "L100": "location_100"},
-}
+PAPERS = tomllib.loads((ROOT / "tests" / "papers.toml").read_text())
 
 
-@pytest.mark.parametrize("table, block, row, column, cell", [
-    ("fdse-1", "Office-Caltech10", "FDSE", "ALL", ["87.15", "2.06"]),
-    ("fdse-2", "DomainNet", "FDSE - align", "S", ["62.59"]),
-    ("fdse-3", "PACS", "none of A, B, C", "ALL", ["82.46"]),
-    ("fdse-4", "Office-Caltech10", "Ditto", "Comm.", ["49.52"]),
-    ("fdse-A8", "PACS, ViT-B/8", "FedHeal", "ALL", ["30.05", "3.44"]),
-    ("fedadg-4", "PACS", "FedADG", "Avg.", ["73.82"]),
-    ("fedadg-fig4", "PACS, sketch", "FedADG", "2000", ["63.35"]),
-    ("fedcir-2", "PACS, lambda_align = 5e-6", "FedCiR", "lambda_reg=0.5", ["67.58"]),
-    ("fedcir-3", "DomainNet", "FedGen", "GPU memory (GB)", ["7.85"]),
-    ("fedgala-1", "PACS, 30% of the labels", "FedSimSiam", "A", ["35.7", "9.6"]),
-    ("fedgala-fig3b", "PACS, target photo", "FedGaLA", "accuracy", []),
-    ("fedgala-7", "TerraInc", "FedGaLa+L2 (lambda=0.01)", "L100", ["57.8", "3.3"]),
-    ("fedsr-1", "RotatedMNIST", "HIR", "M0", ["90.34"]),
-    ("fedsr-4", "DomainNet", "FedL2R", "C", []),
-])
+@pytest.mark.parametrize("table, block, row, column, cell", PAPERS["cells"])
 def test_cells_have_the_numbers_of_the_papers(table, block, row, column, cell):
     """A few of each table, typed here once more."""
     (of_id,) = [one for one in EVERY if one.id == table]
@@ -58,7 +35,7 @@ def test_columns_leave_out_the_domain_that_they_name():
     checked = 0
     for table in TABLES:
         for block in table.blocks:
-            known = DOMAINS.get(block.dataset.rstrip("0123456789"), {})
+            known = PAPERS["domains"].get(block.dataset.rstrip("0123456789"), {})
             # The columns of this one name the domains that train.
             of_sources = table.id == "fedgala-2" and block.dataset == "domainnet20"
             for column in block.columns:
@@ -71,26 +48,7 @@ def test_columns_leave_out_the_domain_that_they_name():
     assert checked > 80
 
 
-@pytest.mark.parametrize("table, row, flags", [
-    ("fdse-3", "none of A, B, C", {"consensus": False, "similarity": False, "lambda_": 0.0}),
-    ("fdse-3", "without A", {"consensus": False, "similarity": True, "lambda_": 0.1}),
-    ("fdse-3", "without B", {"consensus": True, "similarity": False, "lambda_": 0.1}),
-    ("fdse-3", "without C", {"consensus": True, "similarity": True, "lambda_": 0.0}),
-    ("fdse-3", "FDSE (A, B, C)", {"consensus": True, "similarity": True, "lambda_": 0.1}),
-    ("fedadg-6", "N ~ (0, I)", {"reference": "gaussian"}),
-    ("fedadg-6", "U ~ [-1, 1]", {"reference": "uniform"}),
-    ("fedadg-6", "Laplace (1/sqrt(2))", {"reference": "laplace"}),
-    ("fedadg-6", "FedADG", {"reference": "generated"}),
-    ("fedadg-5", "FedADG w/o. RP", {"projection": "none", "onehot": True}),
-    ("fedadg-5", "FedADG w/o. one-hot", {"onehot": False}),
-    ("fedadg-5", "FedAvg", {"adversarial": False}),
-    ("fedgala-4", "w/o GA", {"global_alignment": False, "local_alignment": "discard"}),
-    ("fedgala-4", "w/o LA", {"global_alignment": True, "local_alignment": "off"}),
-    ("fedgala-4", "w/o GA & LA", {"global_alignment": False, "local_alignment": "off"}),
-    ("fedsr-1", "FedCMI", {"variant": "fedcmi"}),
-    ("fedsr-1", "FedL2R", {"variant": "fedl2r"}),
-    ("fedsr-1", "FedSR", {"variant": "fedsr"}),
-])
+@pytest.mark.parametrize("table, row, flags", PAPERS["rows"])
 def test_rows_are_what_their_names_say(table, row, flags):
     (of_id,) = [one for one in TABLES if one.id == table]
     for block in of_id.blocks:

@@ -4,9 +4,11 @@ local training in float64 with plain_torch.py."""
 import dataclasses
 
 import common
+from plumbing.runfolder import copied
 from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 
 import torch
+from torch.testing import assert_close
 
 FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-size", 8, "--limit", 30,
          "--steps", 3, "--batch-size", 10, "--lr", 0.05, "--lr-decay", 0.6,
@@ -52,7 +54,7 @@ def mean(states: list[dict], shares: list[float]) -> dict:
     return total
 
 
-def train_by_hand(w, args, data, t, k, more=None):
+def train_by_hand(w, args, data, t, k, more=None, body=body_of_smallcnn_bn):
     """Three steps from the model w on the cross-entropy plus `more(x, z, leaves)`: the model, its
     cross-entropies, the gradients' norms."""
     w = in_double(w)
@@ -60,13 +62,28 @@ def train_by_hand(w, args, data, t, k, more=None):
     losses = []
     for x, y in common.batches(data.train, args, t, k):
         leaves = leaves_of(w)
-        z = body_of_smallcnn_bn(x.double(), leaves, w)
+        z = body(x.double(), leaves, w)
         loss = -log_probability(linear(z, leaves, "head"), y).mean()
         losses.append(float(loss.detach()))
         if more is not None:
             loss = loss + more(x.double(), z, leaves)
         sgd.step(loss, leaves, w)
     return w, losses, sgd.norms
+
+
+def assert_trained(client, up: dict, hand: dict, losses: list[float], *also: str) -> None:
+    """What a client sends, w and `also`, and logs is what three steps by hand give."""
+    assert up.keys() == {"w", *also}
+    assert "n" not in also or up["n"] == len(client.data.train)
+    assert_close(in_double(up["w"]), hand, **CLOSE)
+    assert_close(float(client.log["loss"]), sum(losses) / 3, **CLOSE)
+
+
+def assert_tested(server, clients: list, models: list[dict]) -> None:
+    """The clients are tested with these models."""
+    for k, model in enumerate(models):
+        tested = clients[k].model(copied(server.download(k)))
+        assert_close(in_double(common.state(tested)), model, **CLOSE)
 
 
 def same(a: dict, b: dict) -> bool:
