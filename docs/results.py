@@ -58,7 +58,7 @@ class Place:
         if self.row.quoted:
             return "quoted"
         if self.counted or self.cells["paper"].published:
-            return state_of(self.row, self.cells["paper"], self.cells["laptop"])
+            return state_of(self.cells["paper"], self.cells["laptop"])
         if "paper" in self.scales:
             return "recorded"
         return "laptop" if self.scales else "not run"
@@ -193,8 +193,6 @@ def reason(place: Place, scale: str) -> str:
     kind = place.column.kind
     if place.row.quoted:
         return "the paper has not measured it itself"
-    if not place.row.implemented:
-        return f"not run: the method is not written yet ({place.row.module})"
     if place.cells[scale].records:
         return "a curve, in the runs below"
     if kind == "mean":

@@ -164,7 +164,7 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
              seeds: tuple[int, ...] = ()) -> list[Cell]:
     """The cells of a row. `seeds` are those that are asked for; recorded ones beyond them count too."""
     cells = [Cell(printed, trials=table.trials) for printed in row.published]
-    if not row.implemented:
+    if row.quoted:
         return cells
     for cell, column in zip(cells, block.columns):
         cell.computed = column.kind == "cost"

@@ -279,8 +279,6 @@ def label(row: Row) -> str:
         return f"{row.method} (quoted)"
     if row.ours:
         return f"{row.method} (ours)"
-    if not row.implemented:
-        return f"{row.method} (not implemented yet: {row.module})"
     return row.method
 
 
@@ -319,7 +317,7 @@ def first_command(block: FilledBlock, scale: str) -> str:
     """The command of the first row shown that has one in the first column; where it is recorded, the one that
     gives the recorded bytes."""
     for line in shown_rows(block, scale):
-        if line.row.implemented:
+        if line.row.module:
             run = run_of(block.block, line.row, block.block.columns[0], scale, 0)
             record = line.cells[0].records.get(0)
             if record or run:
@@ -355,7 +353,7 @@ def comparisons(table: Table, block: FilledBlock) -> list[str]:
     mean column alone, where there is one."""
     has_mean = any(column.kind == "mean" for column in block.block.columns)
     name, lines = PAPERS[table.paper].split(" (")[0], []
-    rows = [line for line in block.rows if line.row.implemented]
+    rows = [line for line in block.rows if line.row.module]
     own = next((line for line in rows if line.row.method.split(" (")[0] == name), None)
     for line in rows if own else []:
         for column, mine, theirs in zip(block.block.columns, own.cells, line.cells):

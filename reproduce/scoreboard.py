@@ -20,7 +20,6 @@ STATES = {
     "other cost": "a cost, computed: differs",
     "laptop": "laptop scale only, not comparable",
     "not run": "not run",
-    "no method": "method not written yet",
     "lost": "lost in the text of the paper",
 }
 MEASURED = ("agrees", "unclear", "differs", "untested")  # accuracies
@@ -39,7 +38,7 @@ def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock],
             numbers = numbers_of(block.block, line.row)
             for number, cell, small in zip(numbers, line.cells, small_line.cells):
                 if number not in seen:
-                    counts[state_of(line.row, cell, small)] += 1
+                    counts[state_of(cell, small)] += 1
                 if number:
                     seen.add(number)
     return counts
@@ -48,8 +47,6 @@ def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock],
 def numbers_of(block: Block, row: Row) -> list[tuple | None]:
     """Of each column what makes its published number the same as one of another table: the run, the place in
     its record, and the digits. None where there is no run."""
-    if not row.implemented:
-        return [None] * len(block.columns)
     keys = [run_of(block, row, column, "paper", 0).key for column in block.columns]
     found = []
     for column, key, printed in zip(block.columns, keys, row.published):
@@ -58,12 +55,10 @@ def numbers_of(block: Block, row: Row) -> list[tuple | None]:
     return found
 
 
-def state_of(row: Row, cell: Cell, small: Cell) -> str:
+def state_of(cell: Cell, small: Cell) -> str:
     """One of STATES, from a cell at the paper's scale and at laptop scale."""
     if not cell.printed:
         return "lost"
-    if not row.implemented:
-        return "no method"
     if cell.computed and cell.verdict:
         return "cost" if cell.verdict == "agrees" else "other cost"
     return cell.verdict or ("laptop" if small.values else "not run")
@@ -79,8 +74,6 @@ def sentence(counts: Counter) -> str:
              f"measured here at the paper's scale and with the default settings{said}. At laptop "
              f"scale alone {counts['laptop']} have runs, and {counts['not run']} are not run. Of {costs} "
              f"costs that are computed from the network {counts['cost']} are as printed.")
-    if counts["no method"]:
-        words += f" {counts['no method']} are of methods that are not written yet."
     if counts["lost"]:
         words += f" {counts['lost']} more were lost when the papers were read as text."
     return words

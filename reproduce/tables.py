@@ -59,9 +59,9 @@ class Row:
     published_method: str = ""  # the file's name of the published method, where it is not the row's
     published_setting: str = ""  # and its setting, where a method has several numbers in a column
 
-    @property
-    def implemented(self) -> bool:
-        return bool(self.module) and file_of(self.module).is_file()
+    def __post_init__(self):
+        if self.module and not file_of(self.module).is_file():
+            raise ValueError(f"{self.method}: there is no module {self.module}")
 
 
 @dataclass

@@ -106,7 +106,6 @@ def small(tmp_path_factory) -> dict[str, str]:
     ("digits-fdse-without-c-avg", ["lost when the paper was read as text", "90.00 (one seed: 0)"]),
     ("digits-quoted-avg", ["Quoted, AVG quoted by the paper", "51.0 , which the paper quotes",
                            "has not measured it itself"]),
-    ("digits-fedx-all", ["the method is not written yet (baselines.fedx)"]),
 ])
 def test_the_words_of_a_cell(small, anchor, parts):
     for part in parts:
