@@ -187,7 +187,7 @@ def test_several_processes_give_the_single_process_result(tmp_path, method, coun
         assert process.wait() == 0, process.stderr.read()
         for part in ("server", "clients"):
             close(checkpoint_in(out)[part], checkpoint_in(single)[part])
-        assert len(tensors_in(checkpoint_in(out)["server"])) > 0 or method == "baselines.local"
+        assert len(tensors_of(checkpoint_in(out)["server"])) > 0 or method == "baselines.local"
         assert accuracies(out) == accuracies(single)
 
 
@@ -224,13 +224,8 @@ def checkpoint_in(out: Path) -> dict:
 
 def close(state: dict, other: dict) -> None:
     """All tensors of two states are within 1e-5."""
-    for a, b in zip(tensors_in(state), tensors_in(other), strict=True):
+    for a, b in zip(tensors_of(state), tensors_of(other), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-
-
-def tensors_in(state: dict) -> list[torch.Tensor]:
-    """The tensors of a state, without its numbers."""
-    return [value for value in common.tensors_of(state) if isinstance(value, torch.Tensor)]
 
 
 def accuracies(out: Path) -> list[dict]:
