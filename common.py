@@ -28,7 +28,7 @@ from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, 
                                read_weights)
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
-from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows, with_all_parts
+from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows
 from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
 from plumbing.results import best_of, score_of
@@ -37,6 +37,7 @@ from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, source
+from plumbing.splits import completed
 
 import torch
 from torch import Tensor, nn
@@ -197,7 +198,7 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
         seed_name, given = dataset.seed_name(d.name), d.given
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
         if given is not None:
-            given = with_all_parts(given, order, shares_of(settings, d.name in targets), of_groups)
+            given = completed(given, order, shares_of(settings, d.name in targets), of_groups)
         if d.name in targets:
             rows = target_rows(settings, d.name, d.labels, given, order)
             of_targets.append(client_data(settings, d, d.name, rows, unseen=True))

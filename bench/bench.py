@@ -15,8 +15,7 @@ the same batches. The figures are medians over `--rounds` after a first one that
 
 With it: AlexNet with BN, batch 50, one local epoch, SGD at 0.1, the same images. Each row is the second round
 of a process of its own, in seconds: what the framework does between two rounds, without its evaluation. They
-train in fp32, as they ship, on images that were resized beforehand; none clips gradients. With several
-numbers of clients each has its rows.
+train in fp32, as they ship, on images that were resized beforehand; none clips gradients.
 
 `--small` is of ours alone: PACS at 28x28, the digits' network, batch 32, and the memory of each run.
 
@@ -24,8 +23,6 @@ What each framework needs:
 
     flower   pip install "flwr[simulation]"    measured with 1.41.0
     pfllib   git clone of github.com/TsingZ0/PFLlib, and pip install h5py; measured at d832e76
-
-Best in an environment of its own, with requirements.txt. Nothing of them is part of this repository.
 """
 
 import argparse

@@ -6,36 +6,16 @@ from plumbing import linear
 from plumbing.errors import Stop
 from plumbing.mixing import client_shares, dealt, skewed
 from plumbing.settings import Args, ratios, shares
-from plumbing.splits import SPLIT, completed
+from plumbing.splits import SPLIT, Rows, cut
 
 import torch
 from torch import Tensor
-
-Rows = tuple[Tensor, Tensor, Tensor]  # of one client: train, val, test
-
-
-def cut(rows: Tensor, of_split: tuple[float, float, float]) -> Rows:
-    """Shuffled rows -> train, validation, test. Test and then train are rounded down, validation gets the
-    rest: 0.8/0.1/0.1 of 157 images gives 126/16/15, as in FDSE's official code."""
-    train, _, test = of_split
-    n = len(rows)
-    n_test = int(n * test + 1e-9)
-    n_train = int((n - n_test) * train / (1 - test) + 1e-9)
-    return rows[:n_train], rows[n_train:n - n_test], rows[n - n_test:]
 
 
 def shares_of(settings: Args, is_target: bool) -> tuple[float, float, float]:
     """The shares of train, validation and test. With `linear` all images of a source are for training: there
     are no labels to validate with."""
     return (1, 0, 0) if settings.protocol == "linear" and not is_target else shares(settings.split)
-
-
-def with_all_parts(given: Tensor, order: Tensor, of_split: tuple[float, float, float],
-                   of_groups: dict[int, int]) -> Tensor:
-    """What split.csv gives, with parts for the images that it gives none; see `completed`."""
-    rows = order[given[order, 0] < 0]
-    sizes = [len(part) for part in cut(rows, of_split)]
-    return completed(given, rows, sizes, of_groups)
 
 
 def parts_of(given: Tensor | None, rows: Tensor, of_split: tuple[float, float, float]) -> Rows:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from plumbing.catalog import short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
-from plumbing.files import load_file, locked, refuse_special, save, write_json, write_whole
+from plumbing.files import in_units, load_file, locked, refuse_special, save, write_json, write_whole
+from plumbing.payloads import nbytes
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
 from plumbing.results import (FILES, best_of, draw_curves, id_of, numbers_in, numbers_of, outcome, record,
@@ -215,6 +216,11 @@ class Run:
 
     def write(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
+        if not (self.path / "checkpoint.pt").exists():
+            size, free = 3 * nbytes(state), shutil.disk_usage(self.path).free  # two are kept, one is written
+            if size > free:
+                raise Stop(f"checkpoints need up to {in_units(size)} of disk, {in_units(free)} are free in "
+                           f"{self.path}: make room there, or give another --out")
         with open(self.path / "metrics.jsonl", "rb") as lines:
             os.fsync(lines.fileno())  # a checkpoint never knows of more rounds than they do
         if self.best_state:

@@ -19,18 +19,15 @@ def scores(p: Tensor, y: Tensor) -> dict:
     there = images > 0
     recall = hits / images
     f1 = (2 * hits / (images + predicted))[images + predicted > 0]
+    area = None
+    if there.all():
+        from sklearn.metrics import roc_auc_score  # a second, which --help does not wait for
+        p = p.double() / p.double().sum(1, keepdim=True)
+        area = float(roc_auc_score(y.numpy(), (p[:, 1] if classes == 2 else p).numpy(), multi_class="ovr"))
     return {"accuracy": float(hits.sum() / len(y)), "balanced": float(recall[there].mean()),
-            "f1": float(f1.mean()), "auc": auc(p.double(), y) if there.all() else None,
+            "f1": float(f1.mean()), "auc": area,
             "recall": [float(r) if has else None for r, has in zip(recall, there)],
             "confusion": matrix.long().tolist()}
-
-
-def auc(p: Tensor, y: Tensor) -> float:
-    """The area under the curve of p [N, C], where every class has images."""
-    from sklearn.metrics import roc_auc_score  # a second, which --help does not wait for
-    p = p / p.sum(1, keepdim=True)
-    of_class = p[:, 1] if p.shape[1] == 2 else p
-    return float(roc_auc_score(y.numpy(), of_class.numpy(), multi_class="ovr"))
 
 
 def joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Parts and groups of one's own images, which split.csv beside the domains' folders gives."""
+"""Train, validation and test: by shares, or by split.csv beside the domains' folders of one's own images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ from torch import Tensor
 
 SPLIT = "split.csv"
 PARTS = ("train", "val", "test")
+Rows = tuple[Tensor, Tensor, Tensor]  # of one client: train, val, test
+
+
+def cut(rows: Tensor, of_split: tuple[float, float, float]) -> Rows:
+    """Shuffled rows -> train, validation, test. Test and then train are rounded down, validation gets the
+    rest: 0.8/0.1/0.1 of 157 images gives 126/16/15, as in FDSE's official code."""
+    train, _, test = of_split
+    n = len(rows)
+    n_test = int(n * test + 1e-9)
+    n_train = int((n - n_test) * train / (1 - test) + 1e-9)
+    return rows[:n_train], rows[n_train:n - n_test], rows[n - n_test:]
 
 
 def read_split(file: Path, names: dict[str, list[str]]) -> dict[str, Tensor]:
@@ -55,16 +66,19 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
     return rows
 
 
-def completed(given: Tensor, rows: Tensor, sizes: list[int], parts: dict[int, int]) -> Tensor:
-    """What split.csv gives, [N, 2], with parts for the shuffled rows [n] of images that it gives none: by
-    whole groups, to train until that has sizes[0] images, then to validation until sizes[1], then to test.
+def completed(given: Tensor, order: Tensor, of_split: tuple[float, float, float],
+              parts: dict[int, int]) -> Tensor:
+    """What split.csv gives, [N, 2], with parts for the images that it gives none, of a domain's shuffled rows
+    `order` [N]: by whole groups, to train until that has its share, then to validation, then to test.
     `parts` has the groups of the domains before, and gets those of this one."""
+    rows = order[given[order, 0] < 0]
+    train, val, _ = map(len, cut(rows, of_split))
     given, members, start = given.clone(), {}, 0
     for row in rows.tolist():
         members.setdefault(int(given[row, 1]), []).append(row)
     for group, of_group in members.items():
         middle = start + len(of_group) / 2
-        by_share = int(middle > sizes[0]) + int(middle > sizes[0] + sizes[1])
+        by_share = int(middle > train) + int(middle > train + val)
         given[of_group, 0] = parts.setdefault(group, by_share)
         start += len(of_group)
     return given

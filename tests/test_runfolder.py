@@ -229,6 +229,13 @@ def test_a_run_stops_after_a_round(tmp_path, capsys):
     assert trained[0] == trained[1]
 
 
+def test_too_little_room_is_said_before_the_first_checkpoint(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runfolder.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1 << 20))
+    words = "checkpoints need up to .* MiB of disk, 1.0 MiB are free in"
+    fails(capsys, 1, words, run_here, "fedavg", tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
 def test_a_full_disk_is_one_line_and_keeps_what_was_whole(tmp_path, monkeypatch, capsys):
     def full(content, file) -> None:
         file.write(b"half of it")
