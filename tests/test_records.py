@@ -117,4 +117,4 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
     records = Records(path)
     assert not records.every and not records.by_key and not records.seeds
     assert len(records.damaged) == 1 and "line 1 is skipped" in records.damaged[0]
-    assert len(missing(read_tables(tmp_path / "tables"), records, "paper", [0])) == 2
+    assert len(missing(read_tables(tmp_path / "tables"), records, "paper", [0])) == 3
