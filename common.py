@@ -618,7 +618,7 @@ def validation_score(fed: Federation, t: int) -> float | None:
     return score
 
 
-def measured(fed: Federation, progress: Run) -> dict:
+def final_measures(fed: Federation, progress: Run) -> dict:
     """Of the best and the last round what is measured on the test part of each client and of the
     target, {"best": {name: its `scores`}, "last": ...}, in process 0; nothing without labels, or if the
     clients are on other machines."""
@@ -644,7 +644,7 @@ def measured(fed: Federation, progress: Run) -> dict:
 # the measures at the end of a run take the probabilities of its images too.)
 
 
-def trained(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def answer_train(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Local training in round t: the upload; the bytes both ways and what the client has logged."""
     seed_all(fed.settings.seed, "train", t, k)
     up = fed.clients[k].train(down, t)
@@ -654,7 +654,7 @@ def trained(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     return up, numbers
 
 
-def counted(fed: Federation, k: int, t: int, down: Payload, parts: tuple[str, ...]) -> Answer:
+def answer_counts(fed: Federation, k: int, t: int, down: Payload, parts: tuple[str, ...]) -> Answer:
     """After t rounds the correct and all images of these parts, of an unseen client of its test part."""
     model, numbers = tested_model(fed, k, t, down), {}
     for part in parts:
@@ -664,7 +664,7 @@ def counted(fed: Federation, k: int, t: int, down: Payload, parts: tuple[str, ..
     return {}, numbers
 
 
-def fitted(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def answer_fit(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """The accuracies of linear classifiers on the frozen network, for each share of the target's labels.
     `statistics` in the download are put in the place of the network's own."""
     client, settings = fed.clients[k], fed.settings
@@ -675,7 +675,7 @@ def fitted(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     return {}, linear.accuracies(z, y, len(fed.dataset.classes), settings, seed)
 
 
-def started(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def answer_start(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Before the first step: statistics of batch normalization, and the loss of features that say nothing."""
     client, settings = fed.clients[k], fed.settings
     model = client.model(down)
@@ -685,8 +685,9 @@ def started(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     return {"statistics": statistics}, {"chance_loss": client.chance_loss()}
 
 
-QUESTIONS = {"train": trained, "fit": fitted, "start": started, "validate": partial(counted, parts=("val",)),
-             "test": partial(counted, parts=("val", "test"))}
+QUESTIONS = {"train": answer_train, "fit": answer_fit, "start": answer_start,
+             "validate": partial(answer_counts, parts=("val",)),
+             "test": partial(answer_counts, parts=("val", "test"))}
 
 
 # The contract of a method file
@@ -789,7 +790,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
             progress.lap("evaluate")
 
         # each client of S_t: download, local training, upload
-        S_t = drawn(settings, fed.K, t)
+        S_t = sampled_clients(settings, fed.K, t)
         answers = fed.ask("train", S_t, t)
         uploads = {k: up for k, (up, _) in answers.items() if not is_dropped(settings, t, k)}
         progress.images += sum(images_in_round(fed.sizes[k], settings) for k in S_t)
@@ -812,10 +813,10 @@ def rounds(fed: Federation, progress: Run) -> dict:
         progress.lap("evaluate")
         progress.log(entry)
         progress.save(fed)
-    return progress.finish(fed.of_classes, measured(fed, progress), fed.dataset.content)
+    return progress.finish(fed.of_classes, final_measures(fed, progress), fed.dataset.content)
 
 
-def drawn(settings: Args, K: int, t: int) -> list[int]:
+def sampled_clients(settings: Args, K: int, t: int) -> list[int]:
     """S_t: the clients that train in round t."""
     count = max(1, round(settings.participation * K))
     order = torch.randperm(K, generator=seed_all(settings.seed, "sample", t))
