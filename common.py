@@ -19,23 +19,24 @@ from typing import Protocol
 
 from plumbing import linear
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
-from plumbing.catalog import is_own, own_file, source_of
+from plumbing.catalog import is_own, own_file
 from plumbing.decoding import open_images
 from plumbing.errors import Stop, out_of_memory
-from plumbing.mixing import Together
-from plumbing.mnist import ANGLES, load_digits, rotate, rotated_mnist
+from plumbing.mixing import Together, pool
+from plumbing.mnist import load_digits, rotate, rotated_mnist
 from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, load_pretrained, own_network,
                                read_weights)
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
 from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows
-from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer
+from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer, shared
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
 from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run, folder_of
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
-from plumbing.several import expand_seeds, expand_targets, show_seeds, show_targets, targets_of
+from plumbing.several import (expand_seeds, expand_targets, known_domains, show_seeds, show_targets,
+                              targets_of)
 from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, source
 from plumbing.splits import completed
 
@@ -129,15 +130,6 @@ def load_domains(settings: Args) -> tuple[list[Domain], tuple[str, ...]]:
     """The domains and the class names of a run's dataset."""
     dataset = open_dataset(settings)
     return dataset.domains, dataset.classes
-
-
-def known_domains(dataset: str) -> list[str]:
-    """The names of a dataset's domains, as far as they are known before it is read: else none."""
-    if dataset == "digits":
-        return [f"d{angle}" for angle in ANGLES]
-    if dataset.startswith("rotatedmnist"):
-        return [f"m{angle}" for angle in ANGLES]
-    return [] if is_own(dataset) else list(source_of(dataset).domains)
 
 
 # Data: splits and clients
@@ -619,9 +611,8 @@ def validation_score(fed: Federation, t: int) -> float | None:
 
 
 def final_measures(fed: Federation, progress: Run) -> dict:
-    """Of the best and the last round what is measured on the test part of each client and of the
-    target, {"best": {name: its `scores`}, "last": ...}, in process 0; nothing without labels, or if the
-    clients are on other machines."""
+    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these two rounds, in process
+    0; empty without labels, or if the clients are on other machines."""
     if fed.settings.protocol == "linear" or (process()[1] == 1 and not fed.clients):
         return {}
 
@@ -640,8 +631,7 @@ def final_measures(fed: Federation, progress: Run) -> dict:
     return {"best": best, "last": last}
 
 
-# What a client is asked in a round. Each takes its download, and returns a payload and numbers. (--metric and
-# the measures at the end of a run take the probabilities of its images too.)
+# What a client is asked in a round: each takes its download, and returns a payload and numbers
 
 
 def answer_train(fed: Federation, k: int, t: int, down: Payload) -> Answer:
@@ -865,8 +855,7 @@ class Federation:
         return gathered(answers)
 
     def refuse(self, what: str, k: int, t: int, down: Payload, answer: Answer) -> None:
-        """Stop if a client's answer does not fit, see `refuse_answer`. A client whose images another one
-        has sends nothing."""
+        """Stop if an answer does not fit. A client whose images another one has sends nothing."""
         up, numbers = answer
         whose = f"round {t + 1 if what == 'train' else t}, client {self.names[k]}"
         if k > 0 and getattr(self.clients.get(k), "pooled", False):
@@ -906,17 +895,6 @@ def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Feder
     return assembled(Server, Client, settings, build, dataset, sources, targets, example)
 
 
-def pool(clients: list[ClientData]) -> None:
-    """Give the first client the training images of all, in the main memory; the others keep none."""
-    images = torch.cat([c.train.images[c.train.index].cpu() for c in clients])
-    labels = torch.cat([c.train.labels.cpu() for c in clients])
-    first = clients[0].train
-    for c in clients:
-        c.train = dataclasses.replace(c.train, index=c.train.index[:0], labels=c.train.labels[:0])
-    index = torch.arange(len(labels))
-    clients[0].train = dataclasses.replace(first, images=images, index=index, labels=labels)
-
-
 def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: list[ClientData],
               targets: list[ClientData], example: Tensor) -> Federation:
     """The server and the clients of these data; `example` is a batch as theirs, [2, C, H, W]."""
@@ -953,14 +931,6 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
     of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
     return Federation(settings, dataset, server, clients, names, sizes, channels, tested, of_classes)
-
-
-def shared(value, first):
-    """A client's value at the start with the first client's tensors, where they are equal."""
-    if isinstance(value, dict) and isinstance(first, dict):
-        return {name: shared(v, first.get(name)) for name, v in value.items()}
-    both = isinstance(value, Tensor) and isinstance(first, Tensor) and value.dtype == first.dtype
-    return first if both and torch.equal(value, first) else value
 
 
 def images_in_round(n: int, settings: Args) -> int:

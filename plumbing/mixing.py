@@ -8,6 +8,7 @@ here to those with the largest fractions, so that with a mix of 1 nobody gets an
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from plumbing.seeding import seed_all
@@ -106,3 +107,14 @@ def draw(order: Tensor, labels: Tensor, classes: int, clients: int, beta: float,
         for pile, rows_of_client in zip(piles, np.split(rows.numpy(), ends)):
             pile.append(torch.from_numpy(rows_of_client))
     return [torch.cat(pile) for pile in piles]
+
+
+def pool(clients: list) -> None:
+    """Give the first client the training images of all, in the main memory; the others keep none."""
+    images = torch.cat([c.train.images[c.train.index].cpu() for c in clients])
+    labels = torch.cat([c.train.labels.cpu() for c in clients])
+    first = clients[0].train
+    for c in clients:
+        c.train = dataclasses.replace(c.train, index=c.train.index[:0], labels=c.train.labels[:0])
+    index = torch.arange(len(labels))
+    clients[0].train = dataclasses.replace(first, images=images, index=index, labels=labels)

@@ -56,3 +56,11 @@ def refuse_answer(whose: str, up: dict, numbers: dict[str, float], expected: dic
     if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
         raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
                    "one was due before, is in the output folder: lower --lr, or set --clip")
+
+
+def shared(value, first):
+    """A client's value at the start with the first client's tensors, where they are equal."""
+    if isinstance(value, dict) and isinstance(first, dict):
+        return {name: shared(v, first.get(name)) for name, v in value.items()}
+    both = isinstance(value, Tensor) and isinstance(first, Tensor) and value.dtype == first.dtype
+    return first if both and torch.equal(value, first) else value

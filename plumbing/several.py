@@ -7,15 +7,25 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from plumbing.catalog import short_name
+from plumbing.catalog import is_own, short_name, source_of
 from plumbing.errors import Stop
 from plumbing.files import output_file, write_json
+from plumbing.mnist import ANGLES
 from plumbing.results import SEEDS, id_of
 from plumbing.settings import Args, identity, seed_numbers
 
 from tabulate import tabulate
 
 HEADS = {"best": "best validation round", "last": "last round"}
+
+
+def known_domains(dataset: str) -> list[str]:
+    """The names of a dataset's domains, as far as they are known before it is read: else none."""
+    if dataset == "digits":
+        return [f"d{angle}" for angle in ANGLES]
+    if dataset.startswith("rotatedmnist"):
+        return [f"m{angle}" for angle in ANGLES]
+    return [] if is_own(dataset) else list(source_of(dataset).domains)
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:
