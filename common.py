@@ -611,7 +611,7 @@ def validation_score(fed: Federation, t: int) -> float | None:
 
 
 def final_measures(fed: Federation, progress: Run) -> dict:
-    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these two rounds, in process
+    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these rounds, in process
     0; empty without labels, or if the clients are on other machines."""
     if fed.settings.protocol == "linear" or (process()[1] == 1 and not fed.clients):
         return {}
