@@ -76,10 +76,8 @@ def source_rows(settings: Args, name: str, labels: Tensor, given: Tensor | None,
 def mixed_rows(settings: Args, domains: list[tuple[Tensor | None, Tensor]],
                starts: list[int]) -> dict[str, Rows]:
     """{client: its rows} of the clients of --clients, each with images of one source domain or of several, by
-    --domain-mix. `domains` has what split.csv gives, and the shuffled rows, which go on from `starts`.
-
-    The parts of each domain are dealt out one by one: versions of an image stay in the same part.
-    """
+    --domain-mix. `domains` has what split.csv gives, and the shuffled rows, which go on from `starts`. The
+    parts of each domain are dealt out one by one: versions of an image stay in the same part."""
     of_split, least, C = shares_of(settings, False), fewest(settings), settings.clients
     of_domains = [parts_of(given, order, of_split) for given, order in domains]
     sizes = [sum(map(len, of_part)) for of_part in zip(*of_domains)]

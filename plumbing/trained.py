@@ -21,13 +21,12 @@ from plumbing.provenance import ROOT, code
 from plumbing.runfolder import DAMAGED, read_state, refuse_other_code
 from plumbing.settings import Args, canonical, choose_device, method_name
 
+PARTS = ("Server", "Client", "Args", "arguments")  # what a method's file has
+
 
 def file_of(module: str) -> Path:
     """The file of a module of this repository, whether there is one or not: fedavg, baselines.fedbn."""
     return ROOT / (module.replace(".", "/") + ".py")
-
-
-PARTS = ("Server", "Client", "Args", "arguments")  # what a method's file has
 
 
 def method(name) -> ModuleType:

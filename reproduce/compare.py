@@ -29,8 +29,6 @@ from tabulate import tabulate
 
 ACCURACIES = {"target": "accuracy on the left-out domain (%)", "val": "validation accuracy ALL (%)",
               "ALL": "test accuracy over all images (%)", "AVG": "test accuracy, mean over the clients (%)"}
-
-
 KEY = {"method": str, "dataset": str, "rounds": int, "seed": int}  # what is read of a run's identity
 
 
