@@ -1,10 +1,11 @@
-"""The house: what stands at the top, who imports whom, and that the method files look alike."""
+"""The house: who imports whom, that files look alike; the broken copies, which are noticed in a long test."""
 
 import ast
 import subprocess
 from pathlib import Path
 
 from tests.conftest import MODULES, PROGRAMS, ROOT, TESTED
+from tests.mutations.__main__ import mutations_of, names, noticed
 
 import pytest
 
@@ -192,3 +193,18 @@ def test_a_file_started_by_itself_has_its_own_network(method):
     last = Path(module.__file__).read_text().splitlines()[-1]
     own = ", build" if hasattr(module, "build") else ""
     assert last == f"    run(Server, Client, arguments(){own})"
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_mutation_has_its_line(name):
+    mutations = mutations_of(name)  # an error if a line is not there once
+    assert len(mutations) >= 5
+    assert len({mutation.what for mutation in mutations}) == len(mutations)
+    assert all((ROOT / test).exists() for test in mutations[0].tests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_each_broken_copy_is_noticed(name):
+    survived = [mutation.what for mutation in mutations_of(name) if not noticed(mutation)]
+    assert not survived

@@ -8,10 +8,10 @@ from pathlib import Path
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import open_images
 
-import pytest
-
 from .small_datasets import (Images, check, expect, load, names_in, nothing_is_left, picture, pictures, stops,
                              vlcs, write_tar, write_vlcs, write_zip)
+
+import pytest
 
 DOMAINNET = FOLDERS["domainnet"].classes
 DOMAINNET10 = FOLDERS["domainnet10"].classes
@@ -351,3 +351,23 @@ def test_bad_iwildcam(tmp_path, monkeypatch, changes, message):
     write_wildcam(tmp_path, monkeypatch, **changes)
     stops(message, load, tmp_path, "iwildcam")
     assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("dataset, classes, images", [
+    ("officecaltech", 10, 2533), ("pacs", 7, 9991), ("vlcs", 5, 10729), ("officehome", 65, 15588),
+    ("terrainc", 10, None), ("domainnet", 345, 586575), ("domainnet10", 10, None), ("domainnet20", 20, None),
+    ("camelyon17", 2, 455954),
+])
+def test_counts_add_up_and_classes_are_distinct(dataset, classes, images):
+    names = FOLDERS[dataset].classes
+    assert len(names) == len(set(names)) == classes
+    counts = [count for _, count in FOLDERS[dataset].domains.values()]
+    assert (None if None in counts else sum(counts)) == images
+
+
+def test_domainnets_classes_have_the_numbers_of_its_lists():
+    classes = FOLDERS["domainnet"].classes
+    numbers = {"aircraft_carrier": 0, "bird": 31, "The_Eiffel_Tower": 308, "t-shirt": 327, "zigzag": 344}
+    assert {c: classes.index(c) for c in numbers} == numbers
+    for part in ("domainnet10", "domainnet20"):
+        assert set(FOLDERS[part].classes) < set(classes) and FOLDERS[part].files == FOLDERS["domainnet"].files

@@ -1,13 +1,20 @@
 """python -m reproduce.measures: what it shows and writes, and its numbers against independent ones."""
 
+import dataclasses
 import json
 
+import common
+import fdse
+import fedgala
+from common import batches, flatten, load, seed_all
 from plumbing.errors import Stop
 from reproduce.measures.command import main
 from reproduce.measures.finished import history, labels_of, numbers_of, rebuilt
+from reproduce.measures.gradients import gradient_pairs, mutual_information
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
 from reproduce.measures.pad import pad_table, proxy_a_distance
 from reproduce.measures.risks import local_risks
+from tests.conftest import run_here
 from tests.finished_runs import labelled_runs, unlabelled_runs
 
 import numpy as np
@@ -178,3 +185,86 @@ def test_risks_are_the_cross_entropies_of_the_tested_networks(runs):
             loss = cross_entropy(model.eval()(x), y).item()
             name = "train" if part is data.train else "test"
             assert risks["clients"][data.name][name] == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_share_of_fdses_consistency(tmp_path, capsys):
+    """Against both gradients of the third step, with the first two by hand."""
+    run_here("fdse", tmp_path / "run", "--rounds", 2, "--clip", 3.0, "--batch-size", 8)
+    main(["shares", str(tmp_path / "run"), "--coefficient", "lambda", "--which", "last", "--step", "3",
+          "--json", str(tmp_path / "n.json")])
+    (found,) = json.loads((tmp_path / "n.json").read_text())["runs"]
+    run = rebuilt(tmp_path / "run", "last")
+    client, args = run.federation.clients[0], dataclasses.replace(run.args, steps=3)
+    model = load(client.net, client.theta(run.federation.server.download(0))).train()
+    optimizer = common.sgd(model, args, run.round)
+    glob, hat = client.bn_dfe_statistics(), None
+    seed_all(args.seed, "shares", 0)
+    for step, (x, y) in enumerate(batches(client.data.train, args, run.round, 0)):
+        task = cross_entropy(model.classify(model.features(x)), y)
+        term, hat = fdse.consistency([b.statistics for b in client.blocks], glob, hat, args.beta)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if step == 2:
+            of_term = torch.autograd.grad(args.lambda_ * term, parameters, retain_graph=True,
+                                          allow_unused=True)
+            of_task = torch.autograd.grad(task, parameters)
+            break
+        optimizer.zero_grad()
+        (task + args.lambda_ * term).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, args.clip)
+        optimizer.step()
+    share = flatten([g for g in of_term if g is not None]).norm() / flatten(of_task).norm()
+    assert found["clients"][client.data.name] == pytest.approx(float(share), rel=1e-3)
+    assert set(found["clients"]) == {c.data.name for c in run.federation.clients.values()}
+    assert found["mean"] == pytest.approx(sum(found["clients"].values()) / len(found["clients"]))
+    assert "mean" in capsys.readouterr().out
+
+
+@pytest.fixture
+def run(tmp_path_factory):
+    return unlabelled_runs(tmp_path_factory) / "paper"
+
+
+def noise(values: np.ndarray) -> common.Data:
+    """A `Data` of 1x8x8 images, each of a class of its own, from values [n, 64] of about unit variance."""
+    images = torch.tensor((128 + 30 * values).clip(0, 255).round()).to(torch.uint8).view(-1, 1, 8, 8)
+    rows = torch.arange(len(values))
+    return common.Data(images, rows, rows, "cpu", "unit")
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.8])
+def test_mutual_information(rho):
+    """Pixels rho-correlated over pairs of the same class: -F/2 log(1 - rho^2), Eq. (3); none: what chance
+    gives, F / 2n."""
+    n, F = 3000, 64
+    shared, own = np.random.default_rng(0).standard_normal((2, n, F))
+    other = rho * shared + np.sqrt(1 - rho ** 2) * own
+    information, chance = mutual_information(noise(shared), noise(other), size=8)
+    assert information == pytest.approx(-F / 2 * np.log(1 - rho ** 2) + F / 2 / n, rel=0.02, abs=0.005)
+    assert chance == pytest.approx(F / 2 / n, rel=0.5)
+
+
+def test_covariance_and_cosine_of_known_gradients(run, monkeypatch):
+    """A loss whose gradient is a constant vector of each domain, in one tensor of all those that travel."""
+    constants = iter(range(1, 7))
+
+    def loss(model, x1, x2):
+        value, total = next(constants), 0
+        for name, p in model.named_parameters():
+            weight = torch.zeros_like(p)
+            if name == "g.3.bias":
+                weight = torch.linspace(value, -1, p.numel()).view(p.shape)
+            total = total + (p * weight).sum()
+        return total
+
+    monkeypatch.setattr(fedgala.Learner, "loss", loss)
+    pair = gradient_pairs(rebuilt(run), 1)["pairs"]["d15 / d30"]
+    fed = rebuilt(run).federation
+    size = 0
+    for name, value in fed.server.w.items():
+        if "running" not in name and "num_batches" not in name:
+            size += value.numel()
+    u, v = np.zeros(size), np.zeros(size)
+    u[:fed.settings.dim] = np.linspace(1, -1, fed.settings.dim)
+    v[:fed.settings.dim] = np.linspace(2, -1, fed.settings.dim)
+    assert pair["covariance"] == pytest.approx(np.cov(u, v, bias=True)[0, 1], rel=1e-4)
+    assert pair["cosine"] == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v), rel=1e-4)
