@@ -87,11 +87,10 @@ def other_machine(record: dict) -> str:
     if hardware.get("cpu") != cpu_name():
         return f"it ran on {hardware.get('cpu')}"
     then, now = hardware.get("instructions"), torch.backends.cpu.get_cpu_capability()
-    if then not in (None, now):
-        return f"it ran with {then}, and this processor has {now}"
-    was_native = then is None and on_cpu and args.get("precision") == "bf16"  # as on all machines of then
-    if was_native and choose_precision("auto", "cpu") != "bf16":
-        return "it ran in bf16, which this processor only imitates"
+    if then is None and args.get("precision") == choose_precision("auto", "cpu") == "bf16":
+        then = now  # older records do not say it; those in bf16 ran on processors that have it
+    if on_cpu and then != now:
+        return f"it ran with {then or 'unknown instructions'}, and this processor has {now}"
     if torch_then != torch.__version__:
         return f"it ran with torch {torch_then}"
     return f"it had {hardware['threads']} threads" if hardware["threads"] > (os.cpu_count() or 1) else ""

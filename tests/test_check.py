@@ -99,8 +99,9 @@ def test_digits_of_other_machines_are_not_compared(folder, made, monkeypatch):
                            "it ran on X1")):
         assert words in check.other_machine(made[0] | change)
     older = {"hardware": {name: value for name, value in here.items() if name != "instructions"}}
-    for native, precision, words in (("bf16", "bf16", ""), ("fp32", "fp32", ""),
-                                     ("fp32", "bf16", "it ran in bf16, which this processor only imitates")):
+    unknown = f"it ran with unknown instructions, and this processor has {here['instructions']}"
+    for native, precision, words in (("bf16", "bf16", ""), ("fp32", "fp32", unknown),
+                                     ("bf16", "fp32", unknown), ("fp32", "bf16", unknown)):
         monkeypatch.setattr(check, "choose_precision", lambda auto, device, native=native: native)
         one = made[0] | older | {"args": made[0]["args"] | {"precision": precision}}
         assert check.other_machine(one) == words
