@@ -704,7 +704,7 @@ class ClientProtocol(Protocol):
 
     keeps: tuple[str, ...]  # the attributes that outlive a round
     data: ClientData
-    log: dict[str, Tensor]  # may be left out: scalars of the last local training: numbers beside the upload
+    log: dict[str, Tensor]  # may be left out: scalars of the last local training, beside the upload
     pooled: bool  # may be left out: client 0 has the training images of all, the others have none
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData): ...
