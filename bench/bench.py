@@ -187,18 +187,6 @@ def read_client(folder: Path, k: int) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(file["x"]).float().div_(255), torch.from_numpy(file["y"])
 
 
-def train_epoch(net: nn.Module, data, args) -> None:
-    """An epoch of plain SGD on a data set of pairs."""
-    net.train()
-    loader = torch.utils.data.DataLoader(data, args.batch_size, shuffle=True)
-    opt = torch.optim.SGD(net.parameters(), lr=args.lr)
-    for images, labels in loader:
-        loss = cross_entropy(net(images.to(args.device)), labels.to(args.device))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-
-
 def pfllib(flags, folder: Path, clients: int) -> float:
     """Its FedAvg, on files in its own layout. What is not named below is switched off there by 0. It leaves
     out a last batch that is not full; here it trains on all images, as the others do."""
@@ -254,14 +242,19 @@ def flower(flags, folder: Path, clients: int) -> float:
 
     class Client(NumPyClient):
         def __init__(self, k: int):
-            self.x, self.y = read_client(folder, k)
-            self.net = network(flags).to(flags.device)
+            self.data = torch.utils.data.TensorDataset(*read_client(folder, k))
+            self.net = network(flags).to(flags.device).train()
 
         def fit(self, parameters, config):
             arrays = [torch.from_numpy(array.copy()) for array in parameters]
             self.net.load_state_dict(dict(zip(self.net.state_dict(), arrays)))
-            train_epoch(self.net, torch.utils.data.TensorDataset(self.x, self.y), args)
-            return [value.cpu().numpy() for value in self.net.state_dict().values()], len(self.y), {}
+            opt = torch.optim.SGD(self.net.parameters(), lr=args.lr)
+            for images, labels in torch.utils.data.DataLoader(self.data, args.batch_size, shuffle=True):
+                loss = cross_entropy(self.net(images.to(args.device)), labels.to(args.device))
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+            return [value.cpu().numpy() for value in self.net.state_dict().values()], len(self.data), {}
 
     def server_of(context):
         first = [value.numpy() for value in network(flags).state_dict().values()]

@@ -165,12 +165,11 @@ class Site:
         name = {"link_open": "href", "image": "src"}.get(token.type)
         if not name or re.match(r"[a-z]+:|#", token.attrGet(name)):
             return
-        path, _, anchor = token.attrGet(name).partition("#")
+        path, _, anchor = token.attrs.pop(name).partition("#")
         target = (ROOT / source.parent / path).resolve()
         if target.is_dir():
             target = target / "README.md"
         if not target.is_file():
-            del token.attrs[name]
             return
         target = target.relative_to(ROOT)
         if target.suffix == ".py" and page_of(target) == page:
@@ -178,8 +177,6 @@ class Site:
         address = self.address(page, target, anchor)
         if address:
             token.attrSet(name, address)
-        else:
-            del token.attrs[name]
 
     def write(self, page: Path, template: str, title: str, **values) -> None:
         path = self.out / page

@@ -132,20 +132,14 @@ def build(site: Site) -> None:
 
 
 def write_table(site: Site, each: Filled) -> None:
-    """The page of a table."""
-    of = each.table
-    site.write(each.page, "table.html", of.title, table=each, of=of, shown={}, notes=linked(of.notes),
-               pictures=pictures_of(of) if of.figure else {})
-
-
-def pictures_of(table: Table) -> dict[str, Path]:
-    """{words: file} of what was drawn of a figure at each scale."""
-    found = {}
+    """The page of a table; of a figure with what was drawn of it at each scale."""
+    of, pictures = each.table, {}
     for scale, words in SCALES.items():
-        path = Path("results/figures") / f"{table.file_name(scale)}.png"
-        if (ROOT / path).exists():
-            found[words] = path
-    return found
+        path = Path("results/figures") / f"{of.file_name(scale)}.png"
+        if of.figure and (ROOT / path).exists():
+            pictures[words] = path
+    site.write(each.page, "table.html", of.title, table=each, of=of, shown={}, notes=linked(of.notes),
+               pictures=pictures)
 
 
 def linked(notes: list[str]) -> str:

@@ -136,12 +136,12 @@ METHODS = {"FDSE": Method("fdse"), "FedAvg": Method("fedavg")}
 A_PAPER = Paper("fdse", METHODS, {"digits": OF_DIGITS}, [CLAIM], "", [], [])
 
 
-def measured(tmp_path, values: dict[str, list[float]], curve: list[float]) -> Measured:
+def measured(tmp_path, values: dict[str, list[float]], curve: list[float], every: int = 1) -> Measured:
     made = []
     for name, of_seeds in values.items():
         for seed, value in enumerate(of_seeds):
             flags = ["--dataset", "digits", "--rounds", "20", "--seed", str(seed), "--precision", "fp32"]
-            rounds = list(range(20 - len(curve) + 1, 21))
+            rounds = [20 - every * i for i in reversed(range(len(curve)))]
             made.append(record(name, flags, best={"ALL": value}, curve={"round": rounds, "ALL": curve}))
     return measure(A_PAPER, CLAIM, OF_DIGITS, Records(write_records(tmp_path / "r.jsonl", made)))
 
@@ -169,6 +169,8 @@ def test_a_curve_that_rises_has_no_verdict(tmp_path):
     one = measured(tmp_path, values, [0.9, 0.9])
     assert one.rise is None and verdict_of(Judged(CLAIM, "fdse", 4.0, None, [one]), one) == "no curve"
     assert rise_of([], "best/ALL") is None
+    sparse = measured(tmp_path, values, [0.1, 0.8, 0.81, 0.82], every=6)  # at 2, 8, 14, 20: the last three
+    assert sparse.rise == pytest.approx(4 / 6)
 
 
 def test_too_few_seeds_have_a_mean_and_no_verdict(tmp_path):

@@ -67,8 +67,8 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("what, spoil, words", BROKEN, ids=[row[0] for row in BROKEN])
-def test_an_upload_that_does_not_fit_is_refused(tmp_path, capsys, monkeypatch, what, spoil, words):
+def spoiled(monkeypatch, spoil) -> None:
+    """Let FedAvg's third client spoil its upload of the second round."""
     client = METHODS["fedavg"][0].Client
     train = client.train
 
@@ -78,6 +78,11 @@ def test_an_upload_that_does_not_fit_is_refused(tmp_path, capsys, monkeypatch, w
             spoil(up)
         return up
     monkeypatch.setattr(client, "train", spoilt)
+
+
+@pytest.mark.parametrize("what, spoil, words", BROKEN, ids=[row[0] for row in BROKEN])
+def test_an_upload_that_does_not_fit_is_refused(tmp_path, capsys, monkeypatch, what, spoil, words):
+    spoiled(monkeypatch, spoil)
     fails(capsys, 1, f"fedavg: round 2, client d30: {words}", run_here, "fedavg", tmp_path)
     assert len(metrics(tmp_path)) == 1
 
@@ -203,15 +208,8 @@ def test_a_client_that_fails_rejoins_with_what_it_keeps(tmp_path, fault):
 
 @pytest.mark.slow
 def test_bad_answers_are_left_out_by_name(tmp_path, monkeypatch):
-    client = METHODS["fedavg"][0].Client
-    train = client.train
-
-    def spoilt(self, down, t):
-        up = train(self, down, t)
-        if (t, self.k) == (1, 2):
-            up["w"]["head.bias"] = torch.zeros(1)
-        return up
-    monkeypatch.setattr(client, "train", spoilt)
+    _, a_shape, _ = BROKEN[0]
+    spoiled(monkeypatch, a_shape)
     grid = deployed(tmp_path / "run", "fedavg", "--rounds", 2)
     assert "d30 is left out: round 2, client d30: expected torch.float32 (10,) in w.head.bias" in grid.said
     assert metrics(tmp_path / "run")[1]["dropped"] == ["d30"]

@@ -138,11 +138,7 @@ def attention(w, name, x, heads=12):
     return linear(w, f"{name}.out_proj", (shares @ v).transpose(1, 2).reshape(B, N, D))
 
 
-def last_linear(w, name, x):
-    return linear(w, name, x)
-
-
-def vit_b8(w, x, after=as_it_is, last=last_linear):
+def vit_b8(w, x, after=as_it_is, last=linear):
     x = conv(w, "body.conv_proj", x, 8).flatten(2).transpose(1, 2)  # [B, N, D]
     x = torch.cat([w["body.class_token"].expand(len(x), -1, -1), x], 1) + w["body.encoder.pos_embedding"]
     for i in range(12):
