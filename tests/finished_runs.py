@@ -1,6 +1,7 @@
 """What several tests look at, made once for all of them: finished runs at smoke scale, the pages of docs/."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,3 +37,13 @@ def unlabelled_runs(tmp_path_factory) -> Path:
     from tests.conftest import run_here
     return once(tmp_path_factory, "unlabelled_runs",
                 lambda place: run_here("fedgala", place / "paper", "--target", "d0", "--rounds", "3"))
+
+
+def changed_copy(run: Path, folder: Path, file: str, content: bytes | None) -> Path:
+    """A copy of a run's folder in which one file has another content, or (None) is gone."""
+    shutil.copytree(run, folder)
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
+    return folder

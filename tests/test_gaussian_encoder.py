@@ -14,6 +14,8 @@ from torch import nn, tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softmax
 
+BOTH = pytest.mark.parametrize("module", [fedsr, fedcir], ids=["fedsr", "fedcir"])
+
 
 def code_of(module, name):
     """What a class or function of a method file does: its syntax without docstrings and comments."""
@@ -31,21 +33,27 @@ def test_the_two_copies_are_the_same_code(name):
     assert code_of(fedsr, name) == code_of(fedcir, name)
 
 
-def test_the_divergence_against_torch():
-    """Against torch.distributions.kl_divergence."""
+@BOTH
+def test_the_divergence_against_torch_and_monte_carlo(module):
+    """Against torch.distributions.kl_divergence, and the mean log ratio of 40,000 samples."""
     torch.manual_seed(0)
     mu, mu_r = torch.randn(2, 5, 4, dtype=torch.float64)
     sigma, sigma_r = torch.rand(2, 5, 4, dtype=torch.float64) + 0.3
     p, r = Normal(mu, sigma), Normal(mu_r, sigma_r)
-    kl = fedsr.gaussian_kl(mu, sigma, mu_r, sigma_r)
+    kl = module.gaussian_kl(mu, sigma, mu_r, sigma_r)
     torch.testing.assert_close(kl, kl_divergence(p, r).sum(1))
+    z = p.sample((40_000,))
+    ratio = (p.log_prob(z) - r.log_prob(z)).sum(2)  # [S, B]
+    error = ratio.std(0) / 200  # of the mean of 40,000
+    assert ((ratio.mean(0) - kl).abs() < 5 * error).all()
 
 
-def test_the_prediction_against_quadrature():
+@BOTH
+def test_the_prediction_against_quadrature(module):
     """z of one dimension: the integral of N(z; mu, sigma^2) softmax(w z + b) by Gauss and Hermite."""
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
-    net = fedsr.GaussianNet(common.Net(body, 1, 2), True, 100_000)
+    net = module.GaussianNet(common.Net(body, 1, 2), True, 100_000)
     net.head.weight.data = tensor([[3.0], [-2.0]])
     x = torch.rand(3, 1, 2, 2)
     mu, sigma = net.encode(x)

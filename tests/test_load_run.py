@@ -10,7 +10,7 @@ from reproduce import loading
 from plumbing.errors import Stop
 from plumbing.files import load_file
 from tests.conftest import interrupted, run_here
-from tests.finished_runs import labelled_runs, unlabelled_runs
+from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
 from tests.three_clients import same
 
 import pytest
@@ -20,6 +20,15 @@ import torch
 @pytest.fixture
 def runs(tmp_path_factory) -> Path:
     return labelled_runs(tmp_path_factory)
+
+
+@pytest.fixture
+def no_images(monkeypatch):
+    """Whoever asks for images gets an error."""
+    def asked(args):
+        raise Stop("asked for images")
+
+    monkeypatch.setattr(common, "open_dataset", asked)
 
 
 def test_a_client_by_name_or_number_and_the_one_that_is_meant_without(runs):
@@ -73,10 +82,7 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path):
     with pytest.raises(Stop, match="expected the file mine.py, whose run this is"):
         loading.load_run(tmp_path / "run", script=tmp_path / "other.py")
 
-def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, monkeypatch):
-    def asked(args):
-        raise Stop("asked for images")
-    monkeypatch.setattr(common, "open_dataset", asked)
+def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
     for name, client in (("fedavg-indomain", 3), ("fedavg-lodo", "d0"), ("fdse-lodo", "d15")):
         loading.load_run(runs / name, client)
     with pytest.raises(Stop, match="asked for images"):
@@ -101,12 +107,22 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
     with pytest.raises(Stop, match="best.pt: no such file of checkpoint"):
         loading.load_run(tmp_path)
 
-@pytest.mark.parametrize("content", [{"identity": "{}"}, {"identity": "[]"}, [1]])
-def test_a_file_that_is_no_state(runs, tmp_path, content):
-    shutil.copytree(runs / "fedavg-indomain", tmp_path / "a")
-    torch.save(content, tmp_path / "a" / "best.pt")
-    with pytest.raises(Stop, match="best.pt is no whole checkpoint"):
-        loading.load_run(tmp_path / "a")
+class Runs:
+    """What unpickling would run."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("was_run"),)
+
+
+@pytest.mark.parametrize("content", [{"identity": Runs()}, {"identity": "{}"}, {"identity": "[]"}, [1], None])
+def test_a_file_that_is_no_state_or_could_run_code(runs, tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    folder = changed_copy(runs / "fedavg-indomain", tmp_path / "a", "best.pt", b"damaged")
+    if content is not None:
+        torch.save(content, folder / "best.pt")
+    with pytest.raises(Stop, match="best.pt (cannot be read|is no whole checkpoint)"):
+        loading.load_run(folder)
+    assert not Path("was_run").exists()
 
 
 def test_a_state_of_another_network(runs, tmp_path):
