@@ -185,7 +185,7 @@ def draw(rows: list[tuple[str, Judged, Measured | None]], title: str, path: Path
     """A line for each row: the printed gain as a bar, the measured one in the colour of its verdict."""
     panel = new_panel(9.5, 0.27 * len(rows) + 1.3)
     panel.axvline(0, color="0.5", linewidth=0.8)
-    colours, ends = {}, [0.0]
+    colours, ends, spans = {}, [0.0], []
     for i, (_, judged, one) in enumerate(rows):
         ends.append(judged.printed)
         if one is None or not with_print:
@@ -197,7 +197,8 @@ def draw(rows: list[tuple[str, Judged, Measured | None]], title: str, path: Path
         colours[words] = colour
         gain = one.gain()
         if gain:
-            panel.plot(one.gain(judged.level).interval, [i, i], color=colour, linewidth=0.9)
+            spans.append((i, one.gain(judged.level).interval, colour))
+            panel.plot(spans[-1][1], [i, i], color=colour, linewidth=0.9)
             panel.plot(gain.interval, [i, i], color=colour, linewidth=2.6)
             ends += [max(-16.0, min(16.0, end)) for end in gain.interval]  # of three seeds it may be endless
         panel.plot([one.difference], [i], "o", color=colour, markersize=6)
@@ -205,7 +206,13 @@ def draw(rows: list[tuple[str, Judged, Measured | None]], title: str, path: Path
     panel.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=8)
     for label, (_, _, one) in zip(panel.get_yticklabels(), rows):
         label.set_fontweight("bold" if with_print and one is None else "normal")
-    panel.set(ylim=(len(rows) - 0.5, -0.5), xlim=(min(ends) - 1, max(ends) + 1), xlabel="gain, points")
+    left, right = min(ends) - 1, max(ends) + 1
+    for i, (low, high), colour in spans:  # an interval that goes on outside the frame ends in an arrow
+        if low < left:
+            panel.plot([left], [i], "<", color=colour, markersize=8, clip_on=False)
+        if high > right:
+            panel.plot([right], [i], ">", color=colour, markersize=8, clip_on=False)
+    panel.set(ylim=(len(rows) - 0.5, -0.5), xlim=(left, right), xlabel="gain, points")
     panel.figure.suptitle(title, fontsize=9)
     marks = [panel.plot([], [], "o-", color=colour, label=words)[0] for words, colour in colours.items()]
     marks.append(panel.plot([], [], "|", color="black", markersize=9, markeredgewidth=2, label="printed")[0])
