@@ -74,7 +74,7 @@ class Args(common.Args):
                                     "start anew")
 
 
-# 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate the curves still rise
+# 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate FedSR still rises
 # then; readings that train: --lr 0.01 --clip 5, and --augment fedsr-crops (docs/methods/fedsr.md).
 CHOSEN = "text, App. C.1"
 MNIST = (source("text, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,

@@ -101,7 +101,7 @@ class Measured:
     cases: dict[str, list[dict[int, dict]]]  # of each method {seed: record} of each case
     values: dict[str, BySeed]  # of each method, mean over the cases
     records: list[dict]
-    rise: float | None  # of a or b over the last fifth of the rounds, the larger one; None: no curve
+    rises: dict[str, float | None]  # of a and b over the last fifth of the rounds; None: no curve
     differs_now: bool
 
     @property
@@ -128,6 +128,11 @@ class Measured:
     @property
     def seeds(self) -> int:
         return len(self.gains)
+
+    @property
+    def rise(self) -> float | None:
+        """The larger of the two."""
+        return None if None in self.rises.values() else max(self.rises.values(), default=None)
 
     @property
     def still_rising(self) -> bool:
@@ -263,7 +268,7 @@ def published(blocks: list[Block], method: str, setting: str, column: str) -> li
 def measure(paper: Paper, claim: Claim, reading: Reading, records: Records) -> Measured:
     """What the records have of a claim under a reading."""
     metric = reading.metric or claim.metric
-    runs, cases, values, found, rises = {}, {}, {}, [], []
+    runs, cases, values, found, rises = {}, {}, {}, [], {}
     for name in claim.names:
         start = paper.methods[name].start
         runs[name] = runs_of(paper, claim, reading, name, 0)
@@ -272,9 +277,8 @@ def measure(paper: Paper, claim: Claim, reading: Reading, records: Records) -> M
         used = [record for of in cases[name] for seed, record in of.items() if seed in values[name]]
         found += used
         if name in claim.methods and not start:
-            rises.append(rise_of(used, metric))
-    rise = None if None in rises or not rises else max(rises)
-    return Measured(claim, reading, runs, cases, values, found, rise, any(map(records.differs, found)))
+            rises[name] = rise_of(used, metric)
+    return Measured(claim, reading, runs, cases, values, found, rises, any(map(records.differs, found)))
 
 
 def runs_of(paper: Paper, claim: Claim, reading: Reading, name: str, seed: int) -> list[Run]:

@@ -19,8 +19,8 @@ HEAD_OF_ALL = ["paper", "what it says", "printed", "measured (95%)", "reading", 
 RULE = ("A gain is the mean difference by seed, with Student's 95% interval. *Holds*: above 0 and reaching "
         "the printed gain. *Holds, smaller*: above 0, below the printed gain. *Not found*: 0 inside, the "
         "printed gain above. *Cannot tell*: both inside. *Reverse*: below 0. A curve that still rises by "
-        f"over {STILL_RISING:g} point in its last fifth (*rise*) has no verdict: *not converged*. *Would "
-        "have shown*: the smallest gain outside such an interval. *Corrected*: by the wider intervals that "
+        f"over {STILL_RISING:g} point in its last fifth (*rise*, of either) has no verdict: *not converged*. "
+        "*Would have shown*: the smallest gain outside such an interval. *Corrected*: by the wider intervals that "
         "Holm's correction over all claims asks for. A claim's verdict is the corrected one of the first "
         "reading in this order with three seeds and curves at their end; if there is none, the first with "
         "runs is shown. *Too few seeds*: under three. *No curve*: the runs were evaluated at the end alone. "
@@ -114,7 +114,7 @@ def details(judged: Judged) -> str:
         mark = " †" if one.differs_now else ""
         lines.append([one.reading.name + mark, one.seeds, gain_words(one), against,
                       f"{gain.half_width:.1f}" if gain else "-",
-                      "-" if one.rise is None else f"{one.rise:+.1f}",
+                      "-" if one.rise is None else ", ".join(f"{k} {v:+.1f}" for k, v in one.rises.items()),
                       verdict_of(judged, one, LEVEL),
                       verdict_of(judged, one) + (f": {corrected}" if corrected else "")])
     deviation = f" ± {judged.deviation:.1f}, by the printed deviations" if judged.deviation else ""
