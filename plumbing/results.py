@@ -15,7 +15,7 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import locked, output_file, write_whole
-from plumbing.settings import Args, flag_of
+from plumbing.settings import Args, flag_with
 
 import numpy as np
 import torch
@@ -243,13 +243,8 @@ def command(args: Args) -> str:
         start = ["python", "-m", spec.name]
     flags = []
     for f in dataclasses.fields(args):
-        value = getattr(args, f.name)
-        if args.origins.get(f.name) != "flag" or not f.metadata["numbers"] or f.name == "precision":
-            continue
-        if isinstance(value, bool):
-            flags.append(flag_of(f.name) if value else flag_of(f.name).replace("--", "--no-", 1))
-        else:
-            flags += [flag_of(f.name), str(value)]
+        if args.origins.get(f.name) == "flag" and f.metadata["numbers"] and f.name != "precision":
+            flags += flag_with(f.name, getattr(args, f.name))
     flags += ["--precision", args.precision, "--threads", str(torch.get_num_threads())]
     return shlex.join(start + flags)
 

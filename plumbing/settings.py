@@ -453,6 +453,13 @@ def flag_of(name: str) -> str:
     return "--" + name.strip("_").replace("_", "-")
 
 
+def flag_with(name: str, value) -> list[str]:
+    """A field and its value as words of a command."""
+    if isinstance(value, bool):
+        return [flag_of(name) if value else flag_of(name).replace("--", "--no-", 1)]
+    return [flag_of(name), str(value)]
+
+
 def shown_value(value) -> str:
     """A value for a person: 0.035, not 0.034999999999999996."""
     if isinstance(value, float):

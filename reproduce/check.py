@@ -7,7 +7,6 @@ carried over is still zero. checked.json beside the records has what came out, b
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -19,11 +18,11 @@ from pathlib import Path
 
 from plumbing.files import locked, write_json
 from plumbing.provenance import cpu_name, git
-from plumbing.settings import choose_precision, flag_of
+from plumbing.settings import choose_precision
 from reproduce.measures.finished import numbers_of
 from reproduce.methods import method
 from reproduce.plan import unavailable
-from reproduce.records import Place, Records, has_gaps, known_arguments, read_checked
+from reproduce.records import Place, Records, flags_of, has_gaps, known_arguments, read_checked
 from reproduce.runner import Processes, last_lines, side_by_side
 
 import torch
@@ -115,15 +114,7 @@ def command_again(begun: Begun, folder: str) -> list[str]:
         words += ["--stop-after", str(begun.rounds)]
     if has_gaps(record):
         words += ["--test-rounds", "best"]
-    for f in dataclasses.fields(module.Args):
-        if not f.metadata["numbers"] or f.name not in record["args"]:
-            continue
-        value, flag = record["args"][f.name], flag_of(f.name)
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        else:
-            words += [flag, str(value)]
-    return words
+    return words + flags_of(record)
 
 
 def begin_again(begun: Begun, place: Place, processes: Processes) -> tuple[str, str]:

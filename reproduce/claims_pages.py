@@ -20,8 +20,8 @@ RULE = ("A gain is the mean difference by seed, with Student's 95% interval. *Ho
         "the printed gain. *Holds, smaller*: above 0, below the printed gain. *Not found*: 0 inside, the "
         "printed gain above. *Cannot tell*: both inside. *Reverse*: below 0. A curve that still rises by "
         f"over {STILL_RISING:g} point in its last fifth (*rise*, of either) has no verdict: *not converged*. "
-        "*Would have shown*: the smallest gain outside such an interval. *Corrected*: by the wider intervals that "
-        "Holm's correction over all claims asks for. A claim's verdict is the corrected one of the first "
+        "*Would have shown*: the smallest gain outside such an interval. *Corrected*: by the wider intervals "
+        "that Holm's correction over all claims asks for. A claim's verdict is the corrected one of the first "
         "reading in this order with three seeds and curves at their end; if there is none, the first with "
         "runs is shown. *Too few seeds*: under three. *No curve*: the runs were evaluated at the end alone. "
         "†: the code of now gives other numbers.")
@@ -208,10 +208,8 @@ def draw(rows: list[tuple[str, Judged, Measured | None]], title: str, path: Path
         label.set_fontweight("bold" if with_print and one is None else "normal")
     left, right = min(ends) - 1, max(ends) + 1
     for i, (low, high), colour in spans:  # an interval that goes on outside the frame ends in an arrow
-        if low < left:
-            panel.plot([left], [i], "<", color=colour, markersize=8, clip_on=False)
-        if high > right:
-            panel.plot([right], [i], ">", color=colour, markersize=8, clip_on=False)
+        for end, mark in [(left, "<")] * (low < left) + [(right, ">")] * (high > right):
+            panel.plot([end], [i], mark, color=colour, markersize=8, clip_on=False)
     panel.set(ylim=(len(rows) - 0.5, -0.5), xlim=(left, right), xlabel="gain, points")
     panel.figure.suptitle(title, fontsize=9)
     marks = [panel.plot([], [], "o-", color=colour, label=words)[0] for words, colour in colours.items()]

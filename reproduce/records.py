@@ -19,7 +19,7 @@ from plumbing.errors import Stop
 from plumbing.files import refuse_special
 from plumbing.results import id_of, refuse_result
 from plumbing.runfolder import folder_of
-from plumbing.settings import Args, identity, violation
+from plumbing.settings import Args, flag_with, identity, violation
 from reproduce.methods import ROOT, arguments, method, short_name
 
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
@@ -206,13 +206,29 @@ def refuse_number(text: str) -> None:
 
 
 def command_of(record: dict) -> str:
-    """The command that gives a record's bytes: with its precision and its threads, without the file of its
-    records."""
-    words = re.sub(r" --record[ =]\S+", "", record["command"])
+    """The command that gives a record's bytes: the recorded one without the file of its records, with its
+    precision and threads, and with the values that were defaults then and are not now."""
+    module, recorded = method(record["method"]).__name__, re.sub(r" --record[ =]\S+", "", record["command"])
+    start = f"python -m {module}" if "." in module else f"python {module}.py"
+    flags = shlex.split(recorded)[start.count(" ") + 1:]
+    try:
+        now = arguments(module, tuple(flags))
+    except Stop:  # a flag that its file no longer has
+        flags, now = [], None
+    words = shlex.join([*shlex.split(start), *flags, *flags_of(record, now)])
     for flag, part in (("precision", "args"), ("threads", "hardware")):
         if f"--{flag}" not in words and flag in record[part]:
             words += f" --{flag} {record[part][flag]}"
     return words
+
+
+def flags_of(record: dict, known: Args | None = None) -> list[str]:
+    """A record's arguments as flags; with `known` those alone that differ there, without the machine's."""
+    args, every = record["args"], dataclasses.fields(method(record["method"]).Args)
+    names = [f.name for f in every if f.metadata["numbers"] and f.name in args]
+    if known:
+        names = [n for n in names if n not in ("device", "precision") and getattr(known, n) != args[n]]
+    return [word for name in names for word in flag_with(name, args[name])]
 
 
 def read_checked(path: Path) -> dict[str, dict]:

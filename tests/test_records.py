@@ -4,8 +4,8 @@ import json
 
 import reproduce.records
 from reproduce.cells import missing, run_of
-from reproduce.methods import method
-from reproduce.records import Records, command_of, moved, setting_of
+from reproduce.methods import arguments, method
+from reproduce.records import Records, command_of, identity, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.conftest import ROOT
 from tests.small_table import record, recorded, small_folder, write_records
@@ -84,8 +84,12 @@ def test_no_record_is_lost():
 def test_the_command_that_gives_a_records_bytes():
     """Older ones lack precision and threads and may have the folder of their records."""
     made = record("fedavg", ["--precision", "fp32"], hardware={"threads": 2})
-    older = made | {"command": "python fedavg.py --seed 1 --record runs/r.jsonl"}
-    assert command_of(older) == "python fedavg.py --seed 1 --precision fp32 --threads 2"
+    older = made | {"command": "python fedavg.py --seed 0 --record runs/r.jsonl"}
+    assert command_of(older) == "python fedavg.py --seed 0 --precision fp32 --threads 2"
+    other = older | {"args": made["args"] | {"lr": 0.7}}  # that was the default then
+    assert command_of(other) == "python fedavg.py --seed 0 --lr 0.7 --precision fp32 --threads 2"
+    unknown = older | {"command": "python fedavg.py --gone"}
+    assert identity(arguments("fedavg", tuple(command_of(unknown).split()[2:]))) == made["args"]
     whole = made | {"command": "python fedavg.py --precision fp32 --threads 1"}
     assert command_of(whole) == whole["command"]
 
