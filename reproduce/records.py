@@ -208,14 +208,14 @@ def refuse_number(text: str) -> None:
 def command_of(record: dict) -> str:
     """The command that gives a record's bytes: the recorded one without the file of its records, with its
     precision and threads, and with the values that were defaults then and are not now."""
-    module, recorded = method(record["method"]).__name__, re.sub(r" --record[ =]\S+", "", record["command"])
-    start = f"python -m {module}" if "." in module else f"python {module}.py"
-    flags = shlex.split(recorded)[start.count(" ") + 1:]
+    module = method(record["method"]).__name__
+    start = ["python", "-m", module] if "." in module else ["python", f"{module}.py"]
+    flags = shlex.split(re.sub(r" --record[ =]\S+", "", record["command"]))[len(start):]
     try:
         now = arguments(module, tuple(flags))
     except Stop:  # a flag that its file no longer has
         flags, now = [], None
-    words = shlex.join([*shlex.split(start), *flags, *flags_of(record, now)])
+    words = shlex.join([*start, *flags, *flags_of(record, now)])
     for flag, part in (("precision", "args"), ("threads", "hardware")):
         if f"--{flag}" not in words and flag in record[part]:
             words += f" --{flag} {record[part][flag]}"

@@ -3,9 +3,10 @@
 import json
 
 import reproduce.records
+from plumbing.settings import identity
 from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
-from reproduce.records import Records, command_of, identity, moved, setting_of
+from reproduce.records import Records, command_of, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.conftest import ROOT
 from tests.small_table import record, recorded, small_folder, write_records
