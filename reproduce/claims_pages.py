@@ -21,10 +21,10 @@ RULE = ("A gain is the mean difference by seed, with Student's 95% interval. *Ho
         "printed gain above. *Cannot tell*: both inside. *Reverse*: below 0. A curve that still rises by "
         f"over {STILL_RISING:g} point in its last fifth (*rise*, of either) has no verdict: *not converged*. "
         "*Would have shown*: the smallest gain outside such an interval. *Corrected*: by the wider intervals "
-        "that Holm's correction over all claims asks for. A claim's verdict is the corrected one of the first "
-        "reading in this order with three seeds and curves at their end; if there is none, the first with "
-        "runs is shown. *Too few seeds*: under three. *No curve*: the runs were evaluated at the end alone. "
-        "†: the code of now gives other numbers.")
+        "that Holm's correction over all claims asks for. A claim's verdict is the corrected one of the "
+        "first reading in this order with three seeds and curves at their end; if there is none, the first "
+        "with runs is shown. *Too few seeds*: under three. *No curve*: the runs were evaluated at the end "
+        "alone. †: the code of now gives other numbers.")
 
 
 def write_pages(papers: list[Paper], judged: list[Judged], out: Path) -> None:
