@@ -201,8 +201,8 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
     if issubclass(kind, KeyboardInterrupt):
         print(f"{name}: interrupted", file=sys.stderr)
     elif issubclass(kind, ModuleNotFoundError):
-        print(f"{name}: the library {error.name} is missing: pip install -r requirements.txt, in the "
-              "environment of this Python", file=sys.stderr)
+        print(f"{name}: the library {error.name} is missing: pip install -r requirements.txt (docs and "
+              "deploy have files of their own) in the environment of this Python", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
         if hasattr(error, "exit_code"):

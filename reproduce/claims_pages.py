@@ -123,7 +123,7 @@ def details(judged: Judged) -> str:
     return "\n\n".join([
         f"<details><summary>{claim.says}: printed {judged.printed:+.1f}{deviation}</summary>",
         f"> {claim.quotation}",
-        f"{claim.place}. {claim.methods[0]} minus {claim.methods[1]}, `{claim.metric}`, mean over {columns}.",
+        f"{claim.place}. {claim.methods[0]} minus {claim.methods[1]}, mean over {columns}, `{claim.metric}`.",
         tabulate(lines, head, "github", disable_numparse=True), "</details>"])
 
 
