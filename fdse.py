@@ -478,7 +478,7 @@ class BatchStatistics(torch.autograd.Function):
        \end{aligned} \tag{4} $$
 
     The mean is that of the BN kernel, and the backward pass is one affine map of x, rounded to x's precision.
-    With torch.var_mean a training step takes 1.3 to 1.8 times as long (docs/speed.md).
+    With torch.var_mean a training step takes 1.3 to 1.7 times as long (docs/methods/fdse.md).
     """
 
     @staticmethod

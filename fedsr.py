@@ -32,7 +32,7 @@ docs/methods/fedsr.md.
   rounds             5,000 iterations       1,000 of 5              1,000 of 5             --rounds
   RotatedMNIST:
     digits           those of DIRT, DIVA    ten lists, by seed      ten lists, by seed     --dataset, --seed
-    network          3x3, "as DIRT's"       5x5                     3x3, else DIRT's       --backbone smallcnn
+    network          3x3, as DIRT's         5x5                     3x3, else DIRT's       --backbone smallcnn
     length           500 epochs             500 epochs              1,500 rounds           --rounds
     optimizer        SGD, lr 0.001          Adam, lr 0.001          SGD, lr 0.001          --optimizer, --lr
     momentum, decay  not said               0.9, 5e-4, other data   0.9; none, as DIRT     --momentum

@@ -6,8 +6,8 @@
 FedBYOL in which a client does not replace its online network by the global one but mixes both; the further
 it has diverged, the more it keeps of its own.
 Server keeps w (online encoder, projector, predictor). Client k keeps its optimizer's state, its online
-network, its target network, lambda_k and the number of its last round. Down: w. Up: w_k and its number of
-images n_k.
+network, what that was when its last round began, its target network, lambda_k and the number of that round.
+Down: w. Up: w_k and its number of images n_k.
 
 Paper                                                  This file
 Eqs. (1)-(2)  mixture of global and local network      Client.mix
@@ -17,13 +17,14 @@ Sec. 3        BYOL on the client                       Client.train, fedgala.Lea
 Sec. 3        FedAvg on the server                     Server.update
 Symbols: d_k how far the own encoder is from the global one, tau the mu_k of the first mixture (--autoscale),
 m momentum of the target network (--ema). --autoscale 0 does not mix: FedBYOL with a shared predictor, also
-fedgala.py --ssl byol --predictor shared --local-alignment off --no-global-alignment. Left out: nothing.
+python -m official.fedgala --variant paper --ssl byol --predictor shared --local-alignment off
+--no-global-alignment on digits. Left out: nothing.
 
 Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fedema.md)
   what             paper; EasyFL, the authors' code; FedGaLA's code    here                flag
   d_k              ||w - w_k|| of the encoders; mean of the norms of   the paper's         --divergence
                    what the last round changed in each convolution;
-                   the paper's
+                   with the projectors
   lambda_k         tau / d_k, once; the same; none, and mu_k falls     the paper's         -
                    with the divergence
   tau              0.7; 0.8 or 0.7; 0.7                                0.7                 --autoscale
@@ -42,7 +43,7 @@ from dataclasses import dataclass
 import common
 from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, load,
                     optimizer_state, parameters, parse, run, sgd, source, state)
-from fedgala import IMAGES, Learner, chance_loss
+from fedgala import Learner, chance_loss
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,9 @@ class Args(common.LinearArgs):
 
 
 # All of FedGaLA's baselines have its rounds, epochs, batch and images.
+IMAGES = (source("text of FedGaLA, App. B.2 and B.3", backbone="resnet18_3x3", rounds=100, epochs=7,
+                 batch_size=128)
+          | source("ours, as fedgala.py", image_size=224, eval_every=10))
 DIGITS = source("ours, as fedgala.py", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops",
                 hidden=256, dim=128, eval_every=10, linear_epochs=1000)
 PAPER = {
@@ -83,7 +87,7 @@ PAPER = {
     "pacs": IMAGES,
     "officehome": IMAGES,
     "terrainc": IMAGES,
-    "domainnet20": IMAGES | source("text of FedGaLA, Sec. 5", sources="painting,real,sketch"),
+    "domainnet20": IMAGES | source("text of FedGaLA, Sec. 4", sources="painting,real,sketch"),
 }
 AT_LAPTOP_SCALE = dict(image_size=64, rounds=10, epochs=1, steps=4, batch_size=64, eval_every=5)
 LAPTOP = {
