@@ -107,6 +107,8 @@ def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
         (not 0 <= flags.sample < math.inf,
          f"--sample is {flags.sample:g}; it must be a finite number at least 0"),
         (flags.gpus and not numbers, f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"),
+        (flags.commands and not flags.plan or flags.sample and not flags.check,
+         "--commands is of --plan, --sample of --check"),
         (flags.only and flags.check, "--only is not of --check, which takes every setting: give --sample"),
         (elsewhere and not flags.plan,
          "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"),
@@ -137,10 +139,10 @@ def work(flags: argparse.Namespace) -> int:
     place, code, plan = place_of(flags), 0, []
     if flags.plan or flags.run:
         seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
-        of_claims = runs_for(papers, wanted, seeds)
+        of_claims = runs_for(papers, wanted, seeds, records)
         plan = planned(missing(tables, records, flags.scale, seeds, of_claims), records, place)
     if flags.plan:
-        print(plan_text(plan, flags.commands))
+        print(plan_text(plan, [*place.flags, "--record", place.record] if flags.commands else []))
         return 0
     claim_folder(flags.out)
     if flags.run:

@@ -363,5 +363,5 @@ def refuse_other_code(path: Path, parts: list[dict], now: dict) -> None:
             continue
         names = sorted(part["files"] | now["files"])
         changed = [name for name in names if part["files"].get(name) != now["files"].get(name)]
-        raise Stop(f"{path} holds a run by other code ({', '.join(changed[:3])}): --no-resume runs it anew, "
-                   "--any-code goes on with it", 2)
+        raise Stop(f"{path} holds a run by other code ({', '.join(changed[:3])}): a training with "
+                   "--no-resume makes it anew, --any-code takes it as it is", 2)

@@ -58,6 +58,7 @@ class Trial:
     values: tuple[tuple[str, str], ...]
     commands: dict[int, list[str]]
     folder: Path
+    protocol: str
 
     def results(self) -> dict[int, list[dict]]:
         """{seed: the results of its targets} of the runs that are done."""
@@ -132,7 +133,7 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
         for seed in seeds:
             commands[seed] = [*entry.start, *flags, *place, "--seed", str(seed), "--no-figures",
                               "--out", str(folder / f"s{seed}")]
-        trials.append(Trial(entry, values, commands, folder))
+        trials.append(Trial(entry, values, commands, folder, args.protocol))
     return trials
 
 
@@ -197,6 +198,10 @@ def compare(flags: argparse.Namespace) -> None:
     unused = set(grid) - {name for of_entry in trials for name, _ in of_entry[0].values}
     if unused:
         raise Stop(f"--tune {', '.join(sorted(unused))}: no method has such a flag", 2)
+    protocols = {of_entry[0].entry.label: of_entry[0].protocol for of_entry in trials}
+    if len(set(protocols.values())) > 1:
+        theirs = ", ".join(f"{protocol} of {label}" for label, protocol in protocols.items())
+        raise Stop(f"there is nothing to compare in {theirs}: give --targets, or --flags '--protocol ...'", 2)
     output_folder(out, "benchmark.json", "command")
     command = ["python", "-m", "reproduce.benchmark", *(sys.argv[1:] if flags.argv is None else flags.argv)]
     write_json(out / "benchmark.json", {"command": command})
@@ -226,7 +231,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tune", action="append", default=[], metavar="FLAG=V,V",
                         help="values to choose from on validation; may be given several times")
     parser.add_argument("--flags", default="", type=shlex.split, metavar="'--FLAG VALUE ...'",
-                        help="flags of all methods")
+                        help="flags of all methods; one word alone as --flags=--FLAG")
     parser.add_argument("--which", default="best", choices=("best", "last"),
                         help="round that is compared: best (validation) or last [best]")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time [1]")

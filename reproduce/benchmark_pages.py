@@ -10,7 +10,7 @@ from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
 from plumbing.several import accuracies_of
 from reproduce.drawing import draw_line, new_panel, write_figure
-from reproduce.statistics import BySeed, Paired, holm_levels, mean, paired
+from reproduce.statistics import LEVEL, BySeed, Paired, mean, paired
 
 import numpy as np
 from tabulate import tabulate
@@ -78,7 +78,7 @@ def tasks_of(of_seeds: dict[int, list[dict]], which: str) -> dict[str, list[floa
 
 def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tuple[str, str, Paired, Paired]]:
     """(name, column, difference at 95%, the same corrected) of the first method minus each other one. The
-    correction is Holm's over all of them; none with fewer than three seeds."""
+    corrected ones hold together (Bonferroni); none with fewer than three seeds."""
     first, *others = values
     pairs = []
     for other in others:
@@ -86,9 +86,9 @@ def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tup
             one = paired(values[first][name], values[other][name])
             if one:
                 pairs.append((other, name, one))
-    levels = holm_levels([one.probability for _, _, one in pairs])
+    level = LEVEL / max(len(pairs), 1)
     return [(f"{first} minus {other}", name, one, paired(values[first][name], values[other][name], level))
-            for (other, name, one), level in zip(pairs, levels)]
+            for other, name, one in pairs]
 
 
 def improvement(a: dict[str, list[float]], b: dict[str, list[float]]) -> tuple[float, float, float]:
@@ -144,9 +144,9 @@ def contrast_words(contrasts: list, tasks: dict[str, dict]) -> list[str]:
                      f"{p:.2f} ({low:.2f} to {high:.2f})"])
     heads = ["difference", "column", "points", "95% interval", "corrected", "verdict", "P(better)"]
     return [tabulate(rows, heads, "github", disable_numparse=True),
-            "Differences are paired by seed, with Student's interval; *corrected* is Holm's over all lines, "
-            "and the verdict is by it. P(better): the probability that a run of the first is better than one "
-            "of the other on the same target (or client), with a bootstrap's 95% interval."]
+            "Differences are paired by seed, with Student's interval; *corrected* ones hold together "
+            "(Bonferroni); the verdict is by them. P(better): the probability that a run of the first is "
+            "better than one of the other on the same target (or client), with a bootstrap's 95% interval."]
 
 
 def tuning_words(chosen: list, trials: list[list]) -> list[str]:

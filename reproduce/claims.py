@@ -18,10 +18,10 @@ from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.files import refuse_special
-from reproduce.cells import found_at, of_one_precision, run_with
+from reproduce.cells import found_at, run_with
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Records, Run
-from reproduce.statistics import LEVEL, BySeed, Paired, holm_levels, mean, means_over_columns, paired
+from reproduce.statistics import LEVEL, BySeed, Paired, mean, means_over_columns, paired
 from reproduce.tables import PAPERS, Block, Table
 
 import numpy as np
@@ -148,7 +148,7 @@ class Judged:
     printed: float
     deviation: float | None  # of the printed gain
     measured: list[Measured]
-    level: float = LEVEL  # after Holm's correction over all claims
+    level: float = LEVEL  # of an interval, so that those of all tested claims hold together
 
     @property
     def counting(self) -> Measured | None:
@@ -266,13 +266,19 @@ def published(blocks: list[Block], method: str, setting: str, column: str) -> li
 
 
 def measure(paper: Paper, claim: Claim, reading: Reading, records: Records) -> Measured:
-    """What the records have of a claim under a reading."""
+    """What the records have of a claim under a reading, at the precision with the most seeds, or newest."""
+    every = [measure_at(paper, claim, reading, records, of) for of in ("fp32", "tf32", "bf16")]
+    return max(every, key=lambda one: (one.seeds, max((of["finished"] for of in one.records), default="")))
+
+
+def measure_at(paper: Paper, claim: Claim, reading: Reading, records: Records, precision: str) -> Measured:
+    """The same of the records of one precision."""
     metric = reading.metric or claim.metric
     runs, cases, values, found, rises = {}, {}, {}, [], {}
     for name in claim.names:
         start = paper.methods[name].start
         runs[name] = runs_of(paper, claim, reading, name, 0)
-        cases[name] = [recorded(run, records) for run in runs[name]]
+        cases[name] = [recorded(run, records, precision) for run in runs[name]]
         values[name] = means_over_columns([accuracies(of, metric, start) for of in cases[name]])
         used = [record for of in cases[name] for seed, record in of.items() if seed in values[name]]
         found += used
@@ -289,12 +295,13 @@ def runs_of(paper: Paper, claim: Claim, reading: Reading, name: str, seed: int) 
     return [run_with(method.module, shlex.split(f"{words} {case}"), seed) for case in cases]
 
 
-def recorded(run: Run, records: Records) -> dict[int, dict]:
-    """{seed: record} of a run, with all seeds that there are."""
+def recorded(run: Run, records: Records, precision: str) -> dict[int, dict]:
+    """{seed: record} of a run at a precision, with all seeds that there are."""
     args = arguments(run.module, run.flags)
     seeds = sorted(records.seeds_of(run.module, args.dataset, args.scale))
     runs = [replace(run_with(run.module, list(run.flags), seed), curve=False) for seed in seeds]
-    return of_one_precision(runs, records)
+    found = [(run.seed, records.by_precision(run)) for run in runs]
+    return {seed: at[precision] for seed, at in found if precision in at}
 
 
 def accuracies(of_seed: dict[int, dict], metric: str, start: bool) -> BySeed:
@@ -323,8 +330,8 @@ def rise_of(records: list[dict], metric: str) -> float | None:
 
 
 def last_fifth(record: dict, metric: str) -> list[tuple[int, float]]:
-    """[(round, percent)] of a record's evaluations in the last fifth of its rounds, of equal length before it
-    where these are fewer than three."""
+    """[(round, percent)] of a record's evaluations in the last fifth of its rounds; the last three of all
+    where these are fewer."""
     of, first = record["curve"], LAST_FIFTH * record["args"]["rounds"]
     values = of.get(curve_name(record, metric), [])
     points = [(t, 100 * value) for t, value in zip(of["round"], values) if value is not None]
@@ -339,27 +346,30 @@ def curve_name(record: dict, metric: str) -> str:
 
 
 def judge_all(papers: list[Paper], tables: list[Table], records: Records) -> list[Judged]:
-    """Every claim with its readings; the levels are Holm's over the readings that count."""
+    """Every claim with its readings. The intervals of those that can be tested hold together (Bonferroni)."""
     by_id, every = {table.id: table for table in tables}, []
     for paper in papers:
         for claim in paper.claims:
             measured = [measure(paper, claim, paper.readings[name], records) for name in claim.readings]
             every.append(Judged(claim, paper.id, *printed_gain(claim, by_id), measured))
     tested = [one for one in every if one.counting]
-    levels = holm_levels([one.counting.gain().probability for one in tested])
-    for one, level in zip(tested, levels):
-        one.level = level
+    for one in tested:
+        one.level = LEVEL / len(tested)
     return every
 
 
-def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None) -> Iterator[tuple[str, Run]]:
-    """(`claim-<id>`, run) of all runs under all readings of the claims that are wanted; three seeds without
-    `seeds`."""
+def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
+             records: Records) -> Iterator[tuple[str, Run]]:
+    """(`claim-<id>`, run) of all runs under the readings in which a claim that is wanted lacks a seed at the
+    precision of its records; three seeds without `seeds`."""
     seeds = range(3) if seeds is None else seeds
     for paper in papers:
         for claim in paper.claims:
             if f"claim-{claim.id}" not in wanted:
                 continue
-            for reading, name, seed in itertools.product(claim.readings, claim.names, seeds):
-                for run in runs_of(paper, claim, paper.readings[reading], name, seed):
-                    yield f"claim-{claim.id}", run
+            for reading in map(paper.readings.get, claim.readings):
+                measured = measure(paper, claim, reading, records)
+                lacks = any(set(seeds) - of_seed.keys() for of_seed in measured.values.values())
+                for name, seed in itertools.product(claim.names if lacks else (), seeds):
+                    for run in runs_of(paper, claim, reading, name, seed):
+                        yield f"claim-{claim.id}", run

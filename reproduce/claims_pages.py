@@ -13,18 +13,18 @@ from reproduce.tables import PAPERS
 from jinja2 import Environment, StrictUndefined
 from tabulate import tabulate
 
-HEAD = ["reading", "seeds", "gain (95%)", "over CONTROL", "would have shown", "rise", "by itself",
-        "corrected"]
-HEAD_OF_ALL = ["paper", "what it says", "printed", "measured (95%)", "reading", "verdict"]
+HEAD = ["reading", "seeds", "gain (95%)", "over CONTROL", "would have shown", "rise", "alone", "corrected"]
+HEAD_OF_ALL = ["paper", "what it says", "printed", "measured (corrected)", "reading", "verdict"]
+DIFFERS = "†: the code of now gives other numbers."
 RULE = ("A gain is the mean difference by seed, with Student's 95% interval. *Holds*: above 0 and reaching "
         "the printed gain. *Holds, smaller*: above 0, below the printed gain. *Not found*: 0 inside, the "
         "printed gain above. *Cannot tell*: both inside. *Reverse*: below 0. A curve that still rises by "
-        f"over {STILL_RISING:g} point in its last fifth (*rise*, of either) has no verdict: *not converged*. "
-        "*Would have shown*: the smallest gain outside such an interval. *Corrected*: by the wider intervals "
-        "that Holm's correction over all claims asks for. A claim's verdict is the corrected one of the "
-        "first reading in this order with three seeds and curves at their end; if there is none, the first "
-        "with runs is shown. *Too few seeds*: under three. *No curve*: the runs were evaluated at the end "
-        "alone. †: the code of now gives other numbers.")
+        f"over {STILL_RISING:g} point in its last fifth (*rise*, of either; with few evaluations over the "
+        "last three) has no verdict: *not converged*. *Corrected*: by wider intervals, which hold together "
+        "for all claims that can be tested (Bonferroni). *Would have shown*: the smallest gain outside such "
+        "an interval. A claim's verdict is the corrected one of the first reading in this order with three "
+        "seeds and curves at their end; if there is none, the first with three seeds is shown, else the "
+        "first with runs. *Too few seeds*: under three. *No curve*: under three evaluations. " + DIFFERS)
 
 
 def write_pages(papers: list[Paper], judged: list[Judged], out: Path) -> None:
@@ -39,9 +39,9 @@ def write_pages(papers: list[Paper], judged: list[Judged], out: Path) -> None:
 # Words
 
 
-def gain_words(one: Measured, over: str = "") -> str:
+def gain_words(one: Measured, over: str = "", level: float = LEVEL) -> str:
     """The gain of a reading with its interval; without one its mean and how many seeds there are."""
-    gain = one.gain(over=over)
+    gain = one.gain(level, over)
     if gain:
         return str(gain)
     if over or one.difference is None:
@@ -52,28 +52,30 @@ def gain_words(one: Measured, over: str = "") -> str:
 
 def summary(one: Judged) -> list[str]:
     """What a claim says, the printed gain, the measured one, and its reading."""
-    return [one.claim.says, f"{one.printed:+.1f}", gain_words(one.shown), one.shown.reading.name]
+    return [one.claim.says, f"{one.printed:+.1f}", gain_words(one.shown, level=one.level), name_of(one.shown)]
+
+
+def name_of(one: Measured) -> str:
+    return one.reading.name + (" †" if one.differs_now else "")
 
 
 def functions(judged: list[Judged]) -> dict:
     """What the templates of a claims file may call, so that no number is typed."""
-    def of(claim: str, reading: str) -> Measured:
-        judged_one = next(one for one in judged if one.claim.id == claim)
-        return next(one for one in judged_one.measured if one.reading.name == reading)
+    of_reading = {(one.claim.id, of.reading.name): of for one in judged for of in one.measured}
 
     def level(claim: str, reading: str, method: str) -> str:
-        values = of(claim, reading).values[method]
+        values = of_reading[claim, reading].values[method]
         return f"{mean(values):.1f}" if values else "not measured yet"
 
     def between(claim: str, reading: str, one: str, other: str) -> str:
-        values = of(claim, reading).values
+        values = of_reading[claim, reading].values
         return str(paired(values[one], values[other]) or "not measured yet")
 
     return {
-        "gain": lambda claim, reading: gain_words(of(claim, reading)),
-        "control": lambda claim, reading: gain_words(of(claim, reading), of(claim, reading).claim.control),
-        "least": lambda claim, reading: (f"{gain.half_width:.1f}" if (gain := of(claim, reading).gain())
-                                         else "not measured yet"),
+        "gain": lambda *of: gain_words(of_reading[of]),
+        "control": lambda *of: gain_words(of_reading[of], of_reading[of].claim.control),
+        "least": lambda *of: (f"{gain.half_width:.1f}" if (gain := of_reading[of].gain())
+                              else "not measured yet"),
         "level": level,
         "between": between,
     }
@@ -110,10 +112,9 @@ def details(judged: Judged) -> str:
     claim, lines = judged.claim, []
     for one in judged.measured:
         against = gain_words(one, claim.control) if claim.control else "-"
-        gain, corrected = one.gain(), one.gain(judged.level)
-        mark = " †" if one.differs_now else ""
-        lines.append([one.reading.name + mark, one.seeds, gain_words(one), against,
-                      f"{gain.half_width:.1f}" if gain else "-",
+        corrected = one.gain(judged.level)
+        lines.append([name_of(one), one.seeds, gain_words(one), against,
+                      f"{corrected.half_width:.1f}" if corrected else "-",
                       "-" if one.rise is None else ", ".join(f"{k} {v:+.1f}" for k, v in one.rises.items()),
                       verdict_of(judged, one, LEVEL),
                       verdict_of(judged, one) + (f": {corrected}" if corrected else "")])
@@ -150,7 +151,8 @@ def of_all(judged: list[Judged]) -> str:
         lines.append([name, *summary(one), link])
     table = [" | ".join(cells) for cells in [HEAD_OF_ALL, ["---"] * len(HEAD_OF_ALL), *lines]]
     picture = "![Gain of every claim: printed, and measured with its interval](results/claims.png)"
-    return "\n".join([picture, "", *(f"| {line} |" for line in table)])
+    marked = ["", DIFFERS] if any(one.shown.differs_now for one in judged) else []
+    return "\n".join([picture, "", *(f"| {line} |" for line in table), *marked])
 
 
 # Forest plots
@@ -193,8 +195,7 @@ def draw(rows: list[tuple[str, Judged, Measured | None]], title: str, path: Path
         if one is None:
             continue
         words = verdict_of(judged, one)
-        colour = "0.6" if VERDICTS[words][1] == "#ffffff" else VERDICTS[words][1]
-        colours[words] = colour
+        colours[words] = colour = VERDICTS[words][1]
         gain = one.gain()
         if gain:
             spans.append((i, one.gain(judged.level).interval, colour))

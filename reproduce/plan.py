@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.client
 import math
+import shlex
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -103,8 +104,8 @@ def answers(url: str) -> bool:
 # In words
 
 
-def plan_text(plan: list[Missing], commands: bool) -> str:
-    """A line for each table: its missing runs, their time, those that cannot start; on request each run."""
+def plan_text(plan: list[Missing], place: list[str]) -> str:
+    """A line for each table: missing runs, time, what cannot start; with flags of a `place` all commands."""
     if not plan:
         return "Nothing is missing."
     rows = []
@@ -113,9 +114,8 @@ def plan_text(plan: list[Missing], commands: bool) -> str:
     rows.append(line_of("all, each run once", plan))
     lines = [tabulate(rows, ["table", "runs missing", "time, one after the other", "cannot start here"],
                       disable_numparse=True)]
-    if commands:
-        for entry in plan:
-            lines.append(f"{clock(entry.seconds):>10}  {entry.run.command} --record results/runs.jsonl")
+    for entry in plan if place else []:
+        lines.append(f"{clock(entry.seconds):>10}  {entry.run.command} {shlex.join(place)}")
     for why, runs in Counter(entry.why for entry in plan if entry.why).items():
         lines.append(f"Not here ({runs} runs): {why}")
     return "\n".join(lines)

@@ -130,8 +130,11 @@ def moved(record: dict) -> dict:
 
 
 def setting_of(record: dict) -> str:
-    """What the records of one setting share: a hash of all arguments but seed, target and rate."""
-    return id_of({name: value for name, value in record["args"].items() if name not in NOT_OF_SETTING})
+    """What the records of one setting share: a hash of all arguments of now but seed, target and rate."""
+    args = known_arguments(method(record["method"]).Args, record["args"])
+    names = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
+    return id_of({name: getattr(args, name) for name in names if name not in NOT_OF_SETTING}
+                 | {"method": record["method"]})
 
 
 class Records:
@@ -158,7 +161,8 @@ class Records:
         """Take up a line; an error if it is no record."""
         record = json.loads(line, parse_constant=refuse_number)
         refuse_result(record)
-        record = moved(record) | {"setting": setting_of(record)}
+        record = moved(record)
+        record["setting"] = setting_of(record)
         name, args = record["method"], record["args"]
         for f in dataclasses.fields(method(name).Args):
             limits = violation(args.get(f.name, f.default), f.metadata)

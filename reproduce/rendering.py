@@ -94,7 +94,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
             before, after = content.split(first)[0], content.split(last)[1]
             text = f"{of_all(judged)}\n\n{textwrap.fill(state, 150)}"
             write_text(readme, f"{before}{first}\n{text}\n{last}{after}")
-    return "\n\n".join([*shown, state])
+    return "\n\n".join([*shown, state] if whole else shown) or "Claims are rendered without --only."
 
 
 def claim_folder(out: Path) -> None:

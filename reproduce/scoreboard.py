@@ -1,7 +1,7 @@
 """The state of all published cells: counts, and one sentence.
 
-A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out. A number
-that a paper prints in two tables counts once.
+A cell counts if the paper has measured it itself: rows that it quotes and rows of ours are left out, and what
+no record can have, such as times. A number that a paper prints in two tables counts once.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock],
                 continue
             numbers = numbers_of(block.block, line.row)
             for number, cell, small in zip(numbers, line.cells, small_line.cells):
-                if number not in seen:
+                if number not in seen and (number or not cell.printed):
                     counts[state_of(cell, small)] += 1
-                if number:
-                    seen.add(number)
+                    seen |= {number} - {None}
     return counts
 
 
 def numbers_of(block: Block, row: Row) -> list[tuple | None]:
     """Of each column what makes its published number the same as one of another table: the run, the place in
-    its record, and the digits. None where there is no run."""
+    its record, and the digits. None where nothing is printed, or where no record can have it."""
     keys = [run_of(block, row, column, "paper", 0).key for column in block.columns]
     found = []
     for column, key, printed in zip(block.columns, keys, row.published):
         runs = tuple(keys) if column.kind == "mean" else (key,)
-        found.append((runs, column.value, column.name, *printed) if printed else None)
+        found.append((runs, column.value, printed[0]) if printed and column.kind != "none" else None)
     return found
 
 

@@ -35,27 +35,13 @@ def welch(ours: BySeed, published: list[float], trials: int) -> float | None:
     return float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(sum(shares))
 
 
-def holm_levels(probabilities: list[float]) -> list[float]:
-    """The level at which each of several tests is made so that all together err with LEVEL: Holm's step-down
-    procedure. From the first test that fails on, in the order of their probabilities, all have its level."""
-    levels, failed = [LEVEL] * len(probabilities), None
-    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
-    for rank, i in enumerate(order):
-        levels[i] = failed or LEVEL / (len(order) - rank)
-        if probabilities[i] > levels[i]:
-            failed = levels[i]
-    return levels
-
-
 @dataclass(frozen=True)
 class Paired:
-    """A mean difference over seeds that two methods share, its confidence interval, and the probability of
-    one as large by chance."""
+    """A mean difference over seeds that two methods share, and its confidence interval."""
 
     difference: float
     interval: tuple[float, float]
     seeds: int
-    probability: float
 
     def __str__(self) -> str:
         """+5.5 (+1.2 to +9.8)"""
@@ -78,9 +64,7 @@ def paired(a: BySeed, b: BySeed, level: float = LEVEL) -> Paired | None:
     error = statistics.stdev(differences) / math.sqrt(len(shared))
     half = float(stats.t.ppf(1 - level / 2, len(shared) - 1) * error)
     difference = statistics.mean(differences)
-    t = abs(difference) / error if error else math.inf
-    probability = float(2 * stats.t.sf(t, len(shared) - 1))
-    return Paired(difference, (difference - half, difference + half), len(shared), probability)
+    return Paired(difference, (difference - half, difference + half), len(shared))
 
 
 def means_over_columns(columns: list[BySeed]) -> BySeed:

@@ -102,7 +102,7 @@ def test_what_was_stopped_goes_on(place, capsys):
     assert all(path.stat().st_mtime_ns == time for path, time in others.items())
 
 def test_differences_are_paired_and_corrected():
-    """By scipy, and by hand: Holm's level of the smaller of two probabilities is a half."""
+    """By scipy: each of two at half the level."""
     values = {"a": {"ALL": {0: 5.0, 1: 6.0, 2: 9.0}}, "b": {"ALL": {0: 4.0, 1: 5.5, 2: 8.0}},
               "c": {"ALL": {0: 5.5, 1: 2.0, 2: 9.0}}}
     (_, _, b, corrected), (_, _, c, _) = compared(values, ["ALL"])

@@ -141,7 +141,7 @@ def test_a_run_by_other_code(runs, tmp_path):
         saved["code"][0]["sha256"] = "0123"
         saved["code"][0]["files"]["common.py"] = "0123"
         torch.save(saved, tmp_path / "a" / name)
-    with pytest.raises(Stop, match="a run by other code .common.py.: .*--any-code goes on") as stopped:
+    with pytest.raises(Stop, match="a run by other code .common.py.: .*--any-code takes it") as stopped:
         loading.load_run(tmp_path / "a")
     assert stopped.value.code == 2
     expected = common.state(loading.load_run(runs / "fedavg-indomain"))

@@ -68,7 +68,7 @@ def test_removed_fields(tmp_path, monkeypatch):
     older = made | {"args": made["args"] | {"order": "paper"}}
     assert moved(older) == made
     path = write_records(tmp_path / "r.jsonl", [older])
-    assert Records(path).get(FEDAVG) and Records(path).by_key[FEDAVG.key]["setting"] == setting_of(older)
+    assert Records(path).get(FEDAVG) and Records(path).by_key[FEDAVG.key]["setting"] == setting_of(made)
     other = moved(made | {"args": made["args"] | {"order": "code"}})
     assert other["method"] == other["args"]["method"] == "official.fedavg"
     assert (other["args"]["order"], other["args"]["norm"]) == ("code", 1)

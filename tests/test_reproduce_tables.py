@@ -118,16 +118,16 @@ def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, 
     found = plan.planned([long, tested, gone, short, trained], records, Place())
     assert found == [short, long, trained, tested, gone] or found == [short, long, gone, trained, tested]
     assert [entry.why for entry in found if entry is gone] == ["no"]
-    lines = plan.plan_text(found, commands=False).splitlines()
+    lines = plan.plan_text(found, []).splitlines()
     rows = [line.split("  ") for line in lines]
     rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     seconds = 2 * (55 + arguments("fedavg", ("--dataset", "digits")).rounds)
     assert rows[2] == ["t", "5", f"{plan.clock(seconds)} and 2 runs of unknown time", "1"]
     assert rows[3][:2] == ["u", "1"] and rows[4][:2] == ["all, each run once", "5"]
     assert lines[-1] == "Not here (1 runs): no"
-    said = plan.plan_text(found, commands=True)
-    assert said.count("python fedavg.py") == 3 and said.count("python fdse.py") == 2
-    assert plan.plan_text([], commands=True) == "Nothing is missing."
+    said = plan.plan_text(found, ["--record", "r.jsonl"])
+    assert said.count("python fedavg.py") == 3 and said.count("--record r.jsonl") == 5
+    assert plan.plan_text([], []) == "Nothing is missing."
 
 
 def test_data_and_weights_that_are_not_here(tmp_path, monkeypatch):

@@ -185,7 +185,7 @@ def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
     part = saved["code"][0]
     older = part | {"sha256": "1", "commit": "2", "files": part["files"] | {"fedavg.py": "older"}}
     torch.save(saved | {"code": [older], "seconds": saved["seconds"] | {"train": 3000.0}}, path)
-    words = r"holds a run by other code \(fedavg.py\): --no-resume runs it anew, --any-code goes on with it"
+    words = r"run by other code \(fedavg.py\): a training with --no-resume makes it anew, --any-code takes it"
     fails(capsys, 2, words, run_here, "fedavg", finished)
     (finished / "result.json").unlink()
     result = run_here("fedavg", finished, "--any-code")

@@ -1,4 +1,4 @@
-"""What training and networks cost: FLOPs, bytes and memory (FedCiR, Sec. 6.5, Table 3; FDSE, Table 4)."""
+"""What training costs until an accuracy: FLOPs, bytes, memory, by every round (FedCiR, Sec. 6.5, Table 3)."""
 
 from __future__ import annotations
 
