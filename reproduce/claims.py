@@ -369,7 +369,7 @@ def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
                 continue
             for reading in map(paper.readings.get, claim.readings):
                 measured = measure(paper, claim, reading, records)
-                lacks = any(set(seeds) - of_seed.keys() for of_seed in measured.values.values())
+                lacks = any(set(seeds) - of.keys() for of in measured.values.values()) or measured.differs_now
                 for name, seed in itertools.product(claim.names if lacks else (), seeds):
                     for run in runs_of(paper, claim, reading, name, seed):
                         yield f"claim-{claim.id}", run

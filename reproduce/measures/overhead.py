@@ -1,4 +1,4 @@
-"""What training costs until an accuracy: FLOPs, bytes, memory, by every round (FedCiR, Sec. 6.5, Table 3)."""
+"""What training costs until an accuracy, in FLOPs, bytes and memory (FedCiR, Sec. 6.5, Table 3)."""
 
 from __future__ import annotations
 
