@@ -126,7 +126,8 @@ def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, 
     assert rows[3][:2] == ["u", "1"] and rows[4][:2] == ["all, each run once", "5"]
     assert lines[-1] == "Not here (1 runs): no"
     said = plan.plan_text(found, ["--record", "r.jsonl"])
-    assert said.count("python fedavg.py") == 3 and said.count("--record r.jsonl") == 5
+    assert said.count("python fedavg.py") == 3 and said.count("python fdse.py") == 2
+    assert said.count("--record r.jsonl") == 5
     assert plan.plan_text([], []) == "Nothing is missing."
 
 
