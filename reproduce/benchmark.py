@@ -27,6 +27,7 @@ from plumbing.errors import Stop
 from plumbing.files import output_folder, write_json
 from plumbing.runfolder import read_result
 from plumbing.settings import Parser, existing_folder, flag_of, method_name, seed_numbers
+from plumbing.several import known_domains, targets_of
 from plumbing.trained import method
 from reproduce import benchmark_pages
 from reproduce.commands import one_line_on_stop
@@ -125,6 +126,8 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
             flags += [f"--{name}", value]
         # Bad ones end the program with the method's own line.
         args = entry.module.arguments([*flags, *place, "--out", str(out)])
+        if known_domains(args.dataset):
+            targets_of(args, known_domains(args.dataset))
         if args.protocol == "linear" and tuned:
             raise Stop(f"{entry.label} trains without labels and has no validation to tune with", 2)
         slug = hashlib.blake2b(" ".join([*entry.start, *flags]).encode(), digest_size=4).hexdigest()

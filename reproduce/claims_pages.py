@@ -147,8 +147,7 @@ def of_all(judged: list[Judged]) -> str:
     lines = []
     for one in judged:
         name = PAPERS[one.paper].split(" (")[0]
-        link = f"[{one.verdict}](results/claims/{one.paper}.md)"
-        lines.append([name, *summary(one), link])
+        lines.append([name, *summary(one), f"[{one.verdict}](results/claims/{one.paper}.md)"])
     table = [" | ".join(cells) for cells in [HEAD_OF_ALL, ["---"] * len(HEAD_OF_ALL), *lines]]
     picture = "![Gain of every claim: printed, and measured with its interval](results/claims.png)"
     marked = ["", DIFFERS] if any(one.shown.differs_now for one in judged) else []

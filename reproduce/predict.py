@@ -45,15 +45,16 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     rows, problems = [], []
     size = max(run.args.batch_size, 100)
     for start in range(0, len(files), size):
-        pixels = {}
+        read, pixels = [], []
         for file in files[start:start + size]:
             try:
-                pixels[file] = read_image(file, run)
+                pixels.append(read_image(file, run))
+                read.append(file)
             except Exception as e:  # whatever the system or the decoder makes of a file
                 problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
         if pixels:
-            p = probabilities(net, torch.stack(list(pixels.values())))
-            rows += zip(pixels, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
+            p = probabilities(net, torch.stack(pixels))
+            rows += zip(read, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
     return rows, problems
 
 

@@ -101,6 +101,17 @@ def test_what_was_stopped_goes_on(place, capsys):
     assert json.loads((done.parent / "result.json").read_text()) == before and done.exists()
     assert all(path.stat().st_mtime_ns == time for path, time in others.items())
 
+
+@pytest.mark.parametrize("more, line", [
+    (["--targets", "d1"], "--target d1 is not a domain of digits; its domains are d0, "),
+    (["--tune", "mu=1,2"], "--tune mu: no method has such a flag"),
+    (["--methods", "fedavg,fedsr", "--dataset", "pacs"], "nothing to compare in indomain of fedavg, ")])
+def test_bad_usage_is_refused_before_a_run(place, capsys, more, line):
+    with pytest.raises(SystemExit):
+        benchmark.main(words(place, *more, "--out", str(place / "refused")))
+    assert line in capsys.readouterr().err and not (place / "refused").exists()
+
+
 def test_differences_are_paired_and_corrected():
     """By scipy: each of two at half the level."""
     values = {"a": {"ALL": {0: 5.0, 1: 6.0, 2: 9.0}}, "b": {"ALL": {0: 4.0, 1: 5.5, 2: 8.0}},

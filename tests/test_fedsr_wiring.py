@@ -9,6 +9,7 @@ import common
 import fedsr
 import official.fedsr
 from plumbing.runfolder import copied
+from tests.conftest import parsed
 from tests.plain_torch import (ClippedSGD, adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear,
                                log_probability)
 from tests.three_clients import federation, mean
@@ -29,18 +30,12 @@ ROUNDS = ((0, 1, 2), (2, 0))  # the clients of the first and of the second round
 CLOSE = {"sgd": dict(atol=5e-5, rtol=2e-4), "adam": dict(atol=1e-3, rtol=2e-4)}
 
 
-def parsed(*flags):
-    """Of official.fedsr, whose --variant fedsr, fedl2r, ... are those of fedsr.py."""
-    return official.fedsr.arguments([str(flag) for flag in flags])
-
-
 def made(args):
     """With the classes of fedsr.py where they are enough."""
     method = official.fedsr
     if args.norm == "squared" and not args.kl_scale:
         method = fedsr
-    server, clients, _ = federation(method, args, method.build)
-    return server, clients
+    return federation(method, args, method.build)[:2]
 
 
 class Adam(ClippedSGD):
@@ -105,7 +100,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     momentum = "--keep-momentum" if keep else "--no-keep-momentum"
     flags = (*FLAGS, "--variant", variant, *VARIANTS[variant], "--optimizer", optimizer, momentum,
              "--lr", LR[optimizer])
-    args, close = parsed(*flags), CLOSE[optimizer]
+    args, close = parsed("official.fedsr", *flags), CLOSE[optimizer]
     server, clients = made(args)
     local = args.reference == "local"
     w, norms = copied(server.w), []
@@ -167,7 +162,7 @@ def test_three_steps_of_the_official_classes(monkeypatch, name, flags):
     monkeypatch.setattr(fedsr, "batches", official_batches)
     monkeypatch.setattr(fedsr, "backbone", lambda args, channels, classes: common.Net(
         nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), 4, 3))
-    args = parsed(*flags, "--lr", 0.05, "--precision", "fp32", "--device", "cpu")
+    args = parsed("official.fedsr", *flags, "--lr", 0.05, "--precision", "fp32", "--device", "cpu")
     net = official.fedsr.build(args, 1, 3)
     outputs = 8 if name == "FedSR" else 4
     with torch.no_grad():

@@ -11,14 +11,15 @@ from pathlib import Path
 import common
 import fdse
 import official.fdse
-from tests.conftest import fails
+from tests.conftest import fails, parsed
 from tests.test_fdse import mib, multiply_adds
 
 import pytest
 import torch
 
 FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "fdse.json").read_text())
-COEFFICIENTS = {"lambda": 3.0, "beta": 0.4, "tau": 0.2, "lr": 0.1, "clip": 0.8, "weight-decay": 0.02}
+FLAGS = ("--lambda", 3.0, "--beta", 0.4, "--tau", 0.2, "--lr", 0.1, "--clip", 0.8, "--weight-decay", 0.02,
+         "--precision", "fp32", "--device", "cpu")
 
 
 def made(shape, seed):
@@ -59,15 +60,8 @@ def block_input(linear):
     return made((5, 6), 3) if linear else made((2, 3, 5, 5), 3)
 
 
-def parsed(*flags):
-    return official.fdse.arguments([str(flag) for flag in flags])
-
-
 def variant_args(variant):
-    flags = []
-    for name, value in COEFFICIENTS.items():
-        flags += [f"--{name}", value]
-    return parsed("--variant", variant, "--precision", "fp32", "--device", "cpu", *flags)
+    return parsed("official.fdse", "--variant", variant, *FLAGS)
 
 
 @pytest.mark.parametrize("variant", ["first", "official"])
@@ -124,7 +118,7 @@ def test_images_that_are_too_small_without_padding(capsys):
     words = "images need 160 pixels, not 64: give --image-size 160, or --pad"
     fails(capsys, 2, words, official.fdse.arguments, laptop)
     for flags in (["--image-size", "160"], ["--pad"]):
-        args = parsed(*laptop, *flags)
+        args = parsed("official.fdse", *laptop, *flags)
         net = official.fdse.build(args, 3, 10).eval()
         assert net(torch.zeros(1, 3, args.image_size, args.image_size)).isfinite().all()
 
@@ -132,7 +126,8 @@ def test_images_that_are_too_small_without_padding(capsys):
 @pytest.mark.parametrize("variant,size,flops", [("first", 24.87, 2.219), ("official", 24.86, 1.675)])
 def test_table4_of_the_versions(variant, size, flops):
     """Table 4 says 24.87 MiB and 2.24e10 multiply-adds: the first version has both."""
-    net = official.fdse.build(parsed("--dataset", "officecaltech", "--variant", variant), 3, 10)
+    args = parsed("official.fdse", "--dataset", "officecaltech", "--variant", variant)
+    net = official.fdse.build(args, 3, 10)
     assert round(mib(net), 2) == size
     assert round(multiply_adds(net) / 1e10, 3) == flops
 
@@ -141,6 +136,6 @@ def test_table4_of_the_versions(variant, size, flops):
 @pytest.mark.parametrize("scale", ["paper", "laptop", "smoke"])
 def test_networks_take_the_images_of_every_scale(scale, variant):
     """Shape of the logits, and that they are finite; of the paper's variant the network is fdse.py's."""
-    args = parsed("--dataset", "officecaltech", "--scale", scale, "--variant", variant)
+    args = parsed("official.fdse", "--dataset", "officecaltech", "--scale", scale, "--variant", variant)
     logits = official.fdse.build(args, 3, 10).eval()(torch.zeros(1, 3, args.image_size, args.image_size))
     assert logits.shape == (1, 10) and logits.isfinite().all()

@@ -81,9 +81,9 @@ def test_embedded_digits_and_gray_images(tmp_path):
 def test_the_table_and_the_csv_have_the_same(own, tmp_path, capsys):
     photos = own / "images" / "north" / "ill"
     one = own / "images" / "south" / "ill" / "0.png"
-    rows, said = predicted(capsys, own / "run", photos, one, "--client", 1)
-    assert [Path(file) for _, _, file in rows] == [*sorted(photos.iterdir()), one]
-    assert "11 of 11 images, by the network of client south after round 1" in said
+    rows, said = predicted(capsys, own / "run", photos, one, one, "--client", 1)
+    assert [Path(file) for _, _, file in rows] == [*sorted(photos.iterdir()), one, one]
+    assert "12 of 12 images, by the network of client south after round 1" in said
     out = tmp_path / "new" / "a.csv"
     for _ in range(2):  # its own table may be replaced
         predict.main([str(own / "run"), str(photos), "--csv", str(out)])
