@@ -750,9 +750,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
                 machine = f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}"
                 print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n{machine}",
                       flush=True)
-            known = known_domains(of_seed.dataset)
-            if known:
-                targets_of(of_seed, known)  # a wrong name is refused before minutes of decoding
+            targets_of(of_seed, known_domains(of_seed.dataset))  # a wrong name stops before the decoding
             dataset = open_dataset(of_seed)
             results = of_seeds[of_seed.seed] = []
             for one in expand_targets(of_seed, dataset.names):

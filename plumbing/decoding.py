@@ -110,7 +110,8 @@ def is_whole(cache: Path) -> bool:
 
 def caches_of(data: str, dataset: str, size: int) -> list[Path]:
     """All caches of a dataset and size, from whatever they were decoded, by name."""
-    return sorted(filter(is_whole, Path(data, "cache").glob(f"{dataset}-{size}-{12 * '[0-9a-f]'}")))
+    caches = Path(data, "cache").glob(f"{dataset}-{size}-{12 * '[0-9a-f]'}")
+    return sorted(filter(is_whole, caches))
 
 
 def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> Path | None:

@@ -63,7 +63,8 @@ def rows_of(name: str, seed: int, labels: Tensor) -> Tensor:
         lists = np.loadtxt(PUBLISHED_ROWS, delimiter=",", skiprows=1, dtype=np.int64)  # [1000, 10]
         return torch.from_numpy(lists[:, seed % 10].copy())
     order = torch.randperm(len(labels), generator=seed_all("rotatedmnist"))
-    return torch.cat([order[labels[order] == c][:100] for c in range(10)])
+    of_classes = [order[labels[order] == c][:100] for c in range(10)]
+    return torch.cat(of_classes)
 
 
 def read_idx(name: str, data: str, archives: str, *, header: int) -> Tensor:

@@ -29,7 +29,9 @@ def known_domains(dataset: str) -> list[str]:
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:
-    """The domains that a run evaluates without training on them. Stop if one that is named is not there."""
+    """The domains that are evaluated and not trained on; none without `names`. Stop at an unknown one."""
+    if not names:
+        return []
     sources = settings.sources.split(",") if settings.sources else []
     named = [("--sources", name) for name in sources]
     if settings.target != "all":

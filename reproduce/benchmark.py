@@ -126,8 +126,7 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
             flags += [f"--{name}", value]
         # Bad ones end the program with the method's own line.
         args = entry.module.arguments([*flags, *place, "--out", str(out)])
-        if known_domains(args.dataset):
-            targets_of(args, known_domains(args.dataset))
+        targets_of(args, known_domains(args.dataset))
         if args.protocol == "linear" and tuned:
             raise Stop(f"{entry.label} trains without labels and has no validation to tune with", 2)
         slug = hashlib.blake2b(" ".join([*entry.start, *flags]).encode(), digest_size=4).hexdigest()

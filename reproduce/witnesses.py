@@ -104,6 +104,5 @@ def draw(witnesses: dict[tuple, list[Witness]], tables: list[Table], path: Path)
         panel.plot([of_paper], [i], "|", color="black", markersize=10, markeredgewidth=2)
     names = [f"{dataset}, {column} ({table})" for table, dataset, _, column in cells]
     panel.set_yticks(range(len(cells)), names, fontsize=8)
-    words = "FedAvg, accuracy (%): the paper's (|) and others' (o)"
-    panel.set(ylim=(len(cells) - 0.5, -0.5), xlabel=words)
+    panel.set(ylim=(len(cells) - 0.5, -0.5), xlabel="FedAvg, accuracy (%): the paper's (|) and others' (o)")
     write_figure(path, panel.figure, None)
