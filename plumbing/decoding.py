@@ -36,11 +36,11 @@ from tqdm import tqdm
 AHEAD = 32 << 20  # bytes of decoded pixels that wait to be written, at most
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no others: EPS would start Ghostscript
 TOLD = {  # what a decoded dataset says of its files each time that it is opened
-    "left_out": "files are no images and were left out",
-    "lacking": "classes are not in every domain, or have two spellings",
-    "broken": "images cannot be decoded and were left out, as --skip-broken asks",
-    "dark": "images have 16 bits a pixel of which 12 or fewer are used, so that they are nearly black; bring "
-            "them to 8 bits, or to all 16",
+    "left_out": "files that are no images were left out",
+    "lacking": "classes that are not in every domain, or have two spellings",
+    "broken": "images that cannot be decoded were left out, as --skip-broken asks",
+    "dark": "images of 16 bits a pixel use 12 or fewer, so that they are nearly black; bring them to 8 bits, "
+            "or to all 16",
 }
 
 
@@ -85,7 +85,7 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
         refuse_broken(dataset, index["broken"])
     for kind, what in TOLD.items():
         if index[kind]:
-            print(f"{dataset}: {len(index[kind])} {what}: {some(index[kind])}", file=sys.stderr)
+            print(f"{dataset}: {what}; {len(index[kind])} in all: {some(index[kind])}", file=sys.stderr)
     if not split:
         return Images(domains, classes, index["content"])
     content = hashlib.blake2b(index["content"].encode() + split.read_bytes(), digest_size=6).hexdigest()

@@ -90,8 +90,8 @@ def files_of(paths: list[str]) -> list[Path]:
             if not hidden and not file.is_dir():
                 (files if is_image(file.name) else left_out).append(file)
     if left_out:
-        tell("predict", f"{len(left_out)} files are no images by their names and were left out, such as "
-             f"{left_out[0]}")
+        tell("predict", "files that are no images by their names were left out; "
+             f"{len(left_out)} in all, such as {left_out[0]}")
     if not files:
         raise Stop(f"there is no image in {', '.join(paths)}", 2)
     return files

@@ -26,7 +26,7 @@ def test_vlcs(tmp_path, monkeypatch, capsys):
     write_vlcs(tmp_path, monkeypatch)
     assert list(vlcs()) == ["caltech101", "labelme", "sun09", "voc2007"]
     check(load(tmp_path, "vlcs"), vlcs(), ("bird", "car", "chair", "dog", "person"))
-    message = "1 files are no images and were left out: VLCS/SUN09/car/._0.jpg"
+    message = "files that are no images were left out; 1 in all: VLCS/SUN09/car/._0.jpg"
     assert message in capsys.readouterr().err
 
 

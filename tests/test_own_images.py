@@ -64,7 +64,7 @@ def test_what_is_no_image_is_named_and_what_is_hidden_is_not(folder, capsys):
     domains, _ = load(folder)
     assert [len(d.labels) for d in domains] == [20, 20]
     said = capsys.readouterr().err
-    assert "1 files are no images and were left out: north/ill/notes.txt" in said
+    assert "files that are no images were left out; 1 in all: north/ill/notes.txt" in said
 
 
 def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(folder, capsys):
@@ -254,8 +254,8 @@ def test_scans_of_12_bits_are_named(folder, capsys):
     for _ in range(2):  # also where the cache is there
         load(folder)
         said = capsys.readouterr().err
-        assert "1 images have 16 bits a pixel of which 12 or fewer are used" in said
-        assert said.splitlines()[-1].endswith("or to all 16: north/ill/0.png")
+        assert "images of 16 bits a pixel use 12 or fewer" in said
+        assert said.splitlines()[-1].endswith("or to all 16; 1 in all: north/ill/0.png")
 
 
 def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
@@ -265,7 +265,7 @@ def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
     args = parsed("fedavg", *flags, "--skip-broken")
     result, = run_all("fedavg", args)
     said = capsys.readouterr().err
-    assert "2 images cannot be decoded and were left out, as --skip-broken asks: north/ill/4" in said
+    assert "images that cannot be decoded were left out, as --skip-broken asks; 2 in all: north/ill/4" in said
     assert [len(d.labels) for d in common.load_domains(args)[0]] == [19, 19] and result["args"]["skip_broken"]
     capsys.readouterr()
     fails(capsys, 1, "2 images cannot be decoded .*--skip-broken", run_all, "fedavg", plain)

@@ -116,7 +116,7 @@ def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     assert named == [str(tmp_path / name) for name in ("b.png", "c.jpg", f"d/{printable(odd)}", "g.png")]
     assert "b.png cannot be read as an image (UnidentifiedImageError)" in said.err
     assert "2 of 6 images" in said.err
-    assert f"1 files are no images by their names and were left out, such as {tmp_path / 'f'}" in said.err
+    assert f"by their names were left out; 1 in all, such as {tmp_path / 'f'}" in said.err
 
 
 def test_an_ensembles_outputs_are_probabilities_already(own):
