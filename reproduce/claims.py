@@ -2,7 +2,7 @@
 
 A claim (claims/<paper>.toml) is a contrast of two rows of a published table. A paper leaves settings open, so
 a contrast is measured under several readings, each a set of flags with its reason. They stand in the order of
-their nearness to the text, which is fixed without a look at the results.
+their nearness to the text, whatever they give; some were added when results of others were known.
 """
 
 from __future__ import annotations
@@ -346,15 +346,15 @@ def curve_name(record: dict, metric: str) -> str:
 
 
 def judge_all(papers: list[Paper], tables: list[Table], records: Records) -> list[Judged]:
-    """Every claim with its readings. The intervals of those that can be tested hold together (Bonferroni)."""
+    """Every claim with its readings. The intervals are so wide that all that can be tested hold together."""
     by_id, every = {table.id: table for table in tables}, []
     for paper in papers:
         for claim in paper.claims:
             measured = [measure(paper, claim, paper.readings[name], records) for name in claim.readings]
             every.append(Judged(claim, paper.id, *printed_gain(claim, by_id), measured))
-    tested = [one for one in every if one.counting]
-    for one in tested:
-        one.level = LEVEL / len(tested)
+    tested = sum(one.counting is not None for one in every)
+    for one in every:
+        one.level = LEVEL / max(tested, 1)
     return every
 
 

@@ -16,15 +16,15 @@ from tabulate import tabulate
 HEAD = ["reading", "seeds", "gain (95%)", "over CONTROL", "would have shown", "rise", "alone", "corrected"]
 HEAD_OF_ALL = ["paper", "what it says", "printed", "measured (corrected)", "reading", "verdict"]
 DIFFERS = "†: the code of now gives other numbers."
-RULE = ("A gain is the mean difference by seed, with Student's 95% interval. *Holds*: above 0 and reaching "
-        "the printed gain. *Holds, smaller*: above 0, below the printed gain. *Not found*: 0 inside, the "
-        "printed gain above. *Cannot tell*: both inside. *Reverse*: below 0. A curve that still rises by "
-        f"over {STILL_RISING:g} point in its last fifth (*rise*, of either; with few evaluations over the "
-        "last three) has no verdict: *not converged*. *Corrected*: by wider intervals, which hold together "
-        "for all claims that can be tested (Bonferroni). *Would have shown*: the smallest gain outside such "
-        "an interval. A claim's verdict is the corrected one of the first reading in this order with three "
-        "seeds and curves at their end; if there is none, the first with three seeds is shown, else the "
-        "first with runs. *Too few seeds*: under three. *No curve*: under three evaluations. " + DIFFERS)
+RULE = ("A gain is the mean difference by seed, with Student's 95% interval. *Holds*: above 0, the printed "
+        "one not above the interval. *Holds, smaller*: above 0, below the printed one. *Not found*: 0 inside,"
+        " it above. *Cannot tell*: both inside. *Reverse*: below 0. A curve that rises by over "
+        f"{STILL_RISING:g} point in its last fifth (*rise*, of either; with few evaluations the last three) "
+        "has no verdict: *not converged*. *Corrected*: by intervals that hold together for all claims that "
+        "can be tested (Bonferroni). *Would have shown*: the smallest gain outside one. The verdict is the "
+        "corrected one of the first reading here with three seeds and curves at their end, else the first "
+        "with three seeds is shown, else with runs. How many seeds there are was not fixed beforehand. *Too "
+        "few seeds*: under three. *No curve*: under three evaluations. " + DIFFERS)
 
 
 def write_pages(papers: list[Paper], judged: list[Judged], out: Path) -> None:
@@ -93,7 +93,7 @@ def page(paper: Paper, judged: list[Judged]) -> str:
     lines = [[*summary(one), f"**{one.verdict}**"] for one in judged]
     text.append(tabulate(lines, HEAD_OF_ALL[1:], "github", disable_numparse=True))
     decides = [f"- {fill(line).render(known)}" for line in paper.decides]
-    text.append("**What decides it.**\n\n" + "\n".join(decides))
+    text.append("**What bears on it** (plain 95% intervals).\n\n" + "\n".join(decides))
     text.append("To run what is missing, three seeds of each claim: "
                 f"`python reproduce_tables.py --run --only 'claim-{paper.id}-*' --seeds 3`. The tables: "
                 + ", ".join(f"[{name}](../tables/{name}.md)" for name in paper.tables) + ".")
