@@ -4,8 +4,9 @@
     python -m reproduce.benchmark --methods mine.py,fedavg --tune lr=0.01,0.05 --tune gamma=0.1,1 --jobs 2
 
 A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. Each value of --tune is tried
-by the methods that have the flag, with all seeds; the one with the best validation counts. The same command
-goes on where it was stopped. The folder gets benchmark.md, benchmark.csv, table.tex, curves.png, forest.png.
+by the methods that have the flag and do not set it themselves, with all seeds; the one with the best
+validation counts. The same command goes on where it was stopped; a run by other code or data is refused.
+The folder gets benchmark.md, benchmark.csv, table.tex, curves.png, forest.png.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import dataclasses
 import hashlib
 import itertools
-import json
+import os
 import shlex
 import statistics
 import sys
@@ -62,12 +63,11 @@ class Trial:
     protocol: str
 
     def results(self) -> dict[int, list[dict]]:
-        """{seed: the results of its targets} of the runs that are done."""
+        """{seed: the results of its targets}, when all its commands have ended well."""
         found = {}
-        for seed, words in self.commands.items():
-            if is_done(self.folder / f"s{seed}", words):
-                paths = sorted((self.folder / f"s{seed}").rglob("result.json"))
-                found[seed] = [read_result(path.parent) for path in paths]
+        for seed in self.commands:
+            paths = sorted((self.folder / f"s{seed}").rglob("result.json"))
+            found[seed] = [read_result(path.parent) for path in paths]
         return found
 
     def validation(self) -> float:
@@ -116,7 +116,10 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
               place: list[str], out: Path) -> list[Trial]:
     """A trial for each combination of the values that a method can be tuned with."""
     fields = [f for f in dataclasses.fields(entry.module.Args) if f.metadata["numbers"] and f.name != "seed"]
-    own = {flag_of(f.name).removeprefix("--") for f in fields}
+    given = {word.partition("=")[0] for word in (*common, *entry.flags)}
+    if taken := given & {"--seed", "--seeds", "--data", "--archives", "--out"}:
+        raise Stop(f"{entry.label}: {', '.join(sorted(taken))} is a flag of the benchmark itself", 2)
+    own = {flag_of(f.name).removeprefix("--") for f in fields if flag_of(f.name) not in given}
     tuned = {name: values for name, values in grid.items() if name in own}
     trials = []
     for combination in itertools.product(*tuned.values()):
@@ -142,37 +145,26 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
 # The runs
 
 
-def is_done(folder: Path, words: list[str]) -> bool:
-    """Whether this command has ended well before."""
-    try:
-        return json.loads((folder / "done.json").read_text())["command"] == words
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def run_all(trials: list[Trial], jobs: int) -> list[str]:
-    """Run what is not done, `jobs` at a time; what went wrong, a line each."""
-    missing = []
-    for trial in trials:
-        missing += [(trial.folder / f"s{seed}", words) for seed, words in trial.commands.items()
-                    if not is_done(trial.folder / f"s{seed}", words)]
+    """Run all commands, `jobs` at a time; what went wrong, a line each. A run that is done checks that code
+    and data are still the same, and ends."""
+    items = [(trial.folder / f"s{seed}", words) for trial in trials for seed, words in trial.commands.items()]
     problems, processes = [], Processes()
-    with tqdm(total=len(missing), unit="run", desc="runs", disable=not missing) as bar:
+    with tqdm(total=len(items), unit="run", desc="runs") as bar:
 
         def work(number: int, item: tuple[Path, list[str]]) -> None:
             folder, words = item
             folder.mkdir(parents=True, exist_ok=True)
-            env = environment(number, jobs, []) | {"PYTHONPATH": str(ROOT)}
-            with open(folder / "log.txt", "w") as log:
+            paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+            env = environment(number, jobs, []) | {"PYTHONPATH": os.pathsep.join(paths)}
+            with open(folder / "log.txt", "a") as log:
                 code = processes.run([sys.executable, *words], env, Path.cwd(), stdout=log)
-            if code == 0 and any(folder.rglob("result.json")):
-                write_json(folder / "done.json", {"command": words})
-            elif not processes.stopping:
+            if not processes.stopping and (code or not any(folder.rglob("result.json"))):
                 said = last_lines((folder / "log.txt").read_text(errors="replace"), 1)
                 problems.append(f"{shlex.join(['python', *words])}\n    {said}")
             bar.update()
 
-        if not side_by_side(jobs, work, missing, processes):
+        if not side_by_side(jobs, work, items, processes):
             raise KeyboardInterrupt
     return problems
 

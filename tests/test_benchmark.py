@@ -7,6 +7,7 @@ import json
 import runpy
 import sys
 
+import fedavg
 from reproduce import benchmark
 from reproduce.benchmark_pages import chance_better, compared, headline, improvement, verdict
 
@@ -47,10 +48,13 @@ def in_this_process(monkeypatch):
         named = words[1:3] == ["-P", "-m"]
         monkeypatch.setattr(sys, "argv", words[3 if named else 1:])
         with contextlib.redirect_stdout(io.StringIO()):
-            if named:
-                runpy.run_module(words[3], run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(words[1], run_name="__main__")
+            try:
+                if named:
+                    runpy.run_module(words[3], run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(words[1], run_name="__main__")
+            except SystemExit as e:
+                return e.code
         return 0
     monkeypatch.setattr(benchmark.Processes, "run", run)
 
@@ -61,7 +65,8 @@ def words(place, *more) -> list[str]:
 
 
 def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
-    """The value with the better validation counts; the same command runs nothing twice."""
+    """The value with the better validation counts; a method that sets it is not tuned; the same command
+    trains nothing twice."""
     benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
     out = place / "out"
     page = (out / "benchmark.md").read_text()
@@ -77,34 +82,42 @@ def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
     assert max(scores.values())[1] == "taken" and [mark for _, mark in scores.values()].count("taken") == 1
     for name in ("table.tex", "curves.png", "forest.png"):
         assert (out / name).stat().st_size > 100
-    monkeypatch.setattr(benchmark.Processes, "run", lambda *_, **__: pytest.fail("it ran again"))
+    assert len(list(out.rglob("result.json"))) == 9
+    monkeypatch.setattr(fedavg.Client, "train", lambda *_: pytest.fail("it trained again"))
     benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
     assert (out / "benchmark.md").read_text() == page
     assert "mine" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_runs_are_programs(place, monkeypatch):
+def test_runs_are_programs(place, capsys, monkeypatch):
+    """After a change of a method's file its old results are not shown as those of the new one."""
     monkeypatch.undo()
-    benchmark.main([*words(place), "--jobs", "2", "--out", str(place / "programs")])
+    other = [*words(place), "--jobs", "2", "--out", str(place / "programs")]
+    benchmark.main(other)
     assert len(list((place / "programs").rglob("result.json"))) == 6
+    (place / "mine.py").write_text(MINE + "# changed\n")
+    with pytest.raises(SystemExit):
+        benchmark.main(other)
+    assert "holds a run by other code (" in capsys.readouterr().err
 
 
 def test_what_was_stopped_goes_on(place, capsys):
-    """A run without its mark, killed or failed, is begun again; the others are not."""
+    """A run without its result, killed or failed, is gone on with; the others are left as they are."""
     benchmark.main(words(place, "--tune", "lr=0.05,0.2"))  # in this process perhaps the first time
-    done = next((place / "out" / "runs").glob("fedavg-*/s1/done.json"))
-    others = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("done.json") if path != done}
-    before = json.loads((done.parent / "result.json").read_text())
+    done = next((place / "out" / "runs").glob("fedavg-*/s1/result.json"))
+    times = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("result.json") if path != done}
+    before = json.loads(done.read_text())
     done.unlink()
     benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
-    assert json.loads((done.parent / "result.json").read_text()) == before and done.exists()
-    assert all(path.stat().st_mtime_ns == time for path, time in others.items())
+    assert json.loads(done.read_text())["best"] == before["best"]
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
 
 
 @pytest.mark.parametrize("more, line", [
     (["--targets", "d1"], "--target d1 is not a domain of digits; its domains are d0, "),
     (["--tune", "mu=1,2"], "--tune mu: no method has such a flag"),
+    (["--flags=--seed 3"], "--seed is a flag of the benchmark itself"),
     (["--methods", "fedavg,fedsr", "--dataset", "pacs"], "nothing to compare in indomain of fedavg, ")])
 def test_bad_usage_is_refused_before_a_run(place, capsys, more, line):
     with pytest.raises(SystemExit):
