@@ -126,12 +126,6 @@ def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -
     return dataset
 
 
-def load_domains(settings: Args) -> tuple[list[Domain], tuple[str, ...]]:
-    """The domains and the class names of a run's dataset."""
-    dataset = open_dataset(settings)
-    return dataset.domains, dataset.classes
-
-
 # Data: splits and clients
 
 
@@ -640,7 +634,11 @@ def answer_train(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     up = fed.clients[k].train(down, t)
     numbers = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
     for name, value in getattr(fed.clients[k], "log", {}).items():
-        numbers[name] = float(value)
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError) as e:
+            whose = f"round {t + 1}, client {fed.names[k]}"
+            raise Stop(f"{whose}: expected a number in its log as {name!r}; {e}") from e
     return up, numbers
 
 
@@ -856,8 +854,10 @@ class Federation:
         """Stop if an answer does not fit. A client whose images another one has sends nothing."""
         up, numbers = answer
         whose = f"round {t + 1 if what == 'train' else t}, client {self.names[k]}"
+        if not isinstance(up, dict):
+            raise Stop(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
         if k > 0 and getattr(self.clients.get(k), "pooled", False):
-            return refuse_answer(whose, up, numbers, layout(up))
+            return refuse_answer(whose, up, numbers, expected_layout({}, up))
         if what not in self.templates:
             self.templates[what] = expected_layout(down, up)
         refuse_answer(whose, up, numbers, self.templates[what])

@@ -136,12 +136,6 @@ def in_a_process(name: str, words: list[str]) -> str:
     return done.stdout
 
 
-def office_clients(args) -> list[common.ClientData]:
-    domains, classes = common.load_domains(args)
-    clients, _ = common.split(common.Dataset(domains, classes), args)
-    return clients
-
-
 def beside_bare(flags) -> list[list]:
     """Our rows beside bare arithmetic: seconds, of bare, images a second."""
     rows = []
@@ -150,7 +144,7 @@ def beside_bare(flags) -> list[list]:
             words = words_of(flags, precision)
             args = module.arguments(words)
             sizes = []
-            for client in office_clients(args):
+            for client in common.split(common.open_dataset(args), args)[0]:
                 sizes += map(len, common.cut_batches(torch.arange(len(client.train)), args))
             step = bare(builder_of(module), args, sizes)
             of_bare = median_seconds(step, flags.rounds, flags.device)
@@ -285,7 +279,7 @@ def beside_peers(flags) -> list[list]:
             training, whole, _ = ours(fedavg, words_of(flags, precision), ROUNDS - 1)
             seconds[f"ours, {precision}: training"] = training
             seconds[f"ours, {precision}: whole round"] = whole
-        clients = office_clients(args)
+        clients, _ = common.split(common.open_dataset(args), args)
         for k, client in enumerate(clients):  # uint8 [n, 3, H, W]
             x = client.train.images[client.train.index].cpu().contiguous().numpy()
             np.savez(folder / f"{k}.npz", x=x, y=client.train.labels.cpu().numpy())

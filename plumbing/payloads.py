@@ -41,16 +41,16 @@ def expected_layout(down: dict, up: dict) -> dict[str, str]:
     for part, value in up.items():
         shared = layout({part: down.get(part, {})}).keys() & layout({part: value}).keys()
         like[part] = down[part] if shared else value
-    return layout(like)
+    return {name: v.replace("no tensor", "a tensor") for name, v in layout(like).items()}
 
 
 def refuse_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
     """Stop unless a client's upload has the expected layout, `n` counts images, and numbers are finite."""
     found = layout(up)
     for name in expected | found:
-        if found.get(name) != expected.get(name) or found[name] == "no tensor":
-            raise Stop(f"{whose}: expected {expected.get(name)} in {name} of the upload; found "
-                       f"{found.get(name)}: mend the client's train")
+        if found.get(name) != expected.get(name):
+            raise Stop(f"{whose}: expected {expected.get(name, 'nothing')} in {name} of the upload; found "
+                       f"{found.get(name, 'nothing')}: mend the client's train")
     if "n" in up and up["n"].min() < 1:
         raise Stop(f"{whose}: n is {up['n'].tolist()} in the upload; expected at least 1")
     if not all(map(math.isfinite, numbers.values())) or not is_finite(up):

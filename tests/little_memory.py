@@ -41,7 +41,7 @@ def enlarge(cache: Path) -> None:
 
 def measure(step: str, args) -> None:
     before = status("RssAnon")
-    domains, _ = common.load_domains(args)
+    domains = common.open_dataset(args).domains
     print(step, status("RssAnon") - before, sum(d.images.nbytes for d in domains))
 
 

@@ -72,12 +72,13 @@ def expect(monkeypatch, dataset: str, counts: int | None = None, **changes) -> N
 
 
 def load(tmp_path: Path, dataset: str, archives: str = "archives", data: str = "data", limit: int = 0):
-    """What common.load_domains makes of the archives below tmp_path."""
+    """What common.open_dataset makes of the archives below tmp_path."""
     (tmp_path / archives).mkdir(exist_ok=True)
     args = types.SimpleNamespace(dataset=dataset, image_size=SIZE, limit=limit, seed=0, skip_broken=False)
     args.archives = str(tmp_path / archives)
     args.data = str(tmp_path / data)
-    return common.load_domains(args)
+    dataset = common.open_dataset(args)
+    return dataset.domains, dataset.classes
 
 
 def check(loaded, images: Images, classes: tuple[str, ...]) -> None:

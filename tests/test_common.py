@@ -23,7 +23,7 @@ DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
 def test_digits_are_dealt_out_once():
     """And turned, none of them out of its image."""
-    dealt, _ = common.load_domains(parsed("fedavg"))
+    dealt = common.open_dataset(parsed("fedavg")).domains
     assert [d.name for d in dealt] == DOMAINS
     assert sum(len(d.labels) for d in dealt) == 1797
     for d in dealt:
@@ -31,7 +31,7 @@ def test_digits_are_dealt_out_once():
         assert len(d.labels.unique()) == 10
     brightness = [float(d.images.float().mean()) for d in dealt]
     assert max(brightness) - min(brightness) < 8
-    as_they_are = common.load_domains(parsed("fedavg", "--image-size", 8))[0][0].images.flatten(1)
+    as_they_are = common.open_dataset(parsed("fedavg", "--image-size", 8)).domains[0].images.flatten(1)
     theirs = (load_digits().data * 255 / 16).round()  # of 17 shades
     assert {*map(tuple, as_they_are.tolist())} <= {*map(tuple, theirs.tolist())}
 
@@ -65,7 +65,7 @@ def test_rotatedmnist_is_the_published_one(monkeypatch):
     lists = mnist.PUBLISHED_ROWS.read_text().split()[1:]
     for seed, column in ((0, 0), (3, 3), (13, 3)):
         args = parsed("fedsr", "--dataset", "rotatedmnist", "--seed", seed)
-        domains, _ = common.load_domains(args)
+        domains = common.open_dataset(args).domains
         rows = [int(line.split(",")[column]) for line in lists]
         for i in (0, 1, 999):
             picture = Image.fromarray(images[rows[i], 0].numpy())
@@ -79,8 +79,7 @@ LODO = ["--protocol", "lodo", "--target", "d30"]
 def federated(args):
     """The domains of `args`, its clients and its targets."""
     dataset = common.open_dataset(args)
-    clients, targets = common.split(dataset, args)
-    return dataset.domains, clients, targets
+    return dataset.domains, *common.split(dataset, args)
 
 
 @pytest.mark.parametrize("flags", [["--clients-per-domain", "2", "--dirichlet", "1"],

@@ -24,10 +24,10 @@ def federation(args, K=3, seed=0):
     """A server and K clients of the smallest network on digits, the network, and the data of all clients; of
     the method whose arguments these are."""
     method = sys.modules[type(args).__module__]
-    domains, classes = common.load_domains(args)
-    data, _ = common.split(common.Dataset(domains, classes), args)
+    dataset = common.open_dataset(args)
+    data, _ = common.split(dataset, args)
     common.seed_all(seed)
-    net = method.build(args, 1, len(classes))
+    net = method.build(args, 1, len(dataset.classes))
     server = method.Server(args, net, K)
     clients = [method.Client(args, net, k, data[k]) for k in range(K)]
     return server, clients, net, data

@@ -21,10 +21,10 @@ def federation(method: str, *flags, K=2):
     """(args, server, K clients, net) on a few digits."""
     module = PROGRAMS[method]
     args = parsed(method, *SMALL, *flags)
-    domains, classes = common.load_domains(args)
-    members, _ = common.split(common.Dataset(domains, classes), args)
+    dataset = common.open_dataset(args)
+    members, _ = common.split(dataset, args)
     common.seed_all(args.seed, "init")
-    net = module.build(args, 1, len(classes)).to(memory_format=torch.channels_last)
+    net = module.build(args, 1, len(dataset.classes)).to(memory_format=torch.channels_last)
     server = module.Server(args, net, K)
     clients = [module.Client(args, net, k, members[k]) for k in range(K)]
     return args, server, clients, net

@@ -50,8 +50,7 @@ def tiny(args) -> fedgala.Learner:
 
 
 def three_clients(args) -> list[common.ClientData]:
-    domains, classes = common.load_domains(args)
-    members, _ = common.split(common.Dataset(domains, classes), args)
+    members, _ = common.split(common.open_dataset(args), args)
     for member, size in zip(members, SIZES):
         member.train.index, member.train.labels = member.train.index[:size], member.train.labels[:size]
     return members[:3]

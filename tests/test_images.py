@@ -72,7 +72,7 @@ def archive(tmp_path, office) -> Path:
 def loaded(tmp_path) -> list[common.Domain]:
     """What is in tmp_path's archives, or in its data."""
     folders = ["--data", tmp_path / "data", "--archives", tmp_path / "archives"]
-    return common.load_domains(parsed("fedavg", *OFFICE, *folders))[0]
+    return common.open_dataset(parsed("fedavg", *OFFICE, *folders)).domains
 
 
 def same(domains: list[common.Domain], others: list[common.Domain]) -> bool:
@@ -87,7 +87,7 @@ def test_a_folder_gives_the_images_of_its_archive(tmp_path, office, archive):
     domains = loaded(tmp_path)
     (tmp_path / "other").mkdir()
     office.rename(tmp_path / "other" / "officecaltech")
-    of_folder, _ = common.load_domains(parsed("fedavg", *OFFICE, "--data", tmp_path / "other"))
+    of_folder = common.open_dataset(parsed("fedavg", *OFFICE, "--data", tmp_path / "other")).domains
     assert same(domains, of_folder)
 
 

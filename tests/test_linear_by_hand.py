@@ -136,7 +136,7 @@ def test_a_run_by_hand(tmp_path, probe):
     args = parsed("fedgala", "--dataset", tmp_path / "data.py", "--out", tmp_path / "run", *FLAGS,
                   "--probe", probe)
     (result,) = common.run(Server, fedgala.Client, args, fedgala.build)
-    domains = {d.name: d for d in common.load_domains(args)[0]}
+    domains = {d.name: d for d in common.open_dataset(args).domains}
     targets = {}
     for name in ("one", "two"):  # a target's images come in the order of its split
         order = shuffled(SIZES[name], 4, "split", name)

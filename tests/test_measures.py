@@ -88,8 +88,8 @@ def test_the_numbers_of_a_round():
 
 def test_labels_say_in_what_runs_differ():
     keys = [{"method": "fdse", "target": "d0", "seed": 0}, {"method": "fdse", "target": "all", "seed": 1},
-            {"method": "fedsr", "variant": "fedl2r", "lr": 0.2}]
-    assert labels_of(keys, ("seed",)) == ["FDSE, target d0", "FDSE, target all", "FedSR (fedl2r)"]
+            {"method": "fedsr", "variant": "fedl2r", "target": "d0", "lr": 0.2}]
+    assert labels_of(keys, ("seed",)) == ["FDSE, target d0", "FDSE, target all", "FedSR (fedl2r), target d0"]
     assert labels_of(keys[:2])[0] == "FDSE, seed 0, target d0"
 
 def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -30,11 +30,12 @@ def folder(tmp_path) -> Path:
     return write_images(tmp_path / "images")
 
 
-def load(folder: Path, size: int = 16):
-    """What common.load_domains makes of it, decoded beside it."""
+def load(folder: Path, size: int = 16, data: Path | None = None):
+    """What common.open_dataset makes of it, decoded beside it or in `data`."""
     args = types.SimpleNamespace(dataset=f"folder:{folder}", image_size=size, limit=0, seed=0, archives="",
-                                 skip_broken=False, data=str(folder.parent / "data"))
-    return common.load_domains(args)
+                                 skip_broken=False, data=str(data or folder.parent / "data"))
+    dataset = common.open_dataset(args)
+    return dataset.domains, dataset.classes
 
 
 def caches(folder: Path) -> dict[Path, int]:
@@ -263,10 +264,10 @@ def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
     plain = parsed("fedavg", *flags)
     fails(capsys, 1, "2 images cannot be decoded .*--skip-broken", run_all, "fedavg", plain)
     args = parsed("fedavg", *flags, "--skip-broken")
-    result, = run_all("fedavg", args)
+    assert run_all("fedavg", args)[0]["args"]["skip_broken"]
     said = capsys.readouterr().err
     assert "images that cannot be decoded were left out, as --skip-broken asks; 2 in all: north/ill/4" in said
-    assert [len(d.labels) for d in common.load_domains(args)[0]] == [19, 19] and result["args"]["skip_broken"]
+    assert [len(d.labels) for d in common.open_dataset(args).domains] == [19, 19]
     capsys.readouterr()
     fails(capsys, 1, "2 images cannot be decoded .*--skip-broken", run_all, "fedavg", plain)
 
@@ -279,9 +280,7 @@ def test_two_folders_of_one_name_and_equal_sizes_and_times_are_not_mixed_up(tmp_
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (color,) * 3).save(place / name)
             os.utime(place / name, (1, 1))
-        args = types.SimpleNamespace(dataset=f"folder:{place}", image_size=8, limit=0, seed=0, archives="",
-                                     skip_broken=False, data=str(tmp_path / "data"))
-        loaded.append(common.load_domains(args)[0][0].images.unique().tolist())
+        loaded.append(load(place, 8, tmp_path / "data")[0][0].images.unique().tolist())
     assert loaded == [[10], [200]]
 
 

@@ -47,13 +47,13 @@ def expected(net: torch.nn.Module, data: common.Data) -> torch.Tensor:
 def test_images_are_prepared_as_the_runs_to_the_bit(own):
     net = load_run(own / "run", "south")
     args = dataclasses.replace(net.run.args, data=str(own / "data"), limit=0)  # all, in their order
-    domains, classes = common.load_domains(args)
-    d = domains[1]
+    dataset = common.open_dataset(args)
+    d = dataset.domains[1]
     whole = common.Data(d.images, torch.arange(20), d.labels, "cpu", "imagenet")
     rows, problems = predict.predict(net, predict.files_of([str(own / "images" / "south")]))
     p, labels = expected(net, whole).max(1)
     assert problems == [] and len(rows) == 20
-    assert [c for _, c, _ in rows] == [classes[label] for label in labels]
+    assert [c for _, c, _ in rows] == [dataset.classes[label] for label in labels]
     assert [max(of_classes) for _, _, of_classes in rows] == p.tolist()
 
 

@@ -225,29 +225,32 @@ def test_rounds_that_are_not_better_are_not_tested(tmp_path, data):
     assert (result["best"]["round"], result["last"]["round"]) == (5, 6)
 
 
-def bad_upload(value: float, where: str):
-    """A client of the recording method, one of whose numbers is not finite in its second round."""
+def bad_answer(value, where: str):
+    """A client of the recording method, of whose second round one value is another."""
     Server, Client, build = recording({}, mostly)
 
-    class Diverging(Client):
+    class Mistaken(Client):
         def train(self, down, t):
             up = super().train(down, t)
             if t == 1 and self.k == 2:
-                bad = torch.tensor([value] * 3)
-                self.log = {"loss": bad[1]} if where == "log" else self.log
-                up = up | {"w": up["w"] | {"x": bad}} if where == "upload" else up
+                self.log = {"loss": value} if where == "log" else self.log
+                x = {"x": torch.tensor([value] * 3)} if where == "x" else {}
+                up = value if where == "upload" else up | {"w": up["w"] | x}
             return up
-    return Server, Diverging, build
+    return Server, Mistaken, build
 
 
-@pytest.mark.parametrize("where", ["log", "upload"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_ends_the_run(tmp_path, data, capsys, value, where):
+@pytest.mark.parametrize("value, where, words", [
+    *((value, where, "the loss or the weights are no longer finite.*lower --lr")
+      for value in (math.nan, math.inf, -math.inf) for where in ("log", "x")),
+    (None, "upload", "expected a dict of tensors from its train; found NoneType"),
+    (torch.ones(2), "log", "expected a number in its log as 'loss'; only one element"),
+])
+def test_a_bad_answer_ends_the_run(tmp_path, data, capsys, value, where, words):
     """The last good round is kept."""
     settings = settings_of(data, tmp_path / "run", checkpoint_every=0)
-    Server, Client, build = bad_upload(value, where)
-    words = "round 2, client west: the loss or the weights are no longer finite.*lower --lr"
-    fails(capsys, 1, words, common.run, Server, Client, settings, build)
+    Server, Client, build = bad_answer(value, where)
+    fails(capsys, 1, f"round 2, client west: {words}", common.run, Server, Client, settings, build)
     assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["round"] == 1
 
 
@@ -261,6 +264,6 @@ def test_each_second_is_counted_once(tmp_path, data, monkeypatch):
 def test_a_large_number_goes_on(tmp_path, data):
     """Three, whose sum is not finite."""
     settings = settings_of(data, tmp_path / "run")
-    Server, Client, build = bad_upload(3e38, "upload")
+    Server, Client, build = bad_answer(3e38, "x")
     common.run(Server, Client, settings, build)
     assert len(metrics(tmp_path / "run")) == 3

@@ -20,8 +20,7 @@ CLOSE = dict(atol=1e-5, rtol=1e-4)
 def three_clients(args) -> list[common.ClientData]:
     """Clients of 24, 13 and 24 training images. With three steps of ten the second one is in its second
     epoch."""
-    domains, classes = common.load_domains(args)
-    data, _ = common.split(common.Dataset(domains, classes), args)
+    data, _ = common.split(common.open_dataset(args), args)
     train = data[1].train
     data[1].train = dataclasses.replace(train, index=train.index[:13], labels=train.labels[:13])
     return data[:3]

@@ -99,14 +99,15 @@ def name_of(key: dict) -> str:
 
 
 def labels_of(keys: list[dict], left_out: tuple[str, ...] = ()) -> list[str]:
-    """For each set of arguments the method, and where several are of one method, the arguments in which these
-    differ, but for those that are left out."""
+    """For each set of arguments the method; dataset, protocol and target where they are not the same for all;
+    and the other arguments in which those of one method differ, but for those that are left out."""
     labels = []
     for key in keys:
         same = [other for other in keys if name_of(other) == name_of(key)]
         words = [name_of(key)]
         for argument in sorted(set().union(*same) - set(left_out)):
-            if any(other.get(argument) != key.get(argument) for other in same):
+            others = keys if argument in ("dataset", "protocol", "target") else same
+            if any(other.get(argument) != key.get(argument) for other in others):
                 value = shown_value(key.get(argument))
                 words.append(f"{argument.strip('_')} {value.rpartition('/')[2]}")  # a file without its folder
         labels.append(", ".join(words))
