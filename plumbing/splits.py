@@ -55,13 +55,16 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
     rows = {}
     try:
         with open(file, newline="", encoding="utf-8-sig") as opened:
-            for row in csv.DictReader(opened):
+            table = csv.DictReader(opened)
+            if not {"file", "part"} <= {*(table.fieldnames or ())}:
+                raise ValueError(f"its first line is {','.join(table.fieldnames or ())}")
+            for row in table:
                 name, part, group = row["file"], row["part"] or "", row.get("group") or ""
                 if name in rows or None in row or part not in ("", *PARTS):
                     raise ValueError(f"{name} is there twice, has a value too many, or its part {part!r} is "
                                      f"none of {', '.join(PARTS)}")
                 rows[name] = part, group
-    except (csv.Error, KeyError, ValueError) as e:
+    except (csv.Error, ValueError) as e:
         raise Stop(f"{file} is no table with the columns file, part and, if you like, group ({e})", 2)
     return rows
 
