@@ -19,7 +19,8 @@ DRAWS = 2000  # of the bootstrap
 
 
 def write(out: Path, chosen: list, trials: list[list], which: str, command: str) -> str:
-    """Write all files; returns the table. `chosen`: of each method the trial that counts, of `trials`."""
+    """Write all files; returns table and differences. `chosen`: of each method the trial that counts, of
+    `trials`."""
     which = "last" if "linear" in chosen[0].results()[min(chosen[0].commands)][0]["last"] else which
     values = {one.entry.label: columns_of(one.results(), which) for one in chosen}
     shared = [name for name in next(iter(values.values())) if all(name in of for of in values.values())]
@@ -29,21 +30,22 @@ def write(out: Path, chosen: list, trials: list[list], which: str, command: str)
     names = ["method", *shared, "minutes a run", "MB a round"]
     contrasts = compared(values, heads)
     tasks = {one.entry.label: tasks_of(one.results(), which) for one in chosen}
+    differences = contrast_words(contrasts, tasks)
+    forest = ["![Differences with their intervals](forest.png)"] if contrasts else []
     commands = [shlex.join(["export", f"PYTHONPATH={ROOT}"])]
     commands += [shlex.join(["python", *words]) for one in chosen for words in one.commands.values()]
     seeds = ", ".join(map(str, chosen[0].commands))
     page = ["# Benchmark", f"`{command}`",
             f"Accuracy (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
             f"the seeds {seeds}.", tabulate(table, names, "github", disable_numparse=True),
-            *contrast_words(contrasts, tasks), "![Differences with their intervals](forest.png)",
-            "![Accuracy over the rounds](curves.png)", *tuning_words(chosen, trials),
+            *differences, *forest, "![Accuracy over the rounds](curves.png)", *tuning_words(chosen, trials),
             "## The commands, seed by seed", "```\n" + "\n".join(commands) + "\n```"]
     write_text(out / "benchmark.md", "\n\n".join(page) + "\n")
     write_text(out / "table.tex", tabulate(table, names, "latex_booktabs", disable_numparse=True) + "\n")
     write_csv(out / "benchmark.csv", tidy(chosen, values))
     draw_forest(out / "forest.png", contrasts)
     draw_curves(out / "curves.png", chosen)
-    return tabulate(table, names, "plain", disable_numparse=True)
+    return "\n\n".join([tabulate(table, names, "plain", disable_numparse=True), *differences])
 
 
 # Numbers

@@ -86,7 +86,7 @@ def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
     benchmark.main(words(place, "--tune", "lr=0.05,0.2"))
     assert (out / "benchmark.md").read_text() == page and json.loads(stopped.read_text())["best"] == before
     assert len(times) == 8 and all(path.stat().st_mtime_ns == time for path, time in times.items())
-    assert "mine" in capsys.readouterr().out
+    assert "mine minus fedavg --lr 0.2" in capsys.readouterr().out
 
 
 @pytest.mark.slow
