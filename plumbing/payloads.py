@@ -36,7 +36,7 @@ def is_finite(payload: dict) -> bool:
 
 def expected_layout(down: dict, up: dict) -> dict[str, str]:
     """What all uploads look like, by the first one: each part like the download's of that name, if there is
-    one."""
+    one. Where that is no tensor, one is expected, so that the upload is refused."""
     like = {}
     for part, value in up.items():
         shared = layout({part: down.get(part, {})}).keys() & layout({part: value}).keys()
