@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What waits for a GPU, in one call of at most ten minutes: docs/gpu.md has the steps.
+# What waits for a GPU, in one call of at most fifteen minutes: docs/gpu.md has the steps.
 #
 #   bash bench/gpu.sh --archives FOLDER              # everything below $OUT, or runs/gpu-<time>
 #   bash bench/gpu.sh --device cpu --quick           # every step's command at tiny scale, to see that it runs
@@ -7,7 +7,7 @@
 # --archives FOLDER   folder with the archive of Office-Caltech10; without it the steps that need it are left out
 # --data FOLDER       folder of the decoded cache (data)
 # --device NAME       cuda (default), or cpu with --quick
-# --seconds N         for all of it (600)
+# --seconds N         for all of it (900)
 # --tables FOLDER     tables of the last step (tables)
 # --quick             digits in the place of Office-Caltech10, smoke scale, one round of each figure
 #
@@ -16,7 +16,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 python=${PYTHON:-python}
-device=cuda archives="" data=data total=600 tables=tables quick=""
+device=cuda archives="" data=data total=900 tables=tables quick=""
 
 usage() {
     echo "gpu.sh: $1 (the first lines of bench/gpu.sh explain every flag)" >&2
@@ -118,7 +118,7 @@ for method in fedavg fdse; do
         step "$method" 120 "$python" $method.py --dataset digits --scale smoke "${folders[@]}" "${on_device[@]}" \
             --out "$out/runs/$method" "${records[@]}"
     elif [ -n "$has_office" ]; then
-        step "$method" 120 "$python" $method.py --dataset officecaltech --rounds 500 --test-rounds best "${folders[@]}" \
+        step "$method" 420 "$python" $method.py --dataset officecaltech --rounds 500 --test-rounds best "${folders[@]}" \
             "${on_device[@]}" --out "$out/runs/$method" "${records[@]}"
     else
         note "$method: left out, the archive of Office-Caltech10 is not in --archives"
