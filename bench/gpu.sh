@@ -107,7 +107,7 @@ fi
 if [ -n "$has_office" ]; then
     size=224
     [ -z "$quick" ] || size=64
-    step rounds 60 "$python" -m bench.bench "${folders[@]}" --size "$size" --rounds 1 "${on_device[@]}" --out "$out/rounds.json"
+    step rounds 150 "$python" -m bench.bench "${folders[@]}" --size "$size" --rounds 1 "${on_device[@]}" --out "$out/rounds.json"
 else
     note "rounds: left out, the archive of Office-Caltech10 is not in --archives"
 fi
