@@ -30,8 +30,9 @@ Where the paper is silent or the official code (WwZzz/FDSE_CVPR25: first version
 another value. What the code does against the text is in official/fdse.py; all of it: docs/methods/fdse.md.
   what                    paper          dd266a2      c0bd90b        here           flag
   first round of L_Con    not said       the second   the second     the second     --con-from
-  lambda                  .01, .1 or 1   10           .05, PACS .5   .1             --lambda
-  beta; tau               .001; a grid   .5; 10       .05, .001; .5  .001; .5       --beta, --tau
+  lambda                  .01, .1 or 1   10; a list   .05, PACS .5   .1             --lambda
+  tau                     a grid         10; its .1   .5             .1             --tau
+  beta                    .001           .5; its 1    .05, PACS .001 .001           --beta
   bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
   "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a module       --unit tensor
                           modules, head
@@ -61,11 +62,11 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0: Table 3 without C", low=0,
-                         source="ours, of the text's grid, A7.4")
+                         source="code dd266a2, config/algo_para.yml, of the text's grid, A7.4")
     beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: all layers alike", low=0,
                       source="text, A7.4")
-    tau: float = arg(0.5, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001,
-                     source="code c0bd90b, of the text's grid, A7.4")
+    tau: float = arg(0.1, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001,
+                     source="code dd266a2, config/algo_para.yml, of the text's grid, A7.4")
     consensus: bool = arg(True, "Table 3's A: aggregate theta_u by Eq. (8), else by the plain mean")
     similarity: bool = arg(True, "Table 3's B: aggregate theta_v by Eq. (9), else leave it to its client")
     unit: str = arg("layer", "a 'layer' of Eqs. (8) and (9): all tensors of a module, or each tensor",
@@ -97,9 +98,9 @@ OF_FDSE = (source("text, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay
 MNIST = source("ours", protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)
 PAPER = {
     "officecaltech": OF_FDSE | source("text, Sec. 5.1", epochs=1)
-    | source("code c0bd90b, config/office/fdse.yml", lr=0.1),
+    | source("code dd266a2, config/run_office.yml", lr=0.1),
     "pacs": OF_FDSE | source("text, Sec. 5.1", epochs=5)
-    | source("code c0bd90b, config/pacs/fdse.yml", lr=0.05),
+    | source("code dd266a2, config/run_pacs.yml", lr=0.05),
     "domainnet10": OF_FDSE | source("text, Sec. 5.1", epochs=5)
     | source("code dd266a2, config/domainnet.yml", lr=0.1),
     "digits": source("ours", rounds=60, lr=0.05, batch_size=32),

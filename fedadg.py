@@ -21,18 +21,18 @@ Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-one
 gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an adversary: --lambda0 0. Left out:
 nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults are FedSR's.
 
-Where the paper is silent or the official code (wzml/FedADG) has another value. What its two programs do
-against the text is in official/fedadg.py; all of it: docs/methods/fedadg.md. L_adv_d and L_adv_g are those of
+Where the paper is silent or the official code (wzml/FedADG, first version a69a54a) has another value. What
+its two programs do against the text is in official/fedadg.py; all of it: docs/methods/fedadg.md. L_adv_d and L_adv_g are those of
 its program for PACS. Eqs. (1) and (3) as printed: official/fedadg.py, --d-loss printed, --g-loss printed.
   what             paper                  official: VLCS; PACS     here             flag
   lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
   lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
   lr of D and G    0.7 times that         0.7 times that           as the paper     --lr-adversarial
   momentum, decay  not given              0.9, 1e-5                as the code      --momentum, --weight-decay
-  momentum kept    not said               that of D                that of D        --keep-momentum(-d)
+  momentum kept    not said               that of D; none          as the code      --keep-momentum(-d)
   E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0, --epochs, --steps
   rounds, batch    not given              20, 16; 30, 10           as the code      --rounds, --batch-size
-  label smoothing  value not given        0.25; 0.012 in our form  as the code      --smoothing
+  label smoothing  value not given        0.25; 0.117 in our form  as the code      --smoothing
   hidden layers    ReLU                   leaky ReLU               ReLU             --slope
   RP, its size P   no formula, ca. 1000   a trained layer, 1024    N(0, 1/P), 1000  --projection-size
   label enters D   not said               before; after RP         as the code      --label-at
@@ -80,8 +80,8 @@ class Args(common.Args):
                        source="text, Sec. 5.1")
     keep_momentum: bool = arg(False, "keep each client's SGD momentum over the rounds, else start it anew",
                               source="code, localTrain.py")
-    keep_momentum_d: bool = arg(True, "keep that of D, which stays on its client",
-                                source="code, localTrain.py")
+    keep_momentum_d: bool = arg(False, "keep that of D, which stays on its client",
+                                source="code a69a54a, pacs-ours/localTrain.py")
     smoothing: float = arg(0.1, "label smoothing of L_err", low=0, high=1)
 
     def __post_init__(self):
@@ -103,22 +103,26 @@ class Args(common.Args):
 
 
 # E0 + E1 = epochs. A validation part is ours, and so are the shares of PACS, which it splits as [16]. The
-# code spreads the smoothing, 0.01 and 0.2, over the other classes, PyTorch over all.
+# code spreads the smoothing, 0.1 and 0.2, over the other classes (7 and 5 in all), PyTorch over all.
 ALEXNET = (source("text, Sec. 5.1", backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo")
            | source("text, Sec. 5.5", projection_size=1000)
            | source("code, train.py", normalize="imagenet", momentum=0.9, weight_decay=1e-5))
 PACS = (ALEXNET | source("text, Sec. 5.1", lr=0.001)
-        | source("code, pacs-ours/train.py", rounds=30, E0=3, epochs=10, batch_size=10, smoothing=0.07 / 6,
-                 image_size=222)
+        | source("code a69a54a, pacs-ours/train.py", rounds=30, E0=3, epochs=10, batch_size=10,
+                 smoothing=0.7 / 6)
+        | source("code a69a54a, pacs-ours/data_loader.py", image_size=222)
         | source("ours", split="0.9/0.05/0.05"))
 VLCS = (ALEXNET | source("text, Sec. 5.1", lr=0.01)
-        | source("code, src/train.py", rounds=20, E0=5, epochs=15, batch_size=16, smoothing=0.25,
-                 label_at="before", target_part="heldout", image_size=225)
+        | source("code, src/train.py", rounds=20, epochs=15, batch_size=16, smoothing=0.25,
+                 target_part="heldout")
+        | source("code, src/localTrain.py", E0=5, keep_momentum_d=True, label_at="before")
+        | source("code, utils/sampling.py", image_size=225)
         | source("ours, of the text's 70/30", split="0.7/0.15/0.15"))
 # FedADG in FedSR's Table 1: that table's rounds, steps and optimizer, as fedsr.py.
 MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
                 batch_size=64, lr=0.001)
          | source("code of FedSR, src/methods/base.py", momentum=0.9, keep_momentum=True)
+         | source("code of FedSR, src/argument.py", weight_decay=5e-4)
          | source("code of DIRT, domain_gen_rotatedmnist", image_size=28)
          | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
          | source("ours", E0=2, eval_every=50))

@@ -19,8 +19,8 @@ Where the papers that compare with FedAvg, and this file, differ (in full: docs/
   its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
   momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 1e-3        --momentum, --weight-decay
   RotatedMNIST      FedSR: 500 epochs, E = 5 steps a round;      1,500 rounds      --rounds
-                    momentum not said, 0.9 in its code           0.9, new each     --momentum
-                                                                 round
+                    momentum, decay not said, in its code        0.9, new each     --momentum
+                    0.9 and 5e-4                                 round; 5e-4       --weight-decay
 """
 
 from dataclasses import dataclass
@@ -59,9 +59,9 @@ FDSE = {
 # over the rounds: fedsr.py --variant fedavg.
 OF_MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
                    batch_size=64, lr=0.001)
-            | source("code of FedSR, src/methods/base.py", momentum=0.9)
-            | source("code of DIRT, domain_gen_rotatedmnist", image_size=28, weight_decay=0.0, augment="none",
-                     clip=0.0)
+            | source("code of FedSR, src/methods/base.py", momentum=0.9, clip=0.0)
+            | source("code of FedSR, src/argument.py", weight_decay=5e-4)
+            | source("code of DIRT, domain_gen_rotatedmnist", image_size=28, augment="none")
             | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
             | source("ours", eval_every=50))
 MNIST = dict.fromkeys(("rotatedmnist", "rotatedmnist-t10k"),

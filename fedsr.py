@@ -35,7 +35,7 @@ docs/methods/fedsr.md.
     network          3x3, as DIRT's         5x5                     3x3, else DIRT's       --backbone smallcnn
     length           500 epochs             500 epochs              1,500 rounds           --rounds
     optimizer        SGD, lr 0.001          Adam, lr 0.001          SGD, lr 0.001          --optimizer, --lr
-    momentum, decay  not said               0.9, 5e-4, other data   0.9; none, as DIRT     --momentum
+    momentum, decay  not said               0.9, 5e-4 (DIRT none)   0.9, 5e-4              --weight-decay
     crops, clipping  not said               none                    none                   --augment, --clip
   crops, jitter      no ranges              area 0.7-1, 0.3 each    area 0.7-1, 0.3 each   --augment
   start of w         not said               ImageNet                ImageNet               --weights
@@ -79,8 +79,9 @@ class Args(common.Args):
 CHOSEN = "text, App. C.1"
 MNIST = (source("text, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
                 lr=0.001, optimizer="sgd")
-         | source("code, src/methods/base.py", momentum=0.9, keep_momentum=True)
-         | source("cited code, DIRT", image_size=28, weight_decay=0.0, augment="none", clip=0.0)
+         | source("code, src/methods/base.py", momentum=0.9, keep_momentum=True, clip=0.0)
+         | source("code, src/argument.py", weight_decay=5e-4)
+         | source("cited code, DIRT", image_size=28, augment="none")
          | source("ours, of the text's 90/10", split="0.9/0.05/0.05")
          | source("ours", eval_every=50)
          | source(CHOSEN, alpha_l2r=0.1, alpha_cmi=0.3))

@@ -51,7 +51,7 @@ class Args(fdse.Args):
 
 PAPER = fdse.PAPER
 CODE = dict(unit="tensor", weight_decay=1e-3, lr_decay=0.9998)
-OFFICIAL = dict(**CODE, con_loss="official", own_bias=False, dse_relu=False, pad=False)
+OFFICIAL = dict(**CODE, con_loss="official", own_bias=False, dse_relu=False, pad=False, tau=0.5)
 FIRST = dict(**CODE, con_loss="first", fc_identity=False, stem_padding=5, lambda_=10.0, beta=0.5, tau=10.0)
 VARIANTS = {
     # lambda and beta: config/*/fdse.yml; for DomainNet there is none, so the code's defaults
@@ -60,7 +60,8 @@ VARIANTS = {
         "pacs": dict(**OFFICIAL, image_size=256, lambda_=0.5),
         "domainnet10": dict(**OFFICIAL, image_size=256, lambda_=0.01, beta=0.1, epochs=1),
     },
-    # lambda, beta and tau: the code's defaults, as there is no file of settings for FDSE
+    # lambda, beta and tau: the code's defaults. config/algo_para.yml has a list to tune over instead: lambda .1,
+    # .01, .001, 1, 10 with beta 1 and tau .1.
     "first": dict.fromkeys(PAPER, FIRST) | {
         "officecaltech": dict(**FIRST, image_size=256),
         "pacs": dict(**FIRST, image_size=256),

@@ -1,4 +1,4 @@
-"""FedADG as released (wzml/FedADG): where its two programs do not do what the paper says.
+"""FedADG as released (wzml/FedADG @ 1d34f2a): where its two programs do not do what the paper says.
 
     python -m official.fedadg --dataset pacs     # pacs-ours/train.py
     python -m official.fedadg --dataset vlcs     # src/train.py
@@ -49,7 +49,7 @@ class Args(fedadg.Args):
 
 
 # They spread the smoothing, 0.01 and 0.2, over the other classes (7 and 5 in all), PyTorch over all.
-OFFICIAL = dict(lambda0=0.15, lambda1=0.85, order="official", projection="trained", momentum=0.9,
+OFFICIAL = dict(keep_momentum_d=True, lambda0=0.15, lambda1=0.85, order="official", projection="trained", momentum=0.9,
                 weight_decay=1e-5, slope=0.01)
 OF_PACS = dict(**OFFICIAL, d_loss="lsgan", g_loss="opposite", onehot_value=0.7, smoothing=0.07 / 6)
 OF_PACS_ALEXNET = dict(**OF_PACS, projection_size=1024, lr=0.01, warmup=100)
