@@ -3,13 +3,13 @@ then the whole file. A baseline's has its note beside its file. Files that these
 
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 
 from docs import equations, results
 from docs.equations import ROOT
 from docs.pages import NOTES, TITLES, Site, page_of, source_of
-from reproduce.claims import judge_all, read_claims
+from reproduce.claims import answers, read_claims
+from reproduce.claims_pages import gain_words
 from reproduce.records import Records
 from reproduce.tables import read_tables
 
@@ -26,13 +26,13 @@ def method_page(site: Site, method: str, idea: str, verdicts: str) -> None:
 
 
 def summaries() -> dict[str, tuple[str, str]]:
-    """{method: (its idea, the verdicts on its claims by the records)}; FedAvg claims nothing here."""
+    """{method: (its idea, how its first claim is answered by the records)}; FedAvg claims nothing here."""
     papers = read_claims()
     found = {method: (equations.table(method).idea, "") for method in equations.METHODS}
-    judged = judge_all(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
+    every = answers(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
     for paper in papers:
-        counts = Counter(one.verdict for one in judged if one.paper == paper.id)
-        found[paper.id] = (paper.idea, ", ".join(f"{count} × {verdict}" for verdict, count in counts.items()))
+        first = next(one for one in every if one.paper is paper)
+        found[paper.id] = paper.idea, f"printed {first.printed:+.1f}, measured {gain_words(first.own)}"
     return found
 
 

@@ -1,8 +1,8 @@
-"""The papers' claims: what each says, under which readings it is measured here, and what the runs say.
+"""The papers' claims, and what the records say of each by the rule of claims/RULE.md.
 
-A claim (claims/<paper>.toml) is a contrast of two rows of a published table. A paper leaves settings open, so
-a contrast is measured under several readings, each a set of flags with its reason. They stand in the order of
-their nearness to the text, whatever they give; some were added when results of others were known.
+A claim (claims/<paper>.toml) is a contrast of two rows of a published table. A paper leaves settings open. A
+specification is one choice for all of them. Answer A is the paper's own setting; answer B are the others at
+the paper's data and scale. Other data or another scale is an illustration, which answers nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from plumbing.files import refuse_special
 from reproduce.cells import found_at, run_with
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Records, Run
-from reproduce.statistics import LEVEL, BySeed, Paired, mean, means_over_columns, paired
+from reproduce.statistics import LEVEL, BySeed, Paired, mean, means_over_columns, paired, welch
 from reproduce.tables import PAPERS, Block, Table
 
 import numpy as np
 
+# Of RULE.md:
+COMMITTED = "2026-11-26T13:42:00Z"
+CLAIMS = 18  # in the files at its commit, for which the corrected intervals hold together
+MARGIN = 1.0  # points below the printed gain that still count as it
+NEAR = 2.0  # points between a baseline and the printed one
 LAST_FIFTH = 0.8  # of the rounds: from here on a curve is looked at
-STILL_RISING = 1.0  # points over the last fifth
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,19 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Settings under which a contrast is measured, all as flags, and why they are a reading of the paper."""
+class Specification:
+    """One choice for all that a paper leaves open, as flags, and why it is one."""
 
     name: str
     why: str
     dataset: str
     flags: str = ""
-    methods: dict[str, str] = field(default_factory=dict)  # {method: more flags}
-    cases: list[str] = field(default_factory=list)  # the flags of each target, in the place of the claim's
-    metric: str = ""  # in the place of the claim's
-    other_data: str = ""  # what stands in the place of the paper's data or scale; empty: the paper's own
+    of_module: dict[str, str] = field(default_factory=dict)  # {a method's file: more flags}
+    methods: dict[str, str | dict] = field(default_factory=dict)  # {method: more flags, or another file's}
+    cases: list[str] = field(default_factory=list)  # the flags of each target, instead of the claim's
+    choices: dict[str, str] = field(default_factory=dict)  # {axis: value} in which it differs from answer A
+    part: str = ""  # best or last: the round that counts, instead of the claim's
+    other_data: str = ""  # what it has instead of the paper's data or scale; empty: the paper's own
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Claim:
 
     id: str
     says: str
-    quotation: str
+    quotation: str  # empty: printed, but no sentence of the paper says it
     place: str  # section or table
     table: str  # id, of the published numbers
     dataset: str  # of the published numbers
@@ -67,10 +73,13 @@ class Claim:
     rows: list[str]  # names of the published rows: a, b
     methods: list[str]  # of the file: a, b
     metric: str  # path in a record, such as last/target
+    own: str  # the specification of answer A
+    others: list[str] = field(default_factory=list)  # those of answer B
+    illustrations: list[str] = field(default_factory=list)
     cases: list[str] = field(default_factory=lambda: [""])  # flags of each target: their mean is taken
     control: str = ""  # a method: a's network without what the claim is about
-    readings: list[str] = field(default_factory=list)  # names, nearest to the text first; empty: all
     setting: str = ""  # of the published rows, where they have several
+    seeds: int = 5  # planned
 
     @property
     def names(self) -> list[str]:
@@ -80,33 +89,37 @@ class Claim:
 
 @dataclass
 class Paper:
-    """The claims of a paper, its methods and readings, and what decides them, as templates."""
+    """The claims of a paper, its methods, axes and specifications, and what decides them, as templates."""
 
     id: str
     methods: dict[str, Method]
-    readings: dict[str, Reading]
+    axes: dict[str, dict[str, str]]  # {axis: {value: who says it}}, answer A's value first
+    specifications: dict[str, Specification]
     claims: list[Claim]
     idea: str
     decides: list[str]
     tables: list[str]  # ids of those with the numbers behind
+    not_planned: list[str]  # specifications that are not planned, and why
+
+    def choices(self, of: Specification) -> dict[str, str]:
+        """{axis: value} of a specification, of all axes."""
+        return {axis: of.choices.get(axis, next(iter(values))) for axis, values in self.axes.items()}
 
 
 @dataclass
 class Measured:
-    """A claim under a reading: the gain by seed, and what it says."""
+    """A claim under a specification: the gain by seed. All records are of one precision and one kind of
+    machine, and none of them was seen to differ from what the current code gives."""
 
     claim: Claim
-    reading: Reading
+    specification: Specification
     runs: dict[str, list[Run]]  # of each method, of seed 0: one for each case
     cases: dict[str, list[dict[int, dict]]]  # of each method {seed: record} of each case
     values: dict[str, BySeed]  # of each method, mean over the cases
-    records: list[dict]
-    rises: dict[str, float | None]  # of a and b over the last fifth of the rounds; None: no curve
-    differs_now: bool
-
-    @property
-    def metric(self) -> str:
-        return self.reading.metric or self.claim.metric
+    slopes: dict[str, BySeed]  # of a's and b's curves: points in the last fifth of the rounds
+    printed: float
+    deviation: float | None  # of the printed gain
+    trials: int  # behind it; 0: not said
 
     def gain(self, level: float = LEVEL, over: str = "") -> Paired | None:
         """a minus b, or minus another method, with an interval at 1 - level; None with fewer than three
@@ -126,83 +139,80 @@ class Measured:
         return mean(self.gains)
 
     @property
-    def seeds(self) -> int:
-        return len(self.gains)
+    def slope(self) -> Paired | None:
+        """By how many points the gain rises over the last fifth of the rounds."""
+        a, b = self.claim.methods
+        return paired(self.slopes[a], self.slopes[b])
 
     @property
-    def rise(self) -> float | None:
-        """The larger of the two."""
-        return None if None in self.rises.values() else max(self.rises.values(), default=None)
+    def records(self) -> list[dict]:
+        """Those behind the gain."""
+        return [of[seed] for name in self.claim.methods for of in self.cases[name] for seed in self.gains]
 
     @property
-    def still_rising(self) -> bool:
-        return self.rise is not None and self.rise > STILL_RISING
+    def older(self) -> int:
+        """How many seeds have a record that is older than the rule."""
+        return len({one["args"]["seed"] for one in self.records if one["finished"] < COMMITTED})
+
+    @property
+    def decided(self) -> bool:
+        """Whether all planned seeds are there."""
+        return len(self.gains) >= self.claim.seeds
+
+    @property
+    def above_zero(self) -> str:
+        """yes, no or open: whether the gain is above 0."""
+        low, high = self.gain().interval
+        return "yes" if low > 0 else "no" if high < 0 else "open"
+
+    @property
+    def as_printed(self) -> str:
+        """yes, smaller or open: whether the gain is as large as printed, but for MARGIN. The printed
+        deviation widens the interval where it is known."""
+        gain, published = self.gain(), [self.printed]
+        if self.deviation is not None:
+            published.append(self.deviation)
+        half = welch(self.gains, published, self.trials) or gain.half_width
+        if gain.difference - half > self.printed - MARGIN:
+            return "yes"
+        return "smaller" if gain.difference + half < self.printed - MARGIN else "open"
 
 
 @dataclass
-class Judged:
-    """A claim with all its readings, and the verdict of the one that counts."""
+class Answer:
+    """A claim with what is measured of it."""
 
+    paper: Paper
     claim: Claim
-    paper: str
     printed: float
-    deviation: float | None  # of the printed gain
-    measured: list[Measured]
-    level: float = LEVEL  # of an interval, so that those of all tested claims hold together
+    levels: list[float]  # printed: of a and b
+    own: Measured  # answer A
+    others: list[Measured]  # answer B
+    illustrations: list[Measured]
 
     @property
-    def counting(self) -> Measured | None:
-        """Of the readings with three seeds and curves at their end the nearest to the text; None without
-        one."""
-        for one in self.measured:
-            if one.seeds > 2 and one.rise is not None and not one.still_rising:
-                return one
-        return None
+    def measured(self) -> list[Measured]:
+        return [self.own, *self.others, *self.illustrations]
 
     @property
-    def shown(self) -> Measured:
-        """The reading that counts; without one the nearest to the text that has runs, else the text's."""
-        with_runs = [one for one in self.measured if one.seeds]
-        return self.counting or next(iter(sorted(with_runs, key=lambda one: one.seeds < 3)), self.measured[0])
+    def with_runs(self) -> list[Measured]:
+        """Of answer B."""
+        return [one for one in self.others if one.gains]
 
-    @property
-    def verdict(self) -> str:
-        return verdict_of(self, self.shown)
+    def is_near(self, one: Measured) -> bool:
+        """Whether the baseline is at the printed level."""
+        level = mean(one.values[self.claim.methods[1]])
+        return level is not None and abs(level - self.levels[1]) <= NEAR
 
-
-VERDICTS = {  # what each says, and its colour
-    "holds": ("the gain is above 0 and reaches the printed one", "#1b7837"),
-    "holds, smaller": ("the gain is above 0 and below the printed one", "#7fbf7b"),
-    "not found": ("0 is in the interval, the printed gain is above it", "#d6604d"),
-    "cannot tell": ("0 and the printed gain are both in the interval", "#f0c75e"),
-    "reverse": ("the gain is below 0", "#8e0152"),
-    "not converged": (f"a curve still rises by over {STILL_RISING:g} point in its last fifth", "#a0a0a0"),
-    "no curve": ("too few evaluations to see whether a curve still rises", "#74add1"),
-    "too few seeds": ("fewer than three", "#c8c8c8"),
-    "not measured": ("no run", "#ffffff"),
-}
-
-
-def verdict(low: float, high: float, printed: float) -> str:
-    """What an interval of a gain says of the printed one, which is above 0."""
-    if high < 0:
-        return "reverse"
-    if low > 0:
-        return "holds" if high >= printed else "holds, smaller"
-    return "cannot tell" if high >= printed else "not found"
-
-
-def verdict_of(judged: Judged, one: Measured, level: float | None = None) -> str:
-    """Of a claim under a reading, at the claim's level or another one."""
-    if not one.seeds:
-        return "not measured"
-    if one.seeds < 3:
-        return "too few seeds"
-    if one.rise is None:
-        return "no curve"
-    if one.still_rising:
-        return "not converged"
-    return verdict(*one.gain(level or judged.level).interval, judged.printed)
+    def moves_most(self) -> tuple[str, Measured, Measured] | None:
+        """The axis in which two specifications with runs differ alone, and these two, the farthest apart."""
+        pairs = []
+        for one, other in itertools.combinations([self.own, *self.others], 2):
+            mine, theirs = self.paper.choices(one.specification), self.paper.choices(other.specification)
+            axes = [axis for axis in mine if mine[axis] != theirs[axis]]
+            if len(axes) == 1 and one.gains and other.gains:
+                pairs.append((axes[0], one, other))
+        return max(pairs, key=lambda of: abs(of[1].difference - of[2].difference), default=None)
 
 
 # Reading
@@ -224,29 +234,36 @@ def read_claims(folder: Path = ROOT / "claims") -> list[Paper]:
 def read_paper(name: str, content: dict) -> Paper:
     """The claims of a file's content; KeyError, TypeError or ValueError say what is wrong with it."""
     methods = {key: Method(**of) for key, of in content["methods"].items()}
-    readings = {of["name"]: Reading(**of) for of in content["readings"]}
-    claims = []
-    for of in content["claims"]:
-        claim = Claim(**of)
-        if set(claim.names) - methods.keys() or set(claim.readings) - readings.keys():
-            raise ValueError(f"{claim.id} names a method or a reading that the file does not have")
-        claims.append(replace(claim, readings=claim.readings or list(readings)))
-    return Paper(name, methods, readings, claims, content["idea"], content["decides"],
-                 content["tables"])
+    axes = content["axes"]
+    specifications = {of["name"]: Specification(**of) for of in content["specifications"]}
+    for of in specifications.values():
+        for axis, value in of.choices.items():
+            if value not in axes.get(axis, {}):
+                raise ValueError(f"{of.name}: {axis} = {value} is on no axis")
+    claims = [Claim(**of) for of in content["claims"]]
+    for claim in claims:
+        named = {claim.own, *claim.others, *claim.illustrations}
+        if set(claim.names) - methods.keys() or named - specifications.keys():
+            raise ValueError(f"{claim.id} names a method or a specification that the file does not have")
+    return Paper(name, methods, axes, specifications, claims, content["idea"], content["decides"],
+                 content["tables"], content["not_planned"])
 
 
-def printed_gain(claim: Claim, tables: dict[str, Table]) -> tuple[float, float | None]:
-    """The published gain, and its deviation where every number has one; the numbers count as independent."""
-    gains, variances = [], []
+def printed_gain(claim: Claim, tables: dict[str, Table]) -> tuple[float, float | None, list[float]]:
+    """The published gain; its deviation where every number has one, as if they were independent; the levels
+    of a and b."""
+    numbers, variances = [], []
     blocks = tables[claim.table].blocks
     blocks = [block for block in blocks if block.dataset == claim.dataset and not block.ours]
     for name in claim.columns:
-        one, other = (published(blocks, row, claim.setting, name) for row in claim.rows)
-        gains.append(one[0] - other[0])
-        if len(one) == len(other) == 2:
-            variances.append(one[1] ** 2 + other[1] ** 2)
-    deviation = math.sqrt(sum(variances)) / len(gains) if len(variances) == len(gains) else None
-    return statistics.mean(gains), deviation
+        pair = [published(blocks, row, claim.setting, name) for row in claim.rows]
+        numbers.append([of[0] for of in pair])
+        if min(map(len, pair)) == 2:
+            variances.append(sum(of[1] ** 2 for of in pair))
+    levels = [statistics.mean(of) for of in zip(*numbers)]
+    whole = len(variances) == len(numbers)
+    deviation = math.sqrt(sum(variances)) / len(numbers) if whole else None
+    return levels[0] - levels[1], deviation, levels
 
 
 def published(blocks: list[Block], method: str, setting: str, column: str) -> list[float]:
@@ -265,46 +282,71 @@ def published(blocks: list[Block], method: str, setting: str, column: str) -> li
 # Measuring
 
 
-def measure(paper: Paper, claim: Claim, reading: Reading, records: Records) -> Measured:
-    """What the records have of a claim under a reading, at the precision with the most seeds, or newest."""
-    every = [measure_at(paper, claim, reading, records, of) for of in ("fp32", "tf32", "bf16")]
-    return max(every, key=lambda one: (one.seeds, max((of["finished"] for of in one.records), default="")))
+def answers(papers: list[Paper], tables: list[Table], records: Records) -> list[Answer]:
+    """Every claim with all its specifications."""
+    by_id = {table.id: table for table in tables}
+    return [answer_of(paper, claim, by_id, records) for paper in papers for claim in paper.claims]
 
 
-def measure_at(paper: Paper, claim: Claim, reading: Reading, records: Records, precision: str) -> Measured:
-    """The same of the records of one precision."""
-    metric = reading.metric or claim.metric
-    runs, cases, values, found, rises = {}, {}, {}, [], {}
-    for name in claim.names:
-        start = paper.methods[name].start
-        runs[name] = runs_of(paper, claim, reading, name, 0)
-        cases[name] = [recorded(run, records, precision) for run in runs[name]]
-        values[name] = means_over_columns([accuracies(of, metric, start) for of in cases[name]])
-        used = [record for of in cases[name] for seed, record in of.items() if seed in values[name]]
-        found += used
-        if name in claim.methods and not start:
-            rises[name] = rise_of(used, metric)
-    return Measured(claim, reading, runs, cases, values, found, rises, any(map(records.differs, found)))
+def answer_of(paper: Paper, claim: Claim, tables: dict[str, Table], records: Records) -> Answer:
+    """A claim with all its specifications."""
+    printed, deviation, levels = printed_gain(claim, tables)
+    measured = {}
+    for name in (claim.own, *claim.others, *claim.illustrations):
+        of = paper.specifications[name]
+        measured[name] = measure(paper, claim, of, records, printed, deviation, tables[claim.table].trials)
+    others = [measured[name] for name in claim.others]
+    illustrations = [measured[name] for name in claim.illustrations]
+    return Answer(paper, claim, printed, levels, measured[claim.own], others, illustrations)
 
 
-def runs_of(paper: Paper, claim: Claim, reading: Reading, name: str, seed: int) -> list[Run]:
-    """The runs of a method under a reading, one for each case."""
-    method = paper.methods[name]
-    words = f"--dataset {reading.dataset} {method.flags} {reading.flags} {reading.methods.get(name, '')}"
-    cases = reading.cases or claim.cases
-    return [run_with(method.module, shlex.split(f"{words} {case}"), seed) for case in cases]
+def measure(paper: Paper, claim: Claim, of: Specification, records: Records, *printed) -> Measured:
+    """What the records have of a claim under a specification: of one precision and one kind of machine, those
+    with the most seeds, or the newest."""
+    metric = metric_of(claim, of)
+    runs = {name: runs_of(paper, claim, of, name, 0) for name in claim.names}
+    known = {name: [recorded(run, records) for run in runs[name]] for name in claim.names}
+    found = []
+    for kind in itertools.product(("fp32", "tf32", "bf16"), (False, True)):
+        cases, values, slopes = {}, {}, {}
+        for name in claim.names:
+            start = paper.methods[name].start
+            cases[name] = [of_case.get(kind, {}) for of_case in known[name]]
+            values[name] = means_over_columns([accuracies(of_seed, metric, start) for of_seed in cases[name]])
+            slopes[name] = means_over_columns([slopes_of(of_seed, metric) for of_seed in cases[name]])
+        found.append(Measured(claim, of, runs, cases, values, slopes, *printed))
+    return max(found, key=lambda one: (len(one.gains), max((r["finished"] for r in one.records), default="")))
 
 
-def recorded(run: Run, records: Records, precision: str) -> dict[int, dict]:
-    """{seed: record} of a run at a precision, with all seeds that there are."""
-    args = arguments(run.module, run.flags)
-    seeds = sorted(records.seeds_of(run.module, args.dataset, args.scale))
-    runs = [replace(run_with(run.module, list(run.flags), seed), curve=False) for seed in seeds]
-    found = [(run.seed, records.by_precision(run)) for run in runs]
-    return {seed: at[precision] for seed, at in found if precision in at}
+def metric_of(claim: Claim, of: Specification) -> str:
+    """The path of the claim's number in a record, at the round that counts."""
+    part, _, rest = claim.metric.partition("/")
+    return f"{of.part or part}/{rest}"
 
 
-def accuracies(of_seed: dict[int, dict], metric: str, start: bool) -> BySeed:
+def runs_of(paper: Paper, claim: Claim, of: Specification, name: str, seed: int) -> list[Run]:
+    """The runs of a method under a specification, one for each case."""
+    method, more = paper.methods[name], of.methods.get(name, "")
+    if isinstance(more, dict):
+        method, more = Method(**more), ""
+    words = f"--dataset {of.dataset} {of.flags} {of.of_module.get(method.module, '')} {method.flags} {more}"
+    return [run_with(method.module, shlex.split(f"{words} {case}"), seed) for case in of.cases or claim.cases]
+
+
+def recorded(run: Run, records: Records) -> dict[tuple[str, bool], dict[int, dict]]:
+    """{(precision, whether on a GPU): {seed: record}} of a run with all seeds that there are. A record that
+    the current code was seen to differ from answers nothing."""
+    args, found = arguments(run.module, run.flags), {}
+    for seed in sorted(records.seeds_of(run.module, args.dataset, args.scale)):
+        of_seed = replace(run_with(run.module, list(run.flags), seed), curve=False)
+        for precision, record in records.by_precision(of_seed).items():
+            if not records.differs(record):
+                kind = precision, bool(record["hardware"].get("gpu"))
+                found.setdefault(kind, {})[seed] = record
+    return found
+
+
+def accuracies(of_seed: dict[int, dict], metric: str, start: bool = False) -> BySeed:
     """{seed: percent} at a path in the records."""
     values = {}
     for seed, record in of_seed.items():
@@ -315,28 +357,18 @@ def accuracies(of_seed: dict[int, dict], metric: str, start: bool) -> BySeed:
     return values
 
 
-def rise_of(records: list[dict], metric: str) -> float | None:
-    """By how many points the curve rises over the last fifth of the rounds, mean over runs: the slope of a
-    straight line through the evaluations there. None with fewer than three evaluations in one."""
-    rises = []
-    for record in records:
-        points = last_fifth(record, metric)
-        if len(points) < 3:
-            return None
-        rounds, values = zip(*points)
-        slope = np.polyfit(rounds, values, 1)[0]
-        rises.append(slope * (1 - LAST_FIFTH) * record["args"]["rounds"])
-    return statistics.mean(rises) if rises else None
-
-
-def last_fifth(record: dict, metric: str) -> list[tuple[int, float]]:
-    """[(round, percent)] of a record's evaluations in the last fifth of its rounds; the last three of all
-    where these are fewer."""
-    of, first = record["curve"], LAST_FIFTH * record["args"]["rounds"]
-    values = of.get(curve_name(record, metric), [])
-    points = [(t, 100 * value) for t, value in zip(of["round"], values) if value is not None]
-    inside = [point for point in points if point[0] >= first]
-    return inside if len(inside) > 2 else points[-3:]
+def slopes_of(of_seed: dict[int, dict], metric: str) -> BySeed:
+    """{seed: points} by which a curve rises over the last fifth of the rounds: the slope of a straight line
+    through the evaluations there, at least three. A curve with fewer has none."""
+    slopes = {}
+    for seed, record in of_seed.items():
+        curve, rounds = record["curve"], record["args"]["rounds"]
+        values = curve.get(curve_name(record, metric), [])
+        points = [(t, 100 * v) for t, v in zip(curve["round"], values) if v is not None]
+        points = [point for point in points if point[0] >= LAST_FIFTH * rounds]
+        if len(points) > 2:
+            slopes[seed] = float(np.polyfit(*zip(*points), 1)[0]) * (1 - LAST_FIFTH) * rounds
+    return slopes
 
 
 def curve_name(record: dict, metric: str) -> str:
@@ -345,31 +377,17 @@ def curve_name(record: dict, metric: str) -> str:
     return " ".join(parts[2:]) if parts[1] == "linear" else parts[1]
 
 
-def judge_all(papers: list[Paper], tables: list[Table], records: Records) -> list[Judged]:
-    """Every claim with its readings. The intervals are so wide that all that can be tested hold together."""
-    by_id, every = {table.id: table for table in tables}, []
-    for paper in papers:
-        for claim in paper.claims:
-            measured = [measure(paper, claim, paper.readings[name], records) for name in claim.readings]
-            every.append(Judged(claim, paper.id, *printed_gain(claim, by_id), measured))
-    tested = sum(one.counting is not None for one in every)
-    for one in every:
-        one.level = LEVEL / max(tested, 1)
-    return every
-
-
 def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
              records: Records) -> Iterator[tuple[str, Run]]:
-    """(`claim-<id>`, run) of all runs under the readings in which a claim that is wanted lacks a seed at the
-    precision of its records; three seeds without `seeds`."""
-    seeds = range(3) if seeds is None else seeds
+    """(`claim-<id>`, run) of all runs of the claims that are wanted: answer A first, then the others, of each
+    seed after seed, the control last. Without `seeds` as many as are planned."""
     for paper in papers:
         for claim in paper.claims:
             if f"claim-{claim.id}" not in wanted:
                 continue
-            for reading in map(paper.readings.get, claim.readings):
-                measured = measure(paper, claim, reading, records)
-                lacks = any(set(seeds) - of.keys() for of in measured.values.values()) or measured.differs_now
-                for name, seed in itertools.product(claim.names if lacks else (), seeds):
-                    for run in runs_of(paper, claim, reading, name, seed):
-                        yield f"claim-{claim.id}", run
+            of_claim = range(claim.seeds) if seeds is None else seeds
+            for of in map(paper.specifications.get, [claim.own, *claim.others]):
+                for names in (claim.methods, claim.names[2:]):
+                    for seed, name in itertools.product(of_claim, names):
+                        for run in runs_of(paper, claim, of, name, seed):
+                            yield f"claim-{claim.id}", run

@@ -1,82 +1,161 @@
-"""The claims as pages: results/claims/<paper>.md with a forest plot each, and the block of the README."""
+"""The claims as pages: results/claims/<paper>.md, each with a specification curve; the table of all claims;
+the plot and the five sentences of the README."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 from plumbing.files import write_text
-from reproduce.claims import STILL_RISING, VERDICTS, Judged, Measured, Paper, Reading, verdict_of
+from plumbing.results import empty_figure
+from reproduce.claims import (CLAIMS, COMMITTED, MARGIN, NEAR, Answer, Measured, Paper, accuracies,
+                              metric_of, runs_for)
 from reproduce.drawing import new_panel, write_figure
+from reproduce.plan import seconds_of
+from reproduce.records import Records
 from reproduce.statistics import LEVEL, mean, paired
 from reproduce.tables import PAPERS
+from reproduce.witnesses import Witness
 
 from jinja2 import Environment, StrictUndefined
 from tabulate import tabulate
 
-HEAD = ["reading", "seeds", "gain (95%)", "over CONTROL", "would have shown", "rise", "alone", "corrected"]
-HEAD_OF_ALL = ["paper", "what it says", "printed", "measured (corrected)", "reading", "verdict"]
-DIFFERS = "†: the code of now gives other numbers."
-RULE = ("A gain is the mean difference by seed, with Student's 95% interval. *Holds*: above 0, the printed "
-        "one not above the interval. *Holds, smaller*: above 0, below the printed one. *Not found*: 0 inside,"
-        " it above. *Cannot tell*: both inside. *Reverse*: below 0. A curve that rises by over "
-        f"{STILL_RISING:g} point in its last fifth (*rise*, of either; with few evaluations the last three) "
-        "has no verdict: *not converged*. *Corrected*: by intervals that hold together for all claims that "
-        "can be tested (Bonferroni). *Would have shown*: the smallest gain outside one. The verdict is the "
-        "corrected one of the first reading here with three seeds and curves at their end, else the first "
-        "with three seeds is shown, else with runs. How many seeds there are was not fixed beforehand. *Too "
-        "few seeds*: under three. *No curve*: under three evaluations. " + DIFFERS)
+NOTHING = "not measured yet"
+HEAD = ["paper", "what it says", "printed", "measured (95%)", "above 0?", "as printed?", "seeds", "notes"]
+HEAD_OF_ONE = ["specification", "differs in", "seeds", "gain (95%)", "corrected", "above 0?", "as printed?",
+               "over the control", "baseline", "slope of the gain"]
+INK, PALE = "#1b5e9b", "#8a8a8a"  # a gain; the printed one
+LEGEND = (f"A gain is the mean difference by seed with Student's 95% interval; *corrected* holds for all "
+          f"{CLAIMS} claims of [the rule](../../claims/RULE.md) together. *As printed*: above the printed "
+          f"gain less {MARGIN:g} point. The baseline is marked * within {NEAR:g} points of print. *Slope*: "
+          "by how many points the gain rises over the last fifth of the rounds. The rule was committed on "
+          f"{COMMITTED[:10]}, when the gains of older seeds and of the illustrations were known. The runs "
+          "behind each gain: [results.csv](../results.csv).")
+OF_A = ("The answer is that of the paper's own setting: its data, scale and length, what the text says, and "
+        "where it is silent what the first released code did.")
 
 
-def write_pages(papers: list[Paper], judged: list[Judged], out: Path) -> None:
-    """A page and a plot for each paper, and the plot of all claims."""
+def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records,
+                elsewhere: dict[tuple, list[Witness]]) -> None:
+    """A page and a specification curve for each paper, and the plot of answers A."""
     for paper in papers:
-        own = [one for one in judged if one.paper == paper.id]
-        draw_paper(paper, own, out / "claims" / f"{paper.id}.png")
-        write_text(out / "claims" / f"{paper.id}.md", page(paper, own))
-    draw_all(judged, out / "claims.png")
+        own = [one for one in every if one.paper is paper]
+        draw_specifications(own[0], out / "claims" / f"{paper.id}.png")
+        write_text(out / "claims" / f"{paper.id}.md", page(paper, own, records, elsewhere))
+    draw_own(every, out / "claims.png")
 
 
 # Words
 
 
+def name_of(paper: Paper) -> str:
+    return PAPERS[paper.id].split(" (")[0]
+
+
+def table(lines: list[list], head: list[str]) -> str:
+    return tabulate(lines, head, "github", disable_numparse=True)
+
+
 def gain_words(one: Measured, over: str = "", level: float = LEVEL) -> str:
-    """The gain of a reading with its interval; without one its mean and how many seeds there are."""
+    """The gain with its interval; without one its mean and how many seeds there are."""
     gain = one.gain(level, over)
     if gain:
         return str(gain)
     if over or one.difference is None:
-        return "not measured yet"
-    seeds = "1 seed" if one.seeds == 1 else f"{one.seeds} seeds"
+        return NOTHING
+    seeds = "1 seed" if len(one.gains) == 1 else f"{len(one.gains)} seeds"
     return f"{one.difference:+.1f} (no interval: {seeds})"
 
 
-def summary(one: Judged) -> list[str]:
-    """What a claim says, the printed gain, the measured one, and its reading."""
-    return [one.claim.says, f"{one.printed:+.1f}", gain_words(one.shown, level=one.level), name_of(one.shown)]
+def answer_words(one: Measured) -> tuple[str, str]:
+    """The answers to the rule's two questions: above 0, as large as printed."""
+    if not one.gains:
+        return "not measured", "not measured"
+    if not one.decided:
+        undecided = f"not decided, {len(one.gains)} of {one.claim.seeds}"
+        return undecided, undecided
+    return one.above_zero, one.as_printed
 
 
-def name_of(one: Measured) -> str:
-    return one.reading.name + (" †" if one.differs_now else "")
+def notes_of(answer: Answer) -> str:
+    """What a reader of answer A should know: levels, slope, and how many seeds are older than the rule."""
+    one, notes = answer.own, []
+    if not one.gains:
+        return "-"
+    for name, printed in zip(one.claim.methods, answer.levels):
+        below = mean(one.values[name]) - printed
+        if abs(below) > NEAR:
+            notes.append(f"{name} is {abs(below):.1f} points {'below' if below < 0 else 'above'} print")
+    if one.slope and one.slope.interval[0] > 0:
+        notes.append(f"the gain still rises, {one.slope} in the last fifth")
+    if one.older:
+        notes.append(f"{one.older} seeds are older than the rule")
+    if one.deviation is None:
+        notes.append("without a printed deviation")
+    return "; ".join(notes) or "-"
 
 
-def functions(judged: list[Judged]) -> dict:
+def line_of(answer: Answer) -> list:
+    """A claim's line in the table of all."""
+    one = answer.own
+    return [name_of(answer.paper), answer.claim.says, f"{answer.printed:+.1f}", gain_words(one),
+            *answer_words(one), f"{len(one.gains)} of {one.claim.seeds}", notes_of(answer)]
+
+
+def table_of_all(every: Iterable[Answer]) -> str:
+    """All claims: answers A."""
+    return table([line_of(one) for one in every], HEAD)
+
+
+def paper_sentence(every: list[Answer]) -> str:
+    """What holds of a paper, by its first claim: answer A, then answer B."""
+    one = every[0]
+    own = one.own
+    words = f"**{name_of(one.paper)}** prints a gain of {one.printed:+.1f} points ({one.claim.says})."
+    if not own.gains:
+        words += " In the paper's own setting it is not measured."
+    elif not own.decided:
+        words += (f" In the paper's own setting it is not decided: {own.difference:+.1f} with "
+                  f"{len(own.gains)} of {own.claim.seeds} seeds.")
+    else:
+        above = {"yes": "above 0", "no": "below 0", "open": "0 is in the interval"}[own.above_zero]
+        as_large = {"yes": "as large as printed", "smaller": "smaller than printed",
+                    "open": "it may be as large as printed"}[own.as_printed]
+        words += f" In the paper's own setting it is {own.gain()}: {above}, {as_large}."
+        if notes_of(one) != "-":
+            words += f" There {notes_of(one)}."
+    return f"{words} {others_words(one)} [More](results/claims/{one.paper.id}.md)."
+
+
+def others_words(answer: Answer) -> str:
+    """Answer B in a sentence."""
+    planned, run = len(answer.others), answer.with_runs
+    if not run:
+        return f"None of {planned} other settings at its data and scale is run."
+    gains = [one.difference for one in run]
+    up = sum(gain > 0 for gain in gains)
+    words = (f"Of {planned} other settings {len(run)} have runs; {up} of them have a mean gain above 0 "
+             f"(median {statistics.median(gains):+.1f}, {min(gains):+.1f} to {max(gains):+.1f}).")
+    near = [one for one in run if answer.is_near(one)]
+    if near:
+        words += (f" The baseline is within {NEAR:g} points of print in {len(near)} of them: "
+                  f"{', '.join(f'{one.specification.name}, {gain_words(one)}' for one in near)}.")
+    return words
+
+
+def functions(every: list[Answer]) -> dict:
     """What the templates of a claims file may call, so that no number is typed."""
-    of_reading = {(one.claim.id, of.reading.name): of for one in judged for of in one.measured}
+    known = {(one.claim.id, of.specification.name): of for one in every for of in one.measured}
 
-    def level(claim: str, reading: str, method: str) -> str:
-        values = of_reading[claim, reading].values[method]
-        return f"{mean(values):.1f}" if values else "not measured yet"
-
-    def between(claim: str, reading: str, one: str, other: str) -> str:
-        values = of_reading[claim, reading].values
-        return str(paired(values[one], values[other]) or "not measured yet")
+    def between(claim: str, name: str, one: str, other: str) -> str:
+        values = known[claim, name].values
+        return str(paired(values[one], values[other]) or NOTHING)
 
     return {
-        "gain": lambda *of: gain_words(of_reading[of]),
-        "control": lambda *of: gain_words(of_reading[of], of_reading[of].claim.control),
-        "least": lambda *of: (f"{gain.half_width:.1f}" if (gain := of_reading[of].gain())
-                              else "not measured yet"),
-        "level": level,
+        "gain": lambda *of: gain_words(known[of]),
+        "control": lambda *of: gain_words(known[of], known[of].claim.control),
+        "least": lambda *of: f"{gain.half_width:.1f}" if (gain := known[of].gain()) else NOTHING,
         "between": between,
     }
 
@@ -84,135 +163,181 @@ def functions(judged: list[Judged]) -> dict:
 # A paper's page
 
 
-def page(paper: Paper, judged: list[Judged]) -> str:
-    """The claims of a paper on one screen; below it, folded, each reading with its commands and runs."""
+def page(paper: Paper, every: list[Answer], records: Records, elsewhere: dict[tuple, list[Witness]]) -> str:
+    """The claims of a paper on one screen; below it each with its specifications, and their commands."""
     fill = Environment(undefined=StrictUndefined).from_string
-    known = functions(judged)
+    known = functions(every)
     text = [f"# {PAPERS[paper.id]}: does it hold?", paper.idea,
-            f"![Gain of each claim, printed and measured]({paper.id}.png)"]
-    lines = [[*summary(one), f"**{one.verdict}**"] for one in judged]
-    text.append(tabulate(lines, HEAD_OF_ALL[1:], "github", disable_numparse=True))
-    decides = [f"- {fill(line).render(known)}" for line in paper.decides]
-    text.append("**What bears on it** (plain 95% intervals).\n\n" + "\n".join(decides))
-    text.append("To run what is missing, three seeds of each claim: "
-                f"`python reproduce_tables.py --run --only 'claim-{paper.id}-*' --seeds 3`. The tables: "
-                + ", ".join(f"[{name}](../tables/{name}.md)" for name in paper.tables) + ".")
-    for one in judged:
-        text.append(details(one))
-    text.append("<details><summary>The readings, nearest to the text first, and their commands</summary>")
-    for name, reading in paper.readings.items():
-        measured = [of for one in judged for of in one.measured if of.reading.name == name]
-        text.append(reading_words(reading, measured))
-    text += ["</details>", RULE + " The runs behind each gain: [results.csv](../results.csv)."]
+            table([line_of(one)[1:] for one in every], HEAD[1:]), f"{OF_A} {others_words(every[0])}",
+            f"![Gain of each specification of the first claim]({paper.id}.png)",
+            "**What bears on it** (plain 95% intervals).\n\n"
+            + "\n".join(f"- {fill(line).render(known)}" for line in paper.decides)]
+    links = ", ".join(f"[{name}](../tables/{name}.md)" for name in paper.tables)
+    text.append(f"Tables: {links}. Specifications that are not planned:\n\n"
+                + "\n".join(f"- {line}" for line in paper.not_planned))
+    for one in every:
+        text.append(details(one, records, elsewhere))
+    text.append("<details><summary>The specifications and their commands</summary>")
+    text += [specification_words(paper, name, every) for name in paper.specifications]
+    text += ["</details>", LEGEND]
     return "\n\n".join(text) + "\n"
 
 
-def details(judged: Judged) -> str:
-    """A claim with all its readings, folded."""
-    claim, lines = judged.claim, []
-    for one in judged.measured:
-        against = gain_words(one, claim.control) if claim.control else "-"
-        corrected = one.gain(judged.level)
-        lines.append([name_of(one), one.seeds, gain_words(one), against,
-                      f"{corrected.half_width:.1f}" if corrected else "-",
-                      "-" if one.rise is None else ", ".join(f"{k} {v:+.1f}" for k, v in one.rises.items()),
-                      verdict_of(judged, one, LEVEL),
-                      verdict_of(judged, one) + (f": {corrected}" if corrected else "")])
-    deviation = f" ± {judged.deviation:.1f}, by the printed deviations" if judged.deviation else ""
+def details(answer: Answer, records: Records, elsewhere: dict[tuple, list[Witness]]) -> str:
+    """A claim with all its specifications."""
+    claim, deviation = answer.claim, answer.own.deviation
+    spread = f" ± {deviation:.1f}, by the printed deviations" if deviation else ""
     columns = " and ".join(claim.columns) if len(claim.columns) < 3 else f"{len(claim.columns)} columns"
-    head = [words.replace("CONTROL", claim.control or "a control") for words in HEAD]
-    return "\n\n".join([
-        f"<details><summary>{claim.says}: printed {judged.printed:+.1f}{deviation}</summary>",
-        f"> {claim.quotation}",
-        f"{claim.place}. {claim.methods[0]} minus {claim.methods[1]}, mean over {columns}, `{claim.metric}`.",
-        tabulate(lines, head, "github", disable_numparse=True), "</details>"])
+    quoted = f'> {claim.quotation}\n\n' if claim.quotation else ""
+    parts = [f"## {claim.says}",
+             f"{quoted}{claim.place}: printed {answer.printed:+.1f}{spread}. {claim.methods[0]} minus "
+             f"{claim.methods[1]}, mean over {columns}, `{claim.metric}`.", missing_words(answer, records)]
+    lines = [specification_line(answer, one) for one in [answer.own, *answer.others]]
+    parts.append(table(lines, HEAD_OF_ONE))
+    most = answer.moves_most()
+    if most:
+        axis, one, other = most
+        parts.append(f"Of the choices that were varied alone *{axis}* moves the gain most: "
+                     f"{one.difference:+.1f} ({one.specification.name}) and {other.difference:+.1f} "
+                     f"({other.specification.name}).")
+    parts += by_domain(answer.own)
+    if answer.illustrations:
+        lines = [specification_line(answer, one) for one in answer.illustrations]
+        parts.append("Illustrations, on other data or at another scale, which answer nothing:\n\n"
+                     + table(lines, HEAD_OF_ONE))
+    return "\n\n".join(parts + reported(answer, elsewhere))
 
 
-def reading_words(reading: Reading, measured: list[Measured]) -> str:
-    """Why it is a reading, and a command of each method."""
-    words, commands = f"**{reading.name}**: {reading.why}.", {}
-    if reading.other_data:
-        words += f" In the place of the paper's data and scale: {reading.other_data}."
-    for one in measured:
-        for name, runs in one.runs.items():
-            commands[name] = f"- {name}: `{runs[0].command}`"
+def specification_line(answer: Answer, one: Measured) -> list:
+    """A line of a claim's table."""
+    of, gain, baseline = one.specification, one.gain(), mean(one.values[one.claim.methods[1]])
+    differs = of.other_data or ", ".join(f"{axis}: {value}" for axis, value in of.choices.items())
+    level = "-" if baseline is None else f"{baseline:.1f}{' *' * answer.is_near(one)}"
+    answers = ("-", "-") if of.other_data or not gain else (one.above_zero, one.as_printed)
+    if one is answer.own:
+        differs, answers = "**answer A**", answer_words(one)
+    control = gain_words(one, one.claim.control) if one.claim.control else "-"
+    return [of.name, differs or "-", len(one.gains), gain_words(one), one.gain(LEVEL / CLAIMS) or "-",
+            *answers, control, level, one.slope or "-"]
+
+
+def missing_words(answer: Answer, records: Records) -> str:
+    """What would decide answer A: the runs that it lacks, and their time by recorded ones."""
+    claim = answer.claim
+    if answer.own.decided:
+        return "Answer A has all its seeds."
+    lone = Paper(**vars(answer.paper) | {"claims": [claim]})
+    own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
+    runs = [run for _, run in list(runs_for([lone], {f"claim-{claim.id}"}, None, records))[:own]]
+    lacking = [run for run in runs if not records.by_precision(run)]
+    seconds = [seconds_of(run, records) for run in lacking]
+    hours = "of unknown time"
+    if None not in seconds:
+        hours = f"about {sum(seconds) / 3600:.0f} thread-hours by recorded runs"
+    return (f"To decide it: {len(lacking)} runs, {hours}. `python reproduce_tables.py --run --only "
+            f"claim-{claim.id} --seeds {claim.seeds}`")
+
+
+def by_domain(one: Measured) -> list[str]:
+    """The gain of each client of answer A, where the number is a mean over clients."""
+    metric = metric_of(one.claim, one.specification)
+    if not metric.endswith("/AVG") or not one.gains:
+        return []
+    a, b = one.claim.methods
+    words = []
+    for name in sorted(one.records[0]["last"]["clients"]):
+        path = metric.replace("AVG", f"clients/{name}")
+        of_a, of_b = (accuracies(one.cases[method][0], path) for method in (a, b))
+        words.append(f"{name} {paired(of_a, of_b) or 'without an interval'}")
+    return [f"By domain: {', '.join(words)}."]
+
+
+def reported(answer: Answer, elsewhere: dict[tuple, list[Witness]]) -> list[str]:
+    """What others print of the two rows."""
+    lines = []
+    for row in answer.claim.rows:
+        for column in answer.claim.columns:
+            place = answer.claim.table, answer.claim.dataset, row, column
+            for one in elsewhere.get(place, []):
+                lines.append([row, column, one.value, one.source, one.protocol])
+    if not lines:
+        return []
+    head = ["method", "column", "accuracy", "where", "protocol"]
+    return [f"Reported elsewhere:\n\n{table(lines, head)}"]
+
+
+def specification_words(paper: Paper, name: str, every: list[Answer]) -> str:
+    """Why it is a specification, and a command of each method."""
+    of, commands = paper.specifications[name], {}
+    for answer in every:
+        for one in answer.measured:
+            if one.specification is of:
+                commands |= {method: f"- {method}: `{runs[0].command}`" for method, runs in one.runs.items()}
+    words = f"**{name}**: {of.why}."
+    if of.other_data:
+        words += f" Instead of the paper's data and scale: {of.other_data}."
+    for axis, value in of.choices.items():
+        words += f" {axis[0].upper()}{axis[1:]} {value}: {paper.axes[axis][value]}."
     return "\n".join([words, "", *commands.values()])
 
 
-# The README
+# Figures
 
 
-def of_all(judged: list[Judged]) -> str:
-    """All claims: the plot, and a line for each."""
-    lines = []
-    for one in judged:
-        name = PAPERS[one.paper].split(" (")[0]
-        lines.append([name, *summary(one), f"[{one.verdict}](results/claims/{one.paper}.md)"])
-    table = [" | ".join(cells) for cells in [HEAD_OF_ALL, ["---"] * len(HEAD_OF_ALL), *lines]]
-    picture = "![Gain of every claim: printed, and measured with its interval](results/claims.png)"
-    marked = ["", DIFFERS] if any(one.shown.differs_now for one in judged) else []
-    return "\n".join([picture, "", *(f"| {line} |" for line in table), *marked])
+def draw_gain(panel, i: int, one: Measured, across: bool) -> None:
+    """A gain with its interval, in row i or, unless `across`, in column i; hollow on other data."""
+    gain, inside = one.gain(), "white" if one.specification.other_data else INK
+    dot = dict(marker="o", color=INK, markersize=7, markerfacecolor=inside)
+    ends = [max(-30.0, min(30.0, end)) for end in gain.interval] if gain else []  # few seeds: it may be long
+    if across:
+        panel.plot(ends, [i] * len(ends), color=INK, linewidth=2)
+        panel.plot([one.difference], [i], **dot)
+    else:
+        panel.plot([i] * len(ends), ends, color=INK, linewidth=2)
+        panel.plot([i], [one.difference], **dot)
 
 
-# Forest plots
-
-
-def draw_paper(paper: Paper, judged: list[Judged], path: Path) -> None:
-    """For each claim a row for print and one for each reading with runs."""
-    rows = []
-    for one in judged:
-        rows.append((one.claim.says, one, None))
-        rows += [(f"{of.reading.name} ({of.seeds})", one, of) for of in one.measured if of.seeds]
-        if not any(of.seeds for of in one.measured):
-            rows.append(("not measured", one, None))
-    title = f"{PAPERS[paper.id]}. Thick: 95% interval, thin: corrected. In brackets: seeds."
-    draw(rows, title, path, with_print=True)
-
-
-def draw_all(judged: list[Judged], path: Path) -> None:
-    """A row for each claim: the reading whose verdict counts."""
-    rows = []
-    for one in judged:
-        name = PAPERS[one.paper].split(" (")[0]
-        shown = one.shown if one.shown.seeds else None
-        seeds = f" ({shown.seeds})" if shown else ""
-        rows.append((f"{name}: {one.claim.says}{seeds}", one, shown))
-    title = "Gain in points. Thick: 95% interval, thin: corrected for all claims. In brackets: seeds."
-    draw(rows, title, path)
-
-
-def draw(rows: list[tuple[str, Judged, Measured | None]], title: str, path: Path,
-         with_print: bool = False) -> None:
-    """A line for each row: the printed gain as a bar, the measured one in the colour of its verdict."""
-    panel = new_panel(9.5, 0.27 * len(rows) + 1.3)
+def draw_own(every: list[Answer], path: Path) -> None:
+    """Answers A: a row for each claim, the printed gain as a bar."""
+    panel = new_panel(9.0, 0.27 * len(every) + 1.0)
     panel.axvline(0, color="0.5", linewidth=0.8)
-    colours, ends, spans = {}, [0.0], []
-    for i, (_, judged, one) in enumerate(rows):
-        ends.append(judged.printed)
-        if one is None or not with_print:
-            panel.plot([judged.printed], [i], "|", color="black", markersize=11, markeredgewidth=2)
-        if one is None:
-            continue
-        words = verdict_of(judged, one)
-        colours[words] = colour = VERDICTS[words][1]
-        gain = one.gain()
-        if gain:
-            spans.append((i, one.gain(judged.level).interval, colour))
-            panel.plot(spans[-1][1], [i, i], color=colour, linewidth=0.9)
-            panel.plot(gain.interval, [i, i], color=colour, linewidth=2.6)
-            ends += [max(-16.0, min(16.0, end)) for end in gain.interval]  # of three seeds it may be endless
-        panel.plot([one.difference], [i], "o", color=colour, markersize=6)
-        ends.append(one.difference)
-    panel.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=8)
-    for label, (_, _, one) in zip(panel.get_yticklabels(), rows):
-        label.set_fontweight("bold" if with_print and one is None else "normal")
-    left, right = min(ends) - 1, max(ends) + 1
-    for i, (low, high), colour in spans:  # an interval that goes on outside the frame ends in an arrow
-        for end, mark in [(left, "<")] * (low < left) + [(right, ">")] * (high > right):
-            panel.plot([end], [i], mark, color=colour, markersize=8, clip_on=False)
-    panel.set(ylim=(len(rows) - 0.5, -0.5), xlim=(left, right), xlabel="gain, points")
-    panel.figure.suptitle(title, fontsize=9)
-    marks = [panel.plot([], [], "o-", color=colour, label=words)[0] for words, colour in colours.items()]
-    marks.append(panel.plot([], [], "|", color="black", markersize=9, markeredgewidth=2, label="printed")[0])
-    panel.figure.legend(handles=marks, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    names = []
+    for i, one in enumerate(every):
+        panel.plot([one.printed], [i], "|", color="black", markersize=11, markeredgewidth=2)
+        if one.own.gains:
+            draw_gain(panel, i, one.own, across=True)
+        words = f"{len(one.own.gains)} of {one.claim.seeds} seeds" if one.own.gains else "not measured"
+        names.append(f"{one.claim.says} ({words})")
+    panel.set_yticks(range(len(every)), names, fontsize=8)
+    panel.set(ylim=(len(every) - 0.5, -0.5), xlabel="gain, points: printed |, measured o (95%)")
     write_figure(path, panel.figure, None)
+
+
+def draw_specifications(answer: Answer, path: Path) -> None:
+    """The specification curve of a claim: gains sorted, the printed one as a line, and below the choices."""
+    shown = sorted((one for one in answer.measured if one.gains), key=lambda one: one.difference)
+    axes = [(axis, value) for axis, values in answer.paper.axes.items() for value in values]
+    rows = [f"{axis}: {value}" for axis, value in axes]
+    rows += [f"baseline within {NEAR:g} points of print", "answer A"]
+    figure = empty_figure((max(7.0, 0.5 * len(shown) + 4.5), 4.0 + 0.2 * len(rows)))
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 0.2 * len(rows)])
+    upper.axhline(0, color="0.5", linewidth=0.8)
+    upper.axhspan(answer.printed - MARGIN, answer.printed, color=PALE, alpha=0.3)
+    upper.axhline(answer.printed, color=PALE, label=f"printed, {answer.printed:+.1f}")
+    for i, one in enumerate(shown):
+        draw_gain(upper, i, one, across=False)
+        choices = answer.paper.choices(one.specification)
+        for j, (axis, value) in enumerate(axes):
+            if choices[axis] == value and not one.specification.other_data:
+                lower.plot([i], [j], "s", color=INK, markersize=5)
+        for j, marked in enumerate([answer.is_near(one), one is answer.own], len(axes)):
+            if marked:
+                lower.plot([i], [j], "s", color="black", markersize=5)
+    names = [one.specification.name for one in shown]
+    lower.set_xticks(range(len(shown)), names, rotation=30, ha="right", fontsize=7)
+    lower.set_yticks(range(len(rows)), rows, fontsize=7)
+    lower.set(ylim=(len(rows) - 0.5, -0.5), xlim=(-0.7, max(len(shown), 1) - 0.3))
+    upper.set_ylabel("gain, points")
+    figure.suptitle(f"{answer.claim.says}\nHollow: other data or scale. Grey: the printed gain", fontsize=8)
+    upper.legend(fontsize=8, frameon=False)
+    write_figure(path, figure, None)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
-from reproduce import figures, selection, witnesses
+from reproduce import figures, witnesses
 from reproduce.cells import WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
-from reproduce.claims import Judged, Paper, judge_all, verdict_of
-from reproduce.claims_pages import of_all, write_pages
+from reproduce.claims import Answer, Paper, answers
+from reproduce.claims_pages import answer_words, name_of, paper_sentence, table_of_all, write_pages
 from reproduce.records import Records, command_of
 from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.statistics import BySeed, deviation, mean, paired
@@ -79,20 +79,19 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
             write_text(out / "tables" / f"{name}.md", as_markdown(table, parts, scale))
     state = sentence(counts)
     if whole:
-        judged = judge_all(papers or [], tables, records)
-        if judged:
-            write_pages(papers, judged, out)
-            write_text(out / "selection.md", selection.page(records.by_key.values(), judged))
+        every = answers(papers or [], tables, records)
+        if every:
+            write_pages(papers, every, out, records, elsewhere or {})
         if elsewhere:
             write_text(out / "witnesses.md", witnesses.page(elsewhere, tables))
             witnesses.draw(elsewhere, tables, out / "witnesses.png")
-        write_csv(out / "results.csv", lines + claim_lines(judged))
-        write_text(out / "README.md", overview(of_scales, state, records, papers or []))
+        write_csv(out / "results.csv", lines + claim_lines(every))
+        write_text(out / "README.md", overview(of_scales, state, records, every))
         readme = out.parent / "README.md"
         if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
             content, (first, last) = readme.read_text(), MARKS
             before, after = content.split(first)[0], content.split(last)[1]
-            text = f"{of_all(judged)}\n\n{textwrap.fill(state, 150)}"
+            text = f"{readme_words(papers or [], every)}\n\n{textwrap.fill(state, 150)}"
             write_text(readme, f"{before}{first}\n{text}\n{last}{after}")
     return "\n\n".join([*shown, state] if whole else shown) or "Claims are rendered without --only."
 
@@ -104,14 +103,24 @@ def claim_folder(out: Path) -> None:
         write_text(out / "README.md", f"# Results\n\n{MADE_BY}.\n")
 
 
-def overview(of_scales: dict[str, tuple], state: str, records: Records, papers: list[Paper]) -> str:
+def readme_words(papers: list[Paper], every: list[Answer]) -> str:
+    """The README's block: a plot of answers A, and a sentence for each paper."""
+    picture = "![Gain of every claim: printed, and measured in the paper's own setting](results/claims.png)"
+    lines = [paper_sentence([one for one in every if one.paper is paper]) for paper in papers]
+    filled_lines = [textwrap.fill(f"- {line}", 150, subsequent_indent="  ") for line in lines]
+    return "\n".join([picture, "", *filled_lines])
+
+
+def overview(of_scales: dict[str, tuple], state: str, records: Records, every: list[Answer]) -> str:
     """results/README.md: the claims, the counts, then every table and figure that has something."""
     text = ["# Results"]
-    if papers:
-        pages = ", ".join(f"[{PAPERS[paper.id].split(' (')[0]}](claims/{paper.id}.md)" for paper in papers)
-        text += [f"Does it hold? A page for each paper: {pages}. [What the choice of the round is "
-                 "worth](selection.md); [how far published values lie apart](witnesses.md).",
-                 "![Gain of every claim: printed, and measured with its interval](claims.png)"]
+    if every:
+        papers = {one.paper.id: name_of(one.paper) for one in every}
+        pages = ", ".join(f"[{name}](claims/{paper}.md)" for paper, name in papers.items())
+        text += [f"Does it hold? A page for each paper: {pages}. By [one rule](../claims/RULE.md), which is "
+                 "older than the runs that it asks for. [How far published values lie apart](witnesses.md).",
+                 "![Gain of every claim: printed, and measured in the paper's own setting](claims.png)",
+                 table_of_all(every)]
     text += [state,
              f"{MADE_BY} from {len(records.every)} recorded runs. Every number, one a line: "
              "[results.csv](results.csv). "
@@ -212,17 +221,17 @@ def cell_lines(table: Table, blocks: list[FilledBlock], scale: str) -> list[list
     return lines
 
 
-def claim_lines(judged: list[Judged]) -> list[list]:
-    """Of each claim under each reading: the printed gain, ours by seed, and what it says."""
+def claim_lines(every: list[Answer]) -> list[list]:
+    """Of each claim under each specification: the printed gain, ours by seed, and what it says."""
     lines = []
-    for one in judged:
-        for of in one.measured:
-            gain = of.gain()
+    for answer in every:
+        for one in answer.measured:
+            gain, status = one.gain(), "; ".join(dict.fromkeys(answer_words(one)))
             lines.append([
-                "claim", one.paper, one.claim.id, "", of.reading.name, " minus ".join(one.claim.methods),
-                one.claim.metric, fixed(one.printed), fixed(one.deviation), "",
-                *measured(of.gains, of.difference, gain and gain.interval, verdict_of(one, of), of.records,
-                          of.differs_now), ""])
+                "claim", answer.paper.id, answer.claim.id, "", one.specification.name,
+                " minus ".join(answer.claim.methods), answer.claim.metric, fixed(answer.printed),
+                fixed(one.deviation), "",
+                *measured(one.gains, one.difference, gain and gain.interval, status, one.records, False), ""])
     return lines
 
 

@@ -1,39 +1,221 @@
-"""Claims: verdicts from intervals, every one computed again with scipy from runs.jsonl; a page's words."""
+"""Claims: the rule's two questions by hand, every interval computed again with scipy from runs.jsonl, what a
+run and a wider interval cannot do, and a page's words."""
 
 import dataclasses
 import json
 import re
 import statistics
+import subprocess
 
+from reproduce import claims
 from reproduce.cells import missing
-from reproduce.claims import (VERDICTS, Claim, Judged, Measured, Method, Paper, Reading, judge_all,
-                              measure, printed_gain, read_claims, read_paper, rise_of, runs_for, verdict,
-                              verdict_of)
-from reproduce.claims_pages import gain_words
+from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
+                              printed_gain, read_claims, read_paper, runs_for)
+from reproduce.claims_pages import answer_words, gain_words, others_words, paper_sentence
 from reproduce.methods import method
 from reproduce.records import Records, moved, work_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import record, write_records
 
+import numpy as np
 import pytest
 from scipy import stats
 
 PAPERS = read_claims()
 TABLES = read_tables()
-JUDGED = judge_all(PAPERS, TABLES, Records(ROOT / "results" / "runs.jsonl"))
+ANSWERS = answers(PAPERS, TABLES, Records(ROOT / "results" / "runs.jsonl"))
 LINES = [moved(json.loads(line)) for line in (ROOT / "results" / "runs.jsonl").open()]
 for line in LINES:
     line["work"] = work_of(line["method"], method(line["method"]).Args, line["args"])
-PAPER_OF = {claim.id: paper for paper in PAPERS for claim in paper.claims}
 
 
-@pytest.mark.parametrize("interval, words", [
-    ((0.1, 7.6), "holds"), ((0.1, 7.4), "holds, smaller"), ((-1.0, 7.4), "not found"),
-    ((-1.0, 7.6), "cannot tell"), ((-3.0, -0.1), "reverse"), ((8.0, 9.0), "holds"),
+# A claim by hand
+
+CLAIM = Claim("c", "FDSE gains", "q", "p", "fdse-1", "officecaltech", ["ALL"], ["FDSE", "FedAvg"],
+              ["FDSE", "FedAvg"], "best/ALL", own="own", others=["slow"], seeds=3)
+OWN = Specification("own", "at hand", "digits", "--rounds 20")
+SLOW = Specification("slow", "a smaller rate", "digits", "--rounds 20 --lr 0.01", choices={"rate": "0.01"})
+AXES = {"rate": {"0.05": "text", "0.01": "ours"}}
+METHODS = {"FDSE": Method("fdse"), "FedAvg": Method("fedavg")}
+A_PAPER = Paper("fdse", METHODS, AXES, {"own": OWN, "slow": SLOW}, [CLAIM], "", [], [], [])
+
+
+def lines_of(values: dict[str, list[float]], curves: dict[str, list[float]] | None = None, *more: str,
+             every: int = 1, precision: str = "fp32") -> list[dict]:
+    """A record of 20 rounds for each method and seed; a curve ends with round 20."""
+    made = []
+    for name, of_seeds in values.items():
+        for seed, value in enumerate(of_seeds):
+            flags = ["--dataset", "digits", "--rounds", "20", "--seed", str(seed), "--precision", precision,
+                     *more]
+            curve = (curves or {}).get(name, [0.9] * 5)
+            rounds = [20 - every * i for i in reversed(range(len(curve)))]
+            made.append(record(name, flags, best={"ALL": value}, curve={"round": rounds, "ALL": curve}))
+    return made
+
+
+def measured(tmp_path, lines: list[dict], printed: float = 4.0, deviation: float | None = None,
+             trials: int = 0) -> Measured:
+    records = Records(write_records(tmp_path / "r.jsonl", lines))
+    return measure(A_PAPER, CLAIM, OWN, records, printed, deviation, trials)
+
+
+THREE = {"fdse": [0.91, 0.92, 0.93, 0.99], "fedavg": [0.90, 0.90, 0.90]}  # gains of 1, 2 and 3 points
+
+
+def test_a_claim_of_three_seeds_by_hand(tmp_path):
+    """2 +- 4.303 / sqrt 3; a seed that one method alone has does not count."""
+    one = measured(tmp_path, lines_of(THREE))
+    assert [*one.gains] == [0, 1, 2] and one.decided
+    assert one.gain().interval == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)
+    assert gain_words(one) == "+2.0 (-0.5 to +4.5)" and answer_words(one) == ("open", "open")
+
+
+@pytest.mark.parametrize("gains, printed, above, as_printed", [
+    ([3.9, 4.0, 4.1], 4.5, "yes", "yes"),        # 3.75 to 4.25 is above 3.5
+    ([3.9, 4.0, 4.1], 7.0, "yes", "smaller"),    # and below 6
+    ([3.9, 4.0, 4.1], 5.0, "yes", "open"),       # 4 lies inside
+    ([-1.1, -1.0, -0.9], 4.0, "no", "smaller"),
+    ([-1.0, 0.0, 1.0], 4.0, "open", "smaller"),
+    ([-4.0, 1.0, 6.0], 4.0, "open", "open"),
 ])
-def test_what_an_interval_says_of_a_printed_gain(interval, words):
-    assert verdict(*interval, printed=7.5) == words and words in VERDICTS
+def test_the_two_questions(tmp_path, gains, printed, above, as_printed):
+    values = {"fdse": [0.9 + gain / 100 for gain in gains], "fedavg": [0.9] * 3}
+    one = measured(tmp_path, lines_of(values), printed)
+    assert (one.above_zero, one.as_printed) == (above, as_printed)
+
+
+def test_the_printed_deviation_widens_the_second_question(tmp_path):
+    """Gains of 2 +- 1 beside a printed one of 5 +- 4 of 4 trials: 4 less 2 is 1.96 standard errors of
+    sqrt(1/3 + 4), Welch's interval has 3.5 degrees of freedom."""
+    without, with_it = (measured(tmp_path, lines_of(THREE), 6.0, *of) for of in ((None, 0), (4.0, 4)))
+    freedom = (1 / 3 + 4) ** 2 / ((1 / 3) ** 2 / 2 + 4 ** 2 / 3)
+    half = stats.t.ppf(0.975, freedom) * (1 / 3 + 4) ** 0.5
+    assert without.as_printed == "smaller" and 2 + half > 5 and with_it.as_printed == "open"
+    far = measured(tmp_path, lines_of(THREE), 3 + half + 0.01, 4.0, 4)
+    assert far.as_printed == "smaller"
+
+
+def test_a_wider_interval_never_makes_an_answer_stronger(monkeypatch):
+    """Whatever the seeds: where the interval grows, an answer stays or becomes open."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        values = rng.normal(rng.uniform(-8, 8), rng.uniform(0.1, 4), 5).tolist()
+        by_seed = {"FDSE": dict(enumerate(values)), "FedAvg": dict.fromkeys(range(5), 0)}
+        one = Measured(CLAIM, OWN, {}, {}, by_seed, {}, float(rng.uniform(1, 8)), None, 0)
+        narrow = one.above_zero, one.as_printed
+        wide_gain = one.gain(0.001)
+        monkeypatch.setattr(Measured, "gain", lambda self, *of, wide=wide_gain: wide)
+        wide = one.above_zero, one.as_printed
+        monkeypatch.undo()
+        assert all(after in (before, "open") for before, after in zip(narrow, wide))
+
+
+def test_the_interval_covers_what_it_should():
+    """Of 2,000 simulated claims of five seeds 95% of the intervals hold the true gain."""
+    rng, hits = np.random.default_rng(1), 0
+    for _ in range(2000):
+        values = dict(enumerate(rng.normal(3, 2, 5)))
+        low, high = claims.paired(values, dict.fromkeys(range(5), 0)).interval
+        hits += low < 3 < high
+    assert hits / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_precisions_and_machines_are_never_pooled(tmp_path):
+    """Two seeds at bf16 and three at fp32, of which one is from a GPU: two and two remain, the newest."""
+    lines = lines_of(THREE) + lines_of({"fdse": [0.97, 0.98], "fedavg": [0.9, 0.9]}, precision="bf16")
+    for one in lines:
+        if one["args"]["seed"] == 2:
+            one["hardware"] = one["hardware"] | {"gpu": "a GPU"}
+        if one["args"]["precision"] == "bf16":
+            one["finished"] = "2999-01-01T00:00:00Z"
+    one = measured(tmp_path, lines)
+    assert one.gains == pytest.approx({0: 7, 1: 8}) and not one.decided
+    assert {of["args"]["precision"] for of in one.records} == {"bf16"} and one.older == 0
+
+
+def test_two_rising_curves(tmp_path):
+    """By 0.4 and 0.1 points a round over the last four of twenty: the gain rises by 1.2 in each seed."""
+    curves = {"fdse": [0.1] * 15 + [0.8 + 0.004 * i for i in range(5)],
+              "fedavg": [0.7 + 0.001 * i for i in range(20)]}
+    one = measured(tmp_path, lines_of(THREE, curves))
+    assert one.slopes["FDSE"][0] == pytest.approx(1.6) and one.slopes["FedAvg"][0] == pytest.approx(0.4)
+    assert one.slope.difference == pytest.approx(1.2) and answer_words(one)[0] == "open"
+    few = measured(tmp_path, lines_of(THREE, {"fdse": [0.9, 0.9], "fedavg": [0.9, 0.9]}))
+    assert few.slope is None and few.gain()
+
+
+def test_too_few_seeds_have_a_mean_and_no_answer(tmp_path):
+    one = measured(tmp_path, lines_of({"fdse": [0.91, 0.92], "fedavg": [0.90, 0.90, 0.90]}))
+    assert gain_words(one) == "+1.5 (no interval: 2 seeds)"
+    assert answer_words(one) == ("not decided, 2 of 3",) * 2
+    none = measured(tmp_path, lines_of({"fdse": [0.91]}))
+    assert gain_words(none) == "not measured yet" and answer_words(none) == ("not measured",) * 2
+
+
+def test_a_record_that_differs_answers_nothing(tmp_path):
+    lines = lines_of(THREE)
+    records = Records(write_records(tmp_path / "r.jsonl", lines))
+    setting = records.every[0]["setting"]
+    found = {setting: {"outcome": "differs", "date": "2999-01-01T00:00:00Z"}}
+    (tmp_path / "checked.json").write_text(json.dumps(found))
+    records = Records(tmp_path / "r.jsonl")
+    assert records.differs(records.every[0])
+    assert measure(A_PAPER, CLAIM, OWN, records, 4.0, None, 0).gains == {}
+
+
+def test_another_claims_runs_change_no_answer(tmp_path):
+    """Nor its interval, corrected or not: the correction counts the claims at the rule's commit."""
+    before = ANSWERS[0].own, [one.gain(0.05 / claims.CLAIMS) for one in ANSWERS[0].measured]
+    lines = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").open()]
+    more = lines_of({"fdse": [0.5] * 5, "fedavg": [0.4] * 5})
+    every = answers(PAPERS, TABLES, Records(write_records(tmp_path / "r.jsonl", lines + more)))
+    assert [one.gain(0.05 / claims.CLAIMS) for one in every[0].measured] == before[1]
+    assert len(ANSWERS) == claims.CLAIMS == 18
+
+
+def test_answer_b_by_hand(tmp_path):
+    """One other specification, its gain -1 and its baseline within 2 points of a printed 88."""
+    lines = lines_of(THREE) + lines_of({"fdse": [0.88] * 3, "fedavg": [0.89] * 3}, None, "--lr", "0.01")
+    records = Records(write_records(tmp_path / "r.jsonl", lines))
+    of = [measure(A_PAPER, CLAIM, one, records, 4.0, None, 0) for one in (OWN, SLOW)]
+    answer = Answer(A_PAPER, CLAIM, 4.0, [92.0, 88.0], of[0], [of[1]], [])
+    assert answer.is_near(of[0]) and answer.is_near(of[1])
+    assert not dataclasses.replace(answer, levels=[0, 86.9]).is_near(of[1])
+    assert others_words(answer).startswith("Of 1 other settings 1 have runs; 0 of them have a mean gain")
+    axis, one, other = answer.moves_most()
+    assert axis == "rate" and [one.difference, other.difference] == pytest.approx([2, -1])
+    assert "**FDSE** prints a gain of +4.0 points" in paper_sentence([answer])
+
+
+def test_what_a_claim_lacks(tmp_path):
+    """Each run once, of the claims that are asked for: answer A first, both methods of a seed together."""
+    records = Records(write_records(tmp_path / "r.jsonl", []))
+    lacking = missing([], records, "paper", [0, 1], runs_for([A_PAPER], {"claim-c"}, [0, 1], records))
+    commands = [f"python {name}.py --dataset digits --rounds 20{rate} --seed {seed}"
+                for rate in ("", " --lr 0.01") for seed in (0, 1) for name in ("fdse", "fedavg")]
+    assert [one.run.command for one in lacking] == commands
+    assert lacking[0].tables == ["claim-c"] and not [*runs_for([A_PAPER], {"claim-d"}, [0], records)]
+    assert len([*runs_for([A_PAPER], {"claim-c"}, None, records)]) == 2 * 2 * 3
+
+
+def test_a_claims_file_names_what_it_has():
+    content = {"methods": {"A": {"module": "fdse"}}, "idea": "", "decides": [], "tables": [], "axes": {},
+               "not_planned": [], "specifications": [{"name": "text", "why": "w", "dataset": "digits"}],
+               "claims": [{"id": "c", "says": "", "quotation": "", "place": "", "table": "fdse-1",
+                           "dataset": "d", "columns": [], "rows": [], "methods": ["A", "B"], "own": "text",
+                           "metric": "best/ALL"}]}
+    with pytest.raises(ValueError, match="c names a method"):
+        read_paper("fdse", content)
+    content["specifications"][0]["choices"] = {"rate": "0.01"}
+    with pytest.raises(ValueError, match="rate = 0.01 is on no axis"):
+        read_paper("fdse", content)
+    with pytest.raises(ValueError, match="FDSE, M0: 0 published numbers"):
+        printed_gain(dataclasses.replace(CLAIM, columns=["M0"]), {table.id: table for table in TABLES})
+
+
+# The committed claims
 
 
 def without_seed(work: str) -> str:
@@ -41,22 +223,21 @@ def without_seed(work: str) -> str:
 
 
 def of_records(one: Measured, name: str) -> dict[int, float]:
-    """{seed: percent} of a method under a reading, from the lines of runs.jsonl, by their arguments alone: of
-    several runs the newest, of two precisions the one with more seeds."""
-    metric, by_precision = one.reading.metric or one.claim.metric, {}
-    start = PAPER_OF[one.claim.id].methods[name].start
+    """{seed: percent} of a method under a specification, from the lines of runs.jsonl, by their arguments
+    alone: those of the precision and the machine of the gain's records, of several runs the newest."""
+    paper = next(of for of in PAPERS if one.claim in of.claims)
+    kind, by_seed = kind_of(one.records[0]), {}
     for i, run in enumerate(one.runs[name]):
         for line in LINES:
-            args = line["args"]
-            if without_seed(line["work"]) == without_seed(run.work):
-                of_seeds = by_precision.setdefault(args["precision"], {})
-                of_seeds.setdefault(args["seed"], {})[i] = at(line, metric, start)
-    whole = {}
-    for precision, of_seeds in by_precision.items():
-        cases = len(one.runs[name])
-        full = {seed: of for seed, of in of_seeds.items() if len(of) == cases}
-        whole[precision] = {seed: statistics.mean(of.values()) for seed, of in full.items()}
-    return max(whole.values(), key=len)
+            if without_seed(line["work"]) == without_seed(run.work) and kind_of(line) == kind:
+                value = at(line, claims.metric_of(one.claim, one.specification), paper.methods[name].start)
+                by_seed.setdefault(line["args"]["seed"], {})[i] = value
+    cases = len(one.runs[name])
+    return {seed: statistics.mean(of.values()) for seed, of in by_seed.items() if len(of) == cases}
+
+
+def kind_of(record: dict) -> tuple[str, bool]:
+    return record["args"]["precision"], bool(record["hardware"].get("gpu"))
 
 
 def at(record: dict, metric: str, start: bool) -> float:
@@ -67,54 +248,71 @@ def at(record: dict, metric: str, start: bool) -> float:
     return 100 * value
 
 
-WITH_GAIN = [(judged, one) for judged in JUDGED for one in judged.measured if one.gain()]
+WITH_GAIN = [(answer, one) for answer in ANSWERS for one in answer.measured if one.gain()]
+NAMES = [f"{answer.claim.id}, {one.specification.name}" for answer, one in WITH_GAIN]
 
 
-NAMES = [f"{judged.claim.id}, {one.reading.name}" for judged, one in WITH_GAIN]
-
-
-@pytest.mark.parametrize("judged, one", WITH_GAIN, ids=NAMES)
-def test_every_gain_is_that_of_the_records(judged, one):
-    """The interval at the claim's level and the verdict, by scipy's paired test."""
+@pytest.mark.parametrize("answer, one", WITH_GAIN, ids=NAMES)
+def test_every_gain_is_that_of_the_records(answer, one):
+    """The plain and the corrected interval by scipy's paired test, and the answer to the first question."""
     a, b = (of_records(one, name) for name in one.claim.methods)
     shared = sorted(a.keys() & b.keys())
-    assert len(shared) == one.seeds > 2
+    assert shared == [*one.gains]
     test = stats.ttest_rel([a[seed] for seed in shared], [b[seed] for seed in shared])
-    for level in (0.05, judged.level):
+    for level in (0.05 / 18, 0.05):
         low, high = test.confidence_interval(1 - level)
         assert one.gain(level).interval == pytest.approx((low, high), abs=1e-9)
-    words = verdict_of(judged, one)
-    if words in [*VERDICTS][:5]:
-        assert words == verdict(low, high, judged.printed)
-
-
-def test_the_levels_share_the_error():
-    """Among the claims with a reading that counts; the others' intervals are as wide."""
-    assert sum(one.level for one in JUDGED if one.counting) == pytest.approx(0.05)
-    assert len({one.level for one in JUDGED}) == 1
-    assert 12 <= len(JUDGED) <= 16
+    assert one.above_zero == ("yes" if low > 0 else "no" if high < 0 else "open")
 
 
 def test_printed_gains_by_hand():
-    by_id = {one.claim.id: one for one in JUDGED}
+    by_id = {one.claim.id: one for one in ANSWERS}
     assert by_id["fedsr-outer"].printed == pytest.approx((93.5 + 93.6 - 85.9 - 86.2) / 2, abs=0.2)
     assert by_id["fdse-all"].printed == pytest.approx(87.15 - 82.60)
-    assert by_id["fdse-all"].deviation == pytest.approx((2.06 ** 2 + 3.14 ** 2) ** 0.5)
+    assert by_id["fdse-all"].levels == pytest.approx([87.15, 82.60])
+    assert by_id["fdse-all"].own.deviation == pytest.approx((2.06 ** 2 + 3.14 ** 2) ** 0.5)
+    assert [by_id[f"fdse-{module}"].printed for module in "abc"] == pytest.approx([3.04, 2.33, 1.20])
     assert by_id["fedcir-pacs"].printed == pytest.approx(58.81 - 52.61)
-    assert by_id["fedgala-10"].printed == pytest.approx(1.4) and by_id["fedgala-10"].deviation is None
+    assert by_id["fedgala-10"].printed == pytest.approx(1.4) and by_id["fedgala-10"].own.deviation is None
 
 
-def test_the_readings_begin_with_the_text():
-    """What counts is the nearest to the text, whatever it gives."""
-    for judged in JUDGED:
-        assert judged.measured[0].reading.name.startswith("text")
-        names = [name for paper in PAPERS if paper.id == judged.paper for name in paper.readings]
-        order = [names.index(one.reading.name) for one in judged.measured]
-        assert order == sorted(order)
-        for one in judged.measured:
-            if one is judged.counting:
-                break
-            assert verdict_of(judged, one) not in [*VERDICTS][:5]
+def test_answer_a_has_the_defaults_of_its_files():
+    """Flags name every value; a default that moves later must not move answer A."""
+    for answer in ANSWERS:
+        for runs in answer.own.runs.values():
+            for run in runs:
+                shown = claims.arguments(run.module, run.flags)
+                default = claims.arguments(run.module, default_flags(run.flags))
+                assert dataclasses.asdict(shown) == dataclasses.asdict(default), run.command
+
+
+def default_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that choose data, target and what is left out; none that repeats a default."""
+    kept = ("--dataset", "--target", "--protocol", "--target-part", "--variant", "--lambda", "--adapt-epochs",
+            "--adapt-lr", "--alpha-l2r", "--alpha-cmi", "--lambda0", "--reference", "--local-alignment")
+    alone = [flag for flag in flags if flag in ("--no-consensus", "--no-similarity", "--no-adversarial",
+                                                "--no-global-alignment")]
+    pairs = [word for flag, value in zip(flags, flags[1:]) if flag in kept for word in (flag, value)]
+    return (*pairs, *alone)
+
+
+def test_specifications_differ_from_answer_a_in_their_choices_alone():
+    """No two of a claim's specifications are the same; illustrations name their data."""
+    for answer in ANSWERS:
+        names = [one.specification for one in (answer.own, *answer.others)]
+        chosen = [tuple(sorted(answer.paper.choices(of).items())) for of in names]
+        assert len(set(chosen)) == len(chosen) and not answer.own.specification.choices
+        assert not any(of.other_data for of in names)
+        assert all(one.specification.other_data for one in answer.illustrations)
+
+
+def test_the_rule_is_older_than_what_it_judges():
+    """Its commit has the date that the pages name."""
+    words = ["git", "-C", str(ROOT), "log", "--diff-filter=A", "--format=%cI", "--", "claims/RULE.md"]
+    dates = subprocess.run(words, capture_output=True, text=True).stdout.split()
+    if not dates:
+        pytest.skip("this is no git checkout, or one without a history")
+    assert claims.COMMITTED[:10] == dates[-1][:10]
 
 
 def test_no_number_is_typed_into_the_words():
@@ -124,83 +322,3 @@ def test_no_number_is_typed_into_the_words():
             if line.startswith(("    \"", "idea", "says", "why")):
                 words = re.sub(r"\{\{.*?\}\}", "", line)
                 assert not re.search(r"[+-]\d|\d points?\b|\d\.\d+%", words), line
-
-
-# A claim by hand
-
-CLAIM = Claim("c", "FDSE gains", "q", "p", "fdse-1", "officecaltech", ["ALL"], ["FDSE", "FedAvg"],
-              ["FDSE", "FedAvg"], "best/ALL", readings=["digits"])
-OF_DIGITS = Reading("digits", "at hand", "digits", "--rounds 20")
-METHODS = {"FDSE": Method("fdse"), "FedAvg": Method("fedavg")}
-A_PAPER = Paper("fdse", METHODS, {"digits": OF_DIGITS}, [CLAIM], "", [], [])
-
-
-def measured(tmp_path, values: dict[str, list[float]], curve: list[float], every: int = 1) -> Measured:
-    made = []
-    for name, of_seeds in values.items():
-        for seed, value in enumerate(of_seeds):
-            flags = ["--dataset", "digits", "--rounds", "20", "--seed", str(seed), "--precision", "fp32"]
-            rounds = [20 - every * i for i in reversed(range(len(curve)))]
-            made.append(record(name, flags, best={"ALL": value}, curve={"round": rounds, "ALL": curve}))
-    return measure(A_PAPER, CLAIM, OF_DIGITS, Records(write_records(tmp_path / "r.jsonl", made)))
-
-
-def test_a_claim_of_three_seeds_by_hand(tmp_path):
-    """Gains of 1, 2 and 3 points: 2 +- 4.303 / sqrt 3."""
-    values = {"fdse": [0.91, 0.92, 0.93, 0.99], "fedavg": [0.90, 0.90, 0.90]}
-    one = measured(tmp_path, values, [0.9] * 10)
-    assert one.seeds == 3 and one.gain().interval == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)
-    assert gain_words(one) == "+2.0 (-0.5 to +4.5)" and one.rise == pytest.approx(0)
-    assert verdict_of(Judged(CLAIM, "fdse", 4.55, None, [one]), one) == "not found"
-    assert verdict_of(Judged(CLAIM, "fdse", 4.4, None, [one]), one) == "cannot tell"
-    made = [of | {"args": of["args"] | {"precision": "bf16"}} for of in one.records[:4]]  # FDSE's alone
-    records = Records(write_records(tmp_path / "more.jsonl", made + one.records[1:]))
-    assert [*measure(A_PAPER, CLAIM, OF_DIGITS, records).gains] == [1, 2]
-
-
-def test_a_curve_that_rises_has_no_verdict(tmp_path):
-    """A point and more over the last four of twenty rounds, whatever was before."""
-    values = {"fdse": [0.91, 0.92, 0.93], "fedavg": [0.90, 0.90, 0.90]}
-    for step, words in ((0.004, "not converged"), (0.002, "cannot tell")):
-        curve = [0.1] * 15 + [0.8 + step * i for i in range(5)]
-        one = measured(tmp_path, values, curve)
-        assert one.rise == one.rises["FedAvg"] == pytest.approx(400 * step)
-        judged = Judged(CLAIM, "fdse", 4.0, None, [one])
-        assert verdict_of(judged, one) == words
-        assert (judged.counting is one) == (words == "cannot tell")
-    one = measured(tmp_path, values, [0.9, 0.9])
-    assert one.rise is None and verdict_of(Judged(CLAIM, "fdse", 4.0, None, [one]), one) == "no curve"
-    assert rise_of([], "best/ALL") is None
-    sparse = measured(tmp_path, values, [0.1, 0.8, 0.81, 0.82], every=6)  # at 2, 8, 14, 20: the last three
-    assert sparse.rise == pytest.approx(4 / 6)
-
-
-def test_too_few_seeds_have_a_mean_and_no_verdict(tmp_path):
-    one = measured(tmp_path, {"fdse": [0.91, 0.92], "fedavg": [0.90, 0.90, 0.90]}, [0.9] * 5)
-    judged = Judged(CLAIM, "fdse", 4.0, None, [one])
-    assert gain_words(one) == "+1.5 (no interval: 2 seeds)" and judged.verdict == "too few seeds"
-    none = measured(tmp_path, {"fdse": [0.91]}, [0.9] * 5)
-    assert gain_words(none) == "not measured yet"
-    assert Judged(CLAIM, "fdse", 4, None, [none]).verdict == "not measured"
-
-
-def test_what_a_claim_lacks(tmp_path):
-    """Each run once, of the claims that are asked for."""
-    records = Records(write_records(tmp_path / "r.jsonl", []))
-    lacking = missing([], records, "paper", [0, 1], runs_for([A_PAPER], {"claim-c"}, [0, 1], records))
-    commands = [f"python {name}.py --dataset digits --rounds 20 --seed {seed}"
-                for name in ("fdse", "fedavg") for seed in (0, 1)]
-    assert [one.run.command for one in lacking] == commands
-    assert lacking[0].tables == ["claim-c"] and not [*runs_for([A_PAPER], {"claim-d"}, [0], records)]
-
-
-def test_a_claims_file_names_what_it_has():
-    content = {"methods": {"A": {"module": "fdse"}}, "idea": "", "decides": [], "tables": [],
-               "readings": [{"name": "text", "why": "w", "dataset": "digits"}],
-               "claims": [{"id": "c", "says": "", "quotation": "", "place": "", "table": "fdse-1",
-                           "dataset": "d", "columns": [], "rows": [], "methods": ["A", "B"],
-                           "metric": "best/ALL"}]}
-    with pytest.raises(ValueError, match="c names a method"):
-        read_paper("fdse", content)
-    with pytest.raises(ValueError, match="FDSE, M0: 0 published numbers"):
-        printed_gain(dataclasses.replace(CLAIM, columns=["M0"]), {table.id: table for table in TABLES})
