@@ -16,7 +16,7 @@ from plumbing.settings import Args
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 KEPT = weakref.WeakKeyDictionary()  # {network: {code of a step: Recordings}}, gone with the network
 side_stream = functools.cache(torch.cuda.Stream)  # of a GPU: libraries keep memory for each stream
@@ -45,7 +45,8 @@ def captured(args: Args, model: nn.Module, opt: torch.optim.Optimizer):
             leaves, form = tree_flatten(given)
             key = (str(form), *(v for v in read.values() if isinstance(v, bool)), *map(kind, leaves))
             if key not in kept.inputs:
-                inputs = kept.inputs[key] = [own_copy(v, args.device) for v in leaves]
+                inputs = tree_map_only(Tensor, lambda v: v.detach().to(args.device, copy=True), leaves)
+                kept.inputs[key] = inputs
                 result = kept.beside(lambda: step(*tree_unflatten(inputs, form)))
                 kept.memory = memory_of(opt)
                 return result
@@ -59,7 +60,7 @@ def captured(args: Args, model: nn.Module, opt: torch.optim.Optimizer):
                     raise Stop(f"a recorded step reads {name}, which has changed since: make it a tensor "
                                "among the step's arguments, or add --capture off")
             replay()
-            results = [torch.empty_like(v) if isinstance(v, Tensor) else v for v in outputs]
+            results = tree_map_only(Tensor, torch.empty_like, outputs)
             copy(results, outputs)  # else the next replay would change them
             return tree_unflatten(results, form)
         return run
@@ -71,11 +72,6 @@ def is_recorded(args: Args, file: str) -> bool:
     if args.capture == "auto" and (args.deterministic or ROOT not in Path(file).resolve().parents):
         return False
     return args.capture != "off" and args.device.startswith("cuda")
-
-
-def own_copy(v, device: str):
-    """An argument, a tensor copied to where the recording finds it."""
-    return v.detach().to(device, copy=True) if isinstance(v, Tensor) else v
 
 
 def kind(v):

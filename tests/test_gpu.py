@@ -76,24 +76,26 @@ def test_an_optimizer_in_a_recorded_step(optimizer):
     for mode in ("off", "on"):
         torch.manual_seed(0)
         flags = ["--momentum", 0.9, "--lr", 0.01, "--lr-decay", 0.5, "--device", DEVICE, "--capture", mode]
-        args = parsed("fedavg", *flags)
-        net, kept = torch.nn.Linear(8, 4).to(DEVICE), None
+        args, net, kept = parsed("fedavg", *flags), torch.nn.Linear(8, 4).to(DEVICE), None
         for t in range(3):
             opt = optimizer(net, args, t, kept)
-
-            @common.captured(args, net, opt)
-            def step(x):
-                loss = net(x).square().mean()
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-                return loss.detach()
-
-            for _ in range(4):
-                step(torch.randn(16, 8).to(DEVICE))
+            four_steps(args, net, opt)
             kept = common.optimizer_state(net, opt) if t == 0 else None
         weights.append(net.weight.detach().cpu())
     assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)
+
+
+def four_steps(args, net, opt) -> None:
+    @common.captured(args, net, opt)
+    def step(x):
+        loss = net(x).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    for _ in range(4):
+        step(torch.randn(16, 8).to(args.device))
 
 
 @pytest.mark.parametrize("method", METHODS)
