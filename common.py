@@ -19,6 +19,7 @@ from typing import Protocol
 
 from plumbing import linear
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
+from plumbing.capture import captured
 from plumbing.catalog import is_own, own_file
 from plumbing.decoding import open_images
 from plumbing.errors import Stop, out_of_memory
@@ -43,8 +44,8 @@ from plumbing.splits import completed
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Kept", "LinearArgs", "adam", "arg", "going_on", "optimizer_state", "parse", "rotate", "sgd",
-           "source", "to_device"]  # for method files
+__all__ = ["Kept", "LinearArgs", "adam", "arg", "captured", "going_on", "optimizer_state", "parse", "rotate",
+           "sgd", "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers

@@ -46,12 +46,11 @@ another value. What the code does against the text is in official/fdse.py; all o
 
 import dataclasses
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, flatten,
-                    group_by, load, parse, pick, run, sgd, source, state, uniform)
+from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, captured,
+                    flatten, group_by, load, parse, pick, run, sgd, source, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -152,6 +151,17 @@ def consistency(batch: list, glob: list, hat: list | None, beta: float, gamma: f
     return loss, running
 
 
+def bn_dfe_statistics(blocks: list) -> list[tuple[Tensor, Tensor]]:
+    """The running statistics of each block's BN_DFE: as received they are (mu_g, var_g)."""
+    return [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in blocks]
+
+
+def forget_batch(blocks: list) -> None:
+    """Free the last batch's statistics, and with them its graph."""
+    for b in blocks:
+        b.statistics = None
+
+
 class Client:
     keeps = ("bn_dse", "trained")
 
@@ -172,13 +182,10 @@ class Client:
             bn_dse = self.bn_dse
         return down["u"] | down["v"] | down["bn_dfe"] | bn_dse
 
-    def bn_dfe_statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """The running statistics of each block's BN_DFE: as received they are (mu_g, var_g)."""
-        return [(b.bn_dfe.running_mean.clone(), b.bn_dfe.running_var.clone()) for b in self.blocks]
-
-    def consistency(self, glob: list, hat: list | None) -> tuple[Tensor, list]:
+    @staticmethod
+    def consistency(args: Args, blocks: list, glob: list, hat: list | None) -> tuple[Tensor, list]:
         """L_Con of the batch that the network has just seen, and the running statistics for the next one."""
-        return consistency([b.statistics for b in self.blocks], glob, hat, self.args.beta)
+        return consistency([b.statistics for b in blocks], glob, hat, args.beta)
 
     def train(self, down: Payload, t: int) -> Payload:
         r"""
@@ -192,25 +199,35 @@ class Client:
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        glob, hat = self.bn_dfe_statistics(), None
-        log = defaultdict(list)
-        for x, y in batches(self.data.train, args, t, self.k):  # line 6: x [B, C, H, W]; y [B]
+        blocks, consistency_of = self.blocks, self.consistency
+        constrained = bool(args.lambda_) and t >= args.con_from
+
+        @captured(args, model, opt)
+        def step(x, y, glob, hat):  # x [B, C, H, W]; y [B]
+            log = {}
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 l_task = cross_entropy(model.classify(z), y)
-            log["loss"].append(l_task.detach())
+            log["loss"] = l_task.detach()
             l_con = 0
-            if args.lambda_ and t >= args.con_from:
-                l_con, hat = self.consistency(glob, hat)
-                log["consistency"].append(l_con.detach())
+            if constrained:
+                l_con, hat = consistency_of(args, blocks, glob, hat)
+                log["consistency"] = l_con.detach()
             loss = l_task + args.lambda_ * l_con  # line 7
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # line 8
-            self.forget_batch()
-        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+            forget_batch(blocks)
+            return log, hat
+
+        glob, hat = bn_dfe_statistics(blocks), None
+        logs = []
+        for x, y in batches(self.data.train, args, t, self.k):  # line 6
+            log, hat = step(x, y, glob, hat)
+            logs.append(log)
+        self.log = {name: torch.stack([log[name] for log in logs]).mean() for name in logs[0]}
         w = state(model)
         self.bn_dse = pick(w, self.parts.bn_dse)
         if args.evaluated == "trained":
@@ -219,11 +236,6 @@ class Client:
         if args.protocol == "lodo":
             up["bn_dse"] = self.bn_dse  # for the unseen client
         return up  # line 10
-
-    def forget_batch(self) -> None:
-        """Free the last batch's statistics, and with them its graph."""
-        for b in self.blocks:
-            b.statistics = None
 
     def model(self, down: Payload) -> nn.Module:
         if self.trained:  # --evaluated trained: its own model, whatever comes down
@@ -250,16 +262,16 @@ class Client:
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module not in adapting:
                 module.eval()
         theta_v = list(pick(dict(model.named_parameters()), self.parts.v).values())
-        glob, hat = self.bn_dfe_statistics(), None
+        glob, hat = bn_dfe_statistics(self.blocks), None
         for x, _ in batches(self.data.test, args, 0, self.k):  # lines 2-3; labels are not looked at
             with autocast(args):
                 model.features(x)  # line 4
-            l_con, hat = self.consistency(glob, hat)  # lines 5-6
+            l_con, hat = self.consistency(args, self.blocks, glob, hat)  # lines 5-6
             gradients = torch.autograd.grad(l_con, theta_v)
             with torch.no_grad():
                 for p, gradient in zip(theta_v, gradients):
                     p.sub_(gradient, alpha=args.adapt_lr)  # line 7
-        self.forget_batch()
+        forget_batch(self.blocks)
         if not torch.isfinite(flatten(theta_v)).all():
             raise Stop(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or --adapt-epochs")
 

@@ -26,7 +26,8 @@ Where the papers that compare with FedAvg, and this file, differ (in full: docs/
 from dataclasses import dataclass
 
 import common
-from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, source, state
+from common import (ClientData, Payload, arg, autocast, average, batches, captured, load, parse, run, sgd,
+                    source, state)
 
 import torch
 from torch import nn
@@ -116,17 +117,20 @@ class Client:
         args = self.args
         model = self.model(down).train()
         opt = sgd(model, args, t)
-        losses = []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
+
+        @captured(args, model, opt)
+        def step(x, y):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)
-            losses.append(loss.detach())
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # w <- w - eta grad l(w; b)
+            return loss.detach()
+
+        losses = [step(x, y) for x, y in batches(self.data.train, args, t, self.k)]
         self.log = {"loss": torch.stack(losses).mean()}
         return {"w": state(model), "n": torch.tensor(len(self.data.train))}
 

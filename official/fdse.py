@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import fdse
 from common import Net, Stop, arg, parse, run
-from fdse import GAMMA, Server, depth_weights
+from fdse import GAMMA, Server, bn_dfe_statistics, depth_weights
 
 from torch import Tensor
 import torch
@@ -106,13 +106,14 @@ def consistency_first(batch: list, glob: list, now: list, beta: float, gamma: fl
 
 class Client(fdse.Client):
 
-    def consistency(self, glob: list, hat: list | tuple | None) -> tuple[Tensor, list | tuple | None]:
-        batch = [b.statistics for b in self.blocks]
-        if self.args.con_loss == "official":
-            return consistency_official(batch, glob, hat, self.args.beta)
-        if self.args.con_loss == "first":
-            return consistency_first(batch, glob, self.bn_dfe_statistics(), self.args.beta), None
-        return super().consistency(glob, hat)
+    @staticmethod
+    def consistency(args: Args, blocks: list, glob: list, hat: list | tuple | None):
+        batch = [b.statistics for b in blocks]
+        if args.con_loss == "official":
+            return consistency_official(batch, glob, hat, args.beta)
+        if args.con_loss == "first":
+            return consistency_first(batch, glob, bn_dfe_statistics(blocks), args.beta), None
+        return fdse.Client.consistency(args, blocks, glob, hat)
 
 
 class Block(fdse.DSEBlock):

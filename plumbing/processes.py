@@ -112,7 +112,7 @@ def prepare(args) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # it is not read
-    torch.backends.cudnn.benchmark = not args.deterministic
+    torch.backends.cudnn.benchmark = args.cudnn_benchmark and not args.deterministic
     try:
         torch.cuda.set_device(args.device)
         torch.empty(1, device=args.device)

@@ -100,11 +100,11 @@ LISTED = [
     Tested(partialfed, "--strategy adaptive", USUAL, 60, 0.5, 0.7),
     Tested(fedgen, "--participation 0.5 --lambda-decay 0.9", USUAL, 40, 0.75, 0.7),
     Tested(feddyn, "--participation 0.5", USUAL, 60, 0.6, 0.7),
-    Tested(scaffold, "--participation 0.5", USUAL, 65, 0.5, 0.7),
+    Tested(scaffold, "--participation 0.5", USUAL, 65, 0.5, 0.65),
     Tested(moon, "", USUAL, 65, 0.5, 0.75),
     Tested(lgfedavg, f"{LODO} --evaluated trained", USUAL, 60, 0.5, 0.75),
     Tested(fedproc, f"--participation 0.5 {LODO}", USUAL, 60, 0.6, 0.75),
-    Tested(feddg_ga, f"--participation 0.8 {LODO}", USUAL, 65, 0.5, 0.75),
+    Tested(feddg_ga, f"--participation 0.8 {LODO}", USUAL, 65, 0.5, 0.7),
 ]
 TESTED = {method.module.__name__: method for method in LISTED}
 MODULES = {name: method.module for name, method in TESTED.items()}

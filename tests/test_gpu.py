@@ -8,10 +8,12 @@ and its losses are only to be near. GPU_TESTS_ON=cpu runs the tests without a GP
 import os
 import warnings
 
+import common
 import torch
 from common import LinearArgs
+from plumbing.capture import Recordings
 from reproduce.measures.finished import rebuilt
-from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, run_here
+from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, parsed, run_here
 from tests.test_every_method import same_metrics
 
 import pytest
@@ -50,6 +52,50 @@ def test_two_rounds_are_those_of_the_cpu(tmp_path, method):
         assert sent(ours) == sent(theirs)
         assert [ours[name] for name in EQUAL] == [theirs[name] for name in EQUAL]
         assert losses(theirs) == pytest.approx(losses(ours), rel=tolerance)
+
+
+@pytest.mark.parametrize("flags", ["", "--momentum 0.9 --clip 0.5", "--precision bf16"])
+@pytest.mark.parametrize("method", ["fedavg", "fdse", "official.fdse"])
+def test_replayed_steps_are_those_of_plain_ones(tmp_path, monkeypatch, method, flags):
+    recorded, record = [], Recordings.record
+    monkeypatch.setattr(Recordings, "record", lambda *step: recorded.append(step) or record(*step))
+    for mode in ("off", "on"):
+        assert not recorded
+        more = ["--batch-size", 16, "--con-from", 0][:2 if method == "fedavg" else 4]
+        run_here(method, tmp_path / mode, *flags.split(), *more, "--capture", mode, "--device", DEVICE)
+    assert bool(recorded) is DEVICE.startswith("cuda")
+    pairs = zip(metrics(tmp_path / "off"), metrics(tmp_path / "on"), strict=True)
+    for (plain, replayed), tolerance in zip(pairs, (FIRST, SECOND)):
+        assert losses(replayed) == pytest.approx(losses(plain), rel=tolerance)
+
+
+@pytest.mark.parametrize("optimizer", [common.sgd, common.adam])
+def test_an_optimizer_in_a_recorded_step(optimizer):
+    """Over rounds with rates of their own, of which the second goes on from what was kept."""
+    weights = []
+    for mode in ("off", "on"):
+        torch.manual_seed(0)
+        flags = ["--momentum", 0.9, "--lr", 0.01, "--lr-decay", 0.5, "--device", DEVICE, "--capture", mode]
+        args, net, kept = parsed("fedavg", *flags), torch.nn.Linear(8, 4).to(DEVICE), None
+        for t in range(3):
+            opt = optimizer(net, args, t, kept)
+            four_steps(args, net, opt)
+            kept = common.optimizer_state(net, opt) if t == 0 else None
+        weights.append(net.weight.detach().cpu())
+    assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)
+
+
+def four_steps(args, net, opt) -> None:
+    @common.captured(args, net, opt)
+    def step(x):
+        loss = net(x).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    for _ in range(4):
+        step(torch.randn(16, 8).to(args.device))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,0 +1,228 @@
+"""Recorded steps, on a CPU: a tape of operators stands for the CUDA graph (tests/tape.py)."""
+
+import dataclasses
+import gc
+import sys
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import common
+import fdse
+from common import Stop, captured
+from plumbing import capture
+from tests.conftest import PROGRAMS, interrupted, metrics, parsed, run_here
+from tests.tape import Tape, taped
+from tests.test_every_method import same_metrics
+
+import pytest
+import torch
+from torch import nn
+
+FLAGS = ["--image-size", 8, "--limit", 50, "--rounds", 3, "--batch-size", 11, "--momentum", 0.9,
+         "--clip", 0.5, "--lr-decay", 0.5, "--checkpoint-every", 0]  # batches of 11, 11, 11 and 7 images
+METHODS = ["fedavg", "fdse", "official.fdse"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_replayed_rounds_have_the_same_bytes(tmp_path, monkeypatch, method):
+    run_here(method, tmp_path / "plain", *FLAGS)
+    counts = taped(monkeypatch)
+    run_here(method, tmp_path / "replayed", *FLAGS)
+    assert same_metrics(tmp_path / "plain", tmp_path / "replayed")
+    steps = 3 * len(metrics(tmp_path / "plain")[0]["clients"]) * 4
+    kinds = {"fedavg": 2}.get(method, 5)  # of fdse the first batch too, before and in the rounds with L_Con
+    assert len(counts) <= kinds and sum(counts) >= steps - 2 * kinds
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fdse"])
+def test_a_resumed_run_adopts_what_was_kept(tmp_path, monkeypatch, method):
+    run_here(method, tmp_path / "plain", *FLAGS)
+    assert not taped(monkeypatch)
+    interrupted(method, monkeypatch, tmp_path / "parts", *FLAGS, after=1)
+    run_here(method, tmp_path / "parts", *FLAGS)
+    assert same_metrics(tmp_path / "plain", tmp_path / "parts")
+
+
+def test_on_a_cpu_the_step_is_the_function(tmp_path):
+    def step(x):
+        return x
+    args = parsed("fedavg", "--device", "cpu", "--capture", "on")
+    assert captured(args, nn.Linear(1, 1), None)(step) is step
+
+
+def test_auto_records_this_repositorys_files():
+    args = dataclasses.replace(parsed("fedavg"), device="cuda:0")
+    assert capture.is_recorded(args, fdse.__file__)
+    assert not capture.is_recorded(args, "/elsewhere/fdse.py")
+    assert not capture.is_recorded(dataclasses.replace(args, deterministic=True), fdse.__file__)
+    assert not capture.is_recorded(dataclasses.replace(args, capture="off"), fdse.__file__)
+    assert capture.is_recorded(dataclasses.replace(args, capture="on"), "/elsewhere/fdse.py")
+
+
+class Small:
+    """A network and a step of it."""
+
+    def __init__(self, monkeypatch):
+        self.counts = taped(monkeypatch)
+        torch.manual_seed(0)
+        self.args = parsed("fedavg", "--momentum", 0.9, "--device", "cpu")
+        self.net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.opt = common.sgd(self.net, self.args, 0)
+        self.x = torch.randn(5, 3)
+
+    def step(self, factor=1.0):
+        net, opt = self.net, self.opt
+
+        @captured(self.args, net, opt)
+        def step(x):
+            loss = factor * net(x).square().sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+        return step
+
+
+def test_a_number_that_changes_stops_the_run(monkeypatch):
+    small = Small(monkeypatch)
+    for _ in range(3):
+        small.step(2.0)(small.x)
+    with pytest.raises(Stop, match="reads factor, which has changed since: .* --capture off"):
+        small.step(3.0)(small.x)
+
+
+def test_a_network_in_another_state_stops_the_run(monkeypatch):
+    small = Small(monkeypatch)
+    for _ in range(3):
+        small.step()(small.x)
+    small.net.eval()
+    with pytest.raises(Stop, match="reads net, which has changed since"):
+        small.step()(small.x)
+    small.net.train()
+    small.step()(small.x)
+    small.net[0].weight.data = small.net[0].weight.data.clone()
+    with pytest.raises(Stop, match="reads net, which has changed since"):
+        small.step()(small.x)
+
+
+@pytest.mark.parametrize("read", [torch.ones(1), object(), lambda read: read])
+def test_what_could_change_unseen_is_refused(monkeypatch, read):
+    small = Small(monkeypatch)
+    inner = read
+    if callable(read):
+        def inner():
+            return read
+    with pytest.raises(Stop, match="step reads inner, a (Tensor|object|function): .*--capture off"):
+        captured(small.args, small.net, small.opt)(lambda x: inner)(small.x)
+    with pytest.raises(Stop, match="takes tensors and bools; found a float: make it a tensor"):
+        small.step()(0.5)
+
+
+def test_results_are_copies(monkeypatch):
+    small = Small(monkeypatch)
+    losses = [small.step()(small.x) for _ in range(5)]
+    assert len({float(loss) for loss in losses}) == 5
+
+
+def test_the_state_of_the_optimizer_lies_where_it_was(monkeypatch):
+    """A new optimizer begins without momentum, or with what was kept, in the tensors of the first one."""
+    small = Small(monkeypatch)
+    for _ in range(3):
+        small.step()(small.x)
+    kept, first = common.optimizer_state(small.net, small.opt), small.opt
+    buffers = [first.state[p]["momentum_buffer"] for p in first.param_groups[0]["params"]]
+    small.opt = common.sgd(small.net, dataclasses.replace(small.args, lr=0.5), 0)
+    small.step()
+    rate = small.opt.param_groups[0]["lr"]
+    assert rate is first.param_groups[0]["lr"] and rate == 0.5
+    assert not any(buffer.any() for buffer in buffers)
+    small.opt = common.sgd(small.net, small.args, 0, kept)
+    small.step()
+    for (name, p), buffer in zip(small.net.named_parameters(), buffers):
+        assert small.opt.state[p]["momentum_buffer"] is buffer
+        assert buffer.equal(kept[name]["momentum_buffer"])
+
+
+def test_recordings_go_with_the_network(monkeypatch):
+    small = Small(monkeypatch)
+    for _ in range(3):
+        small.step()(small.x)
+    network = weakref.ref(small.net)
+    assert small.net in capture.KEPT
+    del small
+    gc.collect()
+    assert network() is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_reads_no_number(monkeypatch, method):
+    """On the device meta there is none to read; the tape refuses what goes to another device."""
+    module = PROGRAMS[method]
+    flags = ["--scale", "smoke", "--precision", "fp32", "--clip", 0.5, "--device", "cpu"]
+    args = dataclasses.replace(parsed(method, *flags), device="meta")
+    net = getattr(module, "build", common.backbone)(args, 1, 10).to("meta")
+    batch = torch.empty(6, 1, 8, 8, device="meta"), torch.empty(6, dtype=torch.long, device="meta")
+    steps = []
+
+    def on_tape(step):
+        def run(*given):
+            steps.append(step)
+            with Tape():
+                return step(*given)
+        return run
+
+    file = sys.modules[module.Client.train.__module__]
+    monkeypatch.setattr(file, "captured", lambda *_: on_tape)
+    monkeypatch.setattr(file, "batches", lambda *_: [batch] * 2)
+    monkeypatch.setattr(file, "autocast", lambda _: nullcontext())
+    monkeypatch.setattr(file, "sgd", lambda net, *_: torch.optim.SGD(net.parameters(), momentum=0.9))
+    client = module.Client(args, net, 0, SimpleNamespace(train=range(12), unseen=False))
+    client.train(module.Server(args, net, 1).download(0), t=1)
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize("bad", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x.to("meta"),
+                                 lambda x: torch.tensor(1.0), lambda x: bool(x.any())])
+def test_what_a_recording_cannot_hold(bad):
+    with pytest.raises(RuntimeError, match="while a step is recorded"), Tape():
+        bad(torch.ones(2))
+
+
+@pytest.mark.parametrize("fault", [None, "begin", "step", "end"])
+def test_a_graph_and_its_faults(monkeypatch, fault):
+    """What is asked of CUDA, in this order; a fault ends the run with one line."""
+    asked = []
+
+    def ask(what):
+        asked.append(what)
+        if what == fault:
+            raise RuntimeError("CUDA error: not permitted\nat line 7")
+
+    class Stream:
+        def wait_stream(self, _):
+            ask("wait")
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            ask("begin")
+
+        def capture_end(self):
+            ask("end")
+
+        def replay(self):
+            ask("replay")
+
+    monkeypatch.setattr(capture, "side_stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    kept = capture.Recordings("cuda:0")
+    if fault:
+        with pytest.raises(Stop, match=r"on this GPU \(CUDA error: not permitted\): add --capture off"):
+            kept.record(lambda: ask("step"))
+        return
+    replay, *_ = kept.record(lambda: ask("step"))
+    replay()
+    assert asked == ["wait", "begin", "step", "end", "wait", "replay"]
