@@ -12,7 +12,6 @@ import math
 import shlex
 import statistics
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -359,17 +358,26 @@ def judge_all(papers: list[Paper], tables: list[Table], records: Records) -> lis
 
 
 def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
-             records: Records) -> Iterator[tuple[str, Run]]:
-    """(`claim-<id>`, run) of all runs under the readings in which a claim that is wanted lacks a seed at the
-    precision of its records; three seeds without `seeds`."""
+             records: Records) -> list[tuple[str, str, Run]]:
+    """(`claim-<id>`, the same with the reading, run) of all runs under the readings in which a claim that is
+    wanted lacks a seed at the precision of its records; three seeds without `seeds`. The first reading of
+    each claim comes first, the methods before the control, and of these what lacks the fewest runs. Within it
+    the methods of a seed are beside each other."""
     seeds = range(3) if seeds is None else seeds
+    parts = []
     for paper in papers:
         for claim in paper.claims:
             if f"claim-{claim.id}" not in wanted:
                 continue
-            for reading in map(paper.readings.get, claim.readings):
+            for nearness, reading in enumerate(map(paper.readings.get, claim.readings)):
                 measured = measure(paper, claim, reading, records)
                 lacks = any(set(seeds) - of.keys() for of in measured.values.values()) or measured.differs_now
-                for name, seed in itertools.product(claim.names if lacks else (), seeds):
-                    for run in runs_of(paper, claim, reading, name, seed):
-                        yield f"claim-{claim.id}", run
+                control = [name for name in claim.names if name not in claim.methods]
+                for names, words in ((claim.methods, ""), (control, ", control")):
+                    runs = []
+                    for seed, name in itertools.product(seeds if lacks else (), names):
+                        runs += runs_of(paper, claim, reading, name, seed)
+                    order = nearness, bool(words), sum(not records.get(run) for run in runs)
+                    parts.append((order, f"claim-{claim.id}", reading.name + words, runs))
+    parts.sort(key=lambda part: part[0])
+    return [(name, f"{name}, {of}", run) for _, name, of, runs in parts for run in runs]

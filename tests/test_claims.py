@@ -189,7 +189,7 @@ def test_what_a_claim_lacks(tmp_path):
     records = Records(write_records(tmp_path / "r.jsonl", []))
     lacking = missing([], records, "paper", [0, 1], runs_for([A_PAPER], {"claim-c"}, [0, 1], records))
     commands = [f"python {name}.py --dataset digits --rounds 20 --seed {seed}"
-                for name in ("fdse", "fedavg") for seed in (0, 1)]
+                for seed in (0, 1) for name in ("fdse", "fedavg")]
     assert [one.run.command for one in lacking] == commands
     assert lacking[0].tables == ["claim-c"] and not [*runs_for([A_PAPER], {"claim-d"}, [0], records)]
 
