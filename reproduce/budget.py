@@ -23,7 +23,8 @@ from reproduce.records import Records, Run, folder_of_run
 import torch
 
 UNKNOWN = 0.5  # of the given time: what a run is taken to need while nothing is known
-GRACE = 4.0  # seconds between SIGTERM and SIGKILL
+EARLY = 4.0  # seconds before the end at which runs are told to end, after their round
+GRACE = 8.0  # seconds between that and their being killed
 ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
 ENDS = 3.0  # seconds of a process before its first round, and after its last
 
@@ -42,7 +43,7 @@ class Budget:
     def __init__(self, minutes: float, records: Records, jobs: int, gpus: list[str], kind: str,
                  since: float | None = None):
         self.given, self.records, self.kind = 60 * minutes, records, kind
-        self.end = (since or time.time()) + self.given
+        self.end = (since or time.time()) + self.given - EARLY
         self.together = math.ceil(jobs / max(1, len(gpus)))  # runs on a GPU
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run on a CPU
         self.begun: dict[Path, tuple[Run, float, int]] = {}  # when, and with how many rounds done
@@ -115,7 +116,7 @@ class Budget:
 
     @contextlib.contextmanager
     def keeps(self, processes):
-        """At the end of the time the processes are told to end, and soon after it they are killed."""
+        """The processes are told to end a little before the end of the time, and killed a little after it."""
         timers = [threading.Timer(self.left, processes.end),
                   threading.Timer(self.left + GRACE, processes.kill)]
         for timer in timers:

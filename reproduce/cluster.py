@@ -34,7 +34,7 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict, cluster: str
     """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
     `run_all`. With a budget: what can end in it, and its end is passed on. `cluster` is "local" for a test on
     this machine."""
-    counts, submitted, groups, timer = Counter(), [], by_training(runs), None
+    counts, submitted, groups = Counter(), [], by_training(runs)
     if budget:
         groups = budget.submitted(groups, parameters["slurm_array_parallelism"])
         minutes = math.ceil(budget.given / 60) + 1
@@ -59,16 +59,13 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict, cluster: str
                 try:
                     outcomes = job.result()
                 except Exception as e:  # whatever a job dies of is reported, the others go on
-                    over = budget and budget.left == 0
-                    why = "interrupted" if over else "failed"
+                    why = "interrupted" if budget and budget.left == 0 else "failed"
                     outcomes = [(why, str(e).strip() or type(e).__name__)] * len(group)
                 count(counts, bar, group, outcomes)
         except KeyboardInterrupt:
             for job in submitted:
                 job.cancel()
             counts["stopped"] = 1
-    if timer:
-        timer.cancel()
     return counts
 
 

@@ -194,6 +194,6 @@ def test_what_does_not_end_when_it_is_told_to_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(Budget, "need", lambda limit, run: 1)
     monkeypatch.setattr(budget, "rounds_done", lambda run: 0)
     started = time.monotonic()
-    limit = Budget(2 / 60, Records(tmp_path / "none.jsonl"), 2, [], "CPU")
+    limit = Budget((2 + budget.EARLY) / 60, Records(tmp_path / "none.jsonl"), 2, [], "CPU")
     counts = runner.run_all([Sleep("a"), Sleep("b"), Sleep("c")], place, 2, [], limit)
     assert counts == {"interrupted": 2} and 2 < time.monotonic() - started < 5
