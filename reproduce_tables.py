@@ -15,17 +15,19 @@ import argparse
 import fnmatch
 import math
 import sys
+import time
 from pathlib import Path
 
 from plumbing.errors import Stop
 from plumbing.settings import SCALES, Parser, add_version, existing_folder, shown_value
+from reproduce.budget import ANY_GPU, Budget, kind_here
 from reproduce.cells import Missing, missing
 from reproduce.check import check
 from reproduce.claims import read_claims, runs_for
 from reproduce.cluster import parameters_of, run_on_cluster
 from reproduce.commands import about, one_line_on_stop
 from reproduce.methods import ROOT
-from reproduce.plan import plan_text, planned
+from reproduce.plan import left_text, plan_text, planned
 from reproduce.records import Place, Records
 from reproduce.rendering import claim_folder, render
 from reproduce.runner import run_all
@@ -42,7 +44,9 @@ FOLDERS = {  # of each flag the repository's own, and what it is
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 for bad usage, 1 if a run has failed or a check finds a difference, 130
     after Ctrl-C."""
+    since = time.time()
     flags = parsed(argv)
+    flags.since = since
     with one_line_on_stop("reproduce_tables", "every finished run is recorded"):
         sys.exit(work(flags))
 
@@ -72,6 +76,10 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--seeds", "1", "seeds of each cell, 0 to SEEDS - 1; paper: as many as the paper's trials, one where "
         "they are not stated")
     add("--jobs", 1, "runs at a time")
+    add("--minutes", 0.0, "time for the runs; 0: no limit. Runs of claims come first, all methods of a seed "
+        "together, then the cheapest cells. None begins that cannot end, by what like runs took on this kind "
+        "of device; if none is known, half of the time has to be left. What still runs at the end keeps its "
+        "rounds: the same command resumes it. Pages are rendered after it")
     add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; empty: the methods' own choice")
     add("--executor", "local", "this machine, or jobs of a Slurm cluster through submitit",
         choices=("local", "slurm"))
@@ -106,6 +114,8 @@ def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
         (not 1 <= flags.jobs <= 10_000, f"--jobs is {flags.jobs}; it must be at least 1 and at most 10000"),
         (not 0 <= flags.sample < math.inf,
          f"--sample is {flags.sample:g}; it must be a finite number at least 0"),
+        (not 0 <= flags.minutes < 1e6, f"--minutes is {flags.minutes:g}; it must be at least 0, below 1e6"),
+        (flags.minutes and not flags.plan and not flags.run, "--minutes is of --run and --plan"),
         (flags.gpus and not numbers, f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"),
         (flags.commands and not flags.plan or flags.sample and not flags.check,
          "--commands is of --plan, --sample of --check"),
@@ -140,19 +150,22 @@ def work(flags: argparse.Namespace) -> int:
     if flags.plan or flags.run:
         seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
         of_claims = runs_for(papers, wanted, seeds, records)
-        plan = planned(missing(tables, records, flags.scale, seeds, of_claims), records, place)
+        lacking = missing(tables, records, flags.scale, seeds, of_claims)
+        plan = planned(lacking, records, place, claims=flags.minutes > 0)
     if flags.plan:
         print(plan_text(plan, [*place.flags, "--record", place.record] if flags.commands else []))
         return 0
     claim_folder(flags.out)
     if flags.run:
-        code = run_missing(plan, flags, place)
+        code = run_missing(plan, flags, place, records)
     if flags.check:
         code = check(records, place, flags.jobs, flags.sample)
     if flags.run or flags.check:
         records = Records(flags.records)
         tables = every  # what was run may stand in others too, and the overviews are of all
     print(render(tables, records, flags.out, len(tables) == len(every), papers, elsewhere))
+    if flags.minutes:
+        print(left_text(plan, records, seeds))
     return code
 
 
@@ -172,16 +185,20 @@ def place_of(flags: argparse.Namespace) -> Place:
     return Place(str(data), archives, str(flags.records))
 
 
-def run_missing(plan: list[Missing], flags: argparse.Namespace, place: Place) -> int:
+def run_missing(plan: list[Missing], flags: argparse.Namespace, place: Place, records: Records) -> int:
     """Run what is missing; returns the exit code."""
     for why in sorted({entry.why for entry in plan if entry.why}):
         print(f"left out: {why}", file=sys.stderr)
-    runs = [entry.run for entry in plan if not entry.why]
+    runs, gpus, budget = [entry.run for entry in plan if not entry.why], words_of(flags.gpus), None
+    if flags.minutes:
+        on_gpu = flags.executor == "slurm" and "gpu" in flags.slurm
+        kind = ANY_GPU if on_gpu else kind_here()
+        budget = Budget(flags.minutes, records, flags.jobs, gpus, kind, flags.since)
     if flags.executor == "slurm":
         parameters = {"slurm_array_parallelism": flags.jobs} | parameters_of(flags.slurm)
-        counts = run_on_cluster(runs, place, parameters)
+        counts = run_on_cluster(runs, place, parameters, budget=budget)
     else:
-        counts = run_all(runs, place, flags.jobs, words_of(flags.gpus))
+        counts = run_all(runs, place, flags.jobs, gpus, budget)
     ended = [f"{n} {outcome}" for outcome, n in counts.items() if outcome != "stopped"]
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:

@@ -5,6 +5,7 @@
     python -m bench.bench --archives DIR --with pfllib --pfllib CLONE --device cuda
     python -m bench.bench --archives DIR --with flower --size 64 --clients 52 --clip 0
     python -m bench.bench --archives DIR --small --clients 10,100,1000
+    python -m bench.bench --archives DIR --packed 6,1 --variants '--precision fp32;--precision bf16'
 
 With `--device cuda` all of it on a GPU, of which the clock waits until it has computed. `ours, training` is
 what training takes in the round loop, with batches, loading and copying of states. `ours, whole round` adds
@@ -19,6 +20,12 @@ train in fp32, as they ship, on images that were resized beforehand; none clips 
 
 `--small` is of ours alone: PACS at 28x28, the digits' network, batch 32, and the memory of each run.
 
+`--packed` is of runs at the same time, as many as it says: half of them FedAvg, half FDSE, each a process of
+its own; with 1 each of the two alone. A row for each of `--variants`, which are flags of the runs. After all
+first rounds they go on for `--seconds` and are told to end: seconds of the first round, the median of the
+later ones, and of these the shares of training, server and evaluation; rounds a minute of all; the memory
+used on the GPU; the mean loss of the first two rounds. No row begins that cannot end in `--limit` seconds.
+
 What each framework needs:
 
     flower   pip install "flwr[simulation]"    measured with 1.41.0
@@ -28,7 +35,9 @@ What each framework needs:
 import argparse
 import contextlib
 import io
+import itertools
 import json
+import math
 import os
 import shlex
 import statistics
@@ -36,19 +45,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import common
 import fdse
 import fedavg
-from plumbing.errors import Stop
+from plumbing.errors import Stop, handled, interrupt
 from plumbing.files import output_file, write_json
 from plumbing.processes import prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
 from plumbing.settings import Parser, choose_device
 from reproduce.commands import one_line_on_stop
 from reproduce.methods import builder_of, method
+from reproduce.runner import environment
 
 import numpy as np
 import torch
@@ -160,6 +170,100 @@ def small(flags) -> list[list]:
              "--batch-size", "32", "--epochs", "1"]
     return [[f"{module.__name__}, {flags.count} clients", *ours(module, words, flags.rounds, alone=True)]
             for module in (fedavg, method("scaffold"), fdse)]
+
+
+# Several runs at the same time
+
+PACKED = ["row", "first round", "later round", "train %", "server %", "evaluate %", "rounds/min of all",
+          "MiB of the GPU", "loss 1", "loss 2"]
+
+
+def packed(flags) -> Iterator[list]:
+    """The rows of `--packed`, each when it is measured."""
+    end = time.monotonic() + (flags.limit or math.inf)
+    common.open_dataset(fedavg.arguments(words_of(flags, "auto", flags.dataset)))  # decoded before
+    for count, variant in itertools.product(flags.packed.split(","), flags.variants.split(";")):
+        for modules in [[fedavg], [fdse]] if count == "1" else [[fedavg, fdse]]:
+            names = " and ".join(module.__name__ for module in modules)
+            row = f"{names}, {count} at a time {variant}".strip()
+            if time.monotonic() + flags.seconds > end:
+                print(f"{row}: not begun, the time is over", file=sys.stderr, flush=True)
+                continue
+            with tempfile.TemporaryDirectory() as out, handled(interrupt):
+                runs = {Path(out, str(n)): modules[n % len(modules)] for n in range(int(count))}
+                memory = at_once(flags, runs, shlex.split(variant), end)
+                yield from rows_of(row, runs, memory)
+
+
+def at_once(flags, runs: dict, variant: list[str], end: float) -> int | None:
+    """Let the runs go on together until `--seconds` after their first rounds; the most memory in use on the
+    GPU."""
+    processes, most, env = [], None, os.environ | environment(0, len(runs), [])
+    try:
+        for n, (path, module) in enumerate(runs.items()):
+            words = [*words_of(flags, "auto", flags.dataset), "--checkpoint-every", "30", "--rounds", "10000",
+                     "--seed", str(n // 2), "--out", str(path), *variant]
+            with open(f"{path}.log", "w") as log:
+                processes.append(subprocess.Popen([sys.executable, "-m", module.__name__, *words], cwd=ROOT,
+                                                  env=env, stdout=log, stderr=log))
+        while time.monotonic() < end and any(process.poll() is None for process in processes):
+            if all(lines_of(path, "timing") for path in runs):
+                end = min(end, time.monotonic() + flags.seconds)
+                while time.monotonic() < end:
+                    time.sleep(0.2)
+                    most = memory_used(flags.device, most)
+            time.sleep(0.2)
+    finally:
+        for process in processes:
+            process.terminate()
+        ended = time.monotonic() + 5
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, ended - time.monotonic()))
+            process.kill()
+    for path, process in zip(runs, processes):
+        if process.wait() in (1, 2):
+            said = Path(f"{path}.log").read_text().strip().splitlines() or ["no words"]
+            print(f"a run failed: {said[-1][:200]}", file=sys.stderr, flush=True)
+    return most
+
+
+def rows_of(row: str, runs: dict, memory: int | None) -> Iterator[list]:
+    """A row for each method of runs that were made at the same time."""
+    of_all, found = 0.0, {}
+    for path, module in runs.items():
+        seconds = np.array([list(line["seconds"].values())[:3] for line in lines_of(path, "timing")])
+        rounds = np.diff(seconds, axis=0, prepend=0) if len(seconds) else np.empty((0, 3))
+        losses = []
+        for line in lines_of(path, "metrics")[:2]:
+            losses.append(np.mean([log["loss"] for log in line["clients"].values()]))
+        if len(rounds) > 1:
+            of_all += 60 / np.median(rounds[1:].sum(1))
+        found.setdefault(module.__name__, []).append((rounds, losses))
+    for name, of_method in found.items():
+        first = [rounds[0].sum() for rounds, _ in of_method if len(rounds)]
+        later = np.concatenate([rounds[1:] for rounds, _ in of_method])
+        figures = [float(np.median(first))] if first else [None]
+        if len(later):
+            figures += [float(np.median(later.sum(1))), *map(float, 100 * later.sum(0) / later.sum())]
+        figures += [None] * (5 - len(figures))
+        losses = [*map(float, of_method[0][1]), None, None][:2]
+        yield [f"{row}: {name}", *figures, float(of_all) or None, memory, *losses]
+
+
+def lines_of(path: Path, name: str) -> list[dict]:
+    """The whole lines of a run's metrics or timing so far."""
+    file = path / f"{name}.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def memory_used(device: str, most: int | None) -> int | None:
+    """The MiB that all programs use on the GPU, if they are more."""
+    if not device.startswith("cuda"):
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return max(most or 0, (total - free) >> 20)
 
 
 # Other frameworks
@@ -306,6 +410,11 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="rounds, of which the median is shown (default: 3)")
     add("--clients", default="0", help="numbers of clients; 0 is one for each domain (default: 0)")
     add("--clip", type=float, default=10.0, help="gradient clipping of ours, 0 is none (default: 10)")
+    add("--packed", default="", help="numbers of runs at the same time instead, such as 6,1")
+    add("--variants", default="", help="with --packed: flags of the runs, several with ; between them")
+    add("--dataset", default="officecaltech", help="of --packed (default: officecaltech)")
+    add("--seconds", type=float, default=10.0, help="of a row of --packed after first rounds (default: 10)")
+    add("--limit", type=float, default=0.0, help="seconds of all rows of --packed; 0: no limit (default)")
     add("--small", action="store_true", help="many clients of small images instead")
     add("--with", dest="peers", default="", help=f"some of {','.join(PEERS)}")
     add("--pfllib", default="", help="folder of a clone of PFLlib")
@@ -314,6 +423,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     flags.words = sys.argv[1:] if argv is None else argv
     if not all(count.isdecimal() for count in flags.clients.split(",")):
         parser.error(f"--clients is {flags.clients}; expected numbers with commas between them")
+    if flags.packed and not all(count.isdecimal() and int(count) for count in flags.packed.split(",")):
+        parser.error(f"--packed is {flags.packed}; expected numbers with commas between them")
     for name, least in (("size", 32), ("rounds", 1)):
         if getattr(flags, name) < least:
             parser.error(f"--{name} is {getattr(flags, name)}; it must be at least {least}")
@@ -346,17 +457,21 @@ def main(argv: list[str] | None = None) -> None:
             kind, heads = beside_peers, ["row", "seconds", "of ours"]
         if flags.small:
             kind, heads = small, ["row", "training", "whole round", "MiB"]
+        if flags.packed:
+            kind, heads = packed, PACKED
         rows = []
+        # Without the name of a folder of this machine.
+        typed = shlex.join(["python", "-m", "bench.bench", *sys.argv[1:]])
+        typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")
+        figures = {"device": args.device, "heads": heads, "rows": rows, "command": typed}
+        figures |= hardware(args, 1) | code(Path(__file__))
         for count in flags.clients.split(","):
             flags.count = int(count)
-            rows += kind(flags)
+            for row in kind(flags):
+                rows.append(row)
+                if flags.out:  # after each row: what ends it then loses none
+                    write_json(Path(flags.out), figures)
         print(tabulate(rows, heads, floatfmt=".3f"))
-        if flags.out:
-            # Without the name of a folder of this machine.
-            typed = shlex.join(["python", "-m", "bench.bench", *sys.argv[1:]])
-            typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")
-            figures = {"device": args.device, "heads": heads, "rows": rows, "command": typed}
-            write_json(Path(flags.out), figures | hardware(args, 1) | code(Path(__file__)))
 
 
 if __name__ == "__main__":

@@ -1,150 +1,79 @@
 #!/usr/bin/env bash
-# What waits for a GPU, in one call of at most fifteen minutes: docs/gpu.md has the steps.
+# What waits for a GPU, in three steps: docs/gpu.md. All of it comes into $OUT, or runs/gpu-<time>: eight files.
 #
-#   bash bench/gpu.sh --archives FOLDER              # everything below $OUT, or runs/gpu-<time>
-#   bash bench/gpu.sh --device cpu --quick           # every step's command at tiny scale, to see that it runs
+#   bash bench/gpu.sh --archives FOLDER --steps tests,comparison --seconds 150
+#   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --jobs 6 --seconds 590 -- --seeds 8
+#   bash bench/gpu.sh --device cpu --seconds 300           # digits at smoke scale, to see that it runs
 #
-# --archives FOLDER   folder with the archive of Office-Caltech10; without it the steps that need it are left out
-# --data FOLDER       folder of the decoded cache (data)
-# --device NAME       cuda (default), or cpu with --quick
-# --seconds N         for all of it (900)
-# --tables FOLDER     tables of the last step (tables)
-# --quick             digits in the place of Office-Caltech10, smoke scale, one round of each figure
+# --archives FOLDER, --data FOLDER, --only IDS, --jobs N   as of reproduce_tables.py; what follows -- goes there too
+# --device NAME       cuda (default), cuda:N or cpu
+# --seconds N         for all of it (590)
+# --steps LIST        some of tests,comparison,runs (all)
 #
-# Each step has a limit, and whatever becomes of it the next one begins. Exit code 0 if all that was begun went
-# well or came to its limit, 1 if a step failed, 2 for bad usage.
+# Whatever becomes of a step, the next one begins. Exit code 0 if each went well or came to its limit, 1 if one
+# failed, 2 for bad usage. The folders of the runs stay in runs/: the same command resumes them.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-python=${PYTHON:-python}
-device=cuda archives="" data=data total=900 tables=tables quick=""
+python=${PYTHON:-python} device=cuda archives="" data=data total=590 jobs=6 only="claim-*" steps=tests,comparison,runs
+usage() { echo "gpu.sh: $1 (the first lines of bench/gpu.sh explain every flag)" >&2; exit 2; }
 
-usage() {
-    echo "gpu.sh: $1 (the first lines of bench/gpu.sh explain every flag)" >&2
-    exit 2
-}
-
-while [ $# -gt 0 ]; do
-    case $1 in
-        --quick) quick=yes; shift; continue ;;
-        --archives|--data|--device|--seconds|--tables) [ $# -gt 1 ] || usage "$1 needs a value" ;;
-        *) usage "$1 is no flag" ;;
-    esac
-    case $1 in
-        --archives) archives=$2 ;;
-        --data) data=$2 ;;
-        --device) device=$2 ;;
-        --seconds) total=$2 ;;
-        --tables) tables=$2 ;;
-    esac
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    case $1 in --archives|--data|--device|--seconds|--jobs|--only|--steps) ;; *) usage "$1 is no flag" ;; esac
+    [ $# -gt 1 ] || usage "$1 needs a value"
+    name=${1#--}
+    [ "$name" != seconds ] || name=total
+    printf -v "$name" %s "$2"
     shift 2
 done
+[ $# -eq 0 ] || shift
 [[ $total =~ ^[1-9][0-9]*$ ]] || usage "--seconds is $total; expected a number of seconds"
 [[ $device == cpu || $device =~ ^cuda(:[0-9]+)?$ ]] || usage "--device is $device; expected cuda, cuda:N or cpu"
+[[ $steps =~ ^(tests|comparison|runs)(,(tests|comparison|runs))*$ ]] || usage "--steps is $steps; expected some of tests,comparison,runs"
 [ -z "$archives" ] || [ -d "$archives" ] || usage "--archives $archives is no folder"
-"$python" -c "import sys; from plumbing.settings import choose_device; from plumbing.errors import Stop
-try: choose_device('$device')
-except Stop as stop: sys.exit(f'gpu.sh: {stop}')" || exit 2
 
 out=${OUT:-runs/gpu-$(date +%Y%m%d-%H%M%S)}
-mkdir -p "$out" || exit 1
-out=$(cd "$out" && pwd)
-summary=$out/summary.txt
-failed=0
-began=$SECONDS
-: > "$summary"
-touch "$out/.begun"
+kept=${KEPT:-runs/gpu-records}  # between two calls
+mkdir -p "$out" "$kept" && out=$(cd "$out" && pwd) || exit 1
+new=$kept/new.jsonl records=$kept/runs.jsonl failed=0
+touch "$new" "$out/summary.txt" "$kept/begun"
+cat results/runs.jsonl "$new" > "$records" && cp results/checked.json "$kept/"
+note() { echo "$1" | tee -a "$out/summary.txt"; }
+left() { echo $((total - SECONDS - 5)); }
 
-note() {
-    echo "$1" | tee -a "$summary"
-}
-
-# step NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, and no longer than all may take.
-step() {
+step() { # NAME LIMIT COMMAND...: run it for at most LIMIT seconds, and no longer than all may take
     local name=$1 limit=$2 start=$SECONDS code
     shift 2
-    local left=$((total - (SECONDS - began) - 10))
-    [ "$limit" -lt "$left" ] || limit=$left
-    if [ "$limit" -lt 5 ]; then
-        note "$name: not begun, the time is over"
-        return
-    fi
-    echo "\$ $*" > "$out/$name.log"
-    { timeout --signal=TERM --kill-after=20 "$limit" "$@" >> "$out/$name.log" 2>&1; } 2> /dev/null
+    [[ ,$steps, == *,$name,* ]] || return
+    [ "$limit" -lt "$(left)" ] || limit=$(left)
+    [ "$limit" -ge 5 ] || { note "$name: not begun, the time is over"; return; }
+    { timeout --signal=TERM --kill-after=8 "$limit" "$@" > "$out/$name.log" 2>&1; } 2> /dev/null
     code=$?
     case $code in
         0) note "$name: done in $((SECONDS - start)) s" ;;
-        124|137|143) note "$name: ended at its limit of $limit s, what went on then is no failure; $name.log has what it did" ;;
-        5) note "$name: there was nothing to do" ;;
+        124|137|143) note "$name: ended at its limit of $limit s; $name.log has what it did" ;;
         *) note "$name: failed with exit code $code after $((SECONDS - start)) s: $(tail -n 1 "$out/$name.log" | cut -c1-200)"
            failed=1 ;;
     esac
 }
 
-folders=(--data "$data")
+folders=(--data "$data") gpus=() figures=(--dataset digits --size 32 --packed 2 --variants="--scale smoke") scale=(--scale smoke)
 [ -z "$archives" ] || folders+=(--archives "$archives")
-records=(--record "$out/runs.jsonl" --no-figures)
-gpus=()
-on_device=(--device "$device")
 if [ "$device" != cpu ]; then
-    number=${device#cuda}
-    number=${number#:}
-    gpus=(--gpus "${number:-0}")
-    "$python" -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name('$device'))" > "$out/gpu.txt" 2>&1
-    nvidia-smi >> "$out/gpu.txt" 2>&1
+    number=${device#cuda} number=${number#:} gpus=(--gpus "${number:-0}") scale=()
+    figures=(--packed "$jobs" --variants="${VARIANTS:---capture on --no-cudnn-benchmark;--capture off --no-cudnn-benchmark;--capture on}")
+    { nvidia-smi; "$python" -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))"; } > "$out/gpu.txt" 2>&1
 fi
-
-# 1. What needs a device.
-few=()
-[ -z "$quick" ] || few=(-k "fedavg or fdse")
-step tests 120 env GPU_TESTS_ON="$device" "$python" -m pytest -m gpu -n 0 -vv -rs -p no:cacheprovider --tb=short \
-    tests/test_errors.py tests/test_augment.py tests/test_gpu.py "${few[@]}"
-
-# 2. Seconds of a round beside bare arithmetic.
-has_office=""
-if [ -n "$archives" ] && [ -n "$(find "$archives" -maxdepth 1 -iname 'Office*Caltech*' -print -quit)" ]; then
-    has_office=yes
-fi
-if [ -n "$has_office" ]; then
-    size=224
-    [ -z "$quick" ] || size=64
-    step rounds 150 "$python" -m bench.bench "${folders[@]}" --size "$size" --rounds 1 "${on_device[@]}" --out "$out/rounds.json"
-else
-    note "rounds: left out, the archive of Office-Caltech10 is not in --archives"
-fi
-
-# 3. Whole runs, recorded.
-for method in fedavg fdse; do
-    if [ -n "$quick" ]; then
-        step "$method" 120 "$python" $method.py --dataset digits --scale smoke "${folders[@]}" "${on_device[@]}" \
-            --out "$out/runs/$method" "${records[@]}"
-    elif [ -n "$has_office" ]; then
-        step "$method" 420 "$python" $method.py --dataset officecaltech --rounds 500 --test-rounds best "${folders[@]}" \
-            "${on_device[@]}" --out "$out/runs/$method" "${records[@]}"
-    else
-        note "$method: left out, the archive of Office-Caltech10 is not in --archives"
-    fi
-done
-
-# 4. Cells of FDSE's Table 1, the cheapest first, until the time is over.
-if [ -n "$quick" ]; then
-    step table 300 "$python" reproduce_tables.py --run --scale smoke "${gpus[@]}" "${folders[@]}" --tables "$tables" \
-        --records "$out/runs.jsonl" --out "$out/results"
-elif [ -n "$has_office" ]; then
-    step table 600 "$python" reproduce_tables.py --run --only fdse-1 --scale paper "${gpus[@]}" "${folders[@]}" \
-        --records "$out/runs.jsonl" --out "$out/results"
-else
-    note "table: left out, the archive of Office-Caltech10 is not in --archives"
-fi
-
-# What the runs of the tables have written, without their states.
-for folder in runs/*/; do
-    if [ "$folder/settings.json" -nt "$out/.begun" ] && [ "$(cd "$folder" && pwd)" != "$out" ]; then
-        mkdir -p "$out/$folder"
-        cp "$folder"/*.json "$folder"/*.jsonl "$folder"/log.txt "$out/$folder" 2>/dev/null
-    fi
-done
-rm -f "$out/.begun"
-recorded=0
-[ ! -f "$out/runs.jsonl" ] || recorded=$(wc -l < "$out/runs.jsonl")
-note "$recorded runs recorded, $((SECONDS - began)) s, everything in $out"
+export GPU_TESTS_ON=$device PYTHONUNBUFFERED=1
+few="(fedavg or fdse or says or equals) and not official and not capture"
+step tests 60 bash -c 'bad=0; for few in capture "$1"; do "$0" -m pytest -m gpu -n 0 -vv -rs -p no:cacheprovider --tb=short -k "$few" \
+    tests/test_gpu.py tests/test_augment.py; code=$?; [[ $code == [05] ]] || bad=$code; done; exit $bad' "$python" "$few"
+limit=60 && [[ $steps == *runs* ]] || limit=$total
+step comparison "$limit" "$python" -m bench.bench "${folders[@]}" --device "$device" "${figures[@]}" --seconds 8 --limit "$limit" --out "$out/comparison.json"
+minutes=$(awk "BEGIN {print ($(left) > 40 ? $(left) - 35 : 5) / 60}")  # the rest is for the start and the pages
+step runs "$total" "$python" reproduce_tables.py --run --minutes "$minutes" --jobs "$jobs" --only "$only" "${gpus[@]}" "${scale[@]}" \
+    "${folders[@]}" --records "$records" --out "$kept/results" "$@"
+tail -n +$(($(wc -l < results/runs.jsonl) + 1)) "$records" > "$out/runs.jsonl" && cp "$out/runs.jsonl" "$new"
+find runs -mindepth 2 -maxdepth 2 -newer "$kept/begun" \( -name '*.json' -o -name metrics.jsonl -o -name timing.jsonl -o -name log.txt \) \
+    -not -path 'runs/gpu-*' -print0 | tar czf "$out/runs.tar.gz" --null -T -
+note "$(wc -l < "$out/runs.jsonl") runs recorded, $SECONDS s, everything in $out"
 exit $failed

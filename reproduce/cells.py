@@ -15,7 +15,7 @@ from plumbing.settings import identity
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments, short_name
-from reproduce.records import Records, Run, work_of
+from reproduce.records import Records, Run, cut_off, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
@@ -260,28 +260,30 @@ class Missing:
 
     run: Run
     tables: list[str]  # their ids, and those of claims
+    parts: list[str] = field(default_factory=list)  # the same, of a claim with the reading
     seconds: float | None = None  # what it would take, if that is known
     why: str = ""  # it cannot start here
 
 
 def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None,
-            of_claims: Iterable[tuple[str, Run]] = ()) -> list[Missing]:
+            of_claims: Iterable[tuple[str, str, Run]] = ()) -> list[Missing]:
     """The runs that are not recorded, each once, in the tables' order. Without `seeds` each table has as many
-    as its paper's trials, one where it does not state them. `of_claims`: more runs, each with what needs
-    it."""
-    lacking = []
+    as its paper's trials, one where it does not state them. `of_claims`: runs that come before, each with its
+    claim, and that with the reading. A run that is made again and was cut off is resumed."""
+    lacking = [(name, part, run) for name, part, run in of_claims if not records.get(run)]
     for table in tables:
         asked = tuple(range(table.trials or 1) if seeds is None else seeds)
         for block in table.blocks:
             for row in block.rows:
                 for cell in cells_of(table, block, row, records, scale, asked):
-                    lacking += [(table.id, run) for run in cell.missing]
-    lacking += [(name, run) for name, run in of_claims if not records.get(run)]
+                    lacking += [(table.id, table.id, run) for run in cell.missing]
     by_key = {}
-    for name, run in lacking:
-        run.replace = run.key in records.by_key
+    for name, part, run in lacking:
+        run.replace = run.key in records.by_key and not cut_off(run)
         known = by_key.setdefault(run.key, Missing(run, []))
         known.run.curve = known.run.curve or run.curve  # also if another does without
         if name not in known.tables:
             known.tables.append(name)
+        if part not in known.parts:
+            known.parts.append(part)
     return list(by_key.values())

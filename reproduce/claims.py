@@ -12,7 +12,6 @@ import math
 import shlex
 import statistics
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -378,16 +377,23 @@ def curve_name(record: dict, metric: str) -> str:
 
 
 def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
-             records: Records) -> Iterator[tuple[str, Run]]:
-    """(`claim-<id>`, run) of all runs of the claims that are wanted: answer A first, then the others, of each
-    seed after seed, the control last. Without `seeds` as many as are planned."""
+             records: Records) -> list[tuple[str, str, Run]]:
+    """(`claim-<id>`, the same with the specification, run) of all runs of the claims that are wanted; as many
+    seeds as are planned without `seeds`. Answers A come first, the methods before the control, and of these
+    what lacks the fewest runs. Within it the methods of a seed are beside each other."""
+    parts = []
     for paper in papers:
         for claim in paper.claims:
             if f"claim-{claim.id}" not in wanted:
                 continue
             of_claim = range(claim.seeds) if seeds is None else seeds
-            for of in map(paper.specifications.get, [claim.own, *claim.others]):
-                for names in (claim.methods, claim.names[2:]):
-                    for seed, name in itertools.product(of_claim, names):
-                        for run in runs_of(paper, claim, of, name, seed):
-                            yield f"claim-{claim.id}", run
+            for nearness, name in enumerate([claim.own, *claim.others]):
+                of = paper.specifications[name]
+                for names, words in ((claim.methods, ""), (claim.names[2:], ", control")):
+                    runs = []
+                    for seed, method in itertools.product(of_claim, names):
+                        runs += runs_of(paper, claim, of, method, seed)
+                    order = nearness, bool(words), sum(not records.get(run) for run in runs)
+                    parts.append((order, f"claim-{claim.id}", name + words, runs))
+    parts.sort(key=lambda part: part[0])
+    return [(name, f"{name}, {of}", run) for _, name, of, runs in parts for run in runs]

@@ -228,7 +228,7 @@ def missing_words(answer: Answer, records: Records) -> str:
         return "Answer A has all its seeds."
     lone = Paper(**vars(answer.paper) | {"claims": [claim]})
     own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
-    runs = [run for _, run in list(runs_for([lone], {f"claim-{claim.id}"}, None, records))[:own]]
+    runs = [run for _, _, run in list(runs_for([lone], {f"claim-{claim.id}"}, None, records))[:own]]
     lacking = [run for run in runs if not records.by_precision(run)]
     seconds = [seconds_of(run, records) for run in lacking]
     hours = "of unknown time"

@@ -25,9 +25,10 @@ from tqdm import tqdm
 LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
 
 
-def planned(missing: list[Missing], records: Records, place: Place) -> list[Missing]:
+def planned(missing: list[Missing], records: Records, place: Place, claims: bool = False) -> list[Missing]:
     """The missing runs, the cheapest first, with their seconds and why some cannot start. Of those that one
-    training serves, one that needs the whole curve comes first: it trains, the others test."""
+    training serves, one that needs the whole curve comes first: it trains, the others test. With `claims` the
+    runs of claims come before all, in their own order."""
     by_key, plan = {entry.run.key: entry for entry in missing}, []
     for group in by_training([entry.run for entry in missing]):
         group.sort(key=lambda run: not run.curve)
@@ -35,24 +36,33 @@ def planned(missing: list[Missing], records: Records, place: Place) -> list[Miss
         for run in group:
             plan.append(by_key[run.key])
             plan[-1].seconds, plan[-1].why = seconds, unavailable(arguments(run.module, run.flags), place)
-    return sorted(plan, key=lambda entry: math.inf if entry.seconds is None else entry.seconds)
+
+    def rank(entry: Missing) -> tuple[bool, float]:
+        if claims and any(name.startswith("claim-") for name in entry.tables):
+            return False, 0.0
+        return True, math.inf if entry.seconds is None else entry.seconds
+    return sorted(plan, key=rank)
 
 
 def seconds_of(run: Run, records: Records) -> float | None:
     """Seconds of a run: its rounds, each as long as in the recorded run that is most like it. None if there
     is no recorded run of its method, dataset, image size and backbone."""
-    args = arguments(run.module, run.flags)
     nearest, of_round = math.inf, None
     for record in records.every:
-        theirs = record["args"]
-        like = all(theirs.get(name) == getattr(args, name) for name in LIKE)
-        if not like or record["method"] != short_name(run.module) or "trained_by" in record:
-            continue
-        distance = abs(math.log(theirs["batch_size"] / args.batch_size))
-        distance += abs((theirs["steps"] or theirs["epochs"]) - (args.steps or args.epochs))
-        if distance < nearest:
-            nearest, of_round = distance, sum(record["seconds"].values()) / theirs["rounds"]
-    return None if of_round is None else of_round * args.rounds
+        distance = unlike(run, record["method"], record["args"])
+        if distance < nearest and "trained_by" not in record:
+            nearest, of_round = distance, sum(record["seconds"].values()) / record["args"]["rounds"]
+    return None if of_round is None else of_round * arguments(run.module, run.flags).rounds
+
+
+def unlike(run: Run, name: str, theirs: dict) -> float:
+    """How unlike a run's rounds are to those of a method with other arguments: 0 with the same batches and
+    epochs, infinite with another method, dataset, image size or backbone."""
+    args = arguments(run.module, run.flags)
+    if name != short_name(run.module) or any(theirs.get(field) != getattr(args, field) for field in LIKE):
+        return math.inf
+    distance = abs(math.log(theirs["batch_size"] / args.batch_size))
+    return distance + abs((theirs["steps"] or theirs["epochs"]) - (args.steps or args.epochs))
 
 
 # Data and weights
@@ -119,6 +129,20 @@ def plan_text(plan: list[Missing], place: list[str]) -> str:
     for why, runs in Counter(entry.why for entry in plan if entry.why).items():
         lines.append(f"Not here ({runs} runs): {why}")
     return "\n".join(lines)
+
+
+def left_text(plan: list[Missing], records: Records, seeds: list[int] | None) -> str:
+    """A line for each table, and each claim under each reading: the seeds that are done now of those asked
+    for, and the runs that are left. Without `seeds` those count of which runs were missing."""
+    lines, still = [], {entry.run.key for entry in plan if not records.get(entry.run)}
+    for part in dict.fromkeys(name for entry in plan for name in entry.parts):
+        runs = [entry.run for entry in plan if part in entry.parts]
+        asked = {run.seed for run in runs} if seeds is None else set(seeds)
+        left = [run for run in runs if run.key in still]
+        done = asked - {run.seed for run in left}
+        lines.append(f"{part}: {len(done)} of {len(asked)} seeds done, {len(left)} runs left")
+    first = f"{len(plan) - len(still)} of {len(plan)} missing runs recorded, {len(still)} left"
+    return "\n".join([first, *lines])
 
 
 def line_of(name: str, entries: list[Missing]) -> list:

@@ -101,6 +101,12 @@ def folder_of_run(run: Run) -> Path:
     return ROOT / folder_of(args, identity(args))
 
 
+def cut_off(run: Run) -> bool:
+    """Whether a run was begun and not finished."""
+    path = folder_of_run(run)
+    return (path / "checkpoint.pt").exists() and not (path / "result.json").exists()
+
+
 def known_arguments(cls: type[Args], args: dict) -> Args:
     """Recorded arguments as `cls` has them now. Missing fields get defaults; unknown fields are ignored."""
     known = [f.name for f in dataclasses.fields(cls) if f.metadata["numbers"] and f.name in args]

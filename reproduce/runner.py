@@ -10,6 +10,7 @@ its own record. What it prints is in log.txt in its folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from plumbing.errors import handled, interrupt
+from reproduce.budget import Budget
 from reproduce.measures.adaptation import flags_at_test, in_words
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Place, Records, Run, by_training, folder_of_run
@@ -49,6 +51,12 @@ class Processes:
         finally:
             with self.lock:
                 self.running.discard(process)
+
+    def kill(self) -> None:
+        """End all where they are."""
+        with self.lock:
+            for process in self.running:
+                process.kill()
 
     def end(self) -> None:
         """Tell all to end; what starts later ends at once. SIGTERM: runs in the background ignore SIGINT."""
@@ -145,17 +153,29 @@ def last_lines(said: str, count: int = 3) -> str:
 # All of them
 
 
-def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counter:
-    """Run all, `jobs` at a time, on each of the GPUs in turn. How many are done, skipped, failed or
-    interrupted, and "stopped" after Ctrl-C."""
+def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str],
+            budget: Budget | None = None) -> Counter:
+    """Run all, `jobs` at a time, on each of the GPUs in turn; with a budget what can end in it. How many are
+    done, skipped, failed or interrupted, and "stopped" after Ctrl-C."""
     counts, processes = Counter(), Processes()
-    with tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
+    waiting = by_training(runs)
+    within = budget.keeps(processes) if budget else contextlib.nullcontext()
+    with within, tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
 
         def work(number: int, group: list[Run]) -> None:
-            outcomes = execute_group(group, place, processes, environment(number, jobs, gpus))
-            count(counts, bar, group, outcomes)
+            if budget:
+                group = budget.next(waiting, lambda: processes.stopping)
+            if group is None:
+                return
+            try:
+                outcomes = execute_group(group, place, processes, environment(number, jobs, gpus))
+                count(counts, bar, group, outcomes)
+            finally:
+                if budget:
+                    budget.ended()
 
-        if not side_by_side(jobs, work, by_training(runs), processes):
+        done = side_by_side(jobs, work, list(waiting), processes)
+        if not done and not (budget and budget.left == 0):
             counts["stopped"] = 1
     return counts
 

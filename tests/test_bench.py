@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 from bench import bench
 from tests.conftest import ROOT, zipped
@@ -33,7 +34,8 @@ def test_a_round_of_office(tmp_path, office):
 
 def all_at_once(out, *flags) -> subprocess.CompletedProcess:
     """bench/gpu.sh with these flags."""
-    env = os.environ | {"OUT": str(out), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"OUT": str(out), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
+                        "KEPT": str(out.parent / "kept")}
     return subprocess.run(["bash", "bench/gpu.sh", *map(str, flags)], cwd=ROOT, env=env, capture_output=True,
                           text=True)
 
@@ -43,6 +45,7 @@ def all_at_once(out, *flags) -> subprocess.CompletedProcess:
     (["--seconds"], "--seconds needs a value"),
     (["--seconds", "ten"], "--seconds is ten; expected a number"),
     (["--device", "tpu"], "--device is tpu; expected cuda, cuda:N or cpu"),
+    (["--steps", "tests,all"], "--steps is tests,all; expected some of tests,comparison,runs"),
     (["--archives", "nowhere"], "--archives nowhere is no folder"),
 ])
 def test_bad_usage_of_all_at_once(tmp_path, flags, words):
@@ -53,24 +56,29 @@ def test_bad_usage_of_all_at_once(tmp_path, flags, words):
 
 @pytest.mark.slow
 def test_all_at_once_at_tiny_scale(tmp_path):
-    """Every step's command runs; what needs the archive is left out with a line; a step that fails does not
-    stop the next."""
+    """Every step's command runs, and one that fails does not stop the next. A second call has what the first
+    one recorded. No more than eight files come out."""
     two_tables(tmp_path)
-    done = all_at_once(tmp_path / "out", "--device", "cpu", "--quick", "--seconds", 3000, "--tables",
-                       tmp_path / "tables")
+    flags = ["--device", "cpu", "--jobs", 2, "--only", "f*-91", "--seconds"]
+    tables = ["--", "--tables", tmp_path / "tables"]
+    done = all_at_once(tmp_path / "out", *flags, 400, *tables)
     summary = (tmp_path / "out" / "summary.txt").read_text().splitlines()
     assert done.stdout.splitlines() == summary, done.stderr
-    steps = [line.split(":")[0] for line in summary[:-1]]
-    assert steps == ["tests", "rounds", "fedavg", "fdse", "table"]
-    of_step = dict(zip(steps, summary))
-    for step in ("tests", "fedavg", "fdse"):
-        assert re.search(r": (done in|ended at its limit of) \d+ s", of_step[step]), of_step
-    assert "left out" in of_step["rounds"] and "failed with exit code 1" in of_step["table"]
-    assert done.returncode == 1 and len(recorded(tmp_path / "out" / "runs.jsonl")) >= 2
-    assert (tmp_path / "out" / "results" / "tables" / "fdse-91-smoke.md").exists()
+    assert [line.split(":")[0] for line in summary[:-1]] == ["tests", "comparison", "runs"]
+    assert re.search(r": (done in|ended at its limit of) \d+ s", summary[0]), summary
+    assert "failed with exit code 1" in summary[2] and done.returncode == 1, summary
+    assert len(recorded(tmp_path / "out" / "runs.jsonl")) == 2
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+    assert [row[0].rpartition(" ")[2] for row in rows] == ["fedavg", "fdse"] and rows[0][-1] > 0
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) <= 8 and {path.parent for path in files} == {tmp_path / "out"}
+    done = all_at_once(tmp_path / "again", *flags, 100, "--steps", "runs", *tables)
+    assert "1 failed" in (tmp_path / "again" / "runs.log").read_text(), done.stdout
+    assert len(recorded(tmp_path / "again" / "runs.jsonl")) == 2
 
 
 @pytest.mark.slow
 def test_all_at_once_ends_when_its_time_is_over(tmp_path):
-    done = all_at_once(tmp_path / "out", "--device", "cpu", "--quick", "--seconds", 25)
-    assert done.returncode == 0 and "fdse: not begun, the time is over" in done.stdout, done.stdout
+    started = time.monotonic()
+    done = all_at_once(tmp_path / "out", "--device", "cpu", "--seconds", 20)
+    assert time.monotonic() - started < 40 and "runs: not begun, the time is over" in done.stdout, done.stdout

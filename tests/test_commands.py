@@ -17,6 +17,7 @@ from pathlib import Path
 import common
 import reproduce_tables
 from plumbing.catalog import FOLDERS, OWN
+from reproduce.claims import read_claims
 from reproduce.tables import read_tables
 from tests.commands import Command, all_commands
 from tests.conftest import PROGRAMS, ROOT, run_here
@@ -27,6 +28,8 @@ import torch
 
 COMMANDS = all_commands()
 TABLES = read_tables()
+CLAIMS = [claim for paper in read_claims() for claim in paper.claims]
+IDS = [table.id for table in TABLES] + [f"claim-{claim.id}" for claim in CLAIMS]
 
 KNOWN = tomllib.loads(Path(__file__).with_name("commands.toml").read_text())
 SUBSTITUTES, NOT_RUN, FOLDER_OF = KNOWN["substitutes"], KNOWN["not_run"], KNOWN["folder_of"]
@@ -148,7 +151,7 @@ def check(command: Command, runs: Path) -> None:
     elif program in OTHER_PROGRAMS:
         OTHER_PROGRAMS[program](flags)
     elif program == "reproduce_tables":
-        reproduce_tables.chosen([table.id for table in TABLES], reproduce_tables.parsed(flags).only)
+        reproduce_tables.chosen(IDS, reproduce_tables.parsed(flags).only)
     else:
         parse_module(program, flags)
 

@@ -1,6 +1,8 @@
 """The command line of reproduce_tables.py: bad flags, a plan and its seconds, curves, runs, Ctrl-C."""
 
 import dataclasses
+import itertools
+import json
 import random
 import shutil
 import signal
@@ -13,7 +15,7 @@ from plumbing.files import locked
 from reproduce import plan
 from reproduce.cells import Missing, missing, run_with
 from reproduce.methods import arguments
-from reproduce.records import Place, Records
+from reproduce.records import Place, Records, folder_of_run
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, start
 from tests.small_table import (FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, recorded, two_tables,
@@ -69,6 +71,40 @@ def test_two_runners_killed_at_random_moments(tmp_path):
     assert last.wait() == 0
     runs = Counter((one["method"], one["args"]["seed"]) for one in recorded(tmp_path / "runs.jsonl"))
     assert runs == {(method, seed): 1 for method in ("fedavg", "fdse") for seed in range(3)}
+
+
+@pytest.mark.slow
+def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
+    """Within 5 s, though only a part of the runs can end; later to the bytes of an undisturbed run."""
+    flags = two_tables(tmp_path, with_failing=False)
+    table = tmp_path / "tables" / "fdse-91.toml"
+    setting = "--rounds 24 --epochs 1"
+    table.write_text(table.read_text().replace('"digits"', f'"digits"\nflags = "{setting}"'))
+    flags[flags.index("smoke")] = "paper"
+    folders = {}
+    for module, seed in itertools.product(("fdse", "fedavg"), range(9)):
+        run = run_with(module, ["--dataset", "digits", *setting.split()], seed)
+        folders[module, seed] = folder_of_run(run)
+        shutil.rmtree(folders[module, seed], ignore_errors=True)  # of an earlier test, perhaps by other code
+    begun, seconds = time.monotonic(), 15
+    limited = start(*flags, "--minutes", seconds / 60, "--seeds", "9", "--jobs", "2")
+    said, error = limited.communicate()
+    assert limited.returncode == 0 and time.monotonic() - begun < seconds + 10, error  # imports and pages too
+    kept, cut = recorded(tmp_path / "runs.jsonl"), []
+    for one, path in folders.items():
+        if (path / "checkpoint.pt").exists() and not (path / "result.json").exists():
+            cut.append(one)
+    assert 0 < len(cut) <= 2 and len(kept) < 16
+    first, last = said.splitlines()[-2:]
+    assert first == f"{len(kept)} of 18 missing runs recorded, {18 - len(kept)} left", said
+    assert last.startswith("fdse-91: ") and last.endswith(f"{18 - len(kept)} runs left")
+    (module, seed), left, flag = cut[0], str(1 + max(seed for _, seed in cut)), ["--test-rounds", "best"]
+    assert start(*flags, "--minutes", 10, "--seeds", left, "--jobs", "2").wait() == 0
+    assert recorded(tmp_path / "runs.jsonl")[:len(kept)] == kept
+    whole = start(f"{module}.py", *setting.split(), *flag, "--seed", seed, "--out", tmp_path / "whole")
+    metrics = [path / "metrics.jsonl" for path in (tmp_path / "whole", folders[module, seed])]
+    assert whole.wait() == 0 and metrics[0].read_bytes() == metrics[1].read_bytes()
+    assert len(json.loads((folders[module, seed] / "result.json").read_text())["code"]) == 2
 
 
 @pytest.mark.slow
@@ -129,6 +165,18 @@ def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, 
     assert said.count("python fedavg.py") == 3 and said.count("python fdse.py") == 2
     assert said.count("--record r.jsonl") == 5
     assert plan.plan_text([], []) == "Nothing is missing."
+
+
+def test_with_a_given_time_runs_of_claims_come_first_in_their_order(records, tmp_path):
+    """And the last lines count what is done of each claim under each reading."""
+    cheap, wanted, other = entry("--rounds", "5"), entry("--rounds", "50"), entry(module="fdse")
+    wanted.tables, wanted.parts, other.parts = ["u", "claim-a"], ["claim-a, text"], ["claim-a, text"]
+    other.tables = ["claim-a"]
+    assert plan.planned([other, cheap, wanted], records, Place(), claims=True) == [other, wanted, cheap]
+    made = record("fdse", ["--dataset", "digits", "--precision", other.run.precision])
+    now = Records(write_records(tmp_path / "now.jsonl", [made]))
+    said = plan.left_text([other, wanted], now, range(3)).splitlines()
+    assert said == ["1 of 2 missing runs recorded, 1 left", "claim-a, text: 2 of 3 seeds done, 1 runs left"]
 
 
 def test_data_and_weights_that_are_not_here(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Running: nothing is lost or repeated, also when a run or a runner ends badly."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -8,9 +9,12 @@ import sys
 import threading
 import time
 
-from reproduce import runner
-from reproduce.records import Place
+from reproduce import budget, runner
+from reproduce.budget import ANY_GPU, ENDS, Budget, kind_of
+from reproduce.cells import run_with
+from reproduce.records import Place, Records
 from reproduce.runner import Processes, execute
+from tests.small_table import record, write_records
 
 import pytest
 
@@ -120,3 +124,76 @@ def test_runs_that_one_training_serves_wait_for_it(monkeypatch, tmp_path):
     workers = dict(began)
     assert workers["a"] == workers["c"] != workers["b"]
     assert [key for key, _ in began if key in "ac"] == ["a", "c"]
+
+
+# With a given time
+
+
+def digits(*flags: str, module: str = "fedavg", seed: int = 0):
+    return run_with(module, ["--dataset", "digits", *flags], seed)
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """Makes a budget by records of FedAvg on a CPU (2 s a round) and two GPUs (1 s on an H100 when alone, 3 s
+    with five others, 5 s on another). Runs have their folders in tmp_path."""
+    def folder(run):
+        return tmp_path / f"{run.module}-{'-'.join(run.flags)}-{run.seed}"
+    monkeypatch.setattr(budget, "folder_of_run", folder)
+    made = []
+    for seconds, hardware in ((2, {}), (1, {"gpu": "NVIDIA H100 80GB HBM3"}), (5, {"gpu": "NVIDIA A100"}),
+                              (3, {"gpu": "NVIDIA H200", "runs_on_gpu": 6})):
+        one = record("fedavg", ["--dataset", "digits"], hardware=hardware)
+        made.append(one | {"seconds": {"train": seconds * one["args"]["rounds"]}})
+    records = Records(write_records(tmp_path / "r.jsonl", made))
+    return lambda minutes, jobs=1, kind="CPU": Budget(minutes, records, jobs, ["0"], kind)
+
+
+def test_the_time_of_a_run_is_that_on_its_kind_of_device(given):
+    run = digits("--rounds", "10")
+    for jobs, kind, of_round in ((1, "CPU", 2), (1, "H100 or H200", 1), (6, "H100 or H200", 3),
+                                 (1, "NVIDIA A100", 5), (1, ANY_GPU, 5)):
+        assert given(1, jobs, kind).need(run) == 10 * of_round + 2 * ENDS
+    assert given(3, 1, "another").need(run) == given(3).need(digits(module="fdse")) == 90
+    assert kind_of(None) == "CPU" and kind_of("NVIDIA H200 NVL") == "H100 or H200" != kind_of("NVIDIA H20")
+
+
+def test_nothing_begins_that_cannot_end(given):
+    """Of a list in its order; on a cluster each where one before has ended."""
+    long, short, unknown = ([digits("--rounds", "50")], [digits("--rounds", "5")], [digits(module="fdse")])
+    limit = given(1)
+    waiting = [long, short, unknown]
+    assert limit.next(waiting, lambda: False) == short and limit.next(waiting, lambda: False) == unknown
+    limit.end -= 31  # less than half is left
+    limit.ended(), limit.ended()
+    assert limit.next([long, unknown], lambda: False) is None
+    assert given(1).submitted([short, long, unknown, short, unknown], 1) == [short, unknown]
+    assert given(1).submitted([short, unknown, unknown, short], 2) == [short, unknown, unknown, short]
+
+
+def test_the_rounds_of_this_call_tell_and_those_done_do_not_count(given):
+    limit, run = given(10), digits("--rounds", "100", module="fdse")
+    assert limit.next([[run]], lambda: False) == [run] and limit.need(run) == 300
+    path = budget.folder_of_run(run)
+    path.mkdir()
+    lines = [json.dumps({"round": t, "seconds": {"train": 20 + t}}) + "\n" for t in (1, 2, 3)]
+    (path / "timing.jsonl").write_text("".join(lines) + '{"round"')
+    other = digits("--rounds", "100", module="fdse", seed=1)
+    assert limit.need(other) == pytest.approx(100 + ENDS, abs=1)
+    (path / "checkpoint.pt").touch()
+    assert limit.need(run) == pytest.approx(97 + ENDS, abs=1)
+    run.replace = True
+    assert limit.need(run) == pytest.approx(100 + ENDS, abs=1)
+
+
+def test_what_does_not_end_when_it_is_told_to_is_killed(monkeypatch, tmp_path):
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    place = saying(monkeypatch, tmp_path, deaf)
+    monkeypatch.setattr(budget, "folder_of_run", runner.folder_of_run)
+    monkeypatch.setattr(budget, "GRACE", 0.5)
+    monkeypatch.setattr(Budget, "need", lambda limit, run: 1)
+    monkeypatch.setattr(budget, "rounds_done", lambda run: 0)
+    started = time.monotonic()
+    limit = Budget((2 + budget.EARLY) / 60, Records(tmp_path / "none.jsonl"), 2, [], "CPU")
+    counts = runner.run_all([Sleep("a"), Sleep("b"), Sleep("c")], place, 2, [], limit)
+    assert counts == {"interrupted": 2} and 2 < time.monotonic() - started < 5

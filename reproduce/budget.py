@@ -1,0 +1,167 @@
+"""A given time: which runs can end in it, by what runs like them took on this kind of device.
+
+What is known of a run is from records of the same kind of device, and from the runs of this call: their first
+round apart, each line of timing.jsonl tells. A run that was cut off has only the rest of its rounds to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from reproduce.methods import arguments, short_name
+from reproduce.plan import unlike
+from reproduce.records import Records, Run, folder_of_run
+
+import torch
+
+UNKNOWN = 0.5  # of the given time: what a run is taken to need while nothing is known
+EARLY = 4.0  # seconds before the end at which runs are told to end, after their round
+GRACE = 8.0  # seconds between that and their being killed
+ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
+ENDS = 3.0  # seconds of a process before its first round, and after its last
+
+
+class Known(NamedTuple):
+    """What another run tells of one: how unlike it is, its seconds a round, and the seconds beside them."""
+
+    distance: float
+    of_round: float
+    beside: float
+
+
+class Budget:
+    """The time that is left, and the runs that were begun in it."""
+
+    def __init__(self, minutes: float, records: Records, jobs: int, gpus: list[str], kind: str,
+                 since: float | None = None):
+        self.given, self.records, self.kind = 60 * minutes, records, kind
+        self.end = (since or time.time()) + self.given - EARLY
+        self.together = math.ceil(jobs / max(1, len(gpus)))  # runs on a GPU
+        self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run on a CPU
+        self.begun: dict[Path, tuple[Run, float, int]] = {}  # when, and with how many rounds done
+        self.recorded: dict[str, list[Known]] = {}
+        self.lock, self.going = threading.Lock(), 0
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.end - time.time())
+
+    def need(self, run: Run) -> float:
+        """The seconds that a run still takes, by the run most like it; of several the slowest."""
+        if run.key not in self.recorded:
+            self.recorded[run.key] = self.known_by_records(run)
+        found = self.known_by_now(run) + self.recorded[run.key]
+        if not found:
+            return UNKNOWN * self.given
+        known = min(found, key=lambda one: (one.distance, -one.of_round))
+        rounds = arguments(run.module, run.flags).rounds - rounds_done(run)
+        return known.beside + known.of_round * rounds
+
+    def known_by_records(self, run: Run) -> list[Known]:
+        found = []
+        for record in self.records.every:
+            hardware, distance = record["hardware"], unlike(run, record["method"], record["args"])
+            kind = kind_of(hardware.get("gpu"))
+            same = kind == self.kind or (self.kind == ANY_GPU and kind != "CPU")
+            if distance == math.inf or not same or "trained_by" in record:
+                continue
+            theirs, ours = hardware.get("threads") or 1, self.threads
+            if self.kind != "CPU":
+                theirs, ours = hardware.get("runs_on_gpu") or 1, self.together
+            distance += abs(math.log(theirs / ours)) + 0.02  # at the same distance a run of this call counts
+            of_round = sum(record["seconds"].values()) / record["args"]["rounds"]
+            found.append(Known(distance, of_round, 2 * ENDS))
+        return found
+
+    def known_by_now(self, run: Run) -> list[Known]:
+        found = []
+        for path, (other, since, before) in self.begun.items():
+            distance = unlike(run, short_name(other.module), vars(arguments(other.module, other.flags)))
+            seconds, written = so_far(path)
+            rounds = len(seconds) - before
+            if distance == math.inf or written < since or rounds < 2:
+                continue
+            of_round = (seconds[-1] - seconds[before]) / (rounds - 1)
+            beside = max(0.0, written - since - rounds * of_round) + ENDS
+            found.append(Known(distance + 0.01 * (other.flags != run.flags), of_round, beside))
+        return found
+
+    def next(self, waiting: list[list[Run]], stopping) -> list[Run] | None:
+        """The first group that can end in the time left, taken out of `waiting`; waits for it as long as runs
+        are going on, whose rounds may show that one can. None if none is to begin."""
+        while not stopping():
+            with self.lock:
+                for group in waiting:
+                    if self.need(group[0]) <= self.left:
+                        waiting.remove(group)
+                        self.begun[folder_of_run(group[0])] = group[0], time.time(), rounds_done(group[0])
+                        self.going += 1
+                        return group
+                if not self.going or not waiting:
+                    return None
+            time.sleep(min(1.0, self.left))
+        return None
+
+    def ended(self) -> None:
+        with self.lock:
+            self.going -= 1
+
+    @contextlib.contextmanager
+    def keeps(self, processes):
+        """The processes are told to end a little before the end of the time, and killed a little after it."""
+        timers = [threading.Timer(self.left, processes.end),
+                  threading.Timer(self.left + GRACE, processes.kill)]
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    def submitted(self, groups: list[list[Run]], jobs: int) -> list[list[Run]]:
+        """The groups that can end if `jobs` of them go on at a time, each where one has ended."""
+        free, found = [0.0] * jobs, []
+        for group in groups:
+            end = min(free) + self.need(group[0])
+            if end <= self.left:
+                free[free.index(min(free))] = end
+                found.append(group)
+        return found
+
+
+def kind_of(gpu: str | None) -> str:
+    """The kind of a device by its GPU's name: what a run took on one it takes on another of them."""
+    if not gpu:
+        return "CPU"
+    return "H100 or H200" if re.search(r"\bH[12]00\b", gpu) else gpu
+
+
+def kind_here() -> str:
+    """The kind of device that a run without --device takes here."""
+    return kind_of(torch.cuda.get_device_name(0) if torch.cuda.is_available() else None)
+
+
+def so_far(path: Path) -> tuple[list[float], float]:
+    """A run's seconds after each of its rounds, and when the last was written."""
+    try:
+        written = (path / "timing.jsonl").stat().st_mtime
+        lines = (path / "timing.jsonl").read_text().splitlines(keepends=True)
+        return [sum(json.loads(line)["seconds"].values()) for line in lines if line.endswith("\n")], written
+    except OSError:
+        return [], 0.0
+
+
+def rounds_done(run: Run) -> int:
+    """The rounds of a run that was cut off; those of its last seconds may not be in its checkpoint."""
+    path = folder_of_run(run)
+    return 0 if run.replace or not (path / "checkpoint.pt").exists() else len(so_far(path)[0])
