@@ -75,13 +75,23 @@ def memory_of(opt: torch.optim.Optimizer) -> list[tuple[Tensor, list[dict[str, T
 def adopt(opt: torch.optim.Optimizer, memory: list[tuple[Tensor, list[dict[str, Tensor]]]]) -> None:
     """Copy the optimizer's rate and state into another one's tensors, which are its own from then on. Zeros
     stand for what it does not remember yet: a first step is the same with them."""
+    to, values, absent = [], [], []
     for group, (rate, states) in zip(opt.param_groups, memory):
-        rate.copy_(group["lr"])
+        to.append(rate)
+        values.append(group["lr"])
         group["lr"] = rate
         for p, own in zip(group["params"], states):
             given = opt.state.get(p, {})
-            copy([*own.values()], [given.get(name, torch.zeros_like(v)) for name, v in own.items()])
-            opt.state[p] = dict(own)
+            for name, v in own.items():
+                if name in given:
+                    to.append(v)
+                    values.append(given[name])
+                else:
+                    absent.append(v)
+            opt.state[p] = given | own
+    copy(to, values)
+    if absent:
+        torch._foreach_zero_(absent)
 
 
 def copy(to: list, values: list) -> None:

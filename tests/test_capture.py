@@ -137,6 +137,7 @@ def test_the_state_of_the_optimizer_lies_where_it_was(monkeypatch):
     rate = small.opt.param_groups[0]["lr"]
     assert rate is first.param_groups[0]["lr"] and rate == 0.5
     assert not any(buffer.any() for buffer in buffers)
+    assert any(state["momentum_buffer"].any() for state in kept.values())
     small.opt = common.sgd(small.net, small.args, 0, kept)
     small.step()
     for (name, p), buffer in zip(small.net.named_parameters(), buffers):

@@ -197,7 +197,7 @@ def test_the_share_of_fdses_consistency(tmp_path, capsys):
     client, args = run.federation.clients[0], dataclasses.replace(run.args, steps=3)
     model = load(client.net, client.theta(run.federation.server.download(0))).train()
     optimizer = common.sgd(model, args, run.round)
-    glob, hat = client.bn_dfe_statistics(), None
+    glob, hat = fdse.bn_dfe_statistics(client.blocks), None
     seed_all(args.seed, "shares", 0)
     for step, (x, y) in enumerate(batches(client.data.train, args, run.round, 0)):
         task = cross_entropy(model.classify(model.features(x)), y)
