@@ -60,15 +60,15 @@ folders=(--data "$data") gpus=() figures=(--dataset digits --size 32 --packed 2 
 [ -z "$archives" ] || folders+=(--archives "$archives")
 if [ "$device" != cpu ]; then
     number=${device#cuda} number=${number#:} gpus=(--gpus "${number:-0}") scale=()
-    figures=(--packed "$jobs" --variants="${VARIANTS:---capture on --no-cudnn-benchmark;--capture off --no-cudnn-benchmark;--capture on}")
+    figures=(--packed "$jobs" --variants="${VARIANTS:---capture on;--capture off}")
     { nvidia-smi; "$python" -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))"; } > "$out/gpu.txt" 2>&1
 fi
 export GPU_TESTS_ON=$device PYTHONUNBUFFERED=1
 few="(fedavg or fdse or says or equals) and not official and not replayed and not optimizer"
 step tests 60 bash -c 'bad=0; for few in "replayed or optimizer" "$1"; do "$0" -m pytest -m gpu -n 0 -vv -rs -p no:cacheprovider --tb=short -k "$few" \
     tests/test_gpu.py tests/test_augment.py; code=$?; [[ $code == [05] ]] || bad=$code; done; exit $bad' "$python" "$few"
-limit=60 && [[ $steps == *runs* ]] || limit=$total
-step comparison "$limit" "$python" -m bench.bench "${folders[@]}" --device "$device" "${figures[@]}" --seconds 8 --limit "$limit" --out "$out/comparison.json"
+limit=60 && [[ $steps == *runs* ]] || limit=$(left)
+step comparison "$limit" "$python" -m bench.bench "${folders[@]}" --device "$device" "${figures[@]}" --seconds 8 --limit $((limit - 15)) --out "$out/comparison.json"
 minutes=$(awk "BEGIN {print ($(left) > 40 ? $(left) - 35 : 5) / 60}")  # the rest is for the start and the pages
 step runs "$total" "$python" reproduce_tables.py --run --minutes "$minutes" --jobs "$jobs" --only "$only" "${gpus[@]}" "${scale[@]}" \
     "${folders[@]}" --records "$records" --out "$kept/results" "$@"

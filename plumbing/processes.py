@@ -88,9 +88,9 @@ def to_device(value, device):
 def prepare(args) -> None:
     """What a process sets once, before it computes: peers, threads, GPU, precision, memory.
 
-    cuDNN times its algorithms for each shape of batch when that comes first; which one wins may differ
-    between two runs, so not with --deterministic. TF32 is used with `--precision tf32` and only then: cuDNN's
-    is on by default, and then fp32 would not be fp32.
+    cuDNN does not time its algorithms (`cudnn.benchmark`): a step was no faster and FDSE's first round took
+    57 s instead of 36 (docs/gpu.md). TF32 is used with `--precision tf32` and only then: cuDNN's is on by
+    default, and then fp32 would not be fp32.
     """
     with contextlib.suppress(OSError, AttributeError):  # a C library without mallopt
         # Each step frees and takes the same activations: glibc keeps large freed blocks, else every step pays
@@ -112,7 +112,6 @@ def prepare(args) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # it is not read
-    torch.backends.cudnn.benchmark = args.cudnn_benchmark and not args.deterministic
     try:
         torch.cuda.set_device(args.device)
         torch.empty(1, device=args.device)

@@ -151,7 +151,6 @@ class RunArgs:
                               numbers=False)
     capture: str = arg("auto", "on a GPU: replay the step of a file with @captured as a CUDA graph; auto: in "
                                "this repository's files", choices=("auto", "on", "off"), numbers=False)
-    cudnn_benchmark: bool = arg(True, "on a GPU: cuDNN times its algorithms", numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
     metric: str = arg("accuracy", "measure on all validation images by which the best round is chosen; "
                                   "balanced: accuracy, f1: macro-F1, auc: one class against the rest",

@@ -11,6 +11,7 @@ import warnings
 import common
 import torch
 from common import LinearArgs
+from plumbing.settings import choose_device
 from plumbing.capture import Recordings
 from reproduce.measures.finished import rebuilt
 from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, parsed, run_here
@@ -118,7 +119,8 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
     assert result["args"]["device"] == DEVICE.partition(":")[0]
     logits = {}
     for device in (DEVICE, "cpu"):
-        monkeypatch.setattr("plumbing.trained.choose_device", lambda _, device=device: device)
+        chosen = choose_device(device)
+        monkeypatch.setattr("plumbing.trained.choose_device", lambda _, chosen=chosen: chosen)
         fed = rebuilt(tmp_path, "last").federation
         network = fed.clients[0].model(fed.server.download(0)).eval()
         x, _ = fed.clients[0].data.train.batch(torch.arange(16))
@@ -132,11 +134,11 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
 def test_a_run_says_on_what_it_was(tmp_path):
     result = run_here("fedavg", tmp_path, "--device", DEVICE, "--deterministic")
     if DEVICE == "cpu":
-        assert "runs_on_gpu" not in result["hardware"]
+        assert result["hardware"]["gpu"] is None
         return
     hardware = result["hardware"]
     assert hardware["gpu"] == torch.cuda.get_device_name(DEVICE) and hardware["gpu_peak_memory_mib"] > 0
-    assert hardware["runs_on_gpu"] == 1 and hardware["deterministic"]
+    assert hardware["deterministic"]
     torch.set_deterministic_debug_mode("default")
 
 
