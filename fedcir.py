@@ -5,11 +5,10 @@
     python fedcir.py --dataset pacs --clients-per-domain 13 --dirichlet 0.5 --participation 0.2   # Fig. 8
 
 A generator at the server learns, from the uploaded classifiers alone, representations that all clients
-classify alike. Clients train their classifiers on its samples (L_reg) and pull their Gaussian encoders to
-class-wise Gaussians fitted to them (L_align).
-Server keeps w (encoder w1, classifier w2), the generator w_g, with --generator-optimizer adam its moments,
-and {mu_g(y), sigma_g(y)}; client k nothing. Down: w; from round 2 on w_g, {mu_g(y), sigma_g(y)}, each if its
-term has a weight. Up: w_k.
+classify alike. Clients train their classifiers on its samples (L_reg) and pull their encoders to class-wise
+Gaussians fitted to them (L_align).
+Server keeps w (encoder w1, classifier w2), generator w_g (with Adam its moments), {mu_g(y), sigma_g(y)};
+client k nothing. Down: w; from round 2 on w_g, {mu_g(y), sigma_g(y)}, if its term has a weight. Up: w_k.
 
 Paper                                                      This file
 Sec. 5.1, Eq. (8)   p(z|x); the prediction, a mean over z  GaussianNet

@@ -21,9 +21,9 @@ Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient
 one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-alignment reweight. Figs. 2, 3:
 --batch-size, --tau, --ga-iterations, --label-ratio. Left out: the rows that Table 2 quotes.
 
-Where the paper is silent or the code (MahdiyarMM/FedGaLA @ 81451db) has another value. What it does against
-the text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
-the code where that computes what the paper describes, else as in code that the paper cites, else ours.
+Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What it does against the text is
+in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in f2674af, the
+first version with both alignments (MoCo: 369555c), else as in code that the paper cites, else ours.
   what              paper; official code                              here                  flag
   sign of line 19   cos(gradient, last change) > tau is kept, so a    as printed and coded  --alignment-sign
                     step against the last change; the same
@@ -37,6 +37,9 @@ the code where that computes what the paper describes, else as in code that the 
   MoCo              not said; queue 65536, m 0.999                    as the code           --queue, --ema
   BYOL              its moving average; a frozen target               EasyFL's m, 0.99      --ema
   classifier        "freeze the backbone", lr 3e-3; projector, 1e-4   the encoder, 3e-3     --probe
+    since 8fa0bf4
+  its images        not said; augmented views, plain since 8fa0bf4    views (ours: plain    --linear-views
+                                                                      on digits)
   10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
 As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
 last smaller batch is left out (--drop-last), the classifier's batch of 512 (--linear-batch). Ours: one

@@ -215,7 +215,7 @@ class LinearArgs(Args):
     crop: int = arg(32, "height and width of the views, and of the images in the evaluation, in pixels",
                     low=8, high=4096, source="text of FedGaLA, App. B.1")
     augment: str = arg("simclr", "augmentation of the views, drawn anew for each view and batch",
-                       choices=("none", *AUGMENTATIONS), source="text of FedGaLA, App. B.1")
+                       choices=("none", *AUGMENTATIONS), source="text of FedGaLA, App. B.1, grey as its code")
     drop_last: bool = arg(True, "leave out the last batch of an epoch if it is smaller than the others",
                           source="code of FedGaLA f2674af, main.py")
     label_ratio: str = arg("0.1/0.3", "shares of the target's labels to which classifiers are fitted, one "

@@ -222,8 +222,8 @@ def fitted(*flags) -> tuple[dict, list[Tensor], Tensor]:
 
 
 def test_the_classifier_is_fitted_to_views_and_tested_on_plain_images():
-    """Without an augmentation views are the images. Else each labelled image has a new view in each epoch, and
-    no other image has one."""
+    """Without an augmentation views are the images. Else each labelled image has a new view in each epoch,
+    and no other image has one."""
     plain, given, images = fitted("--linear-views", "plain", "--augment", "crops")
     torch.testing.assert_close(torch.cat(given), images)
     same, given, _ = fitted("--linear-views", "augmented", "--augment", "none")
