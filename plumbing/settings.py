@@ -56,7 +56,7 @@ class Sourced(NamedTuple):
 
 
 def source(of: str, **values) -> dict[str, Sourced]:
-    """Values of a method's table from one source: "text, Sec. 5.1", "code dd266a2, algorithm/fdse.py", "ours".
+    """Values of a table from one source: "text, Sec. 5.1", "code dd266a2, algorithm/fdse.py", "ours".
 
     A table's values follow one rule: what the text says; where it is silent, what the released code did (its
     first version, if there are several), else the code that the paper cites; else ours.
