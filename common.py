@@ -230,9 +230,7 @@ def batches(data: Data, settings: Args, t: int, k: int) -> Iterator[tuple[Tensor
     """The training batches (x, y) of client k in round t: E epochs, or exactly `--steps` of them; a new order
     each epoch. A method with two views of each image gets x [2B, C, H, W], the first views before the second
     ones."""
-    how = AUGMENTATIONS.get(settings.augment)
-    if settings.crop:
-        how = dataclasses.replace(how or Augmentation(ratio=(1.0, 1.0)), size=settings.crop)
+    how = view_of(settings)
     steps = settings.steps or settings.epochs * steps_in_epoch(len(data), settings)
     done, epoch = 0, 0
     while done < steps:
@@ -243,6 +241,14 @@ def batches(data: Data, settings: Args, t: int, k: int) -> Iterator[tuple[Tensor
             yield x, y[:len(i)]
             done += 1
         epoch += 1
+
+
+def view_of(settings: Args) -> Augmentation | None:
+    """What happens to an image that is trained on."""
+    how = AUGMENTATIONS.get(settings.augment)
+    if settings.crop:
+        how = dataclasses.replace(how or Augmentation(ratio=(1.0, 1.0)), size=settings.crop)
+    return how
 
 
 def cut_batches(order: Tensor, args: Args) -> list[Tensor]:
@@ -549,6 +555,19 @@ def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tenso
     return torch.cat(zs), torch.cat(ys)
 
 
+@torch.no_grad()
+def view_representations(model: nn.Module, data: Data, settings: Args, rows: Tensor) -> Tensor:
+    """z float32 [B, D], on the CPU, of a new augmented view of each of these images, as `representations`."""
+    model.eval()
+    zs = []
+    for i in rows.to(data.index.device).split(max(settings.batch_size, 100)):
+        x, _ = data.batch(i, view_of(settings))
+        with autocast(settings):
+            z = model.features(x)
+        zs.append(z.float().flatten(1).cpu())
+    return torch.cat(zs)
+
+
 def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -> nn.Module:
     """The network that is tested on client k after t rounds; `down` is what it has got, if not from here."""
     down = fed.down("test", k) if down is None else down
@@ -660,8 +679,11 @@ def answer_fit(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     model = client.model({part: v for part, v in down.items() if part != "statistics"})
     model.load_state_dict(down.get("statistics", {}), strict=False)
     z, y = representations(model, client.data.test, settings)
-    seed = seed_all(settings.seed, "linear", fed.dataset.seed_name(client.data.name)).initial_seed()
-    return {}, linear.accuracies(z, y, len(fed.dataset.classes), settings, seed)
+    name, view = fed.dataset.seed_name(client.data.name), None
+    seed = seed_all(settings.seed, "linear", name).initial_seed()
+    if settings.linear_views == "augmented":
+        view = partial(view_representations, model, client.data.test, settings)
+    return {}, linear.accuracies(z, y, len(fed.dataset.classes), settings, seed, view)
 
 
 def answer_start(fed: Federation, k: int, t: int, down: Payload) -> Answer:

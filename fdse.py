@@ -66,19 +66,21 @@ class Args(common.Args):
                       source="text, A7.4")
     tau: float = arg(0.1, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001,
                      source="code dd266a2, config/algo_para.yml, of the text's grid, A7.4")
-    consensus: bool = arg(True, "Table 3's A: aggregate theta_u by Eq. (8), else by the plain mean")
-    similarity: bool = arg(True, "Table 3's B: aggregate theta_v by Eq. (9), else leave it to its client")
+    consensus: bool = arg(True, "Table 3's A: aggregate theta_u by Eq. (8), else by the plain mean",
+                           source="text, Eq. (8)")
+    similarity: bool = arg(True, "Table 3's B: aggregate theta_v by Eq. (9), else leave it to its client",
+                            source="text, Eq. (9)")
     unit: str = arg("layer", "a 'layer' of Eqs. (8) and (9): all tensors of a module, or each tensor",
                     choices=("layer", "tensor"), source="text, Sec. 4.3")
     con_from: int = arg(1, "first round with L_Con, counted from 0; 1: once BN_DFE has the data's statistics",
-                        low=0, source="code dd266a2")
+                        low=0, source="code dd266a2, algorithm/fdse.py")
     block_bias: bool = arg(True, "one bias before BN_DFE instead of one in the DSE convolution",
-                           source="code dd266a2")
+                           source="code dd266a2, algorithm/fdse.py")
     own_bias: bool = arg(True, "with --block-bias: the client's own, in theta_v, instead of in theta_u",
-                         source="code dd266a2")
+                         source="code dd266a2, algorithm/fdse.py")
     evaluated: str = arg("trained", "what is tested: trained (the client's own model after its training) or "
                                     "aggregated (the server's)", choices=("aggregated", "trained"),
-                         source="code dd266a2")
+                         source="code dd266a2, logger/__init__.py")
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0,
                             at_test=True, source="ours, for the text's \"several\", A7.5")
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0,
@@ -92,16 +94,15 @@ OF_FDSE = (source("text, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay
            | source("text, A7.1", image_size=224, split="0.8/0.1/0.1")
            | source("text, A7.2 and Table A6", backbone="alexnet_bn")
            | source("numbers, Table 2", target_part="test")
-           | source("code dd266a2, config/*.yml", weight_decay=1e-3)
-           | source("code, FLGo's default", momentum=0.0))
+           | source("code of FLGo ea07f1d, flgo/utils/fflow.py", momentum=0.0))
 MNIST = source("ours", protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)
 PAPER = {
     "officecaltech": OF_FDSE | source("text, Sec. 5.1", epochs=1)
-    | source("code dd266a2, config/run_office.yml", lr=0.1),
+    | source("code dd266a2, config/run_office.yml", lr=0.1, weight_decay=1e-3),
     "pacs": OF_FDSE | source("text, Sec. 5.1", epochs=5)
-    | source("code dd266a2, config/run_pacs.yml", lr=0.05),
+    | source("code dd266a2, config/run_pacs.yml", lr=0.05, weight_decay=1e-3),
     "domainnet10": OF_FDSE | source("text, Sec. 5.1", epochs=5)
-    | source("code dd266a2, config/domainnet.yml", lr=0.1),
+    | source("code dd266a2, config/domainnet.yml", lr=0.1, weight_decay=1e-3),
     "digits": source("ours", rounds=60, lr=0.05, batch_size=32),
     "rotatedmnist": MNIST,
     "rotatedmnist-t10k": MNIST,

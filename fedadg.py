@@ -22,8 +22,9 @@ gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an advers
 nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults are FedSR's.
 
 Where the paper is silent or the official code (wzml/FedADG, first version a69a54a) has another value. What
-its two programs do against the text is in official/fedadg.py; all of it: docs/methods/fedadg.md. L_adv_d and L_adv_g are those of
-its program for PACS. Eqs. (1) and (3) as printed: official/fedadg.py, --d-loss printed, --g-loss printed.
+its two programs do against the text is in official/fedadg.py; all of it: docs/methods/fedadg.md. L_adv_d and
+L_adv_g are those of its program for PACS. Eqs. (1) and (3) as printed: official/fedadg.py, --d-loss printed,
+--g-loss printed.
   what             paper                  official: VLCS; PACS     here             flag
   lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
   lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
@@ -59,30 +60,32 @@ from torch.optim import SGD
 
 @dataclass
 class Args(common.Args):
-    adversarial: bool = arg(True, "G and D; without them FedADG is FedAvg with label smoothing (Table 5)")
+    adversarial: bool = arg(True, "G and D; without them FedADG is FedAvg with label smoothing (Table 5)",
+                             source="text, Alg. 1")
     E0: int = arg(1, "warm-up of a round, steps c2-c3: mini-batches with --steps, else epochs; the rest is "
-                     "E1", low=0)
+                     "E1", low=0, source="ours")
     lambda0: float = arg(0.85, "weight of L_adv_f in step c5; 0: D and G do not act on F and C", low=0,
                          source="text, Sec. 5.1")
     lambda1: float = arg(0.15, "weight of L_err in step c5", low=0, source="text, Sec. 5.1")
     lr_adversarial: float = arg(0.0, "learning rate of D and G; 0: 0.7 times --lr, as in the paper", low=0,
                                 source="text, Sec. 5.1")
     reference: str = arg("generated", "h': generated, or drawn from N(0,I), U[-1,1], Laplace(1/sqrt 2) "
-                                      "(Table 6)", choices=("generated", "gaussian", "uniform", "laplace"))
+                                      "(Table 6)", choices=("generated", "gaussian", "uniform", "laplace"),
+                         source="text, Sec. 3.1")
     projection: str = arg("fixed", "random projection in front of D: fixed, or none (Table 5)",
                           choices=("fixed", "none"), source="text, Sec. 3.1")
-    projection_size: int = arg(16, "outputs P of the random projection", low=1)
+    projection_size: int = arg(16, "outputs P of the random projection", low=1, source="ours")
     label_at: str = arg("after", "the one-hot label enters D after or before the projection",
-                        choices=("after", "before"), source="code, pacs-ours/Nets.py")
-    onehot: bool = arg(True, "give the label to G and D (Table 5)")
-    noise: int = arg(0, "dimensions of the noise z; 0: half of the features'", low=0)
+                        choices=("after", "before"), source="code a69a54a, pacs-ours/Nets.py")
+    onehot: bool = arg(True, "give the label to G and D (Table 5)", source="text, Sec. 3.1")
+    noise: int = arg(0, "dimensions of the noise z; 0: half of the features'", low=0, source="ours")
     slope: float = arg(0.0, "negative slope of the leaky ReLU in G and D; 0: ReLU", low=0,
                        source="text, Sec. 5.1")
     keep_momentum: bool = arg(False, "keep each client's SGD momentum over the rounds, else start it anew",
-                              source="code, localTrain.py")
+                              source="code a69a54a, pacs-ours/localTrain.py")
     keep_momentum_d: bool = arg(False, "keep that of D, which stays on its client",
                                 source="code a69a54a, pacs-ours/localTrain.py")
-    smoothing: float = arg(0.1, "label smoothing of L_err", low=0, high=1)
+    smoothing: float = arg(0.1, "label smoothing of L_err", low=0, high=1, source="ours")
 
     def __post_init__(self):
         """A 0 that stands for a value derived from others becomes that value.
@@ -105,25 +108,26 @@ class Args(common.Args):
 # E0 + E1 = epochs. A validation part is ours, and so are the shares of PACS, which it splits as [16]. The
 # code spreads the smoothing, 0.1 and 0.2, over the other classes (7 and 5 in all), PyTorch over all.
 ALEXNET = (source("text, Sec. 5.1", backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo")
-           | source("text, Sec. 5.5", projection_size=1000)
-           | source("code, train.py", normalize="imagenet", momentum=0.9, weight_decay=1e-5))
+           | source("text, Sec. 5.5", projection_size=1000))
 PACS = (ALEXNET | source("text, Sec. 5.1", lr=0.001)
         | source("code a69a54a, pacs-ours/train.py", rounds=30, E0=3, epochs=10, batch_size=10,
-                 smoothing=0.7 / 6)
-        | source("code a69a54a, pacs-ours/data_loader.py", image_size=222)
+                 momentum=0.9, weight_decay=1e-5, smoothing=0.7 / 6)
+        | source("code a69a54a, pacs-ours/data_loader.py", image_size=222, normalize="imagenet")
         | source("ours", split="0.9/0.05/0.05"))
 VLCS = (ALEXNET | source("text, Sec. 5.1", lr=0.01)
-        | source("code, src/train.py", rounds=20, epochs=15, batch_size=16, smoothing=0.25,
+        | source("code a69a54a, src/train.py", rounds=20, epochs=15, batch_size=16, momentum=0.9,
+                 weight_decay=1e-5, smoothing=0.25, keep_momentum_d=True)
+        | source("code a69a54a, src/localTrain.py", E0=5, keep_momentum=False)
+        | source("code a69a54a, models/Nets.py", label_at="before")
+        | source("code a69a54a, utils/sampling.py", image_size=225, normalize="imagenet",
                  target_part="heldout")
-        | source("code, src/localTrain.py", E0=5, keep_momentum_d=True, label_at="before")
-        | source("code, utils/sampling.py", image_size=225)
         | source("ours, of the text's 70/30", split="0.7/0.15/0.15"))
 # FedADG in FedSR's Table 1: that table's rounds, steps and optimizer, as fedsr.py.
 MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
                 batch_size=64, lr=0.001)
-         | source("code of FedSR, src/methods/base.py", momentum=0.9, keep_momentum=True)
-         | source("code of FedSR, src/argument.py", weight_decay=5e-4)
-         | source("code of DIRT, domain_gen_rotatedmnist", image_size=28)
+         | source("code of FedSR ba8d894, src/methods/base.py", momentum=0.9, keep_momentum=True)
+         | source("code of FedSR ba8d894, src/argument.py", weight_decay=5e-4)
+         | source("cited code, DIRT 2635178, domain_gen_rotatedmnist", image_size=28)
          | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
          | source("ours", E0=2, eval_every=50))
 PAPER = {

@@ -48,21 +48,22 @@ OF_FDSE = (source("text of FDSE, Sec. 5.1 and A7.4", rounds=500, batch_size=50, 
            | source("text of FDSE, A7.1", image_size=224, split="0.8/0.1/0.1")
            | source("text of FDSE, A7.2 and Table A5", backbone="alexnet_bn")
            | source("numbers of FDSE, Table 2", target_part="test")
-           | source("code of FDSE, config", lr=0.1, weight_decay=1e-3)
-           | source("code of FDSE, FLGo's default", momentum=0.0))
+           | source("code of FLGo ea07f1d, flgo/utils/fflow.py", momentum=0.0))
 FDSE = {
-    "officecaltech": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=1),
-    "pacs": OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5),
+    "officecaltech": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=1)
+                      | source("code of FDSE dd266a2, config/office/fedavg.yml", lr=0.1, weight_decay=1e-3)),
+    "pacs": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5)
+             | source("code of FDSE dd266a2, config/pacs/fedavg.yml", lr=0.1, weight_decay=1e-3)),
     "domainnet10": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5)
-                    | source("code of FDSE, config/domainnet.yml", lr=0.1, momentum=0.0, weight_decay=1e-3)),
+                    | source("code of FDSE dd266a2, config/domainnet.yml", lr=0.1, weight_decay=1e-3)),
 }
 # 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. FedSR's own FedAvg row keeps the momentum
 # over the rounds: fedsr.py --variant fedavg.
 OF_MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
                    batch_size=64, lr=0.001)
-            | source("code of FedSR, src/methods/base.py", momentum=0.9, clip=0.0)
-            | source("code of FedSR, src/argument.py", weight_decay=5e-4)
-            | source("code of DIRT, domain_gen_rotatedmnist", image_size=28, augment="none")
+            | source("code of FedSR ba8d894, src/methods/base.py", momentum=0.9, clip=0.0)
+            | source("code of FedSR ba8d894, src/argument.py", weight_decay=5e-4)
+            | source("cited code, DIRT 2635178, domain_gen_rotatedmnist", image_size=28, augment="none")
             | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
             | source("ours", eval_every=50))
 MNIST = dict.fromkeys(("rotatedmnist", "rotatedmnist-t10k"),
@@ -77,7 +78,7 @@ CAMELYON = FEDCIR | source("ours", eval_every=10)
 FEDSR = (source("text of FedSR, Sec. 4.2", normalize="imagenet", augment="fedsr", protocol="lodo",
                 image_size=224, rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4)
          | source("text of FedSR, its objective", average="uniform")
-         | source("code of FedSR, src/methods/base.py", weights="imagenet")
+         | source("code of FedSR ba8d894, src/methods/base.py", weights="imagenet")
          | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
          | source("ours", eval_every=20))
 PAPER = {

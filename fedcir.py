@@ -5,10 +5,10 @@
     python fedcir.py --dataset pacs --clients-per-domain 13 --dirichlet 0.5 --participation 0.2   # Fig. 8
 
 A generator at the server learns, from the uploaded classifiers alone, representations that all clients
-classify alike. Clients train their classifiers on its samples (L_reg) and pull their Gaussian encoders to
-class-wise Gaussians fitted to them (L_align).
-Server keeps w (encoder w1, classifier w2), the generator w_g, with --generator-optimizer adam its moments, and
-{mu_g(y), sigma_g(y)}; client k nothing. Down: w; from round 2 on w_g, {mu_g(y), sigma_g(y)}, each if its term has a weight. Up: w_k.
+classify alike. Clients train their classifiers on its samples (L_reg) and pull their encoders to class-wise
+Gaussians fitted to them (L_align).
+Server keeps w (encoder w1, classifier w2), generator w_g (with Adam its moments), {mu_g(y), sigma_g(y)};
+client k nothing. Down: w; from round 2 on w_g, {mu_g(y), sigma_g(y)}, if its term has a weight. Up: w_k.
 
 Paper                                                      This file
 Sec. 5.1, Eq. (8)   p(z|x); the prediction, a mean over z  GaussianNet
@@ -63,21 +63,22 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.Args):
     variant: str = arg("fedcir", "fedcir, one of its ablations, or its network alone: control",
                        choices=("fedcir", "fedreg", "fedalign", "control"))
-    lambda_reg: float = arg(0.5, "weight of L_reg, Eq. (18)", low=0)
-    lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0)
+    lambda_reg: float = arg(0.5, "weight of L_reg, Eq. (18)", low=0, source="text, App. E")
+    lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0, source="text, App. E")
     reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: once the generator has "
-                           "been trained", low=0)
+                           "been trained", low=0, source="cited code, FedGen 67f2cd7, serverpFedGen.py")
     generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1, source="text, Sec. 6.1")
     generator_optimizer: str = arg("sgd", "optimizer of the generator: sgd as line 9 is printed, or adam",
                                    choices=("adam", "sgd"), source="text, Alg. 1, line 9")
     generator_lr: float = arg(0.01, "learning rate gamma_g of the generator", above=0,
                               source="ours, as the clients'")
-    noise: int = arg(64, "dimensions of the generator's noise epsilon", low=1)
-    width: int = arg(256, "width of the generator's hidden layer", low=1)
+    noise: int = arg(64, "dimensions of the generator's noise epsilon", low=1, source="ours")
+    width: int = arg(256, "width of the generator's hidden layer", low=1, source="ours")
     mle_samples: int = arg(1000, "generated representations of each class behind mu_g(y) and sigma_g(y)",
-                           low=2)
-    sigma_min: float = arg(1e-3, "lower limit of sigma_g(y)", above=0)
-    samples: int = arg(20, "samples of z behind a prediction, Eq. (8); 0: the mean of z", low=0)
+                           low=2, source="ours")
+    sigma_min: float = arg(1e-3, "lower limit of sigma_g(y)", above=0, source="ours")
+    samples: int = arg(20, "samples of z behind a prediction, Eq. (8); 0: the mean of z", low=0,
+                       source="ours, as FedSR's code")
 
     def refuse(self) -> None:
         if self.backbone in BACKBONES and BACKBONES[self.backbone].head is not nn.Linear:

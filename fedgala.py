@@ -21,9 +21,9 @@ Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient
 one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-alignment reweight. Figs. 2, 3:
 --batch-size, --tau, --ga-iterations, --label-ratio. Left out: the rows that Table 2 quotes.
 
-Where the paper is silent or the code (MahdiyarMM/FedGaLA @ 81451db) has another value. What it does against
-the text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
-the code where that computes what the paper describes, else as in code that the paper cites, else ours.
+Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What it does against the text is
+in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in f2674af, the
+first version with both alignments (MoCo: 369555c), else as in code that the paper cites, else ours.
   what              paper; official code                              here                  flag
   sign of line 19   cos(gradient, last change) > tau is kept, so a    as printed and coded  --alignment-sign
                     step against the last change; the same
@@ -37,6 +37,9 @@ the code where that computes what the paper describes, else as in code that the 
   MoCo              not said; queue 65536, m 0.999                    as the code           --queue, --ema
   BYOL              its moving average; a frozen target               EasyFL's m, 0.99      --ema
   classifier        "freeze the backbone", lr 3e-3; projector, 1e-4   the encoder, 3e-3     --probe
+    since 8fa0bf4
+  its images        not said; augmented views, plain since 8fa0bf4    views (ours: plain    --linear-views
+                                                                      on digits)
   10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
 As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
 last smaller batch is left out (--drop-last), the classifier's batch of 512 (--linear-batch). Ours: one
@@ -62,38 +65,45 @@ LEARNERS = ("simclr", "moco", "byol", "simsiam")
 
 @dataclass
 class Args(common.LinearArgs):
-    ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS)
+    ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS, source="text, Sec. 4")
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
-                         choices=("adam", "sgd"))
+                         choices=("adam", "sgd"), source="text, App. B.3")
     lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003 (0.0003 at laptop scale, 0.001 on "
-                          "digits and RotatedMNIST), SGD 0.03, with --ssl moco 0.025", above=0)
+                          "digits and RotatedMNIST), SGD 0.03, with --ssl moco 0.025", above=0,
+                      source="text, App. B.3")
     momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
     weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
     keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over "
-                                     "the rounds, else start it anew")
+                                     "the rounds, else start it anew", source="code f2674af, main.py")
     local_alignment: str = arg("discard", "gradients that are not aligned: discard them, reweight them "
-                                          "(Table 6), or off", choices=("discard", "reweight", "off"))
+                                          "(Table 6), or off", choices=("discard", "reweight", "off"),
+                               source="text, Alg. 1, lines 17-23")
     alignment_sign: str = arg("paper", "paper: keep gradients whose cosine with the last global change is "
                                        "above tau (line 19 as printed); descent: compare minus the gradient",
-                              choices=("paper", "descent"))
+                              choices=("paper", "descent"), source="text, Alg. 1, line 19")
     tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1, source="text, Sec. 5.4")
     align_unit: str = arg("layer", "what is discarded as one: a layer's tensors together, or each tensor",
-                          choices=("layer", "tensor"))
+                          choices=("layer", "tensor"), source="text, Alg. 1, line 17")
     discard: str = arg("skip", "a discarded gradient: skip leaves weights and moments alone; zero makes "
-                               "the step with a gradient of 0", choices=("skip", "zero"))
+                               "the step with a gradient of 0", choices=("skip", "zero"),
+                       source="code f2674af, utils.py")
     reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment "
-                                      "reweight", low=0)
-    global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update")
+                                      "reweight", low=0, source="ours, of the text's Table 6")
+    global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update",
+                                 source="text, Alg. 1, lines 5-11")
     ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1, source="text, Sec. 3.3")
     average: str = arg("samples", "FedAvg's weights, where the global alignment starts: by images, by "
-                                  "batches, or uniform", choices=("samples", "batches", "uniform"))
-    l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0)
-    prox: float = arg(0.0, "mu of the proximal term, Eq. (56)", low=0)
-    temperature: float = arg(0.07, "temperature of simclr and moco", above=0)
-    hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1)
-    dim: int = arg(2048, "outputs of projector and predictor", low=1)
+                                  "batches, or uniform", choices=("samples", "batches", "uniform"),
+                       source="ours")
+    l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0, source="text, Table 7 alone has it")
+    prox: float = arg(0.0, "mu of the proximal term, Eq. (56)", low=0, source="text, Table 7 alone has it")
+    temperature: float = arg(0.07, "temperature of simclr and moco", above=0,
+                             source="code f2674af, models.py")
+    hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1,
+                      source="code f2674af, models.py")
+    dim: int = arg(2048, "outputs of projector and predictor", low=1, source="code f2674af, models.py")
     queue: int = arg(65536, "keys in moco's queue (65536 of 2048 numbers: 512 MiB on each client)", low=1,
-                     source="code, models.py")
+                     source="code 369555c, models.py")
     ema: float = arg(0.99, "momentum m of the target network; byol 0.99, moco 0.999", low=0, high=1,
                      source="cited code, EasyFL")
 
@@ -102,30 +112,32 @@ class Args(common.LinearArgs):
 IMAGES = (source("text, App. B.2 and B.3", backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128)
           | source("ours, before the text's crop, App. B.1", image_size=224)
           | source("ours", eval_every=10))
-BATCHES = source("code, utils.py", average="batches")
+AS_CODED = (source("code f2674af, main.py", average="batches")
+            | source("code f2674af, utils.py", linear_views="augmented"))
 # Ours: the loss falls. 10% of a target are 30 or 100 images, one batch, so that 100 epochs would be 100 steps
 # of the linear classifier, too few: it is then hardly better on a trained network than on an untrained one.
 DIGITS = source("ours", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
                 hidden=256, dim=128, queue=512, ema=0.99, eval_every=10, linear_epochs=1000)
 PAPER = {
-    "pacs": IMAGES | BATCHES,
-    "officehome": IMAGES | BATCHES,
-    "terrainc": IMAGES | BATCHES,
-    "domainnet20": IMAGES | BATCHES | source("text, Sec. 4", sources="painting,real,sketch"),
+    "pacs": IMAGES | AS_CODED,
+    "officehome": IMAGES | AS_CODED,
+    "terrainc": IMAGES | AS_CODED,
+    "domainnet20": IMAGES | AS_CODED | source("text, Sec. 4", sources="painting,real,sketch"),
     "digits": DIGITS,
     "rotatedmnist": DIGITS,
 }
 OF_IMAGES = ("pacs", "officehome", "terrainc", "domainnet20")
 LAPTOP = dict.fromkeys(OF_IMAGES, dict(image_size=64, rounds=10, steps=4, batch_size=64, eval_every=5,
-                                       queue=1024))
+                                       queue=1024, linear_views="plain"))
 SMOKE = dict.fromkeys(PAPER, dict(eval_every=1, linear_epochs=100)) | dict.fromkeys(
-    OF_IMAGES, dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1))
+    OF_IMAGES, dict(image_size=64, hidden=64, dim=32, queue=64, epochs=1, eval_every=1,
+                    linear_views="plain"))
 
 # What follows from the learner and its optimizer (pairs that App. B.3 does not name are ours).
 OF_TEXT = "text, App. B.3"
 OPTIMIZER = {"simclr": "adam", "moco": "sgd", "byol": "sgd", "simsiam": "sgd"}
 OF_OPTIMIZER = {
-    "adam": source(OF_TEXT, lr=3e-3) | source("code, main.py", momentum=0.0, weight_decay=0.0),
+    "adam": source(OF_TEXT, lr=3e-3) | source("code f2674af, main.py", momentum=0.0, weight_decay=0.0),
     "sgd": source(OF_TEXT, lr=0.03, momentum=0.9, weight_decay=3e-4),
 }
 
@@ -133,9 +145,9 @@ OF_OPTIMIZER = {
 def by_learner(values: dict) -> dict:
     """Values that follow from others: the learner's optimizer, and what goes with it."""
     optimizer = values["optimizer"] or OPTIMIZER[values["ssl"]]
-    derived = {"optimizer": optimizer} | OF_OPTIMIZER[optimizer]
+    derived = source(OF_TEXT, optimizer=optimizer) | OF_OPTIMIZER[optimizer]
     if values["ssl"] == "moco":
-        derived |= source("code, models.py", ema=0.999)
+        derived |= source("code 369555c, models.py", ema=0.999)
     if (values["ssl"], optimizer) == ("moco", "sgd"):
         derived |= source(OF_TEXT, lr=0.025)
     if values["scale"] == "laptop" and values["dataset"] in LAPTOP and optimizer == "adam":

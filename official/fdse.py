@@ -25,7 +25,7 @@ On the digits and RotatedMNIST, where fdse.py has no weight decay, both versions
 from dataclasses import dataclass
 
 import fdse
-from common import Net, Stop, arg, parse, run
+from common import Net, Stop, arg, parse, run, source
 from fdse import GAMMA, Server, bn_dfe_statistics, depth_weights
 
 from torch import Tensor
@@ -37,11 +37,14 @@ class Args(fdse.Args):
     variant: str = arg("official", "settings: the newest version's, the first version's, or the paper's",
                        choices=("official", "first", "paper"))
     con_loss: str = arg("eq6", "L_Con: Eq. (6), or that of the newest version, or of the first one",
-                        choices=("eq6", "official", "first"))
-    dse_relu: bool = arg(True, "ReLU between BN_DSE and the DSE convolution, Eq. (3)")
-    stem_padding: int = arg(2, "padding of AlexNet's first layer, Table A6", low=0)
-    pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; else images need 160 pixels")
-    fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too")
+                        choices=("eq6", "official", "first"), source="text, Eq. (6)")
+    dse_relu: bool = arg(True, "ReLU between BN_DSE and the DSE convolution, Eq. (3)", source="text, Eq. (3)")
+    stem_padding: int = arg(2, "padding of AlexNet's first layer, Table A6", low=0,
+                            source="text, Table A6")
+    pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; else images need 160 pixels",
+                    source="text, Table A6")
+    fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too",
+                            source="text, Table A7")
 
     def refuse(self) -> None:
         if self.backbone == "alexnet_bn" and not self.pad and self.image_size < 160:
@@ -50,22 +53,31 @@ class Args(fdse.Args):
 
 
 PAPER = fdse.PAPER
-CODE = dict(unit="tensor", weight_decay=1e-3, lr_decay=0.9998)
-OFFICIAL = dict(**CODE, con_loss="official", own_bias=False, dse_relu=False, pad=False, tau=0.5)
-FIRST = dict(**CODE, con_loss="first", fc_identity=False, stem_padding=5, lambda_=10.0, beta=0.5, tau=10.0)
+# The schedule stands in all files of both versions.
+SCHEDULE = source("code dd266a2, config/domainnet.yml", weight_decay=1e-3, lr_decay=0.9998)
+OFFICIAL = SCHEDULE | source("code c0bd90b, algorithm/fdse.py", unit="tensor", con_loss="official",
+                             own_bias=False, dse_relu=False, pad=False, tau=0.5)
+# lambda, beta and tau are the code's defaults. config/algo_para.yml has a list to tune over instead: lambda
+# .1, .01, .001, 1, 10 with beta 1 and tau .1.
+FIRST = SCHEDULE | source("code dd266a2, algorithm/fdse.py", unit="tensor", con_loss="first",
+                          fc_identity=False, stem_padding=5, lambda_=10.0, beta=0.5, tau=10.0)
+OFFICE_IMAGES = source("code dd266a2, benchmark/office_caltech10_classification/config.py", image_size=256)
+PACS_IMAGES = source("code dd266a2, task/PACS_c4/config.py", image_size=256)
+DOMAINNET = (source("code dd266a2, task/domainnet_c6/config.py", image_size=256)
+             | source("code dd266a2, config/domainnet.yml", epochs=1))
 VARIANTS = {
-    # lambda and beta: config/*/fdse.yml; for DomainNet there is none, so the code's defaults
+    # c0bd90b has no file for DomainNet, so the defaults of its code
     "official": dict.fromkeys(PAPER, OFFICIAL) | {
-        "officecaltech": dict(**OFFICIAL, image_size=256, lambda_=0.05, beta=0.05),
-        "pacs": dict(**OFFICIAL, image_size=256, lambda_=0.5),
-        "domainnet10": dict(**OFFICIAL, image_size=256, lambda_=0.01, beta=0.1, epochs=1),
+        "officecaltech": OFFICIAL | OFFICE_IMAGES
+        | source("code c0bd90b, config/office/fdse.yml", lambda_=0.05, beta=0.05),
+        "pacs": OFFICIAL | PACS_IMAGES | source("code c0bd90b, config/pacs/fdse.yml", lambda_=0.5),
+        "domainnet10": OFFICIAL | DOMAINNET
+        | source("code c0bd90b, algorithm/fdse.py", lambda_=0.01, beta=0.1),
     },
-    # lambda, beta and tau: the code's defaults. config/algo_para.yml has a list to tune over instead: lambda .1,
-    # .01, .001, 1, 10 with beta 1 and tau .1.
     "first": dict.fromkeys(PAPER, FIRST) | {
-        "officecaltech": dict(**FIRST, image_size=256),
-        "pacs": dict(**FIRST, image_size=256),
-        "domainnet10": dict(**FIRST, image_size=256, epochs=1),
+        "officecaltech": FIRST | OFFICE_IMAGES,
+        "pacs": FIRST | PACS_IMAGES,
+        "domainnet10": FIRST | DOMAINNET,
     },
 }
 

@@ -15,7 +15,7 @@ weights (train_step)                   0.85, 0.15        0.15, 0.85             
 lr of F and C (README)                 0.01; 0.001       0.001; 0.01                  --lr
 warm-up (utilss.py), in each round     none              to 14/500; to 9/100          --warmup
 random projection (Nets.py)            random            a trained layer, 1024        --projection(-size)
-one-hot label (train_step)             1                 0.6; 0.7                     --onehot-value
+one-hot label (train_step)             1                 0.6; 0.7 (0.5 before 604073b) --onehot-value
 Hidden layers of G and D have a leaky ReLU where the paper has ReLU (--slope).
 fedadg.py itself has the losses of the program for PACS; here they can be had as printed, too.
 """
@@ -24,7 +24,7 @@ import itertools
 from dataclasses import dataclass
 
 import fedadg
-from common import Net, arg, autocast, parse, run
+from common import Net, arg, autocast, parse, run, source
 from fedadg import PAPER, SMOKE, FedADG, Server
 
 from torch import Tensor, nn
@@ -35,26 +35,36 @@ from torch.optim import SGD
 class Args(fedadg.Args):
     variant: str = arg("official", "settings: the release's, or the paper's", choices=("official", "paper"))
     warmup: int = arg(0, "length of the official code's warm-up of the learning rates, in what --E0 counts; "
-                         "it starts anew in each round; 0: none", low=0)
+                         "it starts anew in each round; 0: none", low=0,
+                      source="ours, as the text names none")
     d_loss: str = arg("lsgan", "L_adv_d: lsgan, the least squares of its source; or printed: Eq. (1)",
-                      choices=("lsgan", "printed"))
+                      choices=("lsgan", "printed"),
+                      source="code a69a54a, pacs-ours/localTrain.py")
     g_loss: str = arg("opposite", "L_adv_g: opposite, D(h')^2; printed: Eq. (3); detached: (3) without "
                                   "gradient, so that G never learns",
-                      choices=("opposite", "printed", "detached"))
+                      choices=("opposite", "printed", "detached"),
+                      source="code a69a54a, pacs-ours/localTrain.py")
     order: str = arg("paper", "steps c5, c7, c8 in this order, or D before (F, C)",
-                     choices=("paper", "official"))
+                     choices=("paper", "official"), source="text, Alg. 1")
     projection: str = arg("fixed", "random projection in front of D: fixed, trained with D, or none (Table "
-                                   "5)", choices=("fixed", "trained", "none"))
-    onehot_value: float = arg(1.0, "value that stands for 1 in the one-hot label", above=0)
+                                   "5)", choices=("fixed", "trained", "none"),
+                          source="text, Sec. 3.1")
+    onehot_value: float = arg(1.0, "value that stands for 1 in the one-hot label", above=0,
+                               source="text, Alg. 1")
 
 
 # They spread the smoothing, 0.01 and 0.2, over the other classes (7 and 5 in all), PyTorch over all.
-OFFICIAL = dict(keep_momentum_d=True, lambda0=0.15, lambda1=0.85, order="official", projection="trained", momentum=0.9,
-                weight_decay=1e-5, slope=0.01)
-OF_PACS = dict(**OFFICIAL, d_loss="lsgan", g_loss="opposite", onehot_value=0.7, smoothing=0.07 / 6)
-OF_PACS_ALEXNET = dict(**OF_PACS, projection_size=1024, lr=0.01, warmup=100)
-OF_VLCS = dict(**OFFICIAL, d_loss="printed", g_loss="detached", label_at="before", onehot_value=0.6,
-               smoothing=0.25, projection_size=1024, lr=0.001, warmup=500)
+OF_PACS = (source("code 1d34f2a, pacs-ours/localTrain.py", lambda0=0.15, lambda1=0.85, order="official",
+                  d_loss="lsgan", g_loss="opposite", onehot_value=0.7)
+           | source("code 1d34f2a, pacs-ours/Nets.py", projection="trained", slope=0.01)
+           | source("code 1d34f2a, pacs-ours/train.py", momentum=0.9, weight_decay=1e-5, keep_momentum_d=True)
+           | source("code 1d34f2a, README.md", smoothing=0.07 / 6))
+OF_PACS_ALEXNET = OF_PACS | source("code 1d34f2a, README.md", projection_size=1024, lr=0.01, warmup=100)
+OF_VLCS = (source("code 1d34f2a, src/localTrain.py", lambda0=0.15, lambda1=0.85, order="official",
+                  d_loss="printed", g_loss="detached", onehot_value=0.6)
+           | source("code 1d34f2a, models/Nets.py", projection="trained", slope=0.01, label_at="before")
+           | source("code 1d34f2a, src/train.py", momentum=0.9, weight_decay=1e-5, keep_momentum_d=True)
+           | source("code 1d34f2a, README.md", smoothing=0.25, projection_size=1024, lr=0.001, warmup=500))
 VARIANTS = {
     "official": dict.fromkeys(PAPER, OF_PACS_ALEXNET) | {
         "vlcs": OF_VLCS,

@@ -14,6 +14,8 @@ predictor (federated_averaging)        not averaged       SimSiam's is          
 optimizers (main.py)                   Adam 3e-3; SGD     Adam 1e-4; SGD's decay  --lr, --weight-decay
                                        .03, MoCo .025     1e-4, .03, SimSiam .025
 linear classifier (linear_evaluation)  encoder, 3e-3      projector, 1e-4         --probe, --linear-lr
+its images (the same)                  not said           plain; augmented        --linear-views
+                                                          before 8fa0bf4
 local alignment (client_update)        of a layer         of each tensor          --align-unit
 BYOL's target network (models.py)      moving average     frozen                  --ema 1
 """
@@ -21,7 +23,7 @@ BYOL's target network (models.py)      moving average     frozen                
 from dataclasses import dataclass
 
 import fedgala
-from common import arg, average, parse, pick, run
+from common import arg, average, parse, pick, run, source
 from fedgala import LAPTOP, OPTIMIZER, PAPER, SMOKE, Client, Learner, aligned_weights
 
 import torch
@@ -32,26 +34,29 @@ from torch import Tensor
 class Args(fedgala.Args):
     variant: str = arg("official", "settings: the release's, or the paper's", choices=("official", "paper"))
     ga_unit: str = arg("model", "what has one weight: the whole update, each layer, or each tensor",
-                       choices=("model", "layer", "tensor"))
+                       choices=("model", "layer", "tensor"), source="text, Alg. 1, lines 5-11")
     ga_vectors: str = arg("updates", "what the cosines compare: the updates, or the updates multiplied by "
-                                     "FedAvg's weights", choices=("updates", "scaled"))
+                                     "FedAvg's weights", choices=("updates", "scaled"),
+                          source="text, Alg. 1, line 8")
     predictor: str = arg("local", "the predictor of byol and simsiam: stays on its client, or is averaged",
-                         choices=("local", "shared"))
+                         choices=("local", "shared"), source="text, Sec. 4")
 
 
-OFFICIAL = dict(average="batches", align_unit="tensor", ga_unit="tensor", ga_vectors="scaled",
-                probe="projector", linear_lr=1e-4, queue=65536)
+OFFICIAL = (source("code 81451db, utils.py", align_unit="tensor", ga_unit="tensor", ga_vectors="scaled",
+                   probe="projector", linear_lr=1e-4, linear_views="plain")
+            | source("code 81451db, main.py", average="batches")
+            | source("code 81451db, models.py", queue=65536))
 VARIANTS = {"official": dict.fromkeys(PAPER, OFFICIAL)}
 
 OF_OPTIMIZER = {
-    "adam": dict(lr=1e-4, momentum=0.0, weight_decay=0.0),
-    "sgd": dict(lr=0.03, momentum=0.9, weight_decay=1e-4),
+    "adam": source("code 81451db, main.py", lr=1e-4, momentum=0.0, weight_decay=0.0),
+    "sgd": source("code 81451db, main.py", lr=0.03, momentum=0.9, weight_decay=1e-4),
 }
 OF_LEARNER = {
     "simclr": {},
-    "moco": dict(ema=0.999),
-    "byol": dict(ema=1.0),
-    "simsiam": dict(predictor="shared"),
+    "moco": source("code 81451db, models.py", ema=0.999),
+    "byol": source("code 81451db, models.py", ema=1.0),
+    "simsiam": source("code 81451db, utils.py", predictor="shared"),
 }
 
 
@@ -60,11 +65,12 @@ def by_learner(values: dict) -> dict:
     if values["variant"] == "paper":
         return fedgala.by_learner(values)
     optimizer = values["optimizer"] or OPTIMIZER[values["ssl"]]
-    derived = {"optimizer": optimizer} | OF_OPTIMIZER[optimizer] | OF_LEARNER[values["ssl"]]
+    derived = source("code 81451db, main.py", optimizer=optimizer)
+    derived |= OF_OPTIMIZER[optimizer] | OF_LEARNER[values["ssl"]]
     if (values["ssl"], optimizer) == ("simsiam", "sgd"):
-        derived["lr"] = 0.025
+        derived |= source("code 81451db, main.py", lr=0.025)
     if values["dataset"] in ("digits", "rotatedmnist") and optimizer == "adam":
-        derived["lr"] = 1e-3
+        derived |= source("ours", lr=1e-3)
     return derived
 
 

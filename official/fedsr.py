@@ -16,7 +16,7 @@ those settings, and the splits, are fedsr.py's. Its FedL2R: --variant fedl2r --n
 from dataclasses import dataclass
 
 import fedsr
-from common import arg, parse, run
+from common import arg, parse, run, source
 from fedsr import LAPTOP, PAPER, GaussianNet, Server
 
 from torch import Tensor, nn
@@ -27,12 +27,14 @@ class Args(fedsr.Args):
     variant: str = arg("official", "settings: the release's, or a variant of fedsr.py",
                        choices=("official", "fedsr", *fedsr.VARIANTS))
     norm: str = arg("squared", "L2R: the squared norm of z, Eq. (10), or the plain norm",
-                    choices=("squared", "plain"))
-    kl_scale: bool = arg(False, "multiply mu and sigma by a learned scalar before the KL divergence")
+                    choices=("squared", "plain"), source="text, Eq. (10)")
+    kl_scale: bool = arg(False, "multiply mu and sigma by a learned scalar before the KL divergence",
+                         source="text, Eq. (18)")
 
 
-OFFICIAL = dict(norm="plain", kl_scale=True, reference="local", optimizer="sgd", momentum=0.9,
-                keep_momentum=True, weight_decay=5e-4)
+OFFICIAL = (source("code ba8d894, src/methods/FedSR.py", norm="plain", kl_scale=True)
+            | source("code ba8d894, src/methods/base.py", reference="local", momentum=0.9, keep_momentum=True)
+            | source("code ba8d894, src/argument.py", optimizer="sgd", weight_decay=5e-4))
 VARIANTS = fedsr.VARIANTS | {"official": dict.fromkeys(PAPER, OFFICIAL)}
 
 

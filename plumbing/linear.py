@@ -3,10 +3,11 @@ a share of the target's labels, on the frozen network's z, and tested on the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from plumbing.errors import Stop
 from plumbing.processes import from_server
+from plumbing.seeding import seed_all
 from plumbing.settings import LinearArgs, ratios
 
 import numpy as np
@@ -25,13 +26,16 @@ def batch_statistics(model: nn.Module, batches: Iterable, settings: LinearArgs) 
     return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}
 
 
-def accuracies(z: Tensor, y: Tensor, classes: int, args: LinearArgs, seed: int) -> dict[str, float]:
-    """For each share of labels, as text, the accuracy on the rest; z [N, D], y [N]."""
+def accuracies(z: Tensor, y: Tensor, classes: int, args: LinearArgs, seed: int,
+               view: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+    """For each share of labels, as text, the accuracy on the rest; z [N, D], y [N]. With `view`, which gives
+    z of a new view of the images in some rows, the classifier is fitted to these."""
     found = {}
     for ratio in ratios(args.label_ratio):
         rows, rest = stratified(y, ratio, seed=seed)
+        seed_all(seed, "linear views", ratio)  # the same views in each evaluation
         layer = fit_linear(z[rows], y[rows], classes, seed, lr=args.linear_lr, epochs=args.linear_epochs,
-                           batch=args.linear_batch)
+                           batch=args.linear_batch, view=view, rows=rows)
         with torch.no_grad():
             found[str(ratio)] = float((layer(z[rest]).argmax(1) == y[rest]).double().mean())
     return found
@@ -52,10 +56,10 @@ def stratified(labels: Tensor, ratio: float, name: str = "the target",
     return chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]
 
 
-def fit_linear(z: Tensor, y: Tensor, classes: int, seed: int, *, lr: float, epochs: int,
-               batch: int) -> nn.Linear:
+def fit_linear(z: Tensor, y: Tensor, classes: int, seed: int, *, lr: float, epochs: int, batch: int,
+               view: Callable[[Tensor], Tensor] | None = None, rows: Tensor | None = None) -> nn.Linear:
     """`epochs` epochs of Adam and cross-entropy on features z [n, D] and labels y [n], in batches of a new
-    order each."""
+    order each. With `view` a batch's features are those of new views of its images, whose `rows` are [n]."""
     generator = torch.Generator().manual_seed(seed)
     layer = nn.Linear(z.shape[1], classes)
     with torch.no_grad():  # nn.Linear's own distribution, from this generator
@@ -64,8 +68,9 @@ def fit_linear(z: Tensor, y: Tensor, classes: int, seed: int, *, lr: float, epoc
     opt = torch.optim.Adam(layer.parameters(), lr=lr, fused=True)
     for _ in range(epochs):
         for i in torch.randperm(len(z), generator=generator).split(batch):
+            features = view(rows[i]) if view else z[i]
             opt.zero_grad()
-            cross_entropy(layer(z[i]), y[i]).backward()
+            cross_entropy(layer(features), y[i]).backward()
             opt.step()
     return layer
 

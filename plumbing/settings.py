@@ -56,7 +56,7 @@ class Sourced(NamedTuple):
 
 
 def source(of: str, **values) -> dict[str, Sourced]:
-    """Values of a method's table from one source: "text, Sec. 5.1", "code, config/pacs.yml", or "ours".
+    """Values of a table from one source: "text, Sec. 5.1", "code dd266a2, algorithm/fdse.py", "ours".
 
     A table's values follow one rule: what the text says; where it is silent, what the released code did (its
     first version, if there are several), else the code that the paper cites; else ours.
@@ -215,17 +215,24 @@ class LinearArgs(Args):
     sources: str = arg("", "domains of the clients, such as painting,real,sketch; empty: all but the "
                            "target. With --target all one run then evaluates all the other domains")
     crop: int = arg(32, "height and width of the views, and of the images in the evaluation, in pixels",
-                    low=8, high=4096)
+                    low=8, high=4096, source="text of FedGaLA, App. B.1")
     augment: str = arg("simclr", "augmentation of the views, drawn anew for each view and batch",
-                       choices=("none", *AUGMENTATIONS))
-    drop_last: bool = arg(True, "leave out the last batch of an epoch if it is smaller than the others")
+                       choices=("none", *AUGMENTATIONS), source="text of FedGaLA, App. B.1, grey as its code")
+    drop_last: bool = arg(True, "leave out the last batch of an epoch if it is smaller than the others",
+                          source="code of FedGaLA f2674af, main.py")
     label_ratio: str = arg("0.1/0.3", "shares of the target's labels to which classifiers are fitted, one "
-                                      "after the other; they are tested on the rest")
+                                      "after the other; they are tested on the rest",
+                           source="text of FedGaLA, Table 1")
     probe: str = arg("encoder", "what the classifier sees: the encoder's output or the projector's",
-                     choices=("encoder", "projector"))
-    linear_lr: float = arg(3e-3, "learning rate of the classifier's Adam", above=0)
-    linear_epochs: int = arg(100, "epochs of the classifier", low=1)
-    linear_batch: int = arg(512, "images in a batch of the classifier", low=1)
+                     choices=("encoder", "projector"), source="text of FedGaLA, App. B.3")
+    linear_lr: float = arg(3e-3, "learning rate of the classifier's Adam", above=0,
+                           source="text of FedGaLA, App. B.3")
+    linear_epochs: int = arg(100, "epochs of the classifier", low=1, source="text of FedGaLA, App. B.3")
+    linear_batch: int = arg(512, "images in a batch of the classifier", low=1,
+                            source="code of FedGaLA f2674af, main.py")
+    linear_views: str = arg("plain", "what the classifier is fitted to: plain images, or augmented, a new "
+                                     "view by --augment of each in each epoch; it is tested on plain ones",
+                            choices=("augmented", "plain"), source="ours")
 
     views: ClassVar[int] = 2  # of each image, stacked in a batch
 
@@ -287,9 +294,9 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         values["device"] = choose_device(values["device"])
         values["precision"] = choose_precision(values["precision"], values["device"])
         args = cls(**values)
-        for name, value in values.items():
-            if getattr(args, name) != value:
-                origins[name] = "derived"  # by the class itself
+        for f in dataclasses.fields(cls):
+            if getattr(args, f.name) != values[f.name]:  # derived by the class itself
+                origins[f.name] = f"derived: {f.metadata['source']}" if f.metadata["source"] else "derived"
         refuse_wrong(args, origins)
     except Stop as stop:
         parser.error(str(stop))

@@ -36,6 +36,8 @@ REMOVED: dict[str, dict] = {
 ADDED: dict[str, dict] = {
     "fdse": {"con_from": 0, "own_bias": False},
     "fedadg": {"slope": 0.01, "keep_momentum_d": False},
+    "fedgala": {"linear_views": "plain"},
+    "fedema": {"linear_views": "plain"},
     "feddyn": {"evaluated": "theta"},
     "fedfa": {"statistics": "average"},
     "feddg_ga": {"step": "whole"},

@@ -3,6 +3,7 @@ sources of unequal size. z, the labels that are fitted, Adam, and the statistics
 computed a second time, in float64."""
 
 import math
+from types import SimpleNamespace
 
 import common
 import fedgala
@@ -193,3 +194,60 @@ def test_a_smaller_share_of_labels_is_part_of_a_larger_one():
     assert y[more].bincount().tolist() == [30, 11, 1, 1, 16]
     with pytest.raises(Stop, match="none of which is left"):
         linear.stratified(torch.arange(3), 0.5)
+
+
+class Pixels(torch.nn.Module):
+    """A fixed encoder, which remembers what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def features(self, x: Tensor) -> Tensor:
+        assert not self.training
+        self.given.append(x)
+        return x.flatten(1)
+
+
+def fitted(*flags) -> tuple[dict, list[Tensor], Tensor]:
+    """The accuracies on a target of 40 images of four classes, what the encoder was given, and the images."""
+    args = parsed("fedgala", "--crop", 8, "--label-ratio", "0.2/0.3", "--linear-epochs", 6, "--linear-batch",
+                  5, "--precision", "fp32", "--device", "cpu", *flags)
+    images = torch.randint(0, 256, (40, 1, 8, 8), generator=torch.Generator().manual_seed(1))
+    target = common.Data(images.to(torch.uint8), torch.arange(40), torch.arange(40) % 4, "cpu", "unit")
+    encoder = Pixels()
+    client = SimpleNamespace(model=lambda down: encoder, data=SimpleNamespace(name="one", test=target))
+    fed = SimpleNamespace(clients={0: client}, settings=args, dataset=common.Dataset([], tuple("abcd")))
+    return common.answer_fit(fed, 0, 1, {})[1], encoder.given, images.float() / 255
+
+
+def test_the_classifier_is_fitted_to_views_and_tested_on_plain_images():
+    """Without an augmentation views are the images. Else each labelled image has a new view in each epoch,
+    and no other image has one."""
+    plain, given, images = fitted("--linear-views", "plain", "--augment", "crops")
+    torch.testing.assert_close(torch.cat(given), images)
+    same, given, _ = fitted("--linear-views", "augmented", "--augment", "none")
+    assert same == plain
+    torch.testing.assert_close(given[0], images)
+    found, given, _ = fitted("--linear-views", "augmented", "--augment", "crops")
+    torch.testing.assert_close(given[0], images)  # those that are tested
+    assert [len(x) for x in given[1:]] == [5, 3] * 6 + [5, 5, 2] * 6
+    views = torch.cat(given[1:])
+    assert len(views) == 6 * 8 + 6 * 12
+    assert len(views.flatten(1).unique(dim=0)) > 100  # of so few pixels some crops are alike
+    again, same_views, _ = fitted("--linear-views", "augmented", "--augment", "crops")
+    assert again == found and all(torch.equal(a, b) for a, b in zip(given, same_views))
+    _, more_given, _ = fitted("--linear-views", "augmented", "--augment", "crops", "--label-ratio", "0.3")
+    assert all(torch.equal(a, b) for a, b in zip(given[13:], more_given[1:]))  # whatever else is fitted
+    _, other_seed, _ = fitted("--linear-views", "augmented", "--augment", "crops", "--seed", 1)
+    assert not torch.equal(other_seed[1], given[1])
+
+
+def test_views_are_those_of_the_labelled_images():
+    """Images of one grey each stay what they are in any crop."""
+    args = parsed("fedgala", "--crop", 8, "--precision", "fp32", "--device", "cpu")
+    grey = torch.arange(40, dtype=torch.uint8)[:, None, None, None].expand(40, 1, 12, 12)
+    target = common.Data(grey, torch.arange(40).flip(0), torch.zeros(40, dtype=torch.long), "cpu", "unit")
+    rows = torch.tensor([3, 0, 39])
+    z = common.view_representations(Pixels().eval(), target, args, rows)
+    torch.testing.assert_close(z, ((39 - rows) / 255)[:, None].expand(3, 64))

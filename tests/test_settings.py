@@ -4,8 +4,10 @@ tests/settings.csv, each value of every method, against the command lines."""
 import csv
 import dataclasses
 import functools
+import math
 import platform
 import re
+from fractions import Fraction
 
 import common
 import reproduce_tables
@@ -45,10 +47,10 @@ def test_help_explains_every_flag(capsys, method):
         assert len(f.metadata["text"]) > 10
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if MODULES[m].__name__.startswith("baselines.")])
-def test_every_own_value_of_a_baseline_names_its_source(method):
+@pytest.mark.parametrize("method", PROGRAMS)
+def test_every_own_value_of_a_method_names_its_source(method):
     """On every dataset; of common flags, such as --seed, the rule says nothing."""
-    module, common_ones = MODULES[method], {*names(LinearArgs), "variant"}
+    module, common_ones = PROGRAMS[method], {*names(LinearArgs), "variant"}
     for dataset in module.PAPER:
         origins = parsed(method, "--dataset", dataset).origins
         for name in names(module.Args):
@@ -143,6 +145,40 @@ def test_commands_lead_to_the_values_of_the_table(capsys, method):
             assert found == rows[key], (command, setting)
     stale = {key for key in rows if key[0] == name and key[1] != "*"} - used
     assert not stale, "the command `python -m tests.settings_table` writes the table anew"
+
+
+OF_PAPERS = {name for name in PROGRAMS if not name.startswith("baselines.")}
+
+
+def stated(text: str) -> str | float:
+    """The value of a row of tests/provenance.csv: 7+3 and 0.1*7/6 are computed, words stay."""
+    try:
+        return float(sum(math.prod(map(Fraction, term.split("*"))) for term in text.split("+")))
+    except ValueError:
+        return text
+
+
+def test_values_of_released_code_stand_where_their_source_says():
+    """Each such value has its place in tests/provenance.csv, at the commit and in the file that its source
+    names; and each place is the source of a value."""
+    places, used = {}, set()
+    with open(ROOT / "tests" / "provenance.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            assert re.fullmatch(r"[0-9; -]+", row["line"]) and "/" in row["repository"], row
+            for setting, value in (pair.split("=") for pair in row["settings"].split()):
+                places[row["commit"], row["file"], setting, stated(value)] = row
+    with open(FILE, newline="") as file:
+        for row in csv.DictReader(file):
+            said = row["origin"].split(": ")[-1]
+            if said.startswith("code") and OF_PAPERS & set(row["methods"].split()):
+                found = re.match(r"code (?:of \w+ )?([0-9a-f]{7}), ([^,]+)", said)
+                assert found, f"{said} names no commit and file"
+                key = (*found.groups(), row["setting"], stated(row["value"]))
+                near = [place for place in places if place[:3] == key[:3]
+                        and place[3] == (pytest.approx(key[3]) if isinstance(key[3], float) else key[3])]
+                assert near, (key, row)
+                used.update(near)
+    assert not places.keys() - used
 
 
 def test_flags_win_over_the_table():
