@@ -9,12 +9,12 @@ from docs import equations, results
 from docs.equations import ROOT
 from docs.pages import NOTES, TITLES, Site, page_of, source_of
 from reproduce.claims import answers, read_claims
-from reproduce.claims_pages import gain_words
+from reproduce.claims_pages import HEAD, line_of
 from reproduce.records import Records
 from reproduce.tables import read_tables
 
 
-def method_page(site: Site, method: str, idea: str, verdicts: str) -> None:
+def method_page(site: Site, method: str, idea: str, claims: list[list]) -> None:
     """The note: its idea and its picture, then the equations beside their code, then the rest."""
     note = Path("docs/methods") / f"{method}.md"
     of, text = equations.table(method), (ROOT / note).read_text()
@@ -22,17 +22,17 @@ def method_page(site: Site, method: str, idea: str, verdicts: str) -> None:
     head, what, who, *_ = before.split("\n## ")  # the last one is what GitHub shows in place of the equations
     used, whole, unused = equations.counts(of)
     site.write(page_of(note), "method.html", TITLES[method], of=of, head=head, what=what, who=who,
-               after=after, note=note, used=used, whole=whole, unused=unused, idea=idea, verdicts=verdicts)
+               after=after, note=note, used=used, whole=whole, unused=unused, idea=idea, claims=claims,
+               head_of_claims=HEAD[1:])
 
 
-def summaries() -> dict[str, tuple[str, str]]:
-    """{method: (its idea, how its first claim is answered by the records)}; FedAvg claims nothing here."""
+def summaries() -> dict[str, tuple[str, list[list]]]:
+    """{method: (its idea, a line for each of its claims)}; FedAvg claims nothing here."""
     papers = read_claims()
-    found = {method: (equations.table(method).idea, "") for method in equations.METHODS}
+    found = {method: (equations.table(method).idea, []) for method in equations.METHODS}
     every = answers(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
     for paper in papers:
-        first = next(one for one in every if one.paper is paper)
-        found[paper.id] = paper.idea, f"printed {first.printed:+.1f}, measured {gain_words(first.own)}"
+        found[paper.id] = paper.idea, [line_of(one)[1:] for one in every if one.paper is paper]
     return found
 
 
