@@ -19,6 +19,7 @@ from reproduce.records import Records, Run, cut_off, work_of
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
+SEEDS = 5  # that claims/RULE.md plans: with fewer nothing is decided
 BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller scale sets itself
 
 
@@ -139,8 +140,8 @@ def judge(cells: list[Cell]) -> None:
     """Say of each published and measured cell whether it agrees, differs or cannot be told.
 
     It differs if 0 is outside the 95% interval of the difference. An interval with 0 that is wider than WIDE
-    says nothing. A number that is computed without a run agrees if it is the printed one but for its last
-    digit.
+    says nothing, and fewer than SEEDS seeds decide nothing. A number that is computed without a run agrees if
+    it is the printed one but for its last digit.
     """
     for cell in cells:
         if cell.difference is None:
@@ -149,9 +150,11 @@ def judge(cells: list[Cell]) -> None:
         if cell.computed:
             last_digit = 10 ** -len(cell.printed[0].partition(".")[2])
             cell.verdict = "agrees" if abs(cell.difference) < 1.5 * last_digit else "differs"
-        elif half is not None and abs(cell.difference) > half:
+        elif half is None or len(cell.values) < SEEDS:
+            continue
+        elif abs(cell.difference) > half:
             cell.verdict = "differs"
-        elif half is not None:
+        else:
             cell.verdict = "agrees" if half <= WIDE else "unclear"
 
 

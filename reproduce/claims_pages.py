@@ -217,7 +217,8 @@ def specification_line(answer: Answer, one: Measured) -> list:
     if one is answer.own:
         differs, answers = "**answer A**", answer_words(one)
     control = gain_words(one, one.claim.control) if one.claim.control else "-"
-    return [of.name, differs or "-", len(one.gains), gain_words(one), one.gain(LEVEL / CLAIMS) or "-",
+    seeds = f"{len(one.gains)} ({one.older} older)" if one.older else len(one.gains)
+    return [of.name, differs or "-", seeds, gain_words(one), one.gain(LEVEL / CLAIMS) or "-",
             *answers, control, level, one.slope or "-"]
 
 
@@ -230,11 +231,13 @@ def missing_words(answer: Answer, records: Records) -> str:
     own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
     runs = [run for _, _, run in list(runs_for([lone], {f"claim-{claim.id}"}, None, records))[:own]]
     lacking = [run for run in runs if not records.by_precision(run)]
-    seconds = [seconds_of(run, records) for run in lacking]
-    hours = "of unknown time"
-    if None not in seconds:
-        hours = f"about {sum(seconds) / 3600:.0f} thread-hours by recorded runs"
-    return (f"To decide it: {len(lacking)} runs, {hours}. `python reproduce_tables.py --run --only "
+    times = []
+    for on_gpu, unit, words in ((False, 3600, "hours on a processor"), (True, 60, "minutes on a GPU")):
+        seconds = [seconds_of(run, records, on_gpu) for run in lacking]
+        if None not in seconds:
+            times.append(f"{sum(seconds) / unit:.0f} {words}")
+    time = " or ".join(times) or "an unknown time"
+    return (f"To decide it: {len(lacking)} runs, {time} by recorded ones. `python reproduce_tables.py --run --only "
             f"claim-{claim.id} --seeds {claim.seeds}`")
 
 
@@ -253,17 +256,25 @@ def by_domain(one: Measured) -> list[str]:
 
 
 def reported(answer: Answer, elsewhere: dict[tuple, list[Witness]]) -> list[str]:
-    """What others print of the two rows."""
-    lines = []
+    """What others print of the two rows in nearly the paper's setting, and the gain between the two."""
+    lines, by_source = [], {}
     for row in answer.claim.rows:
         for column in answer.claim.columns:
             place = answer.claim.table, answer.claim.dataset, row, column
             for one in elsewhere.get(place, []):
-                lines.append([row, column, one.value, one.source, one.protocol])
+                if one.near == "yes":
+                    by_source.setdefault((one.source.split(",")[0], column), {})[row] = float(one.value)
+                    lines.append([row, column, one.value, one.source, one.protocol])
     if not lines:
         return []
+    gains = []
+    for (source, column), of in by_source.items():
+        if len(of) == 2:
+            a, b = (of[row] for row in answer.claim.rows)
+            gains.append(f"{a - b:+.1f} by {column} ({source})")
+    words = f"Reported elsewhere, gains of {', '.join(gains)}:" if gains else "Reported elsewhere:"
     head = ["method", "column", "accuracy", "where", "protocol"]
-    return [f"Reported elsewhere:\n\n{table(lines, head)}"]
+    return [f"{words}\n\n{table(lines, head)}\n\n[All that others print](../witnesses.md)."]
 
 
 def specification_words(paper: Paper, name: str, every: list[Answer]) -> str:

@@ -44,11 +44,13 @@ def planned(missing: list[Missing], records: Records, place: Place, claims: bool
     return sorted(plan, key=rank)
 
 
-def seconds_of(run: Run, records: Records) -> float | None:
-    """Seconds of a run: its rounds, each as long as in the recorded run that is most like it. None if there
-    is no recorded run of its method, dataset, image size and backbone."""
+def seconds_of(run: Run, records: Records, on_gpu: bool = False) -> float | None:
+    """Seconds of a run on a CPU, or on a GPU: its rounds, each as long as in the recorded run there that is
+    most like it. None if there is none of its method, dataset, image size and backbone."""
     nearest, of_round = math.inf, None
     for record in records.every:
+        if bool(record["hardware"].get("gpu")) is not on_gpu:
+            continue
         distance = unlike(run, record["method"], record["args"])
         if distance < nearest and "trained_by" not in record:
             nearest, of_round = distance, sum(record["seconds"].values()) / record["args"]["rounds"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
 from reproduce import figures, witnesses
-from reproduce.cells import WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
+from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.claims import Answer, Paper, answers
 from reproduce.claims_pages import answer_words, name_of, paper_sentence, table_of_all, write_pages
 from reproduce.records import Records, command_of
@@ -29,10 +29,10 @@ SMALLER = "smaller images, fewer rounds; not comparable with the published numbe
 CODE_MARK = "† the code of now gives other numbers (`reproduce_tables.py --check`)."
 LEGEND = ("A cell: published mean ± deviation [printed elsewhere] / ours ± deviation (seeds), then the "
           "difference with its 95% interval (Welch's) and a mark; - is not printed or not measured. = 0 is "
-          f"in the interval, * it is not, ~ 0 is in it and it is wider than ±{WIDE:g} points, ? there is "
-          "none (one seed here, or no deviation or number of trials in the paper). One interval in twenty "
-          "leaves 0 out by chance. The deviation of a printed mean is that of its columns, as if they were "
-          "independent. " + CODE_MARK)
+          f"in the interval, * it is not, ~ 0 is in it and it is wider than ±{WIDE:g} points, ? nothing is "
+          f"decided (fewer than {SEEDS} seeds here, or no deviation or number of trials in the paper). One "
+          "interval in twenty leaves 0 out by chance. The deviation of a printed mean is that of its "
+          "columns, as if they were independent. " + CODE_MARK)
 SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
                   "row: guessing one of the classes.")
 LEGENDS = {True: LEGEND, False: SMALLER_LEGEND}  # by whether the scale is the paper's

@@ -15,7 +15,7 @@ STATES = {
     "agrees": f"no difference found, within {WIDE:g} points",
     "unclear": "cannot tell: the interval is wider",
     "differs": "differs",
-    "untested": "measured, no interval",
+    "untested": "measured, not decided",
     "cost": "a cost, computed: as printed",
     "other cost": "a cost, computed: differs",
     "laptop": "laptop scale only, not comparable",
@@ -81,5 +81,5 @@ def sentence(counts: Counter) -> str:
 def outcome(counts: Counter) -> str:
     """What the intervals of the measured cells say, in words."""
     said = {"agrees": "without a difference", "differs": "that differ", "unclear": "that cannot be told",
-            "untested": "without an interval"}
+            "untested": "not decided"}
     return ", ".join(f"{counts[state]} {words}" for state, words in said.items() if counts[state])

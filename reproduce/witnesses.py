@@ -34,6 +34,7 @@ class Witness(NamedTuple):
     trials: str
     source: str
     protocol: str  # and what differs from the paper's
+    near: str  # yes, if network, data and protocol are the paper's or nearly so; else no
 
 
 HEAD = list(Witness._fields)
@@ -70,12 +71,13 @@ def places(tables: list[Table]) -> dict[tuple, str]:
 
 
 def attach(witnesses: dict[tuple, list[Witness]], table: Table, blocks: list[FilledBlock]) -> None:
-    """Give each cell of a table what others print of it."""
+    """Give each cell of a table what others print of it in nearly the paper's setting."""
     for block in blocks:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
                 place = table.id, block.block.dataset, line.row.method, column.name
-                cell.elsewhere = [one.value for one in witnesses.get(place, [])] if cell.printed else []
+                near = [one.value for one in witnesses.get(place, []) if one.near == "yes"]
+                cell.elsewhere = near if cell.printed else []
 
 
 def page(witnesses: dict[tuple, list[Witness]], tables: list[Table]) -> str:

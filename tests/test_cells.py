@@ -31,14 +31,16 @@ def judged(cells: list[Cell]) -> list[str]:
 
 
 def test_what_a_page_says_of_its_cells():
-    three = {0: 95.0, 1: 97.0, 2: 96.0}
+    """With fewer than five seeds nothing is decided."""
+    five = {0: 95.0, 1: 97.0, 2: 96.0, 3: 95.0, 4: 97.0}
     printed = ["90.0", "1.0"], ["95.5", "1.0"], ["95.5"], []
-    cells = [Cell(numbers, three, trials=4) for numbers in printed]
+    cells = [Cell(numbers, five, trials=4) for numbers in printed]
     cells.append(Cell(["90.0", "1.0"], trials=4))
     assert judged(cells) == ["differs", "agrees", "untested", "", ""]
     assert [cell.half_width is None for cell in cells] == [False, False, True, True, True]
-    wide = Cell(["95.5", "1.0"], {0: 92.0, 1: 100.0, 2: 96.0}, trials=4)
-    assert judged([wide]) == ["unclear"] and 9 < wide.half_width < 10
+    wide = Cell(["95.5", "1.0"], {0: 92.0, 1: 100.0, 2: 96.0, 3: 92.0, 4: 100.0}, trials=4)
+    assert judged([wide]) == ["unclear"] and 4 < wide.half_width < 6
+    assert judged([Cell(["90.0", "1.0"], {0: 95.0, 1: 97.0, 2: 96.0, 3: 96.0}, trials=4)]) == ["untested"]
 
 
 DIGITS_ALL = Block("", "digits", [Column("ALL", "best/ALL")], [Row("FedAvg", [["90.0"]], module="fedavg")])

@@ -78,8 +78,8 @@ def write(folder, *lines: str) -> None:
 
 
 @pytest.mark.parametrize("line, words", [
-    ("fdse-9,digits,FedAvg,NONE,91.5,,,a,b", "no cell fdse-9, digits, FedAvg, NONE is in tables/"),
-    ("fdse-9,digits,FDSE without C,AVG,91.5,,,a,b", "no cell"),
+    ("fdse-9,digits,FedAvg,NONE,91.5,,,a,b,no", "no cell fdse-9, digits, FedAvg, NONE is in tables/"),
+    ("fdse-9,digits,FDSE without C,AVG,91.5,,,a,b,no", "no cell"),
 ])
 def test_a_number_beside_no_cell_is_refused(tmp_path, line, words):
     """Also beside one that the text has lost."""

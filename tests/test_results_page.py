@@ -97,7 +97,7 @@ def small(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("anchor, parts", [
-    ("digits-fedavg-all", ["differs", "90.0 ± 2.0 (mean ± deviation of 4 trials)", "96.00 ± 1.00 (mean ± "
+    ("digits-fedavg-all", ["not decided", "90.0 ± 2.0 (mean ± deviation of 4 trials)", "96.00 ± 1.00 (mean ± "
                            "deviation of 3 seeds: 0, 1, 2)", "chance is 10.00",
                            "the difference is +6.00, by Welch's 95% interval +2.95",
                            "Seed 1 at the paper's scale: 97.00", "commit 0123456789ab",
