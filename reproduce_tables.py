@@ -193,7 +193,7 @@ def run_missing(plan: list[Missing], flags: argparse.Namespace, place: Place, re
     if flags.minutes:
         on_gpu = flags.executor == "slurm" and "gpu" in flags.slurm
         kind = ANY_GPU if on_gpu else kind_here()
-        budget = Budget(flags.minutes, records, flags.jobs, gpus, kind, flags.since)
+        budget = Budget(flags.minutes, records, flags.jobs, kind, flags.since)
     if flags.executor == "slurm":
         parameters = {"slurm_array_parallelism": flags.jobs} | parameters_of(flags.slurm)
         counts = run_on_cluster(runs, place, parameters, budget=budget)

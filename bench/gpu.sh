@@ -2,7 +2,7 @@
 # What waits for a GPU, in three steps: docs/gpu.md. All of it comes into $OUT, or runs/gpu-<time>: eight files.
 #
 #   bash bench/gpu.sh --archives FOLDER --steps tests,comparison --seconds 150
-#   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --jobs 6 --seconds 590 -- --seeds 8
+#   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --jobs 2 --seconds 590 -- --seeds 8
 #   bash bench/gpu.sh --device cpu --seconds 300           # digits at smoke scale, to see that it runs
 #
 # --archives FOLDER, --data FOLDER, --only IDS, --jobs N   as of reproduce_tables.py; what follows -- goes there too
@@ -14,7 +14,7 @@
 # failed, 2 for bad usage. The folders of the runs stay in runs/: the same command resumes them.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-python=${PYTHON:-python} device=cuda archives="" data=data total=590 jobs=6 only="claim-*" steps=tests,comparison,runs
+python=${PYTHON:-python} device=cuda archives="" data=data total=590 jobs=2 only="claim-*" steps=tests,comparison,runs
 usage() { echo "gpu.sh: $1 (the first lines of bench/gpu.sh explain every flag)" >&2; exit 2; }
 
 while [ $# -gt 0 ] && [ "$1" != -- ]; do

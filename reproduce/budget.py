@@ -26,6 +26,7 @@ UNKNOWN = 0.5  # of the given time: what a run is taken to need while nothing is
 EARLY = 4.0  # seconds before the end at which runs are told to end, after their round
 GRACE = 8.0  # seconds between that and their being killed
 ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
+RECENT = 20  # rounds by which a run's speed is judged: it changes with what else is going on
 ENDS = 3.0  # seconds of a process before its first round, and after its last
 
 
@@ -40,11 +41,10 @@ class Known(NamedTuple):
 class Budget:
     """The time that is left, and the runs that were begun in it."""
 
-    def __init__(self, minutes: float, records: Records, jobs: int, gpus: list[str], kind: str,
+    def __init__(self, minutes: float, records: Records, jobs: int, kind: str,
                  since: float | None = None):
         self.given, self.records, self.kind = 60 * minutes, records, kind
         self.end = (since or time.time()) + self.given - EARLY
-        self.together = math.ceil(jobs / max(1, len(gpus)))  # runs on a GPU
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run on a CPU
         self.begun: dict[Path, tuple[Run, float, int]] = {}  # when, and with how many rounds done
         self.recorded: dict[str, list[Known]] = {}
@@ -73,10 +73,9 @@ class Budget:
             same = kind == self.kind or (self.kind == ANY_GPU and kind != "CPU")
             if distance == math.inf or not same or "trained_by" in record:
                 continue
-            theirs, ours = hardware.get("threads") or 1, self.threads
-            if self.kind != "CPU":
-                theirs, ours = hardware.get("runs_on_gpu") or 1, self.together
-            distance += abs(math.log(theirs / ours)) + 0.02  # at the same distance a run of this call counts
+            if self.kind == "CPU":
+                distance += abs(math.log((hardware.get("threads") or 1) / self.threads))
+            distance += 0.02  # at the same distance a run of this call counts
             of_round = sum(record["seconds"].values()) / record["args"]["rounds"]
             found.append(Known(distance, of_round, 2 * ENDS))
         return found
@@ -89,7 +88,8 @@ class Budget:
             rounds = len(seconds) - before
             if distance == math.inf or written < since or rounds < 2:
                 continue
-            of_round = (seconds[-1] - seconds[before]) / (rounds - 1)
+            recent = min(RECENT, rounds - 1)
+            of_round = (seconds[-1] - seconds[-1 - recent]) / recent
             beside = max(0.0, written - since - rounds * of_round) + ENDS
             found.append(Known(distance + 0.01 * (other.flags != run.flags), of_round, beside))
         return found

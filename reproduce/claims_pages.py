@@ -237,8 +237,8 @@ def missing_words(answer: Answer, records: Records) -> str:
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")
     time = " or ".join(times) or "an unknown time"
-    return (f"To decide it: {len(lacking)} runs, {time} by recorded ones. `python reproduce_tables.py --run --only "
-            f"claim-{claim.id} --seeds {claim.seeds}`")
+    return (f"To decide it: {len(lacking)} runs, {time} by recorded ones. `python reproduce_tables.py --run "
+            f"--only claim-{claim.id} --seeds {claim.seeds}`")
 
 
 def by_domain(one: Measured) -> list[str]:
