@@ -33,7 +33,7 @@ class Mutation:
 
 def file_of(name: str) -> str:
     """The file of a list: fdse -> fdse.py, fedema -> baselines/fedema.py, augment -> plumbing/augment.py."""
-    places = [f"{name}.py", f"baselines/{name}.py", f"plumbing/{name}.py"]
+    places = [f"{folder}{name}.py" for folder in ("", "baselines/", "plumbing/", "reproduce/", "deploy/")]
     return next(place for place in places if (ROOT / place).exists())
 
 

@@ -1,0 +1,166 @@
+"""What judges a user's method, by hand: the benchmark's columns, the rounds that count, which images a run
+has, and the precision inside a network."""
+
+from types import SimpleNamespace
+
+import common
+from plumbing.several import accuracies_of
+from reproduce import benchmark
+from reproduce.benchmark_pages import cell, columns_of, compared, contrast_words, costs, improvement, verdict
+from tests.conftest import fails, parsed, run_all, run_here
+
+import pytest
+import torch
+from scipy import stats
+
+
+# The benchmark
+
+
+def by_seed(*values: float) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+def test_two_columns_and_two_methods_are_four_differences():
+    """Each corrected one is at a quarter of the level, by scipy."""
+    values = {"a": {"ALL": by_seed(5.0, 6.0, 9.0), "AVG": by_seed(4.0, 4.5, 7.0)},
+              "b": {"ALL": by_seed(4.0, 5.5, 8.0), "AVG": by_seed(4.1, 4.0, 6.0)},
+              "c": {"ALL": by_seed(5.5, 2.0, 9.0), "AVG": by_seed(1.0, 1.5, 4.0)}}
+    found = compared(values, ["ALL", "AVG"])
+    assert [(words, column) for words, column, _, _ in found] == [
+        ("a minus b", "ALL"), ("a minus b", "AVG"), ("a minus c", "ALL"), ("a minus c", "AVG")]
+    test = stats.ttest_rel([4.0, 4.5, 7.0], [4.1, 4.0, 6.0])
+    assert found[1][2].interval == pytest.approx(tuple(test.confidence_interval(0.95)))
+    assert found[1][3].interval == pytest.approx(tuple(test.confidence_interval(1 - 0.05 / 4)))
+
+
+def test_a_verdict_is_the_corrected_one():
+    """Differences of 1.5, 2.5 and 3.5 leave 0 out alone, but not beside two others."""
+    values = {"a": {"ALL": by_seed(1.5, 2.5, 3.5)}, "b": {"ALL": by_seed(0.0, 0.0, 0.0)},
+              "c": {"ALL": by_seed(9.0, 0.0, 0.0)}, "d": {"ALL": by_seed(0.0, 9.0, 0.0)}}
+    tasks = {name: {"t": [1.0]} for name in values}
+    (words, _, plain, corrected), *_ = found = compared(values, ["ALL"])
+    assert words == "a minus b" and plain.interval[0] == pytest.approx(2.5 - 4.3027 / 3 ** 0.5, abs=1e-3)
+    assert corrected.interval[0] == pytest.approx(2.5 - stats.t.ppf(1 - 0.05 / 6, 2) / 3 ** 0.5)
+    assert verdict(plain) == "above" and verdict(corrected) == "cannot be told apart"
+    assert contrast_words(found, tasks)[0].splitlines()[2].split("|")[6].strip() == "cannot be told apart"
+
+
+def test_the_bootstrap_by_hand():
+    """Of 1 and 3 against 2: half of the pairs; a quarter of the resamples has 1 alone, a quarter 3 alone."""
+    assert improvement({"t": [1.0, 3.0]}, {"t": [2.0, 2.0]}) == (0.5, 0.0, 1.0)
+    assert improvement({"t": [1.0], "u": [3.0]}, {"t": [2.0], "u": [2.0]}) == (0.5, 0.5, 0.5)
+
+
+def test_costs_and_deviations_by_hand():
+    """Minutes of all parts of the runs' time, megabytes both ways; the sample's deviation."""
+    results = []
+    for train, up, down in ((50.0, 1e6, 5e5), (170.0, 2e6, 1.5e6)):
+        results.append({"seconds": {"train": train, "server": 10.0},
+                        "bytes": {"up_per_round": up, "down_per_round": down}})
+    assert costs({0: results[:1], 1: results[1:]}) == ["2.0", "2.5"]
+    assert cell(by_seed(1.0, 2.0, 3.0)) == "2.00 ± 1.00" and cell({0: 2.0}) == "2.00"
+
+
+def test_tuning_looks_at_the_last_ten_validations():
+    """At --metric's where there are some; never at the test part."""
+    curves = [{"val": [0.0] * 5 + [0.4] * 10, "ALL": [0.9] * 15},
+              {"val": [0.9] * 30, "metric": [0.1] * 20 + [0.6] * 10}]
+    trial = benchmark.Trial(None, (), {}, None, "")
+    trial.results = lambda: {seed: [{"curve": curve}] for seed, curve in enumerate(curves)}
+    assert trial.validation() == pytest.approx(0.5)
+
+
+def test_three_unequal_targets_and_their_best_round():
+    """The mean is over targets, not images; best and last are two numbers."""
+    results = []
+    for target, best, last in (("a", 0.9, 0.2), ("b", 0.6, 0.5), ("c", 0.3, 0.8)):
+        results.append({"args": {"target": target}, "best": {"target": best}, "last": {"target": last}})
+    assert accuracies_of(results, "best") == pytest.approx({"a": 0.9, "b": 0.6, "c": 0.3, "mean": 0.6})
+    assert columns_of({7: results}, "last")["mean"] == pytest.approx({7: 50.0})
+
+
+# Which images a run has
+
+
+def images_of(seed: int) -> dict[str, torch.Tensor]:
+    """{domain: its images} of 30 a domain, whose labels are those of the same images in the whole dataset."""
+    whole = common.open_dataset(parsed("fedavg"))
+    few = common.open_dataset(parsed("fedavg", "--limit", 30, "--seed", seed))
+    for all_, some in zip(whole.domains, few.domains):
+        rows = {image.numpy().tobytes(): int(label) for image, label in zip(all_.images, all_.labels)}
+        assert [rows[image.numpy().tobytes()] for image in some.images] == some.labels.tolist()
+    return {domain.name: domain.images for domain in few.domains}
+
+
+def test_limit_takes_other_images_with_another_seed():
+    first, again, other = images_of(0), images_of(0), images_of(1)
+    assert all(torch.equal(first[name], again[name]) and len(first[name]) == 30 for name in first)
+    assert all(not torch.equal(first[name], other[name]) for name in first)
+    assert len({image.numpy().tobytes() for image in first["d0"]}) == 30
+
+
+def test_images_of_lost_uploads_count(tmp_path):
+    """A client whose upload is lost has trained on them."""
+    counted = {}
+    for drop in (0, 0.99):
+        result = run_here("fedavg", tmp_path / str(drop), "--drop", drop, "--rounds", 2)
+        counted[drop] = result["images_per_second"] * result["seconds"]["train"]
+    trained = sum(len(client.train) for client in common.split(*dataset_of())[0])
+    assert counted[0] == pytest.approx(2 * trained, rel=0.01) == counted[0.99]
+
+
+def dataset_of() -> tuple:
+    args = parsed("fedavg", "--scale", "smoke", "--precision", "fp32")
+    return common.open_dataset(args), args
+
+
+# Inside the network
+
+
+@pytest.mark.parametrize("precision, dtype", [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_the_precision_inside_the_network(tmp_path, monkeypatch, precision, dtype):
+    """Of every convolution in training and in the evaluation; losses and weights are float32."""
+    seen, forward = {True: set(), False: set()}, torch.nn.Conv2d.forward
+
+    def noting(module, x):
+        out = forward(module, x)
+        if len(x) > 2:  # two images try the network out before a run
+            seen[module.training].add(out.dtype)
+        assert module.weight.dtype == torch.float32
+        return out
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", noting)
+    args = parsed("fedavg", "--scale", "smoke", "--rounds", 1, "--precision", precision, "--out", tmp_path,
+                  "--no-figures")
+    run_all("fedavg", args)
+    assert seen == {True: {dtype}, False: {dtype}}
+
+
+def test_weights_that_lack_a_tensor_are_refused(tmp_path, capsys):
+    """A whole state is taken; one entry less, or one of another shape, ends with its name."""
+    net = common.backbone(parsed("fedavg"), 1, 10)
+    whole = net.state_dict()
+    torch.save(whole, tmp_path / "whole.pt")
+    run_here("fedavg", tmp_path / "run", "--weights", tmp_path / "whole.pt", "--rounds", 1)
+    name = "body.0.weight"
+    torch.save({key: v for key, v in whole.items() if key != name}, tmp_path / "less.pt")
+    torch.save(whole | {name: torch.zeros(3)}, tmp_path / "other.pt")
+    for file in ("less.pt", "other.pt"):
+        words = f"1 tensors are missing or do not fit, such as {name}"
+        fails(capsys, 2, words, run_here, "fedavg", tmp_path / file[:-3], "--weights", tmp_path / file)
+
+
+def test_a_label_equal_to_the_number_of_classes_is_refused(tmp_path, capsys):
+    text = ("import torch\nfrom common import Domain\n"
+            "def load(args): return [Domain('a', torch.zeros(9, 1, 28, 28), torch.arange(9) % 3)], 'ab'\n")
+    (tmp_path / "own.py").write_text(text)
+    flags = ["--dataset", tmp_path / "own.py"]
+    fails(capsys, 2, "labels go from 0 to 2; expected 0 to 1", run_here, "fedavg", tmp_path / "run", *flags)
+
+
+def test_versions_of_the_same_images_are_split_alike():
+    """RotatedMNIST's rows in every domain; digits' domains have other images."""
+    data = SimpleNamespace(names=["a", "b"])
+    same = common.Dataset([], (), same_images=True)
+    assert same.seed_name("a") == same.seed_name("b") and data.names == ["a", "b"]
+    assert common.Dataset([], ()).seed_name("a") != common.Dataset([], ()).seed_name("b")
