@@ -30,8 +30,9 @@ LEGEND = (f"A gain is the mean difference by seed with Student's 95% interval; *
           f"{CLAIMS} claims of [the rule](../../claims/RULE.md) together. *As printed*: above the printed "
           f"gain less {MARGIN:g} point. The baseline is marked * within {NEAR:g} points of print. *Slope*: "
           "by how many points the gain rises over the last fifth of the rounds. The rule was committed on "
-          f"{COMMITTED[:10]}, when the gains of older seeds and of the illustrations were known. The runs "
-          "behind each gain: [results.csv](../results.csv).")
+          f"{COMMITTED[:10]}, when the gains of older seeds and of the illustrations were known. Records "
+          "that the current code was seen to differ from do not count. The runs behind each gain: "
+          "[results.csv](../results.csv).")
 OF_A = ("The answer is that of the paper's own setting: its data, scale and length, what the text says, and "
         "where it is silent what the first released code did.")
 
@@ -133,6 +134,10 @@ def others_words(answer: Answer) -> str:
     planned, run = len(answer.others), answer.with_runs
     if not run:
         return f"None of {planned} other settings at its data and scale is run."
+    if len(run) == 1:
+        near = f", with a baseline within {NEAR:g} points of print" * answer.is_near(run[0])
+        words = f"{run[0].specification.name}, {gain_words(run[0])}{near}"
+        return f"Of {planned} other settings one has runs: {words}."
     gains = [one.difference for one in run]
     up = sum(gain > 0 for gain in gains)
     words = (f"Of {planned} other settings {len(run)} have runs; {up} of them have a mean gain above 0 "
@@ -169,9 +174,11 @@ def page(paper: Paper, every: list[Answer], records: Records, elsewhere: dict[tu
     known = functions(every)
     text = [f"# {PAPERS[paper.id]}: does it hold?", paper.idea,
             table([line_of(one)[1:] for one in every], HEAD[1:]), f"{OF_A} {others_words(every[0])}",
-            f"![Gain of each specification of the first claim]({paper.id}.png)",
-            "**What bears on it** (plain 95% intervals).\n\n"
-            + "\n".join(f"- {fill(line).render(known)}" for line in paper.decides)]
+            f"![Gain of each specification of the first claim]({paper.id}.png)"]
+    bears = [fill(line).render(known) for line in paper.decides]
+    bears = [f"- {line}" for line in bears if NOTHING not in line]
+    if bears:
+        text.append("**What bears on it** (plain 95% intervals).\n\n" + "\n".join(bears))
     links = ", ".join(f"[{name}](../tables/{name}.md)" for name in paper.tables)
     text.append(f"Tables: {links}. Specifications that are not planned:\n\n"
                 + "\n".join(f"- {line}" for line in paper.not_planned))

@@ -183,7 +183,8 @@ def test_answer_b_by_hand(tmp_path):
     answer = Answer(A_PAPER, CLAIM, 4.0, [92.0, 88.0], of[0], [of[1]], [])
     assert answer.is_near(of[0]) and answer.is_near(of[1])
     assert not dataclasses.replace(answer, levels=[0, 86.9]).is_near(of[1])
-    assert others_words(answer).startswith("Of 1 other settings 1 have runs; 0 of them have a mean gain")
+    assert others_words(answer) == ("Of 1 other settings one has runs: slow, -1.0 (-1.0 to -1.0), with a "
+                                    "baseline within 2 points of print.")
     axis, one, other = answer.moves_most()
     assert axis == "rate" and [one.difference, other.difference] == pytest.approx([2, -1])
     assert "**FDSE** prints a gain of +4.0 points" in paper_sentence([answer])
