@@ -263,7 +263,7 @@ class Missing:
 
     run: Run
     tables: list[str]  # their ids, and those of claims
-    parts: list[str] = field(default_factory=list)  # the same, of a claim with the reading
+    parts: list[str] = field(default_factory=list)  # the same, of a claim with the specification
     seconds: float | None = None  # what it would take, if that is known
     why: str = ""  # it cannot start here
 
@@ -272,7 +272,7 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
             of_claims: Iterable[tuple[str, str, Run]] = ()) -> list[Missing]:
     """The runs that are not recorded, each once, in the tables' order. Without `seeds` each table has as many
     as its paper's trials, one where it does not state them. `of_claims`: runs that come before, each with its
-    claim, and that with the reading. A run that is made again and was cut off is resumed."""
+    claim, and that with the specification. A run that is made again and was cut off is resumed."""
     lacking = [(name, part, run) for name, part, run in of_claims if not records.get(run)]
     for table in tables:
         asked = tuple(range(table.trials or 1) if seeds is None else seeds)

@@ -134,7 +134,7 @@ def plan_text(plan: list[Missing], place: list[str]) -> str:
 
 
 def left_text(plan: list[Missing], records: Records, seeds: list[int] | None) -> str:
-    """A line for each table, and each claim under each reading: the seeds that are done now of those asked
+    """A line for each table, and each claim under each specification: the seeds that are done of those asked
     for, and the runs that are left. Without `seeds` those count of which runs were missing."""
     lines, still = [], {entry.run.key for entry in plan if not records.get(entry.run)}
     for part in dict.fromkeys(name for entry in plan for name in entry.parts):
