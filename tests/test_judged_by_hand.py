@@ -47,8 +47,10 @@ def test_a_verdict_is_the_corrected_one():
 
 
 def test_the_bootstrap_by_hand():
-    """Of 1 and 3 against 2: half of the pairs; a quarter of the resamples has 1 alone, a quarter 3 alone."""
+    """Of 1 and 3 against 2: half of the pairs; a quarter of the resamples has 1 alone, a quarter 3 alone.
+    Both sides are drawn."""
     assert improvement({"t": [1.0, 3.0]}, {"t": [2.0, 2.0]}) == (0.5, 0.0, 1.0)
+    assert improvement({"t": [2.0, 2.0]}, {"t": [1.0, 3.0]}) == (0.5, 0.0, 1.0)
     assert improvement({"t": [1.0], "u": [3.0]}, {"t": [2.0], "u": [2.0]}) == (0.5, 0.5, 0.5)
 
 
