@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from plumbing import linear
+from plumbing import linear, schedules
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.capture import captured
 from plumbing.catalog import is_own, own_file
@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = ["Kept", "LinearArgs", "adam", "arg", "captured", "going_on", "optimizer_state", "parse", "rotate",
-           "sgd", "source", "to_device"]  # for method files
+           "schedules", "sgd", "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
