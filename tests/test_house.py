@@ -176,11 +176,16 @@ def test_the_weight_of_the_tests():
     assert lines_in(("tests/",)) <= 15_700
 
 
-def test_sections_come_in_the_same_order():
-    for path in [*METHOD_FILES, "baselines/fedema.py"]:
-        names = [node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")]
-        order = [names.index(name) for name in ("Args", "Client", "Server", "arguments")]
+def test_sections_come_in_the_order_of_the_paper():
+    """Model parts, Client, Server, builders of networks, `arguments`."""
+    for path in METHOD_FILES:
+        nodes = [node for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")]
+        names = [node.name for node in nodes]
+        order = [names.index(name) for name in ("Args", "Client", "Server", "build", "arguments")
+                 if name in names]
         assert order == sorted(order) and names[-1] == "arguments", path
+        parts = [node.name for node in nodes if isinstance(node, ast.ClassDef) and node.bases]
+        assert all(names.index(name) < names.index("Client") for name in parts), path
 
 
 def test_one_round_is_on_one_screen():
