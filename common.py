@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from plumbing import linear
+from plumbing import linear, schedules
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
+from plumbing.batch_statistics import batch_statistics, per_channel
 from plumbing.capture import captured
 from plumbing.catalog import is_own, own_file
 from plumbing.decoding import open_images
@@ -44,8 +45,8 @@ from plumbing.splits import completed
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Kept", "LinearArgs", "adam", "arg", "captured", "going_on", "optimizer_state", "parse", "rotate",
-           "sgd", "source", "to_device"]  # for method files
+__all__ = ["Kept", "LinearArgs", "adam", "arg", "batch_statistics", "captured", "going_on", "optimizer_state",
+           "parse", "per_channel", "rotate", "schedules", "sgd", "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers

@@ -12,14 +12,14 @@ theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a domain is lef
 up too, and its client gets their mean and that of theta_v.
 
 Paper                                                            This file
+Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
+Eq. (4)                   statistics of a batch                  common.batch_statistics
 Eqs. (5)-(7)              consistency regularization, C          consistency
 Alg. 1                    lines 1; 2; 3 and 5                    Parts; Server.__init__; common.rounds
 Alg. 1                    lines 4; 6-10; 12                      Server.download; Client.train; Server.update
 Alg. 3                    adaptation without labels              Client.adapt
 Eq. (8)                   consensus maximization, A              consensus, min_norm
 Eq. (9)                   similarity-aware personalization, B    personalize
-Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
-Eq. (4)                   statistics of a batch                  BatchStatistics
 Table A6, Sec. A8.1       the networks                           build
 Symbols as in the paper: S, T channels in and out, G, lambda, tau, beta, theta_u, theta_v, N clients; mu_g,
 var_g global and mu_hat, var_hat running statistics of the input of BN_DFE; gamma = 1 - BN momentum = 0.9.
@@ -49,8 +49,9 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, captured,
-                    flatten, group_by, load, parse, pick, run, sgd, source, state, uniform)
+from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batch_statistics,
+                    batches, captured, flatten, group_by, load, parse, per_channel, pick, run, sgd, source,
+                    state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +110,98 @@ PAPER = {
 }
 
 
-# The objective of a client
+# The layers
+
+
+class DSEBlock(nn.Module):
+    """A layer S -> T with its BN and ReLU, decomposed (Table A7): x [B, S, h, w] -> [B, T, h', w']. A block
+    without a kernel is a linear layer: x [..., S] -> [..., T]."""
+
+    def __init__(self, args: Args, S: int, T: int, kernel: int = 0, stride: int = 1, padding: int = 0,
+                 dw: int = 3, last_relu: bool = True):
+        super().__init__()
+        self.T, self.linear, self.last_relu = T, kernel == 0, last_relu
+        T_DFE = math.ceil(T / G)
+        if self.linear:
+            self.dfe = nn.Linear(S, T_DFE)
+            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1  # dw of layers 7 and 8 in Table A6
+        else:
+            self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
+            Conv, BatchNorm = nn.Conv2d, nn.BatchNorm2d
+        self.bn_dse = BatchNorm(T_DFE)
+        T_DSE = T_DFE * (G - 1)  # of a channel's G channels one is the channel itself (Sec. A7.2)
+        self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
+        self.bias = None
+        if args.block_bias:
+            self.bias = nn.Parameter(torch.zeros(T))
+        self.bn_dfe = BatchNorm(T)
+        self.statistics = None  # mean and variance of the last batch in training, Eq. (4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""
+        $$ \mathbb{X}_{\text{DFE}} = f_{\text{DFE}} * \mathbb{X},
+           \qquad T_{\text{DFE}} = \lceil T/G \rceil \tag{2} $$
+        $$ \begin{aligned}
+           \mathbb{X}_{\text{DSE},i} &=
+           f_{\text{DSE},i} * \mathrm{ReLU}\left(\mathrm{BN}_{\text{DSE}}(\mathbb{X}_{\text{DFE},i})\right) \\
+           \mathbb{X}_{\text{out}} &=
+           \mathrm{ReLU}\left(\mathrm{BN}_{\text{DFE}}(\mathrm{Concat}\{\mathbb{X}_{\text{DSE},i}\})\right)
+           \end{aligned} \tag{3} $$
+        """
+        lead = x.shape[:-1]
+        if self.linear:
+            x = x.flatten(0, -2)  # the tokens of all images are one batch
+        x_dfe = self.dfe(x)  # Eq. (2): [B, T_DFE(, h', w')]
+        h = relu(self.bn_dse(x_dfe))  # Eq. (3)
+        x_dse = torch.cat([h, self.filtered(h)], 1)  # Concat of Eq. (3)
+        out = x_dse[:, :self.T]  # [B, T(, h', w')]
+        if self.bias is not None:
+            out = out + per_channel(self.bias, out)
+        if self.training:
+            self.statistics = batch_statistics(out)  # Eq. (4)
+        out = self.bn_dfe(out)
+        if self.last_relu:
+            out = relu(out, inplace=True)  # X_out, Eq. (3)
+        if self.linear:
+            out = out.unflatten(0, lead)
+        return out
+
+    def filtered(self, h: Tensor) -> Tensor:
+        """Each channel by filters of its own; in a linear block a channel is a single number."""
+        if self.linear:
+            return self.dse(h[..., None]).squeeze(-1)
+        return self.dse(h)
+
+
+class Parts:
+    r"""The names of a network's entries by what happens to them.
+
+    $$ \theta^0 = (\theta_u^0, \theta_v^0) \tag{Alg. 1, line 1} $$
+    """
+
+    def __init__(self, net: nn.Module, unit: str, own_bias: bool = False):
+        self.blocks = [name for name, module in net.named_modules() if isinstance(module, DSEBlock)]
+        trained = list(dict(net.named_parameters()))
+        statistics = [name for name in net.state_dict() if name not in trained]
+        self.v = [name for name in trained if ".dse." in name or ".bn_dse." in name]  # theta_v
+        if own_bias:
+            self.v += [name for name in trained if name.endswith(".bias") and name[:-5] in self.blocks]
+        self.u = [name for name in trained if name not in self.v]  # theta_u
+        self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
+        self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
+        owner = self.layer if unit == "layer" else (lambda name: name)
+        self.u_layers = group_by(self.u, owner)  # {l: its names}, the layers of Eq. (8)
+        self.v_layers = group_by(self.v, owner)  # and those of Eq. (9)
+
+    def layer(self, name: str) -> str:
+        """The block that an entry is in; outside the blocks its module."""
+        for block in self.blocks:
+            if name.startswith(block + "."):
+                return block
+        return name.rpartition(".")[0]
+
+
+# The consistency term
 
 
 def depth_weights(layers: int, beta: float) -> list[float]:
@@ -183,11 +275,6 @@ class Client:
             bn_dse = self.bn_dse
         return down["u"] | down["v"] | down["bn_dfe"] | bn_dse
 
-    @staticmethod
-    def consistency(args: Args, blocks: list, glob: list, hat: list | None) -> tuple[Tensor, list]:
-        """L_Con of the batch that the network has just seen, and the running statistics for the next one."""
-        return consistency([b.statistics for b in blocks], glob, hat, args.beta)
-
     def train(self, down: Payload, t: int) -> Payload:
         r"""
         $$ i = 0, 1, \ldots, E-1 \tag{Alg. 1, line 6} $$
@@ -200,7 +287,7 @@ class Client:
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        blocks, consistency_of = self.blocks, self.consistency
+        blocks = self.blocks
         constrained = bool(args.lambda_) and t >= args.con_from
 
         @captured(args, model, opt)
@@ -212,7 +299,7 @@ class Client:
             log["loss"] = l_task.detach()
             l_con = 0
             if constrained:
-                l_con, hat = consistency_of(args, blocks, glob, hat)
+                l_con, hat = consistency([b.statistics for b in blocks], glob, hat, args.beta)
                 log["consistency"] = l_con.detach()
             loss = l_task + args.lambda_ * l_con  # line 7
             opt.zero_grad()
@@ -267,7 +354,7 @@ class Client:
         for x, _ in batches(self.data.test, args, 0, self.k):  # lines 2-3; labels are not looked at
             with autocast(args):
                 model.features(x)  # line 4
-            l_con, hat = self.consistency(args, self.blocks, glob, hat)  # lines 5-6
+            l_con, hat = consistency([b.statistics for b in self.blocks], glob, hat, args.beta)  # lines 5-6
             gradients = torch.autograd.grad(l_con, theta_v)
             with torch.no_grad():
                 for p, gradient in zip(theta_v, gradients):
@@ -308,16 +395,18 @@ def consensus(delta: Tensor) -> Tensor:
 def min_norm(gram: Tensor) -> Tensor:
     """u [N] on the simplex that minimizes u' gram u: the min-norm point of the hull of N vectors.
 
-    For v = s u the sum ||R v||^2 + (1'v - 1)^2, with R'R = gram, is q/(1+q) at its best s, with
-    q = ||R u||^2, which grows with q: so non-negative least squares of [R; 1'] v = [0; 1], an active-set
-    method, has the direction of u.
+    Let R'R = gram. Non-negative least squares finds the v >= 0 with the least ||R v||^2 + (1'v - 1)^2. Write
+    v = s u with 1'u = 1. At the best s that sum is q / (1 + q), where q = ||R u||^2. It grows with q, so the
+    best v has the u with the least q: u = v / 1'v.
     """
     from scipy.optimize import nnls  # a quarter of a second, which --help does not wait for
     N = len(gram)
     values, vectors = torch.linalg.eigh(gram.cpu())
-    R = values.clamp_min(0).sqrt()[:, None] * vectors.T
-    ones = torch.ones(1, N, dtype=torch.float64)
-    v, _ = nnls(torch.cat([R, ones]).numpy(), [0.0] * N + [1.0])
+    R = values.clamp_min(0).sqrt()[:, None] * vectors.T  # [N, N], R'R = gram
+    ones = torch.ones(1, N, dtype=torch.float64)  # 1'
+    A = torch.cat([R, ones])  # [N + 1, N], [R; 1']
+    b = torch.tensor([0.0] * N + [1.0], dtype=torch.float64)  # [N + 1], [0; 1]
+    v, _ = nnls(A.numpy(), b.numpy())  # the v >= 0 with the least ||A v - b||^2
     return torch.from_numpy(v / v.sum())
 
 
@@ -407,135 +496,29 @@ class Server:
         self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], uniform(len(uploads)))
 
 
-# The networks and their parts
+# The networks
 
 
-class DSEBlock(nn.Module):
-    """A layer S -> T with its BN and ReLU, decomposed (Table A7): x [B, S, h, w] -> [B, T, h', w']. A block
-    without a kernel is a linear layer: x [..., S] -> [..., T]."""
-
-    def __init__(self, args: Args, S: int, T: int, kernel: int = 0, stride: int = 1, padding: int = 0,
-                 dw: int = 3, last_relu: bool = True):
-        super().__init__()
-        self.T, self.linear, self.last_relu = T, kernel == 0, last_relu
-        T_DFE = math.ceil(T / G)
-        if self.linear:
-            self.dfe = nn.Linear(S, T_DFE)
-            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1  # dw of layers 7 and 8 in Table A6
-        else:
-            self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
-            Conv, BatchNorm = nn.Conv2d, nn.BatchNorm2d
-        self.bn_dse = BatchNorm(T_DFE)
-        T_DSE = T_DFE * self.filters()
-        self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
-        self.bias = None
-        if args.block_bias:
-            self.bias = nn.Parameter(torch.zeros(T))
-        self.bn_dfe = BatchNorm(T)
-        self.statistics = None  # of the last batch in training, Eq. (4)
-
-    def filters(self) -> int:
-        """DSE filters of each channel of X_DFE: one of its G channels is the channel itself (Sec. A7.2)."""
-        return G - 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        r"""
-        $$ \mathbb{X}_{\text{DFE}} = f_{\text{DFE}} * \mathbb{X},
-           \qquad T_{\text{DFE}} = \lceil T/G \rceil \tag{2} $$
-        $$ \begin{aligned}
-           \mathbb{X}_{\text{DSE},i} &=
-           f_{\text{DSE},i} * \mathrm{ReLU}\left(\mathrm{BN}_{\text{DSE}}(\mathbb{X}_{\text{DFE},i})\right) \\
-           \mathbb{X}_{\text{out}} &=
-           \mathrm{ReLU}\left(\mathrm{BN}_{\text{DFE}}(\mathrm{Concat}\{\mathbb{X}_{\text{DSE},i}\})\right)
-           \end{aligned} \tag{3} $$
-        """
-        lead = x.shape[:-1]
-        if self.linear:
-            x = x.flatten(0, -2)  # the tokens of all images are one batch
-        x_dfe = self.dfe(x)  # Eq. (2): [B, T_DFE(, h', w')]
-        x_dse = self.erase(self.bn_dse(x_dfe))  # Eq. (3)
-        out = x_dse[:, :self.T]  # [B, T(, h', w')]
-        if self.bias is not None:
-            out = out + per_channel(self.bias, out)
-        if self.training:
-            self.statistics = BatchStatistics.apply(out)
-        out = self.bn_dfe(out)
-        if self.last_relu:
-            out = relu(out, inplace=True)  # X_out, Eq. (3)
-        if self.linear:
-            out = out.unflatten(0, lead)
-        return out
-
-    def erase(self, h: Tensor) -> Tensor:
-        """BN_DSE's output -> Concat of Eq. (3): its ReLU, then what the DSE convolution makes of that."""
-        h = relu(h)
-        return torch.cat([h, self.convolved(h)], 1)
-
-    def convolved(self, h: Tensor) -> Tensor:
-        """Each channel by filters of its own; in a linear block a channel is a single number."""
-        if self.linear:
-            return self.dse(h[..., None]).squeeze(-1)
-        return self.dse(h)
-
-
-def per_channel(v: Tensor, x: Tensor) -> Tensor:
-    """v [T] in the shape in which it goes with the channels of x [B, T(, h, w)]."""
-    return v.view([-1] + [1] * (x.dim() - 2))
-
-
-class BatchStatistics(torch.autograd.Function):
-    r"""x [B, T(, h, w)] -> mean [T] and biased variance [T] of each channel over batch and positions.
-
-    $$ \begin{aligned}
-       \mu_{k,b}^{(l)} &= \frac{1}{B}\sum_{i} \mathbb{X}_{k,b,i}^{(l)} \\
-       \sigma_{k,b}^{(l)2} &= \frac{1}{B}\sum_{i} \left(\mathbb{X}_{k,b,i}^{(l)} - \mu_{k,b}^{(l)}\right)^2
-       \end{aligned} \tag{4} $$
-
-    The mean is that of the BN kernel, and the backward pass is one affine map of x, rounded to x's precision.
-    With torch.var_mean a training step takes 1.3 to 1.7 times as long (docs/methods/fdse.md).
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
-        exact = torch.promote_types(x.dtype, torch.float32)
-        ones = torch.ones(x.shape[1], dtype=exact, device=x.device)
-        zeros = torch.zeros(x.shape[1], dtype=exact, device=x.device)
-        _, mean, inverse_std = torch.native_batch_norm(x, ones, zeros, None, None, True, 0.0, 1e-8)
-        ctx.save_for_backward(x, mean)
-        return mean, (inverse_std ** -2 - 1e-8).clamp_min(0)  # epsilon 0: 1/std would be 0 for a dead channel
-
-    @staticmethod
-    def backward(ctx, grad_mean: Tensor, grad_variance: Tensor) -> Tensor:
-        x, mean = ctx.saved_tensors
-        n = x.numel() // x.shape[1]
-        slope = 2 * grad_variance / n  # d mean/d x = 1/n, d variance/d x = 2 (x - mean)/n
-        offset = grad_mean / n - slope * mean
-        offset, slope = per_channel(offset.to(x.dtype), x), per_channel(slope.to(x.dtype), x)
-        return torch.addcmul(offset, x, slope)
-
-
-def build(args: Args, channels: int, classes: int, Block=DSEBlock,
-          paddings: tuple[int, int, int, int, int] = (2, 2, 1, 1, 1)) -> Net:
-    """The network of `--backbone` in blocks; `paddings` are those of AlexNet's convolutions, Table A6."""
+def build(args: Args, channels: int, classes: int) -> Net:
+    """The network of `--backbone` in blocks."""
     if args.backbone == "alexnet_bn" and channels == 3 and args.weights == "none":
-        p1, p2, p3, p4, p5 = paddings
         body = nn.Sequential(  # Table A6, layers 1 to 8; 7 and 8 are linear
-            Block(args, 3, 64, 11, 4, p1), nn.MaxPool2d(3, 2),
-            Block(args, 64, 192, 5, 1, p2), nn.MaxPool2d(3, 2),
-            Block(args, 192, 384, 3, 1, p3),
-            Block(args, 384, 256, 3, 1, p4),
-            Block(args, 256, 256, 3, 1, p5), nn.MaxPool2d(3, 2),
-            nn.AdaptiveAvgPool2d(6), nn.Flatten(), Block(args, 9216, 1024), Block(args, 1024, 1024))
+            DSEBlock(args, 3, 64, 11, 4, 2), nn.MaxPool2d(3, 2),
+            DSEBlock(args, 64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
+            DSEBlock(args, 192, 384, 3, 1, 1),
+            DSEBlock(args, 384, 256, 3, 1, 1),
+            DSEBlock(args, 256, 256, 3, 1, 1), nn.MaxPool2d(3, 2),
+            nn.AdaptiveAvgPool2d(6), nn.Flatten(), DSEBlock(args, 9216, 1024), DSEBlock(args, 1024, 1024))
         return Net(body, 1024, classes)
     if args.backbone == "smallcnn_bn" and args.weights == "none":
         body = nn.Sequential(  # the layers of common.smallcnn_bn (ours)
-            Block(args, channels, 32, 3, 1, 1), nn.MaxPool2d(2),
-            Block(args, 32, 64, 3, 1, 1), nn.MaxPool2d(2),
-            nn.AdaptiveAvgPool2d(7), nn.Flatten(), Block(args, 3136, 64))
+            DSEBlock(args, channels, 32, 3, 1, 1), nn.MaxPool2d(2),
+            DSEBlock(args, 32, 64, 3, 1, 1), nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(7), nn.Flatten(), DSEBlock(args, 3136, 64))
         return Net(body, 64, classes)
     if args.backbone in ("resnet18", "resnet50", "resnet18_3x3", "vit_b8") or ":" in args.backbone:
         net = backbone(args, channels, classes)
-        replace_layers(args, net, Block)
+        replace_layers(args, net)
         if any(isinstance(module, DSEBlock) for module in net.modules()):
             return net
     raise Stop("fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 and "
@@ -544,25 +527,25 @@ def build(args: Args, channels: int, classes: int, Block=DSEBlock,
                f"{args.backbone} --weights {args.weights} on {args.dataset}", 2)
 
 
-def replace_layers(args: Args, net: Net, Block) -> None:
+def replace_layers(args: Args, net: Net) -> None:
     """Blocks in the place of what a network has of Sec. A8.1's layers, or of Table A6's."""
     if isinstance(net.body, nn.Sequential):
-        net.body = nn.Sequential(*replaced_layers(args, list(net.body), Block))
+        net.body = nn.Sequential(*replaced_layers(args, list(net.body)))
     elif hasattr(net.body, "layer4") or hasattr(getattr(net.body, "encoder", None), "layers"):
-        replace_last_operators(args, net.body, Block)
+        replace_last_operators(args, net.body)
 
 
-def replaced_layers(args: Args, layers: list[nn.Module], Block) -> list[nn.Module]:
+def replaced_layers(args: Args, layers: list[nn.Module]) -> list[nn.Module]:
     """As Table A6 of AlexNet: each convolution or linear layer with BN and ReLU behind it becomes a block."""
     replaced = []
     while layers:
         kinds = [type(layer) for layer in layers[:3]]
         layer, count = layers[0], 3
         if kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU]:
-            layer = Block(args, layer.in_features, layer.out_features)
+            layer = DSEBlock(args, layer.in_features, layer.out_features)
         elif kinds == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] and layer.groups == 1:
-            layer = Block(args, layer.in_channels, layer.out_channels, layer.kernel_size[0], layer.stride[0],
-                          layer.padding[0])
+            layer = DSEBlock(args, layer.in_channels, layer.out_channels, layer.kernel_size[0],
+                             layer.stride[0], layer.padding[0])
         else:
             count = 1
         replaced.append(layer)
@@ -570,49 +553,21 @@ def replaced_layers(args: Args, layers: list[nn.Module], Block) -> list[nn.Modul
     return replaced
 
 
-def replace_last_operators(args: Args, body: nn.Module, Block) -> None:
+def replace_last_operators(args: Args, body: nn.Module) -> None:
     """Sec. A8.1: the last convolution, with its BN, of each residual block, or the last linear layer of each
     feed-forward layer, becomes a block; without the last ReLU, as both end in an addition."""
     if not hasattr(body, "layer4"):
         for layer in body.encoder.layers:
             linear = layer.mlp[3]
-            layer.mlp[3] = Block(args, linear.in_features, linear.out_features, last_relu=False)
+            layer.mlp[3] = DSEBlock(args, linear.in_features, linear.out_features, last_relu=False)
         return
     for residual in (*body.layer1, *body.layer2, *body.layer3, *body.layer4):
         last = 3 if hasattr(residual, "conv3") else 2
         conv = getattr(residual, f"conv{last}")
-        block = Block(args, conv.in_channels, conv.out_channels, conv.kernel_size[0], 1, conv.padding[0],
-                      last_relu=False)
+        block = DSEBlock(args, conv.in_channels, conv.out_channels, conv.kernel_size[0], 1, conv.padding[0],
+                         last_relu=False)
         setattr(residual, f"conv{last}", block)
         setattr(residual, f"bn{last}", nn.Identity())
-
-
-class Parts:
-    r"""The names of a network's entries by what happens to them.
-
-    $$ \theta^0 = (\theta_u^0, \theta_v^0) \tag{Alg. 1, line 1} $$
-    """
-
-    def __init__(self, net: nn.Module, unit: str, own_bias: bool = False):
-        self.blocks = [name for name, module in net.named_modules() if isinstance(module, DSEBlock)]
-        trained = list(dict(net.named_parameters()))
-        statistics = [name for name in net.state_dict() if name not in trained]
-        self.v = [name for name in trained if ".dse." in name or ".bn_dse." in name]  # theta_v
-        if own_bias:
-            self.v += [name for name in trained if name.endswith(".bias") and name[:-5] in self.blocks]
-        self.u = [name for name in trained if name not in self.v]  # theta_u
-        self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
-        self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
-        owner = self.layer if unit == "layer" else (lambda name: name)
-        self.u_layers = group_by(self.u, owner)  # {l: its names}, the layers of Eq. (8)
-        self.v_layers = group_by(self.v, owner)  # and those of Eq. (9)
-
-    def layer(self, name: str) -> str:
-        """The block that an entry is in; outside the blocks its module."""
-        for block in self.blocks:
-            if name.startswith(block + "."):
-                return block
-        return name.rpartition(".")[0]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -14,7 +14,7 @@ Eqs. (1)-(3)    adversarial losses              loss_d, loss_f, loss_g
 Eq. (4)         the sum of all losses           - (never minimized as one; Alg. 1 alternates its terms)
 Alg. 1          c1; c2-c9                       Client.__init__, Client.model; Client.train
                 s1; s2; s3                      Server.__init__; common.rounds; Server.update
-Sec. 3.2 (2)    L_err with label smoothing      Client.step_c3, Client.step_c5
+Sec. 3.2 (2)    L_err with label smoothing      Client.train
 Sec. 3.1, 5.1   F and classifier C; G; D, RP    build; Generator; Discriminator
 Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y), lambda_0, lambda_1, E0, K.
 Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-onehot. Table 6: --reference
@@ -45,6 +45,7 @@ L_adv_g are those of its program for PACS. Eqs. (1) and (3) as printed: official
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 
 import common
 from common import (BACKBONES, ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches,
@@ -153,6 +154,102 @@ BOTH_PHASES = dict(E0=1, epochs=2)
 SMOKE = dict.fromkeys(("digits", "pacs", "vlcs", "officecaltech", "officehome", "domainnet"), BOTH_PHASES)
 
 
+# The networks
+
+
+class Generator(nn.Module):
+    """G: noise and one-hot label -> h' [B, H], two layers as wide as the features (Sec. 5.1). It ends with
+    ReLU where the features do."""
+
+    def __init__(self, args: Args, labels: int, dim: int):
+        super().__init__()
+        self.noise, self.slope = args.noise or dim // 2, args.slope
+        self.relu = args.backbone in BACKBONES and BACKBONES[args.backbone].relu
+        self.first = nn.Linear(self.noise + labels, dim)
+        self.second = nn.Linear(dim, dim)
+
+    def forward(self, label: Tensor) -> Tensor:
+        """One-hot labels [B, C] -> h' [B, H], of new noise."""
+        z = torch.rand(len(label), self.noise, device=label.device)  # S_z, uniform on [0, 1) (Sec. 3.2)
+        hidden = leaky_relu(self.first(torch.cat([z, label], 1)), self.slope)  # [B, H]
+        h = self.second(hidden)
+        if self.relu:
+            return h.relu()
+        return h
+
+
+class Discriminator(nn.Module):
+    """D: features and one-hot label -> the probability [B] that they are of the reference; a random
+    projection RP to P dimensions is in front."""
+
+    def __init__(self, args: Args, labels: int, dim: int):
+        super().__init__()
+        self.before, self.slope = args.label_at == "before", args.slope
+        width = dim
+        if self.before:
+            width += labels
+        self.project = nn.Identity()
+        if args.projection != "none":
+            self.project = nn.Linear(width, args.projection_size, bias=False)
+            seed_all(args.seed, "projection")  # the same on all clients
+            nn.init.normal_(self.project.weight, std=args.projection_size ** -0.5)  # keeps lengths on average
+            self.project.requires_grad_(False)
+            width = args.projection_size
+        if not self.before:
+            width += labels
+        self.first = nn.Linear(width, dim)
+        self.second = nn.Linear(dim, 1)
+
+    def forward(self, h: Tensor, label: Tensor) -> Tensor:
+        """D(h|y) [B] in [0, 1] of h [B, H] and one-hot labels [B, C]."""
+        if self.before:
+            projected = self.project(torch.cat([h, label], 1))  # [B, P]
+        else:
+            projected = torch.cat([self.project(h), label], 1)  # [B, P + C]
+        hidden = leaky_relu(self.first(projected), self.slope)  # [B, H]
+        return torch.sigmoid(self.second(hidden)[:, 0].float())
+
+
+class FedADG(nn.Module):
+    """What is shared: F and C in `net`, and G; the discriminator D beside them is each client's own.
+
+    Without `--adversarial` there is neither G nor D, with a fixed reference distribution no G.
+    """
+
+    def __init__(self, args: Args, net: Net, dim: int, classes: int):
+        super().__init__()
+        self.net, self.dim, self.classes = net, dim, classes
+        self.labels = classes if args.onehot else 0
+        self.generates = args.adversarial and args.reference == "generated"
+        if self.generates:
+            self.G = Generator(args, self.labels, dim)
+        if args.adversarial:
+            self.D = Discriminator(args, self.labels, dim)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.net.features(x)
+
+    def classify(self, z: Tensor) -> Tensor:
+        return self.net.classify(z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def label(self, y: Tensor) -> Tensor:
+        """Labels y [B] as G and D get them: one-hot [B, C], or [B, 0] with `--no-onehot`."""
+        return one_hot(y, self.classes)[:, :self.labels].float()
+
+
+def shared(net: FedADG) -> dict[str, Tensor]:
+    """w = (w_f, w_c, w_g), a copy: all but the discriminator."""
+    return {name: v for name, v in state(net).items() if not name.startswith("D.")}
+
+
+def trainable(module: nn.Module) -> list[Tensor]:
+    """The parameters of a module, without a fixed random projection."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
 # The losses
 
 
@@ -186,11 +283,29 @@ def loss_g(reference: Tensor) -> Tensor:
     return reference.square().mean()  # in place of Eq. (3)
 
 
-def sgd_adversarial(module: nn.Module, args: Args, t: int, kept: common.Kept | None) -> SGD:
-    """The local SGD of D or of G: at --lr-adversarial, which falls over the rounds as --lr does."""
-    opt = sgd(module, args, t, kept)
-    opt.param_groups[0]["lr"] *= args.lr_adversarial / args.lr
-    return opt
+# ClientUpdate and the server
+
+
+def reference(args: Args, model: FedADG, label: Tensor) -> Tensor:
+    """h' [B, H] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
+    shape, device = (len(label), model.dim), label.device
+    match args.reference:
+        case "generated":
+            return model.G(label)
+        case "gaussian":
+            return torch.randn(shape, device=device)
+        case "uniform":
+            return torch.rand(shape, device=device) * 2 - 1
+    return torch.distributions.Laplace(0.0, 0.5 ** 0.5).sample(shape).to(device)
+
+
+def minimize(loss: Tensor, module: nn.Module, opt: SGD, clip: float) -> None:
+    """A step on the parameters of this module alone."""
+    opt.zero_grad()
+    loss.backward(inputs=trainable(module))
+    if clip:
+        clip_grad_norm_(module.parameters(), clip)
+    opt.step()
 
 
 class Client:
@@ -210,31 +325,64 @@ class Client:
         r"""ClientUpdate(k, w) of Alg. 1.
 
         $$ S_x \sim S_k, \quad i = 1, \ldots, E_0 \tag{step c2} $$
+        $$ \min_{w_f, w_c} \mathcal{L}_{err} \tag{step c3} $$
         $$ S_x \sim S_k, \quad j = 1, \ldots, E_1 \tag{step c4} $$
+        $$ \min_{w_f, w_c} \lambda_0 \mathcal{L}_{adv_f} + \lambda_1 \mathcal{L}_{err} \tag{step c5} $$
+        $$ S_z \sim U[0, 1) \tag{step c6} $$
+        $$ \min_{w_d} \mathcal{L}_{adv_d} \tag{step c7} $$
+        $$ \min_{w_g} \mathcal{L}_{adv_g} \tag{step c8} $$
         $$ \mathbf{w} = \{w_f, w_c, w_g\} \tag{step c9} $$
+
+        S_z is drawn before step c5, which neither uses nor changes it. Step c7 has the features of the
+        extractor as step c5 leaves it.
         """
         args = self.args
         model = self.model(down).train()  # w of the server, w_d of step c1
         modules = self.modules(model)
         opts = self.optimizers(modules, t)
-        first = self.E0() * self.batches_of_unit()  # mini-batches of the first loop
         log = defaultdict(list)
-        for i, (x, y) in enumerate(batches(self.data.train, args, t, self.k)):  # x [B, C, H, W]; y [B]
-            if i < first:
-                terms = {"loss": self.step_c3(model, opts["FC"], x, y)}  # x, y are S_x of step c2
-            else:
-                terms = self.second_loop(model, opts, x, y)  # S_x of step c4
-            for name, term in terms.items():
-                log[name].append(term)
+        data = batches(self.data.train, args, t, self.k)  # x [B, C, H, W]; y [B]
+        for x, y in islice(data, self.first_batches()):  # step c2: S_x
+            with autocast(args):
+                h = model.features(x)  # [B, H]
+                err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, step c3
+            minimize(err, model.net, opts["FC"], args.clip)  # step c3
+            log["loss"].append(err.detach())
+        for x, y in data:  # step c4: S_x
+            label = model.label(y)  # [B, C]
+            with autocast(args):
+                h_ref = reference(args, model, label)  # step c6: S_z and of it h' [B, H]
+                h = model.features(x)  # [B, H]
+                err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, step c5
+                adv_f = loss_f(model.D(h, label))  # L_adv_f, Eq. (2)
+            loss = args.lambda0 * adv_f + args.lambda1 * err  # step c5
+            minimize(loss, model.net, opts["FC"], args.clip)  # step c5
+            log["loss"].append(err.detach())
+            log["adv_f"].append(adv_f.detach())
+
+            model.net.eval()  # no dropout, and BN's statistics are those of training alone
+            with autocast(args):
+                with torch.no_grad():
+                    h = model.features(x)  # [B, H]
+                adv_d = loss_d(model.D(h, label), model.D(h_ref.detach(), label))  # L_adv_d, step c7
+            model.net.train()
+            minimize(adv_d, model.D, opts["D"], args.clip)  # step c7
+            log["adv_d"].append(adv_d.detach())
+
+            if model.generates:
+                with autocast(args):
+                    adv_g = loss_g(model.D(h_ref, label))  # L_adv_g of the same S_z and y, step c8
+                minimize(adv_g, model.G, opts["G"], args.clip)  # step c8
+                log["adv_g"].append(adv_g.detach())
         self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         if args.adversarial:
             self.w_d = state(model.D)
         for name in opts:
-            if self.keeps_momentum(name):
+            if args.keep_momentum or (args.keep_momentum_d and name == "D"):
                 self.momentum[name] = optimizer_state(modules[name], opts[name])
         return {"w": shared(model)}  # step c9
 
-    def modules(self, model: "FedADG") -> dict[str, nn.Module]:
+    def modules(self, model: FedADG) -> dict[str, nn.Module]:
         """What has an optimizer of its own."""
         modules = {"FC": model.net}
         if self.args.adversarial:
@@ -244,127 +392,22 @@ class Client:
         return modules
 
     def optimizers(self, modules: dict[str, nn.Module], t: int) -> dict[str, SGD]:
-        opts = {}
+        """Of D and G at --lr-adversarial, which falls over the rounds as --lr does."""
+        args, opts = self.args, {}
         for name, module in modules.items():
-            make = sgd if name == "FC" else sgd_adversarial
-            opts[name] = make(module, self.args, t, self.momentum.get(name))
+            opts[name] = sgd(module, args, t, self.momentum.get(name))
+            if name != "FC":
+                opts[name].param_groups[0]["lr"] *= args.lr_adversarial / args.lr
         return opts
 
-    def E0(self) -> int:
-        """Length of the first loop; without an adversary there is no second one."""
-        if self.args.adversarial:
-            return self.args.E0
-        return self.args.steps or self.args.epochs
-
-    def batches_of_unit(self) -> int:
-        """Mini-batches in what --E0 counts: an epoch, or one with --steps."""
-        if self.args.steps:
-            return 1
-        return steps_in_epoch(len(self.data.train), self.args)
-
-    def keeps_momentum(self, name: str) -> bool:
-        return self.args.keep_momentum or (self.args.keep_momentum_d and name == "D")
-
-    def second_loop(self, model: "FedADG", opts: dict[str, SGD], x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        r"""Steps c5 to c8 on a mini-batch. Step c5 neither uses nor changes what c6 draws.
-
-        $$ S_z \sim U[0, 1) \tag{step c6} $$
-        """
-        code = model.code(y)
-        with autocast(self.args):
-            h_ref = self.reference(code)  # step c6, and h' [B, H]
-        err, adv_f = self.step_c5(model, opts["FC"], x, y, code)
-        adv_d = self.step_c7(model, opts["D"], x, h_ref, code)
-        terms = {"loss": err, "adv_f": adv_f, "adv_d": adv_d}
-        if model.generates:
-            terms["adv_g"] = self.step_c8(model, opts["G"], h_ref, code)
-        return terms
-
-    def step_c3(self, model: "FedADG", opt: SGD, x: Tensor, y: Tensor) -> Tensor:
-        r"""Returns L_err.
-
-        $$ \min_{w_f, w_c} \mathcal{L}_{err} \tag{step c3} $$
-        """
+    def first_batches(self) -> int | None:
+        """The mini-batches of the first loop; without an adversary all (None): there is no second loop."""
         args = self.args
-        with autocast(args):
-            h = model.features(x)  # [B, H]
-            loss = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
-        opt.zero_grad()
-        loss.backward()
-        if args.clip:
-            clip_grad_norm_(model.net.parameters(), args.clip)
-        opt.step()
-        return loss.detach()
-
-    def step_c5(self, model: "FedADG", opt: SGD, x: Tensor, y: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Returns L_err and L_adv_f.
-
-        $$ \min_{w_f, w_c} \lambda_0 \mathcal{L}_{adv_f} + \lambda_1 \mathcal{L}_{err} \tag{step c5} $$
-        """
-        args = self.args
-        with autocast(args):
-            h = model.features(x)  # [B, H]
-            err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, Sec. 3.2 (2)
-            adv = loss_f(model.D(h, code))  # L_adv_f, Eq. (2)
-        loss = args.lambda0 * adv + args.lambda1 * err
-        opt.zero_grad()
-        loss.backward(inputs=trainable(model.net))
-        if args.clip:
-            clip_grad_norm_(model.net.parameters(), args.clip)
-        opt.step()
-        return err.detach(), adv.detach()
-
-    def step_c7(self, model: "FedADG", opt: SGD, x: Tensor, h_ref: Tensor, code: Tensor) -> Tensor:
-        r"""With the features of the extractor as it is now. Returns L_adv_d.
-
-        $$ \min_{w_d} \mathcal{L}_{adv_d} \tag{step c7} $$
-        """
-        args = self.args
-        model.net.eval()  # no dropout, and BN's statistics are those of training alone
-        with autocast(args):
-            with torch.no_grad():
-                h = model.features(x)  # [B, H]
-            loss = self.loss_d(model.D(h, code), model.D(h_ref.detach(), code))  # L_adv_d
-        model.net.train()
-        opt.zero_grad()
-        loss.backward(inputs=trainable(model.D))
-        if args.clip:
-            clip_grad_norm_(model.D.parameters(), args.clip)
-        opt.step()
-        return loss.detach()
-
-    def step_c8(self, model: "FedADG", opt: SGD, h_ref: Tensor, code: Tensor) -> Tensor:
-        r"""With the S_z and y of step c7. Returns L_adv_g.
-
-        $$ \min_{w_g} \mathcal{L}_{adv_g} \tag{step c8} $$
-        """
-        args = self.args
-        with autocast(args):
-            loss = self.loss_g(model.D(h_ref, code))  # L_adv_g
-        opt.zero_grad()
-        loss.backward(inputs=trainable(model.G))
-        if args.clip:
-            clip_grad_norm_(model.G.parameters(), args.clip)
-        opt.step()
-        return loss.detach()
-
-    def loss_d(self, real: Tensor, reference: Tensor) -> Tensor:
-        return loss_d(real, reference)
-
-    def loss_g(self, reference: Tensor) -> Tensor:
-        return loss_g(reference)
-
-    def reference(self, code: Tensor) -> Tensor:
-        """h' [B, H] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
-        shape, device = (len(code), self.net.dim), code.device
-        match self.args.reference:
-            case "generated":
-                return self.net.G(code)
-            case "gaussian":
-                return torch.randn(shape, device=device)
-            case "uniform":
-                return torch.rand(shape, device=device) * 2 - 1
-        return torch.distributions.Laplace(0.0, 0.5 ** 0.5).sample(shape).to(device)
+        if not args.adversarial:
+            return None
+        if args.steps:
+            return args.E0
+        return args.E0 * steps_in_epoch(len(self.data.train), args)
 
     def model(self, down: Payload) -> nn.Module:
         """w from the server, and the client's own w_d."""
@@ -392,110 +435,12 @@ class Server:
         self.w = average([up["w"] for up in uploads.values()], p)  # step s3, BN's statistics too
 
 
-# The networks
-
-
-class Generator(nn.Module):
-    """G: noise and one-hot label -> h' [B, H], two layers as wide as the features (Sec. 5.1). It ends with
-    ReLU where the features do."""
-
-    def __init__(self, args: Args, labels: int, dim: int):
-        super().__init__()
-        self.noise, self.slope = args.noise or dim // 2, args.slope
-        self.relu = args.backbone in BACKBONES and BACKBONES[args.backbone].relu
-        self.first = nn.Linear(self.noise + labels, dim)
-        self.second = nn.Linear(dim, dim)
-
-    def forward(self, code: Tensor) -> Tensor:
-        """One-hot labels [B, C] -> h' [B, H], of new noise."""
-        z = torch.rand(len(code), self.noise, device=code.device)  # S_z, uniform on [0, 1) (Sec. 3.2)
-        hidden = leaky_relu(self.first(torch.cat([z, code], 1)), self.slope)  # [B, H]
-        h = self.second(hidden)
-        if self.relu:
-            return h.relu()
-        return h
-
-
-class Discriminator(nn.Module):
-    """D: features and one-hot label -> the probability [B] that they are of the reference; a random
-    projection RP to P dimensions is in front."""
-
-    def __init__(self, args: Args, labels: int, dim: int):
-        super().__init__()
-        self.before, self.slope = args.label_at == "before", args.slope
-        width = dim
-        if self.before:
-            width += labels
-        self.project = nn.Identity()
-        if args.projection != "none":
-            self.project = nn.Linear(width, args.projection_size, bias=False)
-            seed_all(args.seed, "projection")  # the same on all clients
-            nn.init.normal_(self.project.weight, std=args.projection_size ** -0.5)  # keeps lengths on average
-            self.project.requires_grad_(False)
-            width = args.projection_size
-        if not self.before:
-            width += labels
-        self.first = nn.Linear(width, dim)
-        self.second = nn.Linear(dim, 1)
-
-    def forward(self, h: Tensor, code: Tensor) -> Tensor:
-        """D(h|y) [B] in [0, 1] of h [B, H] and one-hot labels [B, C]."""
-        if self.before:
-            projected = self.project(torch.cat([h, code], 1))  # [B, P]
-        else:
-            projected = torch.cat([self.project(h), code], 1)  # [B, P + C]
-        hidden = leaky_relu(self.first(projected), self.slope)  # [B, H]
-        return torch.sigmoid(self.second(hidden)[:, 0].float())
-
-
-class FedADG(nn.Module):
-    """What is shared: F and C in `net`, and G; the discriminator D beside them is each client's own.
-
-    Without `--adversarial` there is neither G nor D, with a fixed reference distribution no G.
-    """
-
-    onehot_value = 1.0  # what stands for 1 in a one-hot label
-
-    def __init__(self, args: Args, net: Net, dim: int, classes: int):
-        super().__init__()
-        self.net, self.dim, self.classes = net, dim, classes
-        self.labels = classes if args.onehot else 0
-        self.generates = args.adversarial and args.reference == "generated"
-        if self.generates:
-            self.G = Generator(args, self.labels, dim)
-        if args.adversarial:
-            self.D = Discriminator(args, self.labels, dim)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.net.features(x)
-
-    def classify(self, z: Tensor) -> Tensor:
-        return self.net.classify(z)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def code(self, y: Tensor) -> Tensor:
-        """Labels y [B] as G and D get them: one-hot [B, C], or [B, 0] with `--no-onehot`."""
-        return one_hot(y, self.classes)[:, :self.labels].float() * self.onehot_value
-
-
-def build(args: Args, channels: int, classes: int, Network=FedADG) -> FedADG:
+def build(args: Args, channels: int, classes: int) -> FedADG:
     """F, C, G and D on the chosen backbone. AlexNet's classifier is its last ImageNet layer and an output
     layer (Sec. 5.1)."""
     net = backbone(args, channels, classes, keep_last=args.backbone == "alexnet")
     linear = net.head[0] if args.backbone == "alexnet" else net.head
-    return Network(args, net, linear.in_features, classes)
-
-
-def shared(net: FedADG) -> dict[str, Tensor]:
-    """w = (w_f, w_c, w_g), a copy: all but the discriminator."""
-    return {name: v for name, v in state(net).items() if not name.startswith("D.")}
-
-
-def trainable(module: nn.Module) -> list[Tensor]:
-    """The parameters of a module, without a fixed random projection."""
-    return [p for p in module.parameters() if p.requires_grad]
+    return FedADG(args, net, linear.in_features, classes)
 
 
 def arguments(argv: list[str] | None = None) -> Args:

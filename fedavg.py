@@ -26,8 +26,8 @@ Where the papers that compare with FedAvg, and this file, differ (in full: docs/
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, captured, load, parse, run, sgd,
-                    source, state)
+from common import (ClientData, Payload, arg, autocast, average, batches, captured, load, parse, run,
+                    schedules, sgd, state)
 
 import torch
 from torch import nn
@@ -42,66 +42,15 @@ class Args(common.Args):
                        choices=("samples", "uniform"), source="text of FedAvg, Alg. 1")
 
 
-DIGITS = source("ours", rounds=60, lr=0.05, batch_size=32)
-# The schedule of FDSE's Table 1, of all its methods. Table 2's accuracies are shares of the target's 10%.
-OF_FDSE = (source("text of FDSE, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay=0.998, clip=10.0)
-           | source("text of FDSE, A7.1", image_size=224, split="0.8/0.1/0.1")
-           | source("text of FDSE, A7.2 and Table A5", backbone="alexnet_bn")
-           | source("numbers of FDSE, Table 2", target_part="test")
-           | source("code of FLGo ea07f1d, flgo/utils/fflow.py", momentum=0.0))
-FDSE = {
-    "officecaltech": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=1)
-                      | source("code of FDSE dd266a2, config/office/fedavg.yml", lr=0.1, weight_decay=1e-3)),
-    "pacs": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5)
-             | source("code of FDSE dd266a2, config/pacs/fedavg.yml", lr=0.1, weight_decay=1e-3)),
-    "domainnet10": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=5)
-                    | source("code of FDSE dd266a2, config/domainnet.yml", lr=0.1, weight_decay=1e-3)),
-}
-# 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. FedSR's own FedAvg row keeps the momentum
-# over the rounds: fedsr.py --variant fedavg.
-OF_MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
-                   batch_size=64, lr=0.001)
-            | source("code of FedSR ba8d894, src/methods/base.py", momentum=0.9, clip=0.0)
-            | source("code of FedSR ba8d894, src/argument.py", weight_decay=5e-4)
-            | source("cited code, DIRT 2635178, domain_gen_rotatedmnist", image_size=28, augment="none")
-            | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
-            | source("ours", eval_every=50))
-MNIST = dict.fromkeys(("rotatedmnist", "rotatedmnist-t10k"),
-                      OF_MNIST | source("text of FedSR, its objective", average="uniform"))
-# FedCiR: the defaults of the two datasets that only it has, and --variant fedcir.
-OF_FEDCIR = (source("text of FedCiR, Sec. 6.1", backbone="resnet18", image_size=128, rounds=300, steps=20,
-                    batch_size=32, lr=0.01, momentum=0.9, weight_decay=5e-4)
-             | source("ours", protocol="indomain", target_part="all", lr_decay=1.0, clip=0.0))
-FEDCIR = OF_FEDCIR | source("text of FedCiR, its average", average="uniform")
-# To evaluate Camelyon17's 91,000 validation and test images in each round would be 90% of the run.
-CAMELYON = FEDCIR | source("ours", eval_every=10)
-FEDSR = (source("text of FedSR, Sec. 4.2", normalize="imagenet", augment="fedsr", protocol="lodo",
-                image_size=224, rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4)
-         | source("text of FedSR, its objective", average="uniform")
-         | source("code of FedSR ba8d894, src/methods/base.py", weights="imagenet")
-         | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
-         | source("ours", eval_every=20))
 PAPER = {
-    "digits": DIGITS,
-    **MNIST,
-    **FDSE,
-    "camelyon17": CAMELYON,
-    "iwildcam": FEDCIR,
-    "officehome": FEDSR | source("text of FedSR, Sec. 4.2", backbone="resnet50"),
-    "domainnet": FEDSR | source("text of FedSR, Sec. 4.2", backbone="resnet50"),
-    "vlcs": FEDSR | source("ours", backbone="resnet18"),  # FedADG's FedAvg: fedadg.py --no-adversarial
-    "terrainc": FEDSR | source("ours", backbone="resnet18"),
-    "domainnet20": FEDSR | source("ours", backbone="resnet18"),
+    "digits": schedules.DIGITS,
+    **schedules.MNIST,
+    **schedules.FDSE,
+    "camelyon17": schedules.FEDCIR["camelyon17"],
+    "iwildcam": schedules.FEDCIR["iwildcam"],
+    **schedules.FEDSR,
 }
-VARIANTS = {
-    "fedcir": {
-        "officecaltech": FEDCIR,
-        "pacs": FEDCIR,
-        "domainnet10": FEDCIR,
-        "camelyon17": CAMELYON,
-        "iwildcam": FEDCIR,
-    },
-}
+VARIANTS = {"fedcir": schedules.FEDCIR}
 
 
 class Client:

@@ -113,33 +113,28 @@ LAPTOP = {
 }
 
 
+# The networks
+
+
 class GaussianNet(nn.Module):
     """p(z|x) = N(z; mu(x), sigma(x)), the encoder w1 of Sec. 5.1, and a linear classifier w2 on z.
 
     mu and sigma come from one linear layer `last` behind the backbone; that, the softplus and the dimensions
-    of z, the backbone's D (512 of ResNet18), are ours: the paper does not say. The same code stands in
-    fedsr.py, where FedL2R's z is not `probabilistic`; FedCiR's always is.
+    of z, the backbone's D (512 of ResNet18), are ours: the paper does not say.
     """
 
-    def __init__(self, net: Net, probabilistic: bool, samples: int):
+    def __init__(self, net: Net, samples: int):
         super().__init__()
-        self.probabilistic, self.samples, self.head = probabilistic, samples, net.head
+        self.samples, self.head = samples, net.head
         D = net.head.in_features
-        outputs = 2 * D if probabilistic else D
-        ends_linear = isinstance(net.body, nn.Sequential) and isinstance(net.body[-1], nn.Linear)
-        if not ends_linear:
-            self.body, self.last = net.body, nn.Linear(D, outputs)
-        elif probabilistic:  # in the place of smallcnn's own layer to z
-            self.body, self.last = net.body[:-1], nn.Linear(net.body[-1].in_features, outputs)
-        else:
-            self.body, self.last = net.body[:-1], net.body[-1]
+        self.body, inputs = net.body, D
+        if isinstance(net.body, nn.Sequential) and isinstance(net.body[-1], nn.Linear):
+            self.body, inputs = net.body[:-1], net.body[-1].in_features  # without smallcnn's own layer to z
+        self.last = nn.Linear(inputs, 2 * D)
 
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """x -> mu [B, D] and sigma [B, D] (None if not probabilistic), float32."""
-        out = self.last(self.body(x)).float()
-        if not self.probabilistic:
-            return out, None
-        mu, raw = out.chunk(2, 1)
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x -> mu [B, D] and sigma [B, D], float32."""
+        mu, raw = self.last(self.body(x)).float().chunk(2, 1)
         return mu, softplus(raw) + 1e-6  # not 0, whose logarithm is in Eq. (17)
 
     def features(self, x: Tensor) -> Tensor:
@@ -150,30 +145,17 @@ class GaussianNet(nn.Module):
         return self.head(z)
 
     def forward(self, x: Tensor) -> Tensor:
-        r"""log p^(y|x) [B, C]: of the mean probability over `samples` draws of z. With 0 samples, or not
-        probabilistic, the logits of the mean of z.
+        r"""log p^(y|x) [B, C]: of the mean probability over `samples` draws of z. With 0 samples the logits
+        of the mean of z.
 
         $$ \hat{p}(y|x) = \mathbb{E}_{p(z|x)}\, \hat{p}(y|z) \tag{8} $$
         """
         mu, sigma = self.encode(x)
-        if sigma is None or not self.samples:
+        if not self.samples:
             return self.classify(mu)
         z = mu + sigma * torch.randn(self.samples, *mu.shape, device=mu.device)  # [S, B, D]
         log_p = self.classify(z).float().log_softmax(2)  # [S, B, C]
         return log_p.logsumexp(0) - math.log(self.samples)
-
-
-def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
-    r"""D_KL(N(mu, sigma) || N(mu_r, sigma_r)), diagonal, sigma deviations, each [B, D]; summed over D -> [B].
-    The paper's log sigma(y) is read as log sigma(x).
-
-    $$ \begin{aligned}
-       & \log \sigma_g(y) - \log \sigma_{w_1}(x) \\
-       & + \frac{\sigma_{w_1}^2(x) + \left(\mu_{w_1}(x) - \mu_g(y)\right)^2}{2\sigma_g^2(y)} - \frac{1}{2}
-       \end{aligned} \tag{17} $$
-    """
-    ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
-    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (17)
 
 
 class Generator(nn.Module):
@@ -206,43 +188,20 @@ class ModelAndGenerator(nn.Module):
         return self.model(x)
 
 
-def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    r"""L_g with p(k) = 1/K: z [B, D], labels y [B], the K classifiers' weight [K, C, D] and bias [K, C].
+# The divergence of the alignment
 
-    $$ \mathcal{L}_g = \mathbb{E}_{p(y)}\, \mathbb{E}_{q(z|y)}
-       \left[-\log \sum_{k \in \mathcal{K}} p(k)\, \hat{p}(y|k, z)\right] \tag{15} $$
+
+def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
+    r"""D_KL(N(mu, sigma) || N(mu_r, sigma_r)), diagonal, sigma deviations, each [B, D]; summed over D -> [B].
+    The paper's log sigma(y) is read as log sigma(x).
+
+    $$ \begin{aligned}
+       & \log \sigma_g(y) - \log \sigma_{w_1}(x) \\
+       & + \frac{\sigma_{w_1}^2(x) + \left(\mu_{w_1}(x) - \mu_g(y)\right)^2}{2\sigma_g^2(y)} - \frac{1}{2}
+       \end{aligned} \tag{17} $$
     """
-    K, B = len(weight), len(y)
-    logits = torch.einsum("bd,kcd->kbc", z, weight) + bias[:, None]  # [K, B, C]
-    log_p = logits.log_softmax(2)  # [K, B, C]
-    of_label = log_p[:, torch.arange(B), y]  # [K, B]: log p^(y|k, z)
-    ensemble = of_label.logsumexp(0) - math.log(K)  # [B]: log sum_k p(k) p^(y|k, z)
-    return -ensemble.mean()
-
-
-@torch.no_grad()
-def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[Tensor, Tensor]:
-    r"""Maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated representations of each class y.
-
-    $$ \mu_g(y) = \frac{1}{S} \sum_{s} z_s, \qquad
-       \sigma_g^2(y) = \frac{1}{S} \sum_{s} \left(z_s - \mu_g(y)\right)^2, \qquad
-       z_s \sim q(z|y) \tag{Alg. 1, line 11} $$
-    """
-    G.eval()
-    mus, sigmas = [], []
-    for c in range(G.classes):
-        y = torch.full((samples,), c, device=device)  # [S]
-        z = G(y)  # [S, D]
-        mus.append(z.mean(0))
-        sigmas.append(z.std(0, correction=0))  # the MLE divides by S
-    return torch.stack(mus), torch.stack(sigmas).clamp_min(sigma_min)
-
-
-def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
-    """The model w, and the generator w_g."""
-    model = GaussianNet(backbone(args, channels, classes), True, args.samples)
-    G = Generator(args.noise, classes, args.width, model.head.in_features)
-    return ModelAndGenerator(model, G)
+    ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
+    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (17)
 
 
 class Client:
@@ -315,6 +274,41 @@ class Client:
         return load(self.net.model, down["w"])
 
 
+# What the server computes
+
+
+def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    r"""L_g with p(k) = 1/K: z [B, D], labels y [B], the K classifiers' weight [K, C, D] and bias [K, C].
+
+    $$ \mathcal{L}_g = \mathbb{E}_{p(y)}\, \mathbb{E}_{q(z|y)}
+       \left[-\log \sum_{k \in \mathcal{K}} p(k)\, \hat{p}(y|k, z)\right] \tag{15} $$
+    """
+    K, B = len(weight), len(y)
+    logits = torch.einsum("bd,kcd->kbc", z, weight) + bias[:, None]  # [K, B, C]
+    log_p = logits.log_softmax(2)  # [K, B, C]
+    of_label = log_p[:, torch.arange(B), y]  # [K, B]: log p^(y|k, z)
+    ensemble = of_label.logsumexp(0) - math.log(K)  # [B]: log sum_k p(k) p^(y|k, z)
+    return -ensemble.mean()
+
+
+@torch.no_grad()
+def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[Tensor, Tensor]:
+    r"""Maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated representations of each class y.
+
+    $$ \mu_g(y) = \frac{1}{S} \sum_{s} z_s, \qquad
+       \sigma_g^2(y) = \frac{1}{S} \sum_{s} \left(z_s - \mu_g(y)\right)^2, \qquad
+       z_s \sim q(z|y) \tag{Alg. 1, line 11} $$
+    """
+    G.eval()
+    mus, sigmas = [], []
+    for c in range(G.classes):
+        y = torch.full((samples,), c, device=device)  # [S]
+        z = G(y)  # [S, D]
+        mus.append(z.mean(0))
+        sigmas.append(z.std(0, correction=0))  # the MLE divides by S
+    return torch.stack(mus), torch.stack(sigmas).clamp_min(sigma_min)
+
+
 class Server:
     keeps = ("t", "w", "w_g", "adam", "mu_g", "sigma_g")
 
@@ -378,6 +372,13 @@ class Server:
         self.adam = optimizer_state(G, opt)
         self.w_g = state(G)
         return G
+
+
+def build(args: Args, channels: int, classes: int) -> ModelAndGenerator:
+    """The model w, and the generator w_g."""
+    model = GaussianNet(backbone(args, channels, classes), args.samples)
+    G = Generator(args.noise, classes, args.width, model.head.in_features)
+    return ModelAndGenerator(model, G)
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -12,8 +12,8 @@ client's numbers of images and batches.
 Paper                                                  This file
 Alg. 1, l. 15-16  gradients of the learner's loss      Client.train, Learner.loss
 Alg. 1, l. 17-23  local alignment                      Client.align, unaligned (line 18: Client.train)
-Alg. 1, l. 5-11   global alignment                     Server.weights, aligned_weights
-Alg. 1, l. 12-13  the new model, sent to all           Server.update, Server.download
+Alg. 1, l. 5-12   global alignment, the new model      global_alignment
+Alg. 1, l. 13     it is sent to all                    Server.download
 Eqs. (54)-(56)    L2 and proximal term (Table 7)       Client.train, squared_norm (--l2, --prox)
 App. B.1, B.3     augmentation, linear evaluation      --augment simclr, common.fit_linear
 Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient of batch j, g_est, tau.
@@ -68,9 +68,8 @@ class Args(common.LinearArgs):
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS, source="text, Sec. 4")
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
                          choices=("adam", "sgd"), source="text, App. B.3")
-    lr: float = arg(3e-3, "learning rate of the first round; Adam 0.003 (0.0003 at laptop scale, 0.001 on "
-                          "digits and RotatedMNIST), SGD 0.03, with --ssl moco 0.025", above=0,
-                      source="text, App. B.3")
+    lr: float = arg(3e-3, "learning rate of the first round; SGD 0.03, and see learning_rate", above=0,
+                    source="text, App. B.3")
     momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
     weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
     keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over "
@@ -137,8 +136,8 @@ SMOKE = dict.fromkeys(PAPER, dict(eval_every=1, linear_epochs=100)) | dict.fromk
 OF_TEXT = "text, App. B.3"
 OPTIMIZER = {"simclr": "adam", "moco": "sgd", "byol": "sgd", "simsiam": "sgd"}
 OF_OPTIMIZER = {
-    "adam": source(OF_TEXT, lr=3e-3) | source("code f2674af, main.py", momentum=0.0, weight_decay=0.0),
-    "sgd": source(OF_TEXT, lr=0.03, momentum=0.9, weight_decay=3e-4),
+    "adam": source("code f2674af, main.py", momentum=0.0, weight_decay=0.0),
+    "sgd": source(OF_TEXT, momentum=0.9, weight_decay=3e-4),
 }
 
 
@@ -148,251 +147,19 @@ def by_learner(values: dict) -> dict:
     derived = source(OF_TEXT, optimizer=optimizer) | OF_OPTIMIZER[optimizer]
     if values["ssl"] == "moco":
         derived |= source("code 369555c, models.py", ema=0.999)
-    if (values["ssl"], optimizer) == ("moco", "sgd"):
-        derived |= source(OF_TEXT, lr=0.025)
-    if values["scale"] == "laptop" and values["dataset"] in LAPTOP and optimizer == "adam":
-        derived |= source("ours", lr=3e-4)  # at 3e-3 forty steps leave SimCLR's loss at that of chance
-    if values["dataset"] in ("digits", "rotatedmnist") and optimizer == "adam":
-        derived |= source("ours", lr=1e-3)
-    return derived
+    return derived | learning_rate(values, optimizer)
 
 
-# The local alignment
-
-
-def units(names: list[str], unit: str) -> list[list[str]]:
-    """Entries of a state by what they belong to: a layer (a module: conv1.weight and conv1.bias), or each
-    tensor by itself."""
-    if unit == "tensor":
-        return [[n] for n in names]
-    return list(group_by(names, module_of).values())
-
-
-def module_of(name: str) -> str:
-    """f.conv1.weight -> f.conv1"""
-    return name.rpartition(".")[0]
-
-
-def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[list[str]], tau: float,
-              sign: str) -> Tensor:
-    r"""Of each layer l whether line 19 is false: bool [L]. With sign "descent" it is the cosine of -g_ij. A
-    layer that did not change has no direction: nothing is unaligned to it.
-
-    $$ l = 1, \ldots, L \tag{Alg. 1, line 17} $$
-    $$ \text{Cosine}\left(\mathbf{g}_{i,j}^{(l,t)}, \hat{\mathbf{g}}_{est}^{(l,t)}\right) > \tau
-       \tag{Alg. 1, line 19} $$
-    """
-    products, norms, references = [], [], []
-    for names in layers:  # line 17
-        products.append(inner(g_ij, g_est, names))
-        norms.append(norm(g_ij, names))
-        references.append(norm(g_est, names))
-    reference = torch.stack(references)  # [L]
-    cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
-    if sign == "descent":
-        cosine = -cosine
-    return (cosine <= tau) & (reference > 0)  # the negation of line 19
-
-
-def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:
-    """<a, b> of a layer's tensors."""
-    return torch.stack([torch.dot(a[n].flatten(), b[n].flatten()) for n in names]).sum()
-
-
-def norm(tensors: dict[str, Tensor], names: list[str]) -> Tensor:
-    """The norm of a layer's tensors as one vector."""
-    return torch.stack([tensors[n].square().sum() for n in names]).sum().sqrt()
-
-
-def squared_norm(tensors: list[Tensor]) -> Tensor:
-    """||.||_2^2 of all entries: of Theta_i in Eq. (54), of Theta_i - Theta_g in Eq. (56)."""
-    return sum(v.square().sum() for v in tensors)
-
-
-class Client:
-    keeps = ("own", "before", "opt")
-
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
-        self.args, self.net, self.k, self.data = args, net, k, data
-        _, self.own = split(state(net), net.travels)  # predictor, target network, queue
-        self.before = {}  # the global model of the client's last round
-        self.opt = {}  # the optimizer's state by parameter
-
-    def train(self, down: Payload, t: int) -> Payload:
-        r"""Alg. 1, lines 14-25, with E local epochs; Table 7 adds one of two regularizers.
-
-        $$ j = 1, \ldots, N_{\text{batch}} \tag{Alg. 1, line 15} $$
-        $$ \mathbf{g}_{i,j}^{(t)} \leftarrow \nabla l_i(x_{i,j}, \theta_i^{(t)}) \tag{Alg. 1, line 16} $$
-        $$ \hat{\mathbf{g}}_{est}^{(l,t)} = \theta^{(l,t)} - \theta^{(l,t-1)} \tag{Alg. 1, line 18} $$
-        $$ \theta_i^{(l,t)} \leftarrow \theta_i^{(l,t-1)} - \eta\,\nabla l_i^{(l,t)}(x_{i,j},
-           \theta_i^{(l,t)})
-           \tag{Alg. 1, lines 20-21} $$
-        $$ S \leftarrow \Theta_i \tag{Alg. 1, line 25} $$
-        $$ \mathcal{L}_{\text{Total},i} = \mathcal{L}_{SSL,i} + \lambda \|\Theta_i\|_2^2,
-           \qquad \|\Theta_i\|_2^2 = \sum_j \theta_{i,j}^2 \tag{54-55} $$
-        $$ \mathcal{L}_{\text{Total},i} = \mathcal{L}_{SSL,i} + \mu \|\Theta_i - \Theta_g\|_2^2 \tag{56} $$
-        """
-        args = self.args
-        model = self.model(down).train()
-        if not self.before:
-            model.begin()
-        theta_i = dict(model.named_parameters())
-        theta_g = {n: down["w"][n] for n in theta_i if n in down["w"]}  # parameters that travel, as received
-        g_est = {}
-        if self.before:
-            for n, w in theta_g.items():
-                g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
-        if args.optimizer == "sgd":
-            opt = sgd(model, args, t, self.opt)
-        else:
-            opt = adam(model, args, t, self.opt)
-        log = defaultdict(list)
-        for x, _ in batches(self.data.train, args, t, self.k):  # line 15; x [2B, C, crop, crop]: two views
-            with autocast(args):
-                l_i = model.loss(*x.chunk(2))
-            log["loss"].append(l_i.detach())
-            l2 = prox = 0
-            if args.l2:
-                l2 = squared_norm([p for p in model.parameters() if p.requires_grad])
-            if args.prox:
-                prox = squared_norm([theta_i[n] - w for n, w in theta_g.items()])
-            loss = l_i + args.l2 * l2 + args.prox * prox  # Eqs. (54), (56)
-            opt.zero_grad()
-            loss.backward()  # line 16, g_ij
-            if args.clip:
-                clip_grad_norm_(model.parameters(), args.clip)
-            if g_est and args.local_alignment != "off":
-                log["discarded"].append(self.align(theta_i, g_est))  # lines 17-19; a share of the layers
-            opt.step()  # lines 20-21
-            model.after_step()
-        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
-        self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
-        self.before = down["w"]
-        w, self.own = split(state(model), self.net.travels)
-        n = len(self.data.train)
-        return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
-
-    def align(self, theta_i: dict[str, nn.Parameter], g_est: dict[str, Tensor]) -> Tensor:
-        """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
-        reweighted). Returns the share of these layers."""
-        args = self.args
-        layers = units(list(g_est), args.align_unit)
-        g_ij = {n: theta_i[n].grad for n in g_est}
-        bad = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
-        if args.local_alignment == "discard" and args.discard == "skip":
-            for names, is_bad in zip(layers, bad.tolist()):  # L booleans to the host, once in a batch
-                if is_bad:
-                    for n in names:
-                        theta_i[n].grad = None  # opt.step() then leaves theta_i^l and its moments alone
-            return bad.float().mean()
-        factor = 0.0
-        if args.local_alignment == "reweight":
-            factor = args.reweight_factor
-        for names, is_bad in zip(layers, bad):
-            for n in names:
-                g_ij[n].mul_(torch.where(is_bad, factor, 1.0))
-        return bad.float().mean()
-
-    def model(self, down: Payload) -> nn.Module:
-        """The received encoder and projector with the client's own predictor, target network and queue."""
-        return load(self.net, down["w"] | self.own)
-
-    def chance_loss(self) -> float:
-        return chance_loss(self.args, len(self.data.train))
-
-
-# The global alignment
-
-
-def aligned_weights(g: list[Tensor], p: Tensor, iterations: int) -> Tensor:
-    r"""The weights w [K] of the updates g_i [P] of K clients; line 6 averages by p [K].
-
-    $$ \mathbf{g}^{(t+1)} \leftarrow \sum_i p_i\,\mathbf{g}_i^{(t)} \tag{Alg. 1, line 6} $$
-    $$ j = 1, \ldots, iter \tag{Alg. 1, line 7} $$
-    $$ w_i \leftarrow \frac{\text{Cosine}(\mathbf{g}_i^{(t)}, \mathbf{g}^{(t+1)}) + 1}{2}
-       \tag{Alg. 1, line 8} $$
-    $$ w_i \leftarrow \frac{w_i}{\sum_i w_i} \tag{Alg. 1, line 9} $$
-    $$ \hat{\mathbf{g}}^{(t+1)} \leftarrow \sum_{i=1}^{K} w_i\,\mathbf{g}_i^{(t)} \tag{Alg. 1, line 10} $$
-
-    Line 10's result goes back into line 8 (Sec. 3.3). Sums and cosines are float64. Of float32 updates, which
-    take the memory of the uploads once more, only one is float64 at a time, beside the mean.
-    """
-    g_mean = weighted_sum(g, p)  # line 6, FedAvg
-    for _ in range(iterations):  # line 7
-        cosines = torch.stack([cosine(g_i, g_mean) for g_i in g])  # [K]
-        w = (cosines + 1) / 2  # line 8
-        w = w / w.sum()  # line 9
-        g_mean = weighted_sum(g, w)  # line 10
-    return w
-
-
-def weighted_sum(g: list[Tensor], w: Tensor) -> Tensor:
-    """sum_i w_i g_i [P], in float64."""
-    total = torch.zeros_like(g[0], dtype=torch.float64)
-    for g_i, w_i in zip(g, w.tolist()):
-        total.add_(g_i, alpha=w_i)
-    return total
-
-
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """The cosine of two vectors [P], in float64; 0 if one of them is 0."""
-    a, b = a.double(), b.double()
-    return torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-300)
-
-
-class Server:
-    keeps = ("w",)
-
-    def __init__(self, args: Args, net: nn.Module, clients: int):
-        self.args = args
-        self.w, _ = split(state(net), net.travels)
-        trained = dict(net.named_parameters())
-        self.parameters = [n for n in self.w if n in trained]
-
-    def download(self, k: int) -> Payload:
-        r"""
-        $$ \Theta_i \leftarrow \Theta^{(t+1)} \tag{Alg. 1, line 13} $$
-        """
-        return {"w": self.w}
-
-    def update(self, uploads: dict[int, Payload], t: int) -> None:
-        """Alg. 1, lines 4-12."""
-        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
-        if self.args.average == "samples":
-            p = n / n.sum()
-        elif self.args.average == "batches":
-            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
-            p = n_batches / n_batches.sum()
-        else:
-            p = torch.full_like(n, 1 / len(n))
-        models = [up["w"] for up in uploads.values()]
-        new = self.aligned_average(models, p)
-        for n, theta in self.w.items():
-            if all(torch.equal(theta_i[n], theta) for theta_i in models):
-                new[n] = theta  # discarded by all: the rounding of an average is no direction for line 18
-        self.w = new
-
-    def aligned_average(self, models: list[dict[str, Tensor]], p: Tensor) -> dict[str, Tensor]:
-        r"""The weights sum to 1, so the sum of line 12 is the average of the Theta_i, BN's statistics too.
-
-        $$ \Theta^{(t+1)} \leftarrow \Theta^{(t)} + \hat{\mathbf{g}}^{(t+1)} \tag{Alg. 1, line 12} $$
-        """
-        w = p
-        if self.args.global_alignment:
-            w = self.weights(models, self.parameters, p)
-        return average(models, w)
-
-    def weights(self, models: list[dict[str, Tensor]], names: list[str], p: Tensor) -> Tensor:
-        """The weights w_i [K] by the updates of these parameters."""
-        g = [self.update_of(theta_i, names) for theta_i in models]
-        return aligned_weights(g, p, self.args.ga_iterations)
-
-    def update_of(self, theta_i: dict[str, Tensor], names: list[str]) -> Tensor:
-        r"""g_i [P].
-
-        $$ \mathbf{g}_i^{(t)} \leftarrow \Theta_i^{(t)} - \Theta^{(t-1)} \tag{Alg. 1, line 5} $$
-        """
-        return flatten([theta_i[n] - self.w[n] for n in names])
+def learning_rate(values: dict, optimizer: str) -> dict:
+    if optimizer == "sgd" and values["ssl"] == "moco":
+        return source(OF_TEXT, lr=0.025)
+    if optimizer == "sgd":
+        return source(OF_TEXT, lr=0.03)
+    if values["dataset"] in ("digits", "rotatedmnist"):
+        return source("ours", lr=1e-3)
+    if values["scale"] == "laptop" and values["dataset"] in LAPTOP:
+        return source("ours", lr=3e-4)  # at 3e-3 forty steps leave SimCLR's loss at that of chance
+    return source(OF_TEXT, lr=3e-3)
 
 
 # The learners
@@ -557,11 +324,6 @@ def regression(p: Tensor, target: Tensor) -> Tensor:
     return 2 - 2 * mean_cosine(p, target)
 
 
-def build(args: Args, channels: int, classes: int) -> Learner:
-    """Encoder, projector, and what the learner has beside them."""
-    return Learner(backbone(args, channels, classes), args)
-
-
 def split(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict, dict]:
     """A learner's state in two: what travels, and what stays (predictor, target network, queue)."""
     travels, stays = {}, {}
@@ -571,6 +333,237 @@ def split(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict, 
         else:
             stays[n] = v
     return travels, stays
+
+
+# The local alignment
+
+
+def units(names: list[str], unit: str) -> list[list[str]]:
+    """Entries of a state by what they belong to: a layer (a module: conv1.weight and conv1.bias), or each
+    tensor by itself."""
+    if unit == "tensor":
+        return [[n] for n in names]
+    return list(group_by(names, module_of).values())
+
+
+def module_of(name: str) -> str:
+    """f.conv1.weight -> f.conv1"""
+    return name.rpartition(".")[0]
+
+
+def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[list[str]], tau: float,
+              sign: str) -> Tensor:
+    r"""Of each layer l whether line 19 is false: bool [L]. With sign "descent" it is the cosine of -g_ij. A
+    layer that did not change has no direction: nothing is unaligned to it.
+
+    $$ l = 1, \ldots, L \tag{Alg. 1, line 17} $$
+    $$ \text{Cosine}\left(\mathbf{g}_{i,j}^{(l,t)}, \hat{\mathbf{g}}_{est}^{(l,t)}\right) > \tau
+       \tag{Alg. 1, line 19} $$
+    """
+    products, norms, references = [], [], []
+    for names in layers:  # line 17
+        products.append(inner(g_ij, g_est, names))
+        norms.append(norm(g_ij, names))
+        references.append(norm(g_est, names))
+    reference = torch.stack(references)  # [L]
+    cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
+    if sign == "descent":
+        cosine = -cosine
+    return (cosine <= tau) & (reference > 0)  # the negation of line 19
+
+
+def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:
+    """<a, b> of a layer's tensors."""
+    return torch.stack([torch.dot(a[n].flatten(), b[n].flatten()) for n in names]).sum()
+
+
+def norm(tensors: dict[str, Tensor], names: list[str]) -> Tensor:
+    """The norm of a layer's tensors as one vector."""
+    return torch.stack([tensors[n].square().sum() for n in names]).sum().sqrt()
+
+
+def squared_norm(tensors: list[Tensor]) -> Tensor:
+    """||.||_2^2 of all entries: of Theta_i in Eq. (54), of Theta_i - Theta_g in Eq. (56)."""
+    return sum(v.square().sum() for v in tensors)
+
+
+class Client:
+    keeps = ("own", "before", "opt")
+
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        _, self.own = split(state(net), net.travels)  # predictor, target network, queue
+        self.before = {}  # the global model of the client's last round
+        self.opt = {}  # the optimizer's state by parameter
+
+    def train(self, down: Payload, t: int) -> Payload:
+        r"""Alg. 1, lines 14-25, with E local epochs; Table 7 adds one of two regularizers.
+
+        $$ j = 1, \ldots, N_{\text{batch}} \tag{Alg. 1, line 15} $$
+        $$ \mathbf{g}_{i,j}^{(t)} \leftarrow \nabla l_i(x_{i,j}, \theta_i^{(t)}) \tag{Alg. 1, line 16} $$
+        $$ \hat{\mathbf{g}}_{est}^{(l,t)} = \theta^{(l,t)} - \theta^{(l,t-1)} \tag{Alg. 1, line 18} $$
+        $$ \theta_i^{(l,t)} \leftarrow \theta_i^{(l,t-1)} - \eta\,\nabla l_i^{(l,t)}(x_{i,j},
+           \theta_i^{(l,t)})
+           \tag{Alg. 1, lines 20-21} $$
+        $$ S \leftarrow \Theta_i \tag{Alg. 1, line 25} $$
+        $$ \mathcal{L}_{\text{Total},i} = \mathcal{L}_{SSL,i} + \lambda \|\Theta_i\|_2^2,
+           \qquad \|\Theta_i\|_2^2 = \sum_j \theta_{i,j}^2 \tag{54-55} $$
+        $$ \mathcal{L}_{\text{Total},i} = \mathcal{L}_{SSL,i} + \mu \|\Theta_i - \Theta_g\|_2^2 \tag{56} $$
+        """
+        args = self.args
+        model = self.model(down).train()
+        if not self.before:
+            model.begin()
+        theta_i = dict(model.named_parameters())
+        theta_g = {n: down["w"][n] for n in theta_i if n in down["w"]}  # parameters that travel, as received
+        g_est = {}
+        if self.before:
+            for n, w in theta_g.items():
+                g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
+        if args.optimizer == "sgd":
+            opt = sgd(model, args, t, self.opt)
+        else:
+            opt = adam(model, args, t, self.opt)
+        log = defaultdict(list)
+        for x, _ in batches(self.data.train, args, t, self.k):  # line 15; x [2B, C, crop, crop]: two views
+            with autocast(args):
+                l_i = model.loss(*x.chunk(2))
+            log["loss"].append(l_i.detach())
+            l2 = prox = 0
+            if args.l2:
+                l2 = squared_norm([p for p in model.parameters() if p.requires_grad])
+            if args.prox:
+                prox = squared_norm([theta_i[n] - w for n, w in theta_g.items()])
+            loss = l_i + args.l2 * l2 + args.prox * prox  # Eqs. (54), (56)
+            opt.zero_grad()
+            loss.backward()  # line 16, g_ij
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            if g_est and args.local_alignment != "off":
+                log["discarded"].append(self.align(theta_i, g_est))  # lines 17-19; a share of the layers
+            opt.step()  # lines 20-21
+            model.after_step()
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
+        self.before = down["w"]
+        w, self.own = split(state(model), self.net.travels)
+        n = len(self.data.train)
+        return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
+
+    def align(self, theta_i: dict[str, nn.Parameter], g_est: dict[str, Tensor]) -> Tensor:
+        """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
+        reweighted). Returns the share of these layers."""
+        args = self.args
+        layers = units(list(g_est), args.align_unit)
+        g_ij = {n: theta_i[n].grad for n in g_est}
+        bad = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
+        if args.local_alignment == "discard" and args.discard == "skip":
+            for names, is_bad in zip(layers, bad.tolist()):  # L booleans to the host, once in a batch
+                if is_bad:
+                    for n in names:
+                        theta_i[n].grad = None  # opt.step() then leaves theta_i^l and its moments alone
+            return bad.float().mean()
+        factor = 0.0
+        if args.local_alignment == "reweight":
+            factor = args.reweight_factor
+        for names, is_bad in zip(layers, bad):
+            for n in names:
+                g_ij[n].mul_(torch.where(is_bad, factor, 1.0))
+        return bad.float().mean()
+
+    def model(self, down: Payload) -> nn.Module:
+        """The received encoder and projector with the client's own predictor, target network and queue."""
+        return load(self.net, down["w"] | self.own)
+
+    def chance_loss(self) -> float:
+        return chance_loss(self.args, len(self.data.train))
+
+
+# The global alignment
+
+
+def global_alignment(models: list[dict[str, Tensor]], theta: dict[str, Tensor], parameters: list[str],
+                     p: Tensor, iterations: int) -> dict[str, Tensor]:
+    r"""The Theta_i of K clients and the Theta that they received -> the next Theta; line 6 averages by p [K].
+
+    $$ \mathbf{g}_i^{(t)} \leftarrow \Theta_i^{(t)} - \Theta^{(t-1)} \tag{Alg. 1, line 5} $$
+    $$ \mathbf{g}^{(t+1)} \leftarrow \sum_i p_i\,\mathbf{g}_i^{(t)} \tag{Alg. 1, line 6} $$
+    $$ j = 1, \ldots, iter \tag{Alg. 1, line 7} $$
+    $$ w_i \leftarrow \frac{\text{Cosine}(\mathbf{g}_i^{(t)}, \mathbf{g}^{(t+1)}) + 1}{2}
+       \tag{Alg. 1, line 8} $$
+    $$ w_i \leftarrow \frac{w_i}{\sum_i w_i} \tag{Alg. 1, line 9} $$
+    $$ \hat{\mathbf{g}}^{(t+1)} \leftarrow \sum_{i=1}^{K} w_i\,\mathbf{g}_i^{(t)} \tag{Alg. 1, line 10} $$
+    $$ \Theta^{(t+1)} \leftarrow \Theta^{(t)} + \hat{\mathbf{g}}^{(t+1)} \tag{Alg. 1, line 12} $$
+
+    Line 10's result goes back into line 8 (Sec. 3.3). The w_i sum to 1, so the sum of line 12 is the average
+    of the Theta_i, BN's statistics too. Sums and cosines are float64. Of float32 updates, which take the
+    memory of the uploads once more, only one is float64 at a time, beside the mean.
+    """
+    g = []
+    for theta_i in models:
+        g.append(flatten([theta_i[n] - theta[n] for n in parameters]))  # line 5: g_i [P]
+    g_mean = weighted_sum(g, p)  # line 6, FedAvg
+    for _ in range(iterations):  # line 7
+        cosines = torch.stack([cosine(g_i, g_mean) for g_i in g])  # [K]
+        w = (cosines + 1) / 2  # line 8
+        w = w / w.sum()  # line 9
+        g_mean = weighted_sum(g, w)  # line 10
+    return average(models, w)  # line 12
+
+
+def weighted_sum(g: list[Tensor], w: Tensor) -> Tensor:
+    """sum_i w_i g_i [P], in float64."""
+    total = torch.zeros_like(g[0], dtype=torch.float64)
+    for g_i, w_i in zip(g, w.tolist()):
+        total.add_(g_i, alpha=w_i)
+    return total
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of two vectors [P], in float64; 0 if one of them is 0."""
+    a, b = a.double(), b.double()
+    return torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-300)
+
+
+class Server:
+    keeps = ("w",)
+
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.args = args
+        self.w, _ = split(state(net), net.travels)
+        trained = dict(net.named_parameters())
+        self.parameters = [n for n in self.w if n in trained]
+
+    def download(self, k: int) -> Payload:
+        r"""
+        $$ \Theta_i \leftarrow \Theta^{(t+1)} \tag{Alg. 1, line 13} $$
+        """
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        """Alg. 1, lines 5-12."""
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        if self.args.average == "samples":
+            p = n / n.sum()
+        elif self.args.average == "batches":
+            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
+            p = n_batches / n_batches.sum()
+        else:
+            p = torch.full_like(n, 1 / len(n))
+        models = [up["w"] for up in uploads.values()]  # Theta_i
+        if self.args.global_alignment:
+            new = global_alignment(models, self.w, self.parameters, p, self.args.ga_iterations)  # lines 5-12
+        else:
+            new = average(models, p)
+        for n, theta in self.w.items():
+            if all(torch.equal(theta_i[n], theta) for theta_i in models):
+                new[n] = theta  # discarded by all: the rounding of an average is no direction for line 18
+        self.w = new
+
+
+def build(args: Args, channels: int, classes: int) -> Learner:
+    """Encoder, projector, and what the learner has beside them."""
+    return Learner(backbone(args, channels, classes), args)
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -48,15 +48,12 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, Stop, adam, arg, autocast, average, backbone, batches, load,
-                    optimizer_state, parse, run, sgd, source, state, uniform, xavier)
+                    optimizer_state, parse, run, schedules, sgd, source, state, uniform, xavier)
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from torch.nn.utils import clip_grad_norm_
-
-
-LARGEST_LOGGED = 1e30  # of a term that has no weight; the mean of a round's terms is a number then
 
 
 @dataclass
@@ -94,13 +91,6 @@ IMAGES = (source("text, Sec. 4.2", normalize="imagenet", augment="fedsr", protoc
           | source("code ba8d894, src/methods/base.py", weights="imagenet", keep_momentum=True)
           | source("ours, of the text's 90/10", split="0.9/0.05/0.05")
           | source("ours", eval_every=20))
-# The defaults of FedCiR's datasets, and --variant fedcir.
-FEDCIR = (source("text of FedCiR, Sec. 6.1", backbone="resnet18", protocol="indomain", image_size=128,
-                 rounds=300, steps=20, batch_size=32, lr=0.01, momentum=0.9, weight_decay=5e-4)
-          | source("text of FedCiR, App. E", alpha_l2r=0.0)
-          | source("ours, as fedcir.py", weights="none", normalize="unit", augment="none",
-                   split="0.8/0.1/0.1", keep_momentum=False, eval_every=1))
-OF_FEDCIR = "text of FedCiR, App. E"
 PAPER = {
     "rotatedmnist": MNIST,
     "rotatedmnist-t10k": MNIST,
@@ -110,28 +100,39 @@ PAPER = {
     | source(CHOSEN, alpha_l2r=0.05, alpha_cmi=0.0005),
     "domainnet": IMAGES | source("text, Sec. 4.2", backbone="resnet50")
     | source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0005),
-    "officecaltech": FEDCIR | source(OF_FEDCIR, alpha_cmi=1e-6),
-    "domainnet10": FEDCIR | source(OF_FEDCIR, alpha_cmi=5e-7),
-    "camelyon17": FEDCIR | source(OF_FEDCIR, alpha_cmi=5e-7) | source("ours", eval_every=10),
-    "iwildcam": FEDCIR | source(OF_FEDCIR, alpha_cmi=5e-7),
+    "officecaltech": schedules.FEDSR_IN_FEDCIR["officecaltech"],
+    "domainnet10": schedules.FEDSR_IN_FEDCIR["domainnet10"],
+    "camelyon17": schedules.FEDSR_IN_FEDCIR["camelyon17"],
+    "iwildcam": schedules.FEDSR_IN_FEDCIR["iwildcam"],
     "digits": source("ours", rounds=60, lr=0.05, batch_size=32),
 }
 VARIANTS = {
-    # FedCiR has no FedL2R
-    "fedl2r": dict.fromkeys(PAPER, source("ours, as on PACS", alpha_l2r=0.01, alpha_cmi=0.0)) | {
-        "pacs": source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0),
-        "domainnet": source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0),
+    "fedl2r": {
         "rotatedmnist": source(CHOSEN, alpha_l2r=0.1, alpha_cmi=0.0),
         "rotatedmnist-t10k": source(CHOSEN, alpha_l2r=0.1, alpha_cmi=0.0),
+        "pacs": source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0),
         "officehome": source(CHOSEN, alpha_l2r=0.05, alpha_cmi=0.0),
+        "domainnet": source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0),
+        "officecaltech": source("ours, as on PACS", alpha_l2r=0.01, alpha_cmi=0.0),  # FedCiR has no FedL2R
+        "domainnet10": source("ours, as on PACS", alpha_l2r=0.01, alpha_cmi=0.0),
+        "camelyon17": source("ours, as on PACS", alpha_l2r=0.01, alpha_cmi=0.0),
+        "iwildcam": source("ours, as on PACS", alpha_l2r=0.01, alpha_cmi=0.0),
+        "digits": source("ours, as on PACS", alpha_l2r=0.01, alpha_cmi=0.0),
     },
-    "fedcmi": dict.fromkeys(PAPER, source(CHOSEN, alpha_l2r=0.0)) | {  # FedSR's but on two datasets
+    "fedcmi": {  # alpha_cmi is FedSR's but on two datasets
+        "rotatedmnist": source(CHOSEN, alpha_l2r=0.0),
+        "rotatedmnist-t10k": source(CHOSEN, alpha_l2r=0.0),
         "pacs": source(CHOSEN, alpha_l2r=0.0, alpha_cmi=0.01),
+        "officehome": source(CHOSEN, alpha_l2r=0.0),
         "domainnet": source(CHOSEN, alpha_l2r=0.0, alpha_cmi=0.005),
+        "officecaltech": source(CHOSEN, alpha_l2r=0.0),
+        "domainnet10": source(CHOSEN, alpha_l2r=0.0),
+        "camelyon17": source(CHOSEN, alpha_l2r=0.0),
+        "iwildcam": source(CHOSEN, alpha_l2r=0.0),
+        "digits": source(CHOSEN, alpha_l2r=0.0),
     },
     "fedavg": dict.fromkeys(PAPER, source("text, Eq. (9)", alpha_l2r=0.0, alpha_cmi=0.0)),
-    "fedcir": {"pacs": FEDCIR | source(OF_FEDCIR, alpha_cmi=1e-6)} | {
-        dataset: PAPER[dataset] for dataset in ("officecaltech", "domainnet10", "camelyon17", "iwildcam")},
+    "fedcir": schedules.FEDSR_IN_FEDCIR,
 }
 OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # the text's rate trains nothing in so few rounds
 LAPTOP = {
@@ -140,126 +141,6 @@ LAPTOP = {
     "rotatedmnist": OF_MNIST,
     "rotatedmnist-t10k": OF_MNIST,
 }
-
-
-# The terms of the objective
-
-
-def l2r(z: Tensor) -> Tensor:
-    r"""z [B, D] -> the mean squared length over the batch.
-
-    $$ \ell_i^{L2R} = \mathbb{E}_{p_i(x)}\, \mathbb{E}_{p(z|x)} \left[\|z\|_2^2\right]
-       \approx \frac{1}{N_i} \sum_{n=1}^{N_i} \|z_i^{(n)}\|_2^2 \tag{10-11} $$
-    """
-    return z.float().square().sum(1).mean()
-
-
-def cmi(mu: Tensor, sigma: Tensor, y: Tensor, r: nn.Module) -> Tensor:
-    r"""mu, sigma [B, D] and labels y [B] -> the mean distance to the Gaussians of the labels.
-
-    $$ \begin{aligned}
-       & I_i(x, z|y) \le \ell_i^{CMI} \\
-       & \ell_i^{CMI} = \mathbb{E}_{p_i(x, y)} \mathrm{KL}\left[p(z|x)\,|\,r(z|y)\right] \\
-       & \approx \frac{1}{N_i} \sum_{n=1}^{N_i} \mathrm{KL}\left[p(z|x_i^{(n)})\,|\,r(z|y_i^{(n)})\right]
-       \end{aligned} \tag{17-18} $$
-    """
-    mu_y, sigma_y = r(y)
-    return gaussian_kl(mu, sigma, mu_y, sigma_y).mean()
-
-
-def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
-    r"""KL[N(mu, sigma^2) | N(mu_r, sigma_r^2)], diagonal, each [B, D]; summed over D -> [B].
-
-    $$ \begin{aligned}
-       & \log \sigma_y - \log \sigma_{w_1}(x_0) \\
-       & + \frac{\sigma_{w_1}^2(x_0) + \left(\mu_{w_1}(x_0) - \mu_y\right)^2}{2\sigma_y^2} - \frac{1}{2}
-       \end{aligned} \tag{46} $$
-    """
-    ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
-    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (46)
-
-
-class Client:
-    keeps = ("r", "momentum")
-    draws = True  # samples of z, also when it is tested
-
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
-        self.args, self.net, self.k, self.data = args, net, k, data
-        _, self.r = split(state(net), args)  # its own r(z|y), empty if that is shared
-        self.momentum = {}  # of each parameter, with --keep-momentum
-
-    def train(self, down: Payload, t: int) -> Payload:
-        r"""E local iterations (--steps, or --epochs).
-
-        $$ \begin{aligned}
-           \overline{f_i}(w) &= \mathbb{E}_{p_i(x,y)}\, \mathbb{E}_{p(z|x)} \left[-\log \hat{p}(y|z)\right] \\
-           &\approx \frac{1}{N_i} \sum_{n=1}^{N_i} -\log \hat{p}(y_i^{(n)} | z_i^{(n)})
-           \end{aligned} \tag{7-8} $$
-        $$ \overline{f_i} + \alpha^{L2R}\,\ell_i^{L2R} + \alpha^{CMI}\,\ell_i^{CMI} \tag{9} $$
-        """
-        args = self.args
-        model = self.model(down).train()
-        if args.optimizer == "sgd":
-            opt = sgd(model, args, t, self.momentum)
-        else:
-            opt = adam(model, args, t, self.momentum)
-        log = defaultdict(list)
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
-            with autocast(args):
-                mu, sigma = model.encode(x)  # of p(z|x): [B, D], [B, D]
-                z = mu
-                if sigma is not None:
-                    z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 3.3.3)
-                err = cross_entropy(model.classify(z), y)  # Eqs. (7)-(8)
-            terms = {"loss": err} | self.regularizers(model, z, mu, sigma, y)
-            for name, term in terms.items():
-                log[name].append(term.detach())
-            length = terms["l2r"] if args.alpha_l2r else 0  # 0 times an infinite term would be no number
-            divergence = terms["cmi"] if args.alpha_cmi else 0
-            loss = err + args.alpha_l2r * length + args.alpha_cmi * divergence  # Eq. (9)
-            opt.zero_grad()
-            loss.backward()
-            if args.clip:
-                clip_grad_norm_(model.parameters(), args.clip)
-            opt.step()
-        if args.keep_momentum:
-            self.momentum = optimizer_state(model, opt)
-        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
-        w, self.r = split(state(model), args)
-        return {"w": w}
-
-    def regularizers(self, model: nn.Module, z: Tensor, mu: Tensor, sigma: Tensor | None,
-                     y: Tensor) -> dict[str, Tensor]:
-        """L2R and CMI of a batch, where the variant has them. CMI without a weight is only logged."""
-        terms = {}
-        if self.args.alpha_l2r:
-            terms["l2r"] = l2r(z)  # Eq. (11)
-        if sigma is not None:
-            with torch.set_grad_enabled(self.args.alpha_cmi > 0):
-                terms["cmi"] = cmi(mu, sigma, y, model.r)  # Eq. (18)
-            if not self.args.alpha_cmi:
-                terms["cmi"] = terms["cmi"].nan_to_num(LARGEST_LOGGED, LARGEST_LOGGED)
-        return terms
-
-    def model(self, down: Payload) -> nn.Module:
-        return load(self.net, down["w"] | self.r)  # with its own r(z|y), if that is local
-
-
-class Server:
-    keeps = ("w",)
-
-    def __init__(self, args: Args, net: nn.Module, clients: int):
-        self.w, _ = split(state(net), args)
-
-    def download(self, k: int) -> Payload:
-        return {"w": self.w}
-
-    def update(self, uploads: dict[int, Payload], t: int) -> None:
-        r"""
-        $$ f(w) = \frac{1}{K} \sum_{i=1}^{K} f_i(w) \tag{1} $$
-        """
-        p = uniform(len(uploads))  # [K]
-        self.w = average([up["w"] for up in uploads.values()], p)  # BN's statistics too
 
 
 # The network
@@ -275,7 +156,7 @@ class GaussianNet(nn.Module):
 
     mu and sigma come from one linear layer `last` behind the backbone (App. B: "both from the final layer").
     Without `probabilistic` z is mu(x) (Sec. 3.3.2). z has the backbone's D dimensions: 64 of smallcnn, 512 of
-    ResNet18, 2048 of ResNet50 (Sec. 4.2). The same code stands in fedcir.py.
+    ResNet18, 2048 of ResNet50 (Sec. 4.2).
     """
 
     def __init__(self, net: Net, probabilistic: bool, samples: int):
@@ -328,11 +209,130 @@ class Reference(nn.Module):
         super().__init__()
         self.mu = nn.Parameter(torch.zeros(classes, dim))  # [C, D]
         self.raw = nn.Parameter(torch.ones(classes, dim))  # [C, D]: sigma_y = softplus(1) = 1.31
-        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)  # official/fedsr.py learns it
 
     def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Labels y [B] -> mu_y and sigma_y [B, D]."""
         return self.mu[y], softplus(self.raw[y])
+
+
+def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The network's entries: what travels, and what stays on its client (r(z|y) with --reference local)."""
+    travels, stays = {}, {}
+    for name, v in tensors.items():
+        if name.startswith("r.") and args.reference == "local":
+            stays[name] = v
+        else:
+            travels[name] = v
+    return travels, stays
+
+
+# The terms of the objective
+
+
+def l2r(z: Tensor) -> Tensor:
+    r"""z [B, D] -> the mean squared length over the batch.
+
+    $$ \ell_i^{L2R} = \mathbb{E}_{p_i(x)}\, \mathbb{E}_{p(z|x)} \left[\|z\|_2^2\right]
+       \approx \frac{1}{N_i} \sum_{n=1}^{N_i} \|z_i^{(n)}\|_2^2 \tag{10-11} $$
+    """
+    return z.float().square().sum(1).mean()
+
+
+def cmi(mu: Tensor, sigma: Tensor, y: Tensor, r: nn.Module) -> Tensor:
+    r"""mu, sigma [B, D] and labels y [B] -> the mean distance to the Gaussians of the labels.
+
+    $$ \begin{aligned}
+       & I_i(x, z|y) \le \ell_i^{CMI} \\
+       & \ell_i^{CMI} = \mathbb{E}_{p_i(x, y)} \mathrm{KL}\left[p(z|x)\,|\,r(z|y)\right] \\
+       & \approx \frac{1}{N_i} \sum_{n=1}^{N_i} \mathrm{KL}\left[p(z|x_i^{(n)})\,|\,r(z|y_i^{(n)})\right]
+       \end{aligned} \tag{17-18} $$
+    """
+    mu_y, sigma_y = r(y)
+    return gaussian_kl(mu, sigma, mu_y, sigma_y).mean()
+
+
+def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Tensor:
+    r"""KL[N(mu, sigma^2) | N(mu_r, sigma_r^2)], diagonal, each [B, D]; summed over D -> [B].
+
+    $$ \begin{aligned}
+       & \log \sigma_y - \log \sigma_{w_1}(x_0) \\
+       & + \frac{\sigma_{w_1}^2(x_0) + \left(\mu_{w_1}(x_0) - \mu_y\right)^2}{2\sigma_y^2} - \frac{1}{2}
+       \end{aligned} \tag{46} $$
+    """
+    ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
+    return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (46)
+
+
+class Client:
+    keeps = ("r", "momentum")
+
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+        self.args, self.net, self.k, self.data = args, net, k, data
+        _, self.r = split(state(net), args)  # its own r(z|y), empty if that is shared
+        self.momentum = {}  # of each parameter, with --keep-momentum
+
+    def train(self, down: Payload, t: int) -> Payload:
+        r"""E local iterations (--steps, or --epochs).
+
+        $$ \begin{aligned}
+           \overline{f_i}(w) &= \mathbb{E}_{p_i(x,y)}\, \mathbb{E}_{p(z|x)} \left[-\log \hat{p}(y|z)\right] \\
+           &\approx \frac{1}{N_i} \sum_{n=1}^{N_i} -\log \hat{p}(y_i^{(n)} | z_i^{(n)})
+           \end{aligned} \tag{7-8} $$
+        $$ \overline{f_i} + \alpha^{L2R}\,\ell_i^{L2R} + \alpha^{CMI}\,\ell_i^{CMI} \tag{9} $$
+        """
+        args = self.args
+        model = self.model(down).train()
+        if args.optimizer == "sgd":
+            opt = sgd(model, args, t, self.momentum)
+        else:
+            opt = adam(model, args, t, self.momentum)
+        log = defaultdict(list)
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
+            with autocast(args):
+                mu, sigma = model.encode(x)  # of p(z|x): [B, D], [B, D]
+                z = mu
+                if sigma is not None:
+                    z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 3.3.3)
+                f = cross_entropy(model.classify(z), y)  # Eqs. (7)-(8)
+            log["loss"].append(f.detach())
+            l_l2r = l_cmi = 0  # a term without a weight stays out: 0 times infinity would be no number
+            if args.alpha_l2r:
+                l_l2r = l2r(z)  # Eq. (11)
+                log["l2r"].append(l_l2r.detach())
+            if args.alpha_cmi:
+                l_cmi = cmi(mu, sigma, y, model.r)  # Eq. (18)
+                log["cmi"].append(l_cmi.detach())
+            loss = f + args.alpha_l2r * l_l2r + args.alpha_cmi * l_cmi  # Eq. (9)
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()
+        if args.keep_momentum:
+            self.momentum = optimizer_state(model, opt)
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        w, self.r = split(state(model), args)
+        return {"w": w}
+
+    def model(self, down: Payload) -> nn.Module:
+        return load(self.net, down["w"] | self.r)  # with its own r(z|y), if that is local
+
+
+class Server:
+    keeps = ("w",)
+
+    def __init__(self, args: Args, net: nn.Module, clients: int):
+        self.w, _ = split(state(net), args)
+
+    def download(self, k: int) -> Payload:
+        return {"w": self.w}
+
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        r"""
+        $$ f(w) = \frac{1}{K} \sum_{i=1}^{K} f_i(w) \tag{1} $$
+        """
+        p = uniform(len(uploads))  # [K]
+        self.w = average([up["w"] for up in uploads.values()], p)  # BN's statistics too
 
 
 def build(args: Args, channels: int, classes: int) -> GaussianNet:
@@ -347,17 +347,6 @@ def build(args: Args, channels: int, classes: int) -> GaussianNet:
             xavier(net.last)  # as the layer to z in whose place it is
         net.r = Reference(classes, net.head.in_features)
     return net
-
-
-def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The network's entries: what travels, and what stays on its client (r(z|y) with --reference local)."""
-    travels, stays = {}, {}
-    for name, v in tensors.items():
-        if name.startswith("r.") and args.reference == "local":
-            stays[name] = v
-        else:
-            travels[name] = v
-    return travels, stays
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -23,9 +23,8 @@ Where FedCiR (there is no code) and this file differ (in full: docs/methods/cent
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, Stop, autocast, batches, load, optimizer_state, parse, run, sgd,
-                    source, state)
-from fedavg import DIGITS, OF_FEDCIR
+from common import (ClientData, Payload, Stop, autocast, batches, load, optimizer_state, parse, run,
+                    schedules, sgd, source, state)
 
 import torch
 from torch import nn
@@ -44,12 +43,12 @@ class Args(common.Args):
 
 # FedCiR's settings of its federated methods, which it does not repeat for this row.
 PAPER = {
-    "digits": DIGITS,
-    "officecaltech": OF_FEDCIR,
-    "pacs": OF_FEDCIR,
-    "domainnet10": OF_FEDCIR,
-    "camelyon17": OF_FEDCIR | source("ours, as fedavg.py", eval_every=10),
-    "iwildcam": OF_FEDCIR,
+    "digits": schedules.DIGITS,
+    "officecaltech": schedules.OF_FEDCIR,
+    "pacs": schedules.OF_FEDCIR,
+    "domainnet10": schedules.OF_FEDCIR,
+    "camelyon17": schedules.OF_FEDCIR | source("ours, as fedavg.py", eval_every=10),
+    "iwildcam": schedules.OF_FEDCIR,
 }
 LAPTOP = {  # as fedcir.py
     "officecaltech": dict(image_size=32, rounds=24),

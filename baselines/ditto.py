@@ -31,9 +31,8 @@ docs/methods/ditto.md)
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, source,
-                    state, to_device)
-from fedavg import DIGITS, FDSE, MNIST
+from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, schedules, sgd,
+                    source, state, to_device)
 
 import torch
 from torch import Tensor, nn
@@ -51,11 +50,12 @@ class Args(common.Args):
 
 # FDSE's code has no settings of Ditto on DomainNet: there lambda is that of Office-Caltech10.
 PAPER = {
-    "digits": DIGITS,
-    **MNIST,
-    "officecaltech": FDSE["officecaltech"] | source("code of FDSE, config/office/ditto.yml", lambda_=0.01),
-    "pacs": FDSE["pacs"] | source("code of FDSE, config/pacs/ditto.yml", lambda_=1e-4, lr=0.05),
-    "domainnet10": FDSE["domainnet10"] | source("ours, as Office-Caltech10", lambda_=0.01),
+    "digits": schedules.DIGITS,
+    **schedules.MNIST,
+    "officecaltech": schedules.FDSE["officecaltech"]
+    | source("code of FDSE, config/office/ditto.yml", lambda_=0.01),
+    "pacs": schedules.FDSE["pacs"] | source("code of FDSE, config/pacs/ditto.yml", lambda_=1e-4, lr=0.05),
+    "domainnet10": schedules.FDSE["domainnet10"] | source("ours, as Office-Caltech10", lambda_=0.01),
 }
 
 

@@ -33,9 +33,8 @@ import dataclasses
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, pick, run, sgd, state,
-                    to_device, uniform)
-from fedavg import DIGITS, FDSE, MNIST
+from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, pick, run, schedules,
+                    sgd, state, to_device, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +57,7 @@ class Args(common.Args):
 
 
 # FedAvg's; FDSE's code has the same rate for FedBN (config/*/fedbn.yml).
-PAPER = {"digits": DIGITS, **MNIST, **FDSE}
+PAPER = {"digits": schedules.DIGITS, **schedules.MNIST, **schedules.FDSE}
 
 
 def bn_layers(net: nn.Module) -> dict[str, nn.Module]:

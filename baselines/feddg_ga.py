@@ -40,8 +40,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Data, Payload, arg, autocast, average, batches, in_order, load, parse, run,
-                    sgd, source, state)
-from fedavg import DIGITS, FDSE
+                    schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -67,8 +66,12 @@ class Args(common.Args):
 
 # FDSE gives no settings of FedDG-GA; its one table with it leaves a domain out.
 LEFT_OUT = source("text of FDSE, Table A9", protocol="lodo")
-PAPER = {"digits": DIGITS} | {dataset: values | LEFT_OUT for dataset, values in FDSE.items()}
-PAPER["pacs"] |= source("ours, as Table A9, which has no PACS", protocol="lodo")
+PAPER = {
+    "digits": schedules.DIGITS,
+    "officecaltech": schedules.FDSE["officecaltech"] | LEFT_OUT,
+    "pacs": schedules.FDSE["pacs"] | source("ours, as Table A9, which has no PACS", protocol="lodo"),
+    "domainnet10": schedules.FDSE["domainnet10"] | LEFT_OUT,
+}
 
 
 @torch.no_grad()

@@ -34,9 +34,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parameters, parse,
-                    pick, run, sgd, source, state, to_device, uniform)
-from fedavg import DIGITS, FDSE
+from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parameters,
+                    parse, pick, run, schedules, sgd, source, state, to_device, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +56,10 @@ class Args(common.Args):
 # same author: the same network and data, its own grids (docs/rates.md).
 BENCH = "cited code, FLGo-Bench"
 PAPER = {
-    "digits": DIGITS,
-    "officecaltech": FDSE["officecaltech"] | source(BENCH, lr=0.01, alpha=0.1),
-    "pacs": FDSE["pacs"] | source(BENCH, lr=0.1, alpha=0.03),
-    "domainnet10": FDSE["domainnet10"] | source(BENCH, lr=0.05, alpha=0.1),
+    "digits": schedules.DIGITS,
+    "officecaltech": schedules.FDSE["officecaltech"] | source(BENCH, lr=0.01, alpha=0.1),
+    "pacs": schedules.FDSE["pacs"] | source(BENCH, lr=0.1, alpha=0.03),
+    "domainnet10": schedules.FDSE["domainnet10"] | source(BENCH, lr=0.05, alpha=0.1),
 }
 
 

@@ -40,8 +40,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, load, parse,
-                    run, sgd, source, state)
-from fedavg import DIGITS, FDSE, MNIST
+                    run, schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +68,7 @@ class Args(common.Args):
 
 
 # FDSE tuned the learning rate alone, and its code has no file of settings for FedFA: FedAvg's.
-PAPER = {"digits": DIGITS, **MNIST, **FDSE}
+PAPER = {"digits": schedules.DIGITS, **schedules.MNIST, **schedules.FDSE}
 CODE = source("code of FedFA, and of FDSE, algorithm/fedfa.py", variance="one", statistics="average",
               average="uniform")
 VARIANTS = {"code": dict.fromkeys(PAPER, CODE)}

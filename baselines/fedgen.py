@@ -46,8 +46,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, backbone, batches, going_on, load,
-                    optimizer_state, parse, run, sgd, source, state)
-from fedavg import CAMELYON, DIGITS, FEDCIR
+                    optimizer_state, parse, run, schedules, sgd, source, state)
 from fedcir import ModelAndGenerator
 
 import torch
@@ -93,12 +92,12 @@ class Args(common.Args):
 # Noise, width and rate are those of fedcir.py: FedCiR has one generator for both methods and gives none.
 CHOSEN = "text of FedCiR, App. E"
 PAPER = {
-    "digits": DIGITS | source("ours", generator_lr=0.01),
-    "officecaltech": FEDCIR | source(CHOSEN, lambda_kd=0.5, lambda_reg=1.0),
-    "pacs": FEDCIR | source(CHOSEN, lambda_kd=1.0, lambda_reg=0.5),
-    "domainnet10": FEDCIR | source(CHOSEN, lambda_kd=1.0, lambda_reg=0.5),
-    "camelyon17": CAMELYON | source(CHOSEN, lambda_kd=1.0, lambda_reg=1.0),
-    "iwildcam": FEDCIR | source(CHOSEN, lambda_kd=1.0, lambda_reg=1.0),
+    "digits": schedules.DIGITS | source("ours", generator_lr=0.01),
+    "officecaltech": schedules.FEDCIR["officecaltech"] | source(CHOSEN, lambda_kd=0.5, lambda_reg=1.0),
+    "pacs": schedules.FEDCIR["pacs"] | source(CHOSEN, lambda_kd=1.0, lambda_reg=0.5),
+    "domainnet10": schedules.FEDCIR["domainnet10"] | source(CHOSEN, lambda_kd=1.0, lambda_reg=0.5),
+    "camelyon17": schedules.FEDCIR["camelyon17"] | source(CHOSEN, lambda_kd=1.0, lambda_reg=1.0),
+    "iwildcam": schedules.FEDCIR["iwildcam"] | source(CHOSEN, lambda_kd=1.0, lambda_reg=1.0),
 }
 # As of FedCiR: a twelfth of the rounds, so the generator learns faster.
 LAPTOP = {

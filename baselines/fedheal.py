@@ -44,8 +44,7 @@ from functools import partial
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parse, pick, run,
-                    sgd, source, state, to_device)
-from fedavg import DIGITS, FDSE
+                    schedules, sgd, source, state, to_device)
 
 import torch
 from torch import Tensor, nn
@@ -69,10 +68,11 @@ class Args(common.Args):
 # FDSE tuned tau on 0.1, 0.2, ..., 0.5 and does not say what it found (A7.4). Its code has no settings of
 # FedHEAL on DomainNet: there tau is what both codes begin with.
 PAPER = {
-    "digits": DIGITS,
-    "officecaltech": FDSE["officecaltech"] | source("code of FDSE, config/office/fedheal.yml", tau=0.2),
-    "pacs": FDSE["pacs"] | source("code of FDSE, config/pacs/fedheal.yml", tau=0.1),
-    "domainnet10": FDSE["domainnet10"] | source("code of FedHEAL", tau=0.3),
+    "digits": schedules.DIGITS,
+    "officecaltech": schedules.FDSE["officecaltech"]
+    | source("code of FDSE, config/office/fedheal.yml", tau=0.2),
+    "pacs": schedules.FDSE["pacs"] | source("code of FDSE, config/pacs/fedheal.yml", tau=0.1),
+    "domainnet10": schedules.FDSE["domainnet10"] | source("code of FedHEAL", tau=0.3),
 }
 
 

@@ -41,8 +41,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, backbone, batches, load, parse,
-                    representations, run, sgd, source, state)
-from fedavg import CAMELYON, DIGITS, FEDCIR
+                    representations, run, schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +73,12 @@ class Args(common.Args):
 # suggests no further pass; what is counted there, it does not say.
 NO_PASS = source("numbers of FedCiR, Table 3", prototypes="batches")
 PAPER = {
-    "digits": DIGITS,
-    "officecaltech": FEDCIR | NO_PASS,
-    "pacs": FEDCIR | NO_PASS,
-    "domainnet10": FEDCIR | NO_PASS,
-    "camelyon17": CAMELYON | NO_PASS,
-    "iwildcam": FEDCIR | NO_PASS,
+    "digits": schedules.DIGITS,
+    "officecaltech": schedules.FEDCIR["officecaltech"] | NO_PASS,
+    "pacs": schedules.FEDCIR["pacs"] | NO_PASS,
+    "domainnet10": schedules.FEDCIR["domainnet10"] | NO_PASS,
+    "camelyon17": schedules.FEDCIR["camelyon17"] | NO_PASS,
+    "iwildcam": schedules.FEDCIR["iwildcam"] | NO_PASS,
 }
 LAPTOP = {  # as fedcir.py
     "pacs": dict(image_size=32, rounds=24),

@@ -32,8 +32,8 @@ Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on O
 from dataclasses import dataclass
 
 import common
-from common import ClientData, Payload, arg, autocast, average, batches, load, parse, run, sgd, source, state
-from fedavg import CAMELYON, DIGITS, FDSE, FEDCIR, MNIST
+from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, schedules, sgd,
+                    source, state)
 
 import torch
 from torch import Tensor, nn
@@ -52,18 +52,18 @@ class Args(common.Args):
 # FDSE tuned mu and lr and does not say what it found (A7.4); FLGo-Bench is by the same author.
 BENCH, CHOSEN = "cited code, FLGo-Bench", "text of FedCiR, App. E"
 OF_FEDCIR = {
-    "officecaltech": FEDCIR | source(CHOSEN, mu=0.5),
-    "pacs": FEDCIR | source(CHOSEN, mu=0.1),
-    "domainnet10": FEDCIR | source(CHOSEN, mu=0.1),
-    "camelyon17": CAMELYON | source(CHOSEN, mu=0.9),
-    "iwildcam": FEDCIR | source(CHOSEN, mu=0.1),
+    "officecaltech": schedules.FEDCIR["officecaltech"] | source(CHOSEN, mu=0.5),
+    "pacs": schedules.FEDCIR["pacs"] | source(CHOSEN, mu=0.1),
+    "domainnet10": schedules.FEDCIR["domainnet10"] | source(CHOSEN, mu=0.1),
+    "camelyon17": schedules.FEDCIR["camelyon17"] | source(CHOSEN, mu=0.9),
+    "iwildcam": schedules.FEDCIR["iwildcam"] | source(CHOSEN, mu=0.1),
 }
 PAPER = {
-    "digits": DIGITS,
-    **MNIST,
-    "officecaltech": FDSE["officecaltech"] | source(BENCH, mu=0.1, lr=0.1),
-    "pacs": FDSE["pacs"] | source(BENCH, mu=1e-4, lr=0.05),
-    "domainnet10": FDSE["domainnet10"] | source(BENCH, mu=0.01, lr=0.1),
+    "digits": schedules.DIGITS,
+    **schedules.MNIST,
+    "officecaltech": schedules.FDSE["officecaltech"] | source(BENCH, mu=0.1, lr=0.1),
+    "pacs": schedules.FDSE["pacs"] | source(BENCH, mu=1e-4, lr=0.05),
+    "domainnet10": schedules.FDSE["domainnet10"] | source(BENCH, mu=0.01, lr=0.1),
     "camelyon17": OF_FEDCIR["camelyon17"],
     "iwildcam": OF_FEDCIR["iwildcam"],
 }

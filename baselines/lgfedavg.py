@@ -30,8 +30,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, Stop, arg, autocast, average, batches, group_by, load, parse, pick,
-                    run, sgd, state, to_device)
-from fedavg import DIGITS, FDSE
+                    run, schedules, sgd, state, to_device)
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ class Args(common.Args):
 
 
 # FDSE says nothing of its settings: FedAvg's.
-PAPER = {"digits": DIGITS, **FDSE}
+PAPER = {"digits": schedules.DIGITS, **schedules.FDSE}
 
 
 def module_of(name: str) -> str:

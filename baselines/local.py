@@ -29,9 +29,8 @@ Where FDSE, its code (algorithm/standalone.py), PFLlib and this file differ (in 
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, batches, correct, is_evaluated, load, parse, run, sgd,
-                    source, state, to_device)
-from fedavg import DIGITS, FDSE, OF_MNIST
+from common import (ClientData, Payload, arg, autocast, batches, correct, is_evaluated, load, parse, run,
+                    schedules, sgd, source, state, to_device)
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +48,12 @@ class Args(common.Args):
 # FedAvg's settings without an average. FLGo-Bench, by FDSE's author, tuned the rate of clients alone.
 BENCH = "cited code, FLGo-Bench"
 PAPER = {
-    "digits": DIGITS,
-    **dict.fromkeys(("rotatedmnist", "rotatedmnist-t10k"), OF_MNIST),
-    "officecaltech": FDSE["officecaltech"] | source(BENCH, lr=0.1),
-    "pacs": FDSE["pacs"] | source(BENCH, lr=0.1),
-    "domainnet10": FDSE["domainnet10"] | source(BENCH, lr=0.05),
+    "digits": schedules.DIGITS,
+    "rotatedmnist": schedules.OF_MNIST,
+    "rotatedmnist-t10k": schedules.OF_MNIST,
+    "officecaltech": schedules.FDSE["officecaltech"] | source(BENCH, lr=0.1),
+    "pacs": schedules.FDSE["pacs"] | source(BENCH, lr=0.1),
+    "domainnet10": schedules.FDSE["domainnet10"] | source(BENCH, lr=0.05),
 }
 
 

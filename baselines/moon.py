@@ -36,9 +36,8 @@ import copy
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, backbone, batches, load, parse, run, sgd,
-                    source, state, to_device)
-from fedavg import DIGITS, FDSE
+from common import (ClientData, Payload, arg, autocast, average, backbone, batches, load, parse, run,
+                    schedules, sgd, source, state, to_device)
 
 import torch
 from torch import Tensor, nn
@@ -62,10 +61,10 @@ class Args(common.Args):
 # same author.
 BENCH = "cited code, FLGo-Bench"
 PAPER = {
-    "digits": DIGITS,
-    "officecaltech": FDSE["officecaltech"] | source(BENCH, lr=0.05, mu=1.0),
-    "pacs": FDSE["pacs"] | source(BENCH, lr=0.05, mu=1.0),
-    "domainnet10": FDSE["domainnet10"] | source(BENCH, lr=0.1, mu=0.1),
+    "digits": schedules.DIGITS,
+    "officecaltech": schedules.FDSE["officecaltech"] | source(BENCH, lr=0.05, mu=1.0),
+    "pacs": schedules.FDSE["pacs"] | source(BENCH, lr=0.05, mu=1.0),
+    "domainnet10": schedules.FDSE["domainnet10"] | source(BENCH, lr=0.1, mu=0.1),
 }
 
 

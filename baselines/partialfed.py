@@ -42,8 +42,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, adam, arg, autocast, average, batches, group_by, load,
-                    optimizer_state, parse, pick, run, sgd, state, to_device)
-from fedavg import DIGITS, FDSE
+                    optimizer_state, parse, pick, run, schedules, sgd, state, to_device)
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +71,7 @@ class Args(common.Args):
 
 
 # FDSE says nothing of its settings: FedAvg's.
-PAPER = {"digits": DIGITS, **FDSE}
+PAPER = {"digits": schedules.DIGITS, **schedules.FDSE}
 
 
 def module_of(name: str) -> str:

@@ -35,8 +35,7 @@ from functools import partial
 
 import common
 from common import (ClientData, Payload, Stop, arg, autocast, average, batches, entrywise, load, parameters,
-                    parse, pick, run, sgd, source, state, to_device, uniform)
-from fedavg import DIGITS, FDSE
+                    parse, pick, run, schedules, sgd, source, state, to_device, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +56,12 @@ class Args(common.Args):
 
 # FDSE says nothing of its settings; FLGo-Bench, by the same author, has the rate 0.1 on all three.
 BENCH = source("cited code, FLGo-Bench", lr=0.1)
-PAPER = {"digits": DIGITS} | {dataset: values | BENCH for dataset, values in FDSE.items()}
+PAPER = {
+    "digits": schedules.DIGITS,
+    "officecaltech": schedules.FDSE["officecaltech"] | BENCH,
+    "pacs": schedules.FDSE["pacs"] | BENCH,
+    "domainnet10": schedules.FDSE["domainnet10"] | BENCH,
+}
 
 
 def control_variate(c_k: Tensor, c: Tensor, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:

@@ -22,14 +22,19 @@ Where the paper is silent fdse.py follows dd266a2; in c0bd90b a block's bias is 
 On the digits and RotatedMNIST, where fdse.py has no weight decay, both versions have theirs, 1e-3.
 """
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 import fdse
-from common import Net, Stop, arg, parse, run, source
-from fdse import GAMMA, Server, bn_dfe_statistics, depth_weights
+from common import (Net, Payload, Stop, arg, autocast, batch_statistics, batches, captured, flatten, load,
+                    parse, per_channel, pick, run, sgd, source, state)
+from fdse import GAMMA, G, Server, bn_dfe_statistics, consistency, depth_weights, forget_batch
 
-from torch import Tensor
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, relu
+from torch.nn.utils import clip_grad_norm_
 
 
 @dataclass
@@ -116,39 +121,147 @@ def consistency_first(batch: list, glob: list, now: list, beta: float, gamma: fl
     return loss
 
 
+def l_con(args: Args, blocks: list, glob: list, hat: list | tuple | None) -> tuple:
+    """L_Con of the batch that the network has just seen, and what the next batch takes as `hat`."""
+    batch = [b.statistics for b in blocks]
+    if args.con_loss == "official":
+        return consistency_official(batch, glob, hat, args.beta)
+    if args.con_loss == "first":
+        return consistency_first(batch, glob, bn_dfe_statistics(blocks), args.beta), None
+    return consistency(batch, glob, hat, args.beta)
+
+
 class Client(fdse.Client):
 
-    @staticmethod
-    def consistency(args: Args, blocks: list, glob: list, hat: list | tuple | None):
-        batch = [b.statistics for b in blocks]
-        if args.con_loss == "official":
-            return consistency_official(batch, glob, hat, args.beta)
-        if args.con_loss == "first":
-            return consistency_first(batch, glob, bn_dfe_statistics(blocks), args.beta), None
-        return fdse.Client.consistency(args, blocks, glob, hat)
+    def train(self, down: Payload, t: int) -> Payload:
+        """As in fdse.py, with l_con in the place of consistency."""
+        args = self.args
+        model = load(self.net, self.theta(down)).train()
+        opt = sgd(model, args, t)
+        blocks = self.blocks
+        constrained = bool(args.lambda_) and t >= args.con_from
+
+        @captured(args, model, opt)
+        def step(x, y, glob, hat):  # x [B, C, H, W]; y [B]
+            log = {}
+            with autocast(args):
+                z = model.features(x)  # [B, D]
+                l_task = cross_entropy(model.classify(z), y)
+            log["loss"] = l_task.detach()
+            con = 0
+            if constrained:
+                con, hat = l_con(args, blocks, glob, hat)
+                log["consistency"] = con.detach()
+            loss = l_task + args.lambda_ * con
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()
+            forget_batch(blocks)
+            return log, hat
+
+        glob, hat = bn_dfe_statistics(blocks), None
+        logs = []
+        for x, y in batches(self.data.train, args, t, self.k):
+            log, hat = step(x, y, glob, hat)
+            logs.append(log)
+        self.log = {name: torch.stack([log[name] for log in logs]).mean() for name in logs[0]}
+        w = state(model)
+        self.bn_dse = pick(w, self.parts.bn_dse)
+        if args.evaluated == "trained":
+            self.trained = w
+        up = {"u": pick(w, self.parts.u), "v": pick(w, self.parts.v), "bn_dfe": pick(w, self.parts.bn_dfe)}
+        if args.protocol == "lodo":
+            up["bn_dse"] = self.bn_dse
+        return up
+
+    def adapt(self, model: Net) -> None:
+        """As in fdse.py, with l_con in the place of consistency; the release does not adapt."""
+        args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0, augment="none")
+        model.train()
+        adapting = [b.bn_dse for b in self.blocks]
+        for module in model.modules():
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module not in adapting:
+                module.eval()
+        theta_v = list(pick(dict(model.named_parameters()), self.parts.v).values())
+        glob, hat = bn_dfe_statistics(self.blocks), None
+        for x, _ in batches(self.data.test, args, 0, self.k):
+            with autocast(args):
+                model.features(x)
+            con, hat = l_con(args, self.blocks, glob, hat)
+            gradients = torch.autograd.grad(con, theta_v)
+            with torch.no_grad():
+                for p, gradient in zip(theta_v, gradients):
+                    p.sub_(gradient, alpha=args.adapt_lr)
+        forget_batch(self.blocks)
+        if not torch.isfinite(flatten(theta_v)).all():
+            raise Stop(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or --adapt-epochs")
 
 
 class Block(fdse.DSEBlock):
+    """A layer with --dse-relu and --fc-identity; all else as fdse.DSEBlock, of which this is a copy."""
 
-    def __init__(self, args: Args, S: int, T: int, kernel: int = 0, *shape, **how):
-        self.dse_relu = args.dse_relu
-        self.identity = args.fc_identity or kernel > 0
-        super().__init__(args, S, T, kernel, *shape, **how)
+    def __init__(self, args: Args, S: int, T: int, kernel: int = 0, stride: int = 1, padding: int = 0):
+        nn.Module.__init__(self)  # not DSEBlock's, whose DSE convolution may have another shape
+        self.T, self.linear, self.dse_relu = T, kernel == 0, args.dse_relu
+        self.identity = args.fc_identity or not self.linear
+        T_DFE, filters = math.ceil(T / G), G
+        if self.identity:
+            filters = G - 1
+        if self.linear:
+            self.dfe = nn.Linear(S, T_DFE)
+            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1
+        else:
+            self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
+            Conv, BatchNorm, dw = nn.Conv2d, nn.BatchNorm2d, 3
+        self.bn_dse = BatchNorm(T_DFE)
+        self.dse = Conv(T_DFE, T_DFE * filters, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
+        self.bias = None
+        if args.block_bias:
+            self.bias = nn.Parameter(torch.zeros(T))
+        self.bn_dfe = BatchNorm(T)
+        self.statistics = None
 
-    def filters(self) -> int:
-        return super().filters() if self.identity else fdse.G
-
-    def erase(self, h: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, S(, h, w)] -> [B, T(, h', w')]."""
+        h = self.bn_dse(self.dfe(x))  # [B, T_DFE(, h', w')]
         if self.dse_relu:
             h = h.relu()
+        out = self.filtered(h)
         if self.identity:
-            return torch.cat([h, self.convolved(h)], 1)
-        return self.convolved(h)
+            out = torch.cat([h, out], 1)
+        out = out[:, :self.T]  # [B, T(, h', w')]
+        if self.bias is not None:
+            out = out + per_channel(self.bias, out)
+        if self.training:
+            self.statistics = batch_statistics(out)
+        return relu(self.bn_dfe(out), inplace=True)
 
 
 def build(args: Args, channels: int, classes: int) -> Net:
-    p = int(args.pad)
-    return fdse.build(args, channels, classes, Block, paddings=(args.stem_padding, 2, p, p, p))
+    """The networks of fdse.build in blocks of this file, with AlexNet's paddings."""
+    if args.backbone == "alexnet_bn" and channels == 3 and args.weights == "none":
+        p = int(args.pad)
+        body = nn.Sequential(
+            Block(args, 3, 64, 11, 4, args.stem_padding), nn.MaxPool2d(3, 2),
+            Block(args, 64, 192, 5, 1, 2), nn.MaxPool2d(3, 2),
+            Block(args, 192, 384, 3, 1, p),
+            Block(args, 384, 256, 3, 1, p),
+            Block(args, 256, 256, 3, 1, p), nn.MaxPool2d(3, 2),
+            nn.AdaptiveAvgPool2d(6), nn.Flatten(), Block(args, 9216, 1024), Block(args, 1024, 1024))
+        return Net(body, 1024, classes)
+    if args.backbone == "smallcnn_bn" and args.weights == "none":
+        body = nn.Sequential(
+            Block(args, channels, 32, 3, 1, 1), nn.MaxPool2d(2),
+            Block(args, 32, 64, 3, 1, 1), nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(7), nn.Flatten(), Block(args, 3136, 64))
+        return Net(body, 64, classes)
+    if args.dse_relu and args.fc_identity:
+        return fdse.build(args, channels, classes)
+    raise Stop("the released blocks are in alexnet_bn (colour images) and smallcnn_bn, without --weights; "
+               f"not in --backbone {args.backbone} --weights {args.weights} on {args.dataset}: add "
+               "--dse-relu --fc-identity, or run fdse.py", 2)
 
 
 def arguments(argv: list[str] | None = None) -> Args:

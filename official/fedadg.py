@@ -21,13 +21,18 @@ fedadg.py itself has the losses of the program for PACS; here they can be had as
 """
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 
 import fedadg
-from common import Net, arg, autocast, parse, run, source
-from fedadg import PAPER, SMOKE, FedADG, Server
+from common import (Net, Payload, arg, autocast, backbone, batches, optimizer_state, parse, run, source,
+                    state, steps_in_epoch)
+from fedadg import PAPER, SMOKE, FedADG, Server, loss_d, loss_f, loss_g, minimize, reference, shared
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 
@@ -103,55 +108,96 @@ def warm(lr: float, done: int, steps: int) -> float:
 
 class Client(fedadg.Client):
 
-    def optimizers(self, modules: dict[str, nn.Module], t: int) -> dict[str, SGD]:
-        """With --warmup each optimizer sets its next learning rate after each of its steps."""
-        opts = super().optimizers(modules, t)
-        if self.args.warmup:
+    def train(self, down: Payload, t: int) -> Payload:
+        """As in fedadg.py, with --warmup, --order, --d-loss and --g-loss."""
+        args = self.args
+        model = self.model(down).train()
+        modules = self.modules(model)
+        opts = self.optimizers(modules, t)
+        if args.warmup:
             for name, opt in opts.items():
                 self.warm_up(name, opt)
-        return opts
+        log = defaultdict(list)
+        data = batches(self.data.train, args, t, self.k)  # x [B, C, H, W]; y [B]
+        for x, y in islice(data, self.first_batches()):
+            with autocast(args):
+                h = model.features(x)  # [B, H]
+                err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)
+            minimize(err, model.net, opts["FC"], args.clip)
+            log["loss"].append(err.detach())
+        for x, y in data:
+            label = model.label(y)  # [B, C]
+            with autocast(args):
+                h_ref = reference(args, model, label)  # [B, H]
+            if args.order == "paper":
+                err, adv_f = self.step_c5(model, opts["FC"], x, y, label)
+                adv_d = self.step_c7(model, opts["D"], x, h_ref, label)
+            else:
+                adv_d = self.step_c7(model, opts["D"], x, h_ref, label)
+                err, adv_f = self.step_c5(model, opts["FC"], x, y, label)
+            log["loss"].append(err)
+            log["adv_f"].append(adv_f)
+            log["adv_d"].append(adv_d)
+            if model.generates:
+                log["adv_g"].append(self.step_c8(model, opts["G"], h_ref, label))
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        if args.adversarial:
+            self.w_d = state(model.D)
+        for name in opts:
+            if args.keep_momentum or (args.keep_momentum_d and name == "D"):
+                self.momentum[name] = optimizer_state(modules[name], opts[name])
+        return {"w": shared(model)}
 
     def warm_up(self, name: str, opt: SGD) -> None:
-        args, unit, full = self.args, self.batches_of_unit(), opt.param_groups[0]["lr"]
-        begins = 0 if name == "FC" else self.E0()
+        """An optimizer sets its next learning rate after each of its steps."""
+        args, unit, full = self.args, 1, opt.param_groups[0]["lr"]
+        if not args.steps:
+            unit = steps_in_epoch(len(self.data.train), args)  # mini-batches in what --E0 counts
+        E0 = args.E0
+        if not args.adversarial:
+            E0 = args.steps or args.epochs
+        begins = 0 if name == "FC" else E0
         steps = itertools.count()
 
         def set_rate(*_) -> None:
             i = begins + next(steps) // unit
-            opt.param_groups[0]["lr"] = warm(full, warm_up_steps(i, self.E0(), name), args.warmup)
+            opt.param_groups[0]["lr"] = warm(full, warm_up_steps(i, E0, name), args.warmup)
 
         set_rate()
         opt.register_step_post_hook(set_rate)
 
-    def second_loop(self, model: FedADG, opts: dict[str, SGD], x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Steps c6, c7, c5, c8: D before F and C."""
-        if self.args.order == "paper":
-            return super().second_loop(model, opts, x, y)
-        code = model.code(y)
-        with autocast(self.args):
-            h_ref = self.reference(code)
-        adv_d = self.step_c7(model, opts["D"], x, h_ref, code)
-        err, adv_f = self.step_c5(model, opts["FC"], x, y, code)
-        terms = {"loss": err, "adv_f": adv_f, "adv_d": adv_d}
-        if model.generates:
-            terms["adv_g"] = self.step_c8(model, opts["G"], h_ref, code)
-        return terms
+    def step_c5(self, model: FedADG, opt: SGD, x: Tensor, y: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns L_err and L_adv_f."""
+        args = self.args
+        with autocast(args):
+            h = model.features(x)  # [B, H]
+            err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)
+            adv_f = loss_f(model.D(h, label))
+        minimize(args.lambda0 * adv_f + args.lambda1 * err, model.net, opt, args.clip)
+        return err.detach(), adv_f.detach()
 
-    def step_c8(self, model: FedADG, opt: SGD, h_ref: Tensor, code: Tensor) -> Tensor:
-        if self.args.g_loss == "detached":  # G never learns
-            with autocast(self.args):
-                return self.loss_g(model.D(h_ref, code)).detach()
-        return super().step_c8(model, opt, h_ref, code)
+    def step_c7(self, model: FedADG, opt: SGD, x: Tensor, h_ref: Tensor, label: Tensor) -> Tensor:
+        """Returns L_adv_d."""
+        args = self.args
+        model.net.eval()
+        with autocast(args):
+            with torch.no_grad():
+                h = model.features(x)  # [B, H]
+            of_d = printed_loss_d if args.d_loss == "printed" else loss_d
+            adv_d = of_d(model.D(h, label), model.D(h_ref.detach(), label))
+        model.net.train()
+        minimize(adv_d, model.D, opt, args.clip)
+        return adv_d.detach()
 
-    def loss_d(self, real: Tensor, reference: Tensor) -> Tensor:
-        if self.args.d_loss == "printed":
-            return printed_loss_d(real, reference)
-        return super().loss_d(real, reference)
-
-    def loss_g(self, reference: Tensor) -> Tensor:
-        if self.args.g_loss == "opposite":
-            return super().loss_g(reference)
-        return printed_loss_g(reference)
+    def step_c8(self, model: FedADG, opt: SGD, h_ref: Tensor, label: Tensor) -> Tensor:
+        """Returns L_adv_g; with --g-loss detached G never learns."""
+        args = self.args
+        with autocast(args):
+            of_g = loss_g if args.g_loss == "opposite" else printed_loss_g
+            adv_g = of_g(model.D(h_ref, label))
+        if args.g_loss != "detached":
+            minimize(adv_g, model.G, opt, args.clip)
+        return adv_g.detach()
 
 
 class Network(FedADG):
@@ -162,9 +208,15 @@ class Network(FedADG):
         if args.adversarial and args.projection == "trained":
             self.D.project.requires_grad_(True)
 
+    def label(self, y: Tensor) -> Tensor:
+        """One-hot with --onehot-value in the place of 1."""
+        return super().label(y) * self.onehot_value
 
-def build(args: Args, channels: int, classes: int) -> FedADG:
-    return fedadg.build(args, channels, classes, Network)
+
+def build(args: Args, channels: int, classes: int) -> Network:
+    net = backbone(args, channels, classes, keep_last=args.backbone == "alexnet")
+    linear = net.head[0] if args.backbone == "alexnet" else net.head
+    return Network(args, net, linear.in_features, classes)
 
 
 def arguments(argv: list[str] | None = None) -> Args:

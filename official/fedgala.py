@@ -23,8 +23,8 @@ BYOL's target network (models.py)      moving average     frozen                
 from dataclasses import dataclass
 
 import fedgala
-from common import arg, average, parse, pick, run, source
-from fedgala import LAPTOP, OPTIMIZER, PAPER, SMOKE, Client, Learner, aligned_weights
+from common import Payload, arg, average, flatten, parse, pick, run, source
+from fedgala import LAPTOP, OPTIMIZER, PAPER, SMOKE, Client, Learner, cosine, weighted_sum
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ OFFICIAL = (source("code 81451db, utils.py", align_unit="tensor", ga_unit="tenso
 VARIANTS = {"official": dict.fromkeys(PAPER, OFFICIAL)}
 
 OF_OPTIMIZER = {
-    "adam": source("code 81451db, main.py", lr=1e-4, momentum=0.0, weight_decay=0.0),
-    "sgd": source("code 81451db, main.py", lr=0.03, momentum=0.9, weight_decay=1e-4),
+    "adam": source("code 81451db, main.py", momentum=0.0, weight_decay=0.0),
+    "sgd": source("code 81451db, main.py", momentum=0.9, weight_decay=1e-4),
 }
 OF_LEARNER = {
     "simclr": {},
@@ -67,26 +67,56 @@ def by_learner(values: dict) -> dict:
     optimizer = values["optimizer"] or OPTIMIZER[values["ssl"]]
     derived = source("code 81451db, main.py", optimizer=optimizer)
     derived |= OF_OPTIMIZER[optimizer] | OF_LEARNER[values["ssl"]]
-    if (values["ssl"], optimizer) == ("simsiam", "sgd"):
-        derived |= source("code 81451db, main.py", lr=0.025)
-    if values["dataset"] in ("digits", "rotatedmnist") and optimizer == "adam":
-        derived |= source("ours", lr=1e-3)
-    return derived
+    return derived | learning_rate(values, optimizer)
+
+
+def learning_rate(values: dict, optimizer: str) -> dict:
+    if optimizer == "sgd" and values["ssl"] == "simsiam":
+        return source("code 81451db, main.py", lr=0.025)
+    if optimizer == "sgd":
+        return source("code 81451db, main.py", lr=0.03)
+    if values["dataset"] in ("digits", "rotatedmnist"):
+        return source("ours", lr=1e-3)
+    return source("code 81451db, main.py", lr=1e-4)
+
+
+def aligned_weights(g: list[Tensor], p: Tensor, iterations: int) -> Tensor:
+    """The weights w [K] of the updates g_i [P]: lines 6-10, as in fedgala.global_alignment."""
+    g_mean = weighted_sum(g, p)
+    for _ in range(iterations):
+        cosines = torch.stack([cosine(g_i, g_mean) for g_i in g])  # [K]
+        w = (cosines + 1) / 2
+        w = w / w.sum()
+        g_mean = weighted_sum(g, w)
+    return w
 
 
 class Server(fedgala.Server):
 
-    def aligned_average(self, models: list[dict[str, Tensor]], p: Tensor) -> dict[str, Tensor]:
-        """Each unit with weights of its own."""
-        if self.args.ga_unit == "model":
-            return super().aligned_average(models, p)
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        """Alg. 1, lines 5-12, but each unit has weights of its own."""
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        if self.args.average == "samples":
+            p = n / n.sum()
+        elif self.args.average == "batches":
+            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
+            p = n_batches / n_batches.sum()
+        else:
+            p = torch.full_like(n, 1 / len(n))
+        models = [up["w"] for up in uploads.values()]
+        units = [list(self.w)]
+        if self.args.ga_unit != "model":
+            units = fedgala.units(list(self.w), self.args.ga_unit)
         new = {}
-        for names in fedgala.units(list(self.w), self.args.ga_unit):
+        for names in units:
             w = p
             if self.args.global_alignment:
                 w = self.weights(models, self.compared(names), p)
             new |= average([pick(theta_i, names) for theta_i in models], w)
-        return new
+        for n, theta in self.w.items():
+            if all(torch.equal(theta_i[n], theta) for theta_i in models):
+                new[n] = theta  # discarded by all
+        self.w = new
 
     def compared(self, names: list[str]) -> list[str]:
         """What decides on a unit: its parameters, also for BN's statistics. Statistics that are a unit by
@@ -95,14 +125,16 @@ class Server(fedgala.Server):
         return trained or [n for n in names if self.w[n].is_floating_point()]
 
     def weights(self, models: list[dict[str, Tensor]], names: list[str], p: Tensor) -> Tensor:
+        """The weights [K] of a unit by what is compared of it."""
+        args, g = self.args, []
         if not names:
             return p
-        if self.args.ga_vectors == "updates":
-            return super().weights(models, names, p)
-        g = []
-        for theta_i, p_i in zip(models, p.tolist()):
-            g.append(p_i * self.update_of(theta_i, names).double())
-        return aligned_weights(g, torch.full_like(p, 1 / len(p)), self.args.ga_iterations)
+        for theta_i in models:
+            g.append(flatten([theta_i[n] - self.w[n] for n in names]))
+        if args.ga_vectors == "scaled":
+            g = [p_i * g_i.double() for p_i, g_i in zip(p.tolist(), g)]
+            p = torch.full_like(p, 1 / len(p))
+        return aligned_weights(g, p, args.ga_iterations)
 
 
 def build(args: Args, channels: int, classes: int) -> Learner:

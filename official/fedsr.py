@@ -13,13 +13,17 @@ weight decay is 5e-4 and momentum 0.9, kept over the rounds. Its schedule of Rot
 those settings, and the splits, are fedsr.py's. Its FedL2R: --variant fedl2r --norm plain.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import fedsr
-from common import arg, parse, run, source
-from fedsr import LAPTOP, PAPER, GaussianNet, Server
+from common import Payload, adam, arg, autocast, batches, optimizer_state, parse, run, sgd, source, state
+from fedsr import LAPTOP, PAPER, GaussianNet, Server, cmi, l2r, split
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 
 @dataclass
@@ -45,20 +49,57 @@ def plain_l2r(z: Tensor) -> Tensor:
 
 class Client(fedsr.Client):
 
-    def regularizers(self, model: nn.Module, z: Tensor, mu: Tensor, sigma: Tensor | None,
-                     y: Tensor) -> dict[str, Tensor]:
-        if self.args.kl_scale and sigma is not None:
-            mu, sigma = model.r.scale * mu, model.r.scale * sigma
-        terms = super().regularizers(model, z, mu, sigma, y)
-        if self.args.norm == "plain" and "l2r" in terms:
-            terms["l2r"] = plain_l2r(z)
-        return terms
+    def train(self, down: Payload, t: int) -> Payload:
+        """As in fedsr.py, but for the lines of --norm and --kl-scale."""
+        args = self.args
+        model = self.model(down).train()
+        if args.optimizer == "sgd":
+            opt = sgd(model, args, t, self.momentum)
+        else:
+            opt = adam(model, args, t, self.momentum)
+        log = defaultdict(list)
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
+            with autocast(args):
+                mu, sigma = model.encode(x)  # [B, D], [B, D]
+                z = mu
+                if sigma is not None:
+                    z = mu + sigma * torch.randn_like(mu)  # [B, D]
+                f = cross_entropy(model.classify(z), y)
+            log["loss"].append(f.detach())
+            l_l2r = l_cmi = 0
+            if args.alpha_l2r:
+                l_l2r = plain_l2r(z) if args.norm == "plain" else l2r(z)  # --norm
+                log["l2r"].append(l_l2r.detach())
+            if args.alpha_cmi:
+                if args.kl_scale:  # --kl-scale
+                    mu, sigma = model.r.scale * mu, model.r.scale * sigma
+                l_cmi = cmi(mu, sigma, y, model.r)
+                log["cmi"].append(l_cmi.detach())
+            loss = f + args.alpha_l2r * l_l2r + args.alpha_cmi * l_cmi
+            opt.zero_grad()
+            loss.backward()
+            if args.clip:
+                clip_grad_norm_(model.parameters(), args.clip)
+            opt.step()
+        if args.keep_momentum:
+            self.momentum = optimizer_state(model, opt)
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        w, self.r = split(state(model), args)
+        return {"w": w}
+
+
+class Reference(fedsr.Reference):
+    """r(z|y) and, beside it, the scalar."""
+
+    def __init__(self, classes: int, dim: int):
+        super().__init__(classes, dim)
+        self.scale = nn.Parameter(torch.ones(()))
 
 
 def build(args: Args, channels: int, classes: int) -> GaussianNet:
     net = fedsr.build(args, channels, classes)
-    if net.probabilistic:
-        net.r.scale.requires_grad_(args.kl_scale)
+    if args.kl_scale and net.probabilistic:
+        net.r = Reference(classes, net.head.in_features)
     return net
 
 

@@ -43,7 +43,7 @@ class Sampled(fedcir.GaussianNet):
 
 
 def sampled(*of) -> Sampled:
-    return Sampled(common.backbone(*of), True, 20)
+    return Sampled(common.backbone(*of), 20)
 
 
 UNIFORM = ("--average", "uniform")

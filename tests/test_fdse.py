@@ -84,18 +84,25 @@ def test_table4_flops():
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 2), (6, 3)])
 def test_eq4_and_its_gradient(shape):
-    """Against plain means of flattened maps; the gradient against finite differences in float64
-    (gradcheck)."""
+    """Against plain means of flattened maps, and against torch.var_mean; the gradient against that one's and
+    against finite differences, in float64 (gradcheck)."""
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)
     x = (3 * x + 1).requires_grad_()
-    mean, variance = fdse.BatchStatistics.apply(x)
+    mean, variance = common.batch_statistics(x)
     flat = x.transpose(0, 1).reshape(3, -1)
     torch.testing.assert_close(mean, flat.mean(1))
     centered = flat - flat.mean(1, keepdim=True)
     want = (centered ** 2).mean(1)
     torch.testing.assert_close(variance, want, rtol=1e-6, atol=1e-7)
-    assert torch.autograd.gradcheck(fdse.BatchStatistics.apply, x, atol=1e-6)
+    assert torch.autograd.gradcheck(common.batch_statistics, x, atol=1e-6)
+    of_library = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)[::-1]
+    gradients = []
+    for a, b in ((mean, variance), of_library):
+        (gradient,) = torch.autograd.grad(a.square().sum() + 3 * (b - 2).square().sum(), x)
+        gradients.append(gradient)
+    torch.testing.assert_close((mean, variance), of_library, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
 
 
 def test_eq4_in_bf16_and_of_a_dead_channel():
@@ -104,7 +111,7 @@ def test_eq4_in_bf16_and_of_a_dead_channel():
     x[:, 1] = 2.5
     x = x.bfloat16()
     want_var, want = torch.var_mean(x.double(), (0, 2, 3), correction=0)
-    mean, variance = fdse.BatchStatistics.apply(x.requires_grad_())
+    mean, variance = common.batch_statistics(x.requires_grad_())
     assert mean.dtype == torch.float32
     torch.testing.assert_close(mean.double(), want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(variance.double(), want_var, atol=1e-5, rtol=1e-5)
@@ -117,7 +124,7 @@ def test_eq4_gradient_in_bf16():
     x = (torch.randn(50, 6, 9, 9) + means).bfloat16()
     a = x.clone().requires_grad_()
     b = x.double().requires_grad_()
-    ours = fdse.BatchStatistics.apply(a)
+    ours = common.batch_statistics(a)
     exact = torch.var_mean(b, (0, 2, 3), correction=0)[::-1]
     for mean, variance in (ours, exact):
         loss = mean.square().sum() + 3 * (variance - 2).square().sum()

@@ -21,7 +21,8 @@ BLOCKS = {"body.0": 32, "body.2": 64, "body.6": 64}  # name and channels; the la
 
 @pytest.fixture(autouse=True)
 def images_in_float64(monkeypatch):
-    monkeypatch.setattr(fdse, "batches", batches)
+    for method in (fdse, official.fdse):
+        monkeypatch.setattr(method, "batches", batches)
 
 
 def batches(*of_client):

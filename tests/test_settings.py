@@ -10,8 +10,13 @@ import re
 from fractions import Fraction
 
 import common
+import fdse
+import fedadg
+import fedcir
+import fedsr
 import reproduce_tables
 from baselines import fedprox
+from plumbing import schedules
 from plumbing.settings import Args, LinearArgs, flag_of, method_name
 from tests.conftest import METHODS, MODULES, PROGRAMS, ROOT, parsed
 from tests.settings_table import FILE, HEADS, USUAL, commands, resolved
@@ -179,6 +184,28 @@ def test_values_of_released_code_stand_where_their_source_says():
                 assert near, (key, row)
                 used.update(near)
     assert not places.keys() - used
+
+
+SHARED = [
+    (schedules.FDSE["officecaltech"], fdse, "officecaltech", ()),
+    (schedules.FDSE["pacs"], fdse, "pacs", ("lr",)),  # each method's rate is tuned
+    (schedules.FDSE["domainnet10"], fdse, "domainnet10", ()),
+    (schedules.DIGITS, fdse, "digits", ()),
+    (schedules.DIGITS, fedsr, "digits", ()),
+    (schedules.DIGITS, fedcir, "digits", ()),
+    *[(schedules.MNIST[name], method, name, ()) for name in schedules.MNIST for method in (fedsr, fedadg)],
+    *[(schedules.FEDSR[name], fedsr, name, ()) for name in ("officehome", "domainnet")],
+    *[(schedules.FEDCIR[name], fedcir, name, ()) for name in schedules.FEDCIR],
+    *[(schedules.FEDSR_IN_FEDCIR[name], fedcir, name, ()) for name in schedules.FEDCIR],
+]
+
+
+@pytest.mark.parametrize("schedule, method, dataset, differ", SHARED)
+def test_the_shared_schedules_are_those_of_the_papers_own_files(schedule, method, dataset, differ):
+    own = method.PAPER[dataset]
+    both = [name for name in schedule if name in own and name not in differ]
+    assert len(both) >= 3
+    assert [schedule[name].value for name in both] == [own[name].value for name in both]
 
 
 def test_flags_win_over_the_table():
