@@ -3,7 +3,7 @@
     python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower     simulated, with Ray
 
 On real machines: deploy/README.md. A node is one domain; it builds its client anew for each message. The
-server has no image: `Remote` asks the nodes what the round loop of common.py asks its clients.
+server has no image: `Remote` is a `Federation` of common.py that asks all its nodes at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 
 import common
-from common import QUESTIONS, Answer, Args, Payload, Stop
+from common import Args, Payload, Stop
+from plumbing.devices import prepare
+from plumbing.errors import one_line_on_failure
 from plumbing.files import load_file, save, write_whole
-from plumbing.processes import one_line_on_failure, prepare, to_device
+from plumbing.payloads import to_device
 from plumbing.provenance import code
 from plumbing.results import id_of
 from plumbing.runfolder import Run
@@ -36,6 +38,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 PAUSE = 3  # seconds between two looks for nodes that are away
+TESTED = {"validate": ("val",), "test": ("val", "test")}  # the parts that a node is asked about
+Answer = tuple[Payload, dict[str, float]]  # of a node: what it sends, and numbers
 
 
 def parsed(words: list[str]) -> tuple[ModuleType, Args, argparse.Namespace]:
@@ -139,11 +143,22 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
         again = what == "train" and saved["round"] == t + 1
         common.restore(client, saved["before" if again else "after"], settings.device)
     before = copied(common.kept(client))
-    up, numbers = QUESTIONS[what](fed, k, t, payload_of(content, settings.device))
+    up, numbers = answer(fed, what, k, t, payload_of(content, settings.device))
     if what == "train":
         saved = {"round": t + 1, "before": before, "after": common.kept(client)}
         write_whole(file, lambda opened: save(saved, opened))
     return RecordDict({**records(up), "numbers": MetricRecord(numbers)})
+
+
+def answer(fed: common.Federation, what: str, k: int, t: int, down: Payload) -> Answer:
+    """What a client gives for its download: a payload and numbers."""
+    if what == "train":
+        return common.train_client(fed, k, t, down)
+    if what == "start":
+        return common.start_client(fed, k, t, down)
+    if what == "fit":
+        return {}, common.fit_client(fed, k, t, down)
+    return {}, common.test_client(fed, k, t, down, TESTED[what])
 
 
 # The server
@@ -202,32 +217,50 @@ class Remote(common.Federation):
                 print(f"{name} does not answer: {why}", flush=True)
         return answers
 
-    def ask(self, what: str, who, t: int, also: Payload | None = None) -> dict[int, Answer]:
+    def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
+        answers = self.ask("train", {k: self.server.download(k) for k in S_t}, t)
+        self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
+        if len(answers) < self.own.min_clients:
+            raise Stop(f"round {t + 1}: {len(answers)} of {len(S_t)} clients have answered, and "
+                       f"--min-clients is {self.own.min_clients}: the same command goes on from here")
+        return {k: up for k, (up, _) in answers.items()}, numbers_of(answers)
+
+    def test(self, who, t: int, parts: tuple[str, ...]) -> dict[int, dict[str, int]]:
+        what = "test" if "test" in parts else "validate"
+        return numbers_of(self.ask(what, {k: self.tested_with(k) for k in who}, t))
+
+    def fit(self, who, t: int, also: Payload) -> dict[int, dict[str, float]]:
+        return numbers_of(self.ask("fit", {k: self.tested_with(k) | also for k in who}, t))
+
+    def start(self) -> dict[int, Answer]:
+        return self.ask("start", {k: self.tested_with(k) for k in range(self.K)}, 0)
+
+    def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Answer]:
         """The answers that come and fit. All are waited for before the first and after the last round."""
         answers = {}
         while True:
             missing = self.meet()
-            asked = [k for k in who if k not in answers and self.names[k] not in missing]
-            downs = {self.names[k]: self.down(what, k) | (also or {}) for k in asked}
-            found = self.send(what, downs, self.ids, t=t, last=self.last, clients=self.names[:self.K],
+            asked = {self.names[k]: down for k, down in downs.items()
+                     if k not in answers and self.names[k] not in missing}
+            found = self.send(what, asked, self.ids, t=t, last=self.last, clients=self.names[:self.K],
                               targets=self.names[self.K:])
             for name, content in found.items():
                 k = self.names.index(name)
                 try:
-                    answer = payload_of(content), dict(content["numbers"])
-                    self.refuse(what, k, t, downs[name], answer)
-                    answers[k] = answer
+                    up, numbers = payload_of(content), dict(content["numbers"])
+                    self.check(what, k, t, downs[k], up, numbers)
+                    answers[k] = up, numbers
                 except (Stop, KeyError, ValueError) as e:
                     print(f"{name} is left out: {e}", flush=True)
-            if len(answers) == len(who) or what == "train" or 0 < t < self.settings.rounds:
+            if len(answers) == len(downs) or what == "train" or 0 < t < self.settings.rounds:
                 break
             time.sleep(PAUSE)
-        if what == "train":
-            self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
-            if len(answers) < self.own.min_clients:
-                raise Stop(f"round {t + 1}: {len(answers)} of {len(who)} clients have answered, and "
-                           f"--min-clients is {self.own.min_clients}: the same command goes on from here")
         return dict(sorted(answers.items()))
+
+
+def numbers_of(answers: dict[int, Answer]) -> dict[int, dict]:
+    """What the clients say beside their payloads."""
+    return {k: numbers for k, (_, numbers) in answers.items()}
 
 
 def serve(grid: Grid, words: list[str]) -> dict:

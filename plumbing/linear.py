@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from plumbing.errors import Stop
-from plumbing.processes import from_server
 from plumbing.seeding import seed_all
 from plumbing.settings import LinearArgs, ratios
 
@@ -79,10 +78,10 @@ def evaluate_linear(fed, t: int, best: float = 0, statistics: dict | None = None
     """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
     `target` is the mean over the targets with the first share."""
     targets = range(fed.K, len(fed.names))  # fed: common.Federation
-    answers = fed.ask("fit", targets, t, {"statistics": statistics} if statistics else {})
-    if len(answers) < len(targets):
+    of_targets = fed.fit(targets, t, {"statistics": statistics} if statistics else {})
+    if len(of_targets) < len(targets):
         return {}
-    found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
+    found = {fed.names[k]: by_ratio for k, by_ratio in of_targets.items()}
     first = str(ratios(fed.settings.label_ratio)[0])
     return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}
 
@@ -94,13 +93,12 @@ def evaluate_start(fed) -> dict:
     A network that has not been trained has no statistics of batch normalization. Here it has those that a
     round's first epoch would leave if no weight moved, averaged over the clients by images.
     """
-    answers = fed.ask("start", range(fed.K), 0)
-    mean = {}
+    answers, mean = fed.start(), {}
     for k, (payload, _) in answers.items():
         share = fed.sizes[k] / sum(fed.sizes)
         for name, v in payload["statistics"].items():
             mean[name] = mean[name].add_(v, alpha=share) if k else v * share
-    found = evaluate_linear(fed, 0, statistics=from_server(mean))
+    found = evaluate_linear(fed, 0, statistics=mean)
     if found:
         found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
     return found

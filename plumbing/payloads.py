@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from plumbing.errors import Stop
 from plumbing.files import tensors_of
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def layout(payload: dict) -> dict[str, str]:
@@ -20,6 +21,15 @@ def layout(payload: dict) -> dict[str, str]:
             name = f"{part}.{name}" if name else part
             found[name] = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else "no tensor"
     return found
+
+
+def to_device(value, device):
+    """Tensors anywhere in nested dicts, lists and tuples moved to the device."""
+    if isinstance(value, dict):
+        return {k: to_device(v, device) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(v, device) for v in value)
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def nbytes(payload: dict) -> int:
@@ -44,7 +54,7 @@ def expected_layout(down: dict, up: dict) -> dict[str, str]:
     return {name: v.replace("no tensor", "a tensor") for name, v in layout(like).items()}
 
 
-def refuse_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
+def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
     """Stop unless a client's upload has the expected layout, `n` counts images, and numbers are finite."""
     found = layout(up)
     for name in expected | found:
@@ -56,6 +66,43 @@ def refuse_answer(whose: str, up: dict, numbers: dict[str, float], expected: dic
     if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
         raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
                    "one was due before, is in the output folder: lower --lr, or set --clip")
+
+
+def check_state(when: str, state: dict, at_start: dict[str, str]) -> None:
+    """Stop if a tensor that the server keeps has another dtype or shape than at the start, or is gone."""
+    found = layout(state)
+    for name, expected in at_start.items():
+        if expected != "no tensor" and found.get(name) != expected:
+            raise Stop(f"{when}: expected {expected} in {name} of what the server keeps; found "
+                       f"{found.get(name, 'nothing')}: mend its update (counters of BN are integers)")
+
+
+@contextlib.contextmanager
+def nothing_forgotten(member, t: int, what: str):
+    """Stop if, in the first two rounds, a server or a client changes tensors in an attribute that `keeps`
+    does not name: a resumed run would have other numbers. Networks and `log` are not looked at."""
+    before = unnamed_tensors(member) if t < 2 else {}
+    yield
+    after = unnamed_tensors(member) if t < 2 else {}
+    for name, tensors in after.items():
+        pairs = zip(before.get(name, []), tensors)
+        if len(before.get(name, [])) != len(tensors) or not all(torch.equal(a, b) for a, b in pairs):
+            raise Stop(f"{what} changes {name}, which `keeps` does not name: a resumed run would have other "
+                       f"numbers. Add {name!r} to keeps, or make it a local variable")
+
+
+def unnamed_tensors(member) -> dict[str, list[Tensor]]:
+    """Copies of the tensors in each attribute that `keeps` does not name; those of its networks aside."""
+    of_networks = set()
+    for value in vars(member).values():
+        if isinstance(value, nn.Module):
+            of_networks |= {v.data_ptr() for v in value.state_dict().values()}
+    found = {}
+    for name, value in vars(member).items():
+        tensors = [v.detach().clone() for v in tensors_of(value) if v.data_ptr() not in of_networks]
+        if tensors and name not in (*member.keeps, "log"):
+            found[name] = tensors
+    return found
 
 
 def shared(value, first):

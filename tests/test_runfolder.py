@@ -317,15 +317,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     assert [entry["round"] for entry in metrics(tmp_path)] == times == [1, 2, 3]
     assert len(metrics(tmp_path)[2]["clients"]) == 6
 
-def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    fails(capsys, 2, "--lr is -1.0; it must be", run_here, "fedavg", tmp_path, "--lr", "-1")
-    fails(capsys, 1, "File exists", run_here, "fedavg", __file__)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        run_here("fedavg", tmp_path, "--lr", "-1")
-    assert capsys.readouterr().err == ""
-
 # The limit on a file's size stops a write in the middle, as a full disk does.
 FULL_DISK = """
 import resource, signal, sys
