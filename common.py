@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from plumbing import linear
@@ -30,17 +29,18 @@ from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, 
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
 from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows
-from plumbing.payloads import (check_answer, check_state, expected_layout, layout, nbytes, nothing_forgotten,
-                               shared, to_device)
+from plumbing.payloads import (check_answer, expected_layout, kept, layout, nbytes, shared, to_device,
+                               watched)
 from plumbing.results import best_of, score_of
-from plumbing.runfolder import Run, folder_of
+from plumbing.runfolder import Run
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import (expand_seeds, expand_targets, known_domains, show_seeds, show_targets,
                               targets_of)
-from plumbing.settings import Args, LinearArgs, arg, identity, method_module, name_and_file, parse, source
+from plumbing.settings import Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios, source
 from plumbing.splits import completed
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +48,7 @@ __all__ = ["Kept", "LinearArgs", "adam", "arg", "captured", "going_on", "optimiz
            "sgd", "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
+Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
 Settings = Args  # what a method reads: fixed once it is parsed; `identity` has what decides the numbers
 
 
@@ -579,20 +580,20 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
     `--test-rounds best` the test parts, and the target, only where the validation is better than `best`, the
     best of the rounds before, and in the last round."""
     if fed.settings.test_rounds == "best" and t < fed.settings.rounds:
-        entry = accuracies(fed, t, range(fed.K), ("val",))
+        entry = accuracies(fed, t, validate_client, range(fed.K))
         if not ("val" in entry and score_of(entry) > best):
             return entry
-    return accuracies(fed, t, range(len(fed.names)), ("val", "test"))
+    return accuracies(fed, t, test_client, range(len(fed.names)))
 
 
-def accuracies(fed: Federation, t: int, who: range, parts: tuple[str, ...]) -> dict:
-    """The accuracies after t rounds on val, and test: ALL is pooled over the images, AVG the mean over the
-    clients. There are none unless all have answered. With another --metric the validation has that too."""
-    counts, metric = fed.test(who, t, parts), validation_score(fed, t)
-    if len(counts) < len(who):
+def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict:
+    """The accuracies after t rounds on val, or val and test: ALL is pooled over the images, AVG the mean over
+    the clients. There are none unless all have answered. With another --metric the validation has it too."""
+    answers, metric = fed.test(of_client, who, t), validation_score(fed, t)
+    if len(answers) < len(who):
         return {}
-    entry = {}
-    for part in parts:
+    counts, entry = {k: numbers for k, (_, numbers) in answers.items()}, {}
+    for part in ("val", "test") if "test" in counts[0] else ("val",):
         of_clients = [(counts[k][part], counts[k][f"{part}_of"]) for k in range(fed.K)]
         each = [right / n for right, n in of_clients]
         pooled = sum(right for right, _ in of_clients) / sum(n for _, n in of_clients)
@@ -619,6 +620,36 @@ def validation_score(fed: Federation, t: int) -> float | None:
     return score
 
 
+def evaluate_linear(fed: Federation, t: int, best: float = 0, also: Payload | None = None) -> dict:
+    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
+    `target` is the mean over the targets with the first share."""
+    targets = range(fed.K, len(fed.names))
+    answers = fed.test(fit_client, targets, t, also)
+    if len(answers) < len(targets):
+        return {}
+    found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
+    first = str(ratios(fed.settings.label_ratio)[0])
+    return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}
+
+
+def evaluate_start(fed: Federation) -> dict:
+    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
+    and the loss of features that say nothing.
+
+    A network that has not been trained has no statistics of batch normalization. Here it has those that a
+    round's first epoch would leave if no weight moved, averaged over the clients by images.
+    """
+    answers, mean = fed.test(start_client, range(fed.K), 0), {}
+    for k, (payload, _) in answers.items():
+        share = fed.sizes[k] / sum(fed.sizes)
+        for name, v in payload["statistics"].items():
+            mean[name] = mean[name].add_(v, alpha=share) if k else v * share
+    found = evaluate_linear(fed, 0, also={"statistics": mean})
+    if found:
+        found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
+    return found
+
+
 def final_measures(fed: Federation, progress: Run) -> dict:
     """{"best": {client or target: the `scores` of its test part}, "last": ...} of these rounds; empty without
     labels, or if the clients are on other machines."""
@@ -641,14 +672,14 @@ def measured(fed: Federation, t: int) -> dict[str, dict]:
     return found
 
 
-# What a client does with its download after t rounds
+# What a client does with its download after t rounds: what it sends, and numbers
 
 
-def train_client(fed: Federation, k: int, t: int, down: Payload) -> tuple[Payload, dict[str, float]]:
+def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Local training in round t: the upload; the bytes both ways and what the client has logged."""
     client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
     seed_all(fed.settings.seed, "train", t, k)
-    with nothing_forgotten(client, t, f"{whose}: its train"):
+    with watched(client, t, f"{whose}: its train"):
         up = client.train(down, t)
     if not isinstance(up, dict):
         raise Stop(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
@@ -661,17 +692,21 @@ def train_client(fed: Federation, k: int, t: int, down: Payload) -> tuple[Payloa
     return up, log
 
 
-def test_client(fed: Federation, k: int, t: int, down: Payload, parts: tuple[str, ...]) -> dict[str, int]:
+def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "test")) -> Answer:
     """The correct and all images of these parts, of an unseen client of its test part."""
     model, counts = tested_model(fed, k, t, down), {}
     for part in parts:
         data = getattr(fed.clients[k].data, part)
         if part == "test" or not fed.clients[k].data.unseen:
             counts |= {part: correct(model, data, fed.settings), f"{part}_of": len(data)}
-    return counts
+    return {}, counts
 
 
-def fit_client(fed: Federation, k: int, t: int, down: Payload) -> dict[str, float]:
+def validate_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+    return test_client(fed, k, t, down, ("val",))
+
+
+def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """The accuracies of linear classifiers on the frozen network, for each share of the target's labels.
     `statistics` in the download are put in the place of the network's own."""
     client, settings = fed.clients[k], fed.settings
@@ -682,10 +717,10 @@ def fit_client(fed: Federation, k: int, t: int, down: Payload) -> dict[str, floa
     seed = seed_all(settings.seed, "linear", name).initial_seed()
     if settings.linear_views == "augmented":
         view = partial(view_representations, model, client.data.test, settings)
-    return linear.accuracies(z, y, len(fed.dataset.classes), settings, seed, view)
+    return {}, linear.accuracies(z, y, len(fed.dataset.classes), settings, seed, view)
 
 
-def start_client(fed: Federation, k: int, t: int, down: Payload) -> tuple[Payload, dict[str, float]]:
+def start_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Before the first step: statistics of batch normalization, and the loss of features that say nothing."""
     client, settings = fed.clients[k], fed.settings
     model = client.model(down)
@@ -731,11 +766,6 @@ class ClientProtocol(Protocol):
     def chance_loss(self) -> float: ...  # `linear` alone: the loss of features that say nothing
 
 
-def kept(member: ServerProtocol | ClientProtocol) -> dict:
-    """What outlives a round of a server or a client: the attributes that it names in `keeps`."""
-    return {name: getattr(member, name) for name in member.keeps}
-
-
 def restore(member: ServerProtocol | ClientProtocol, saved: dict, device: str) -> None:
     """The attributes of a server or a client as `kept` gave them. A tensor goes where it is at the start of a
     run, which may be the main memory; tensors in dicts go to `device`."""
@@ -756,10 +786,10 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     `build(args, channels, classes)` makes the network(s), by default `backbone`. When it cannot go on, it
     ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
-    with one_line_on_failure(Path(getattr(method_module(Server, Client), "__file__", "run")).stem):
-        method, file = name_and_file(Server, Client)
+    file = method_file(Server, Client)
+    with one_line_on_failure(file.stem):
+        method, of_seeds, folders = method_name(file), {}, []
         prepare(settings)
-        of_seeds, folders = {}, []
         for of_seed in expand_seeds(settings, method):
             print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n"
                   f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}", flush=True)
@@ -768,8 +798,8 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             results = of_seeds[of_seed.seed] = []
             for one in expand_targets(of_seed, dataset.names):
                 key = identity(one, method, dataset.content)
-                folders.append(str(folder_of(one, key)))
                 with Run.open(one, key, file) as progress:
+                    folders.append(str(progress.path))
                     made = partial(federation, Server, Client, one, build or backbone, dataset)
                     results.append(progress.show() if progress.result else rounds(made(), progress))
             show_targets(method, of_seed, results)
@@ -781,12 +811,12 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
 def rounds(fed: Federation, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
     settings, server = fed.settings, fed.server
-    evaluate = linear.evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
+    evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
     progress.begin(fed)  # prints and writes the settings; restores a checkpoint
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":
-            entry["start"] = linear.evaluate_start(fed)
+            entry["start"] = evaluate_start(fed)
             progress.lap("evaluate")
 
         # each client of S_t: download, local training, upload
@@ -802,9 +832,8 @@ def rounds(fed: Federation, progress: Run) -> dict:
         # the server: from the uploads to the next round's downloads
         if uploads:
             seed_all(settings.seed, "server", t)
-            with nothing_forgotten(server, t, f"round {t + 1}: the server's update"):
+            with watched(server, t, f"round {t + 1}: the server's update"):
                 server.update(to_device(uploads, settings.device), t)
-            check_state(f"round {t + 1}", kept(server), fed.at_start)
         del uploads  # else they are still there when the next round's come
         progress.lap("server")
 
@@ -832,8 +861,8 @@ def is_dropped(settings: Args, t: int, k: int) -> bool:
 class Federation:
     """Who takes part in a run. Clients 0..K-1 train; the numbers behind are the targets', who never do.
 
-    What is asked of clients goes through `train`, `test`, `fit` and `start`, here one client after the other.
-    On separate machines deploy/flower.py has its own, which ask all nodes at once.
+    Clients are trained by `train` and tested by `test` alone, here one after the other. On separate machines
+    deploy/flower.py has its own two, which ask all nodes at once.
     """
 
     settings: Args
@@ -845,7 +874,6 @@ class Federation:
     channels: int
     tested: int  # images of the targets that are tested
     of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
-    at_start: dict[str, str]  # the layout of what the server keeps
     templates: dict = dataclasses.field(default_factory=dict)  # the layout of what clients send
 
     @property
@@ -861,17 +889,11 @@ class Federation:
             self.check("train", k, t, down, uploads[k], logs[k])
         return uploads, logs
 
-    def test(self, who: Iterable[int], t: int, parts: tuple[str, ...]) -> dict[int, dict[str, int]]:
-        """Of these clients the correct and all images of these parts after t rounds."""
-        return {k: test_client(self, k, t, self.tested_with(k), parts) for k in who}
-
-    def fit(self, who: Iterable[int], t: int, also: Payload) -> dict[int, dict[str, float]]:
-        """Of these targets the accuracies of linear classifiers; `also` goes with the downloads."""
-        return {k: fit_client(self, k, t, self.tested_with(k) | also) for k in who}
-
-    def start(self) -> dict[int, tuple[Payload, dict[str, float]]]:
-        """What each client says of the network before the first step."""
-        return {k: start_client(self, k, 0, self.tested_with(k)) for k in range(self.K)}
+    def test(self, of_client: Callable, who: Iterable[int], t: int,
+             also: Payload | None = None) -> dict[int, Answer]:
+        """What validate_client, test_client, fit_client or start_client gives for each of these; `also` goes
+        with the downloads."""
+        return {k: of_client(self, k, t, self.tested_with(k) | (also or {})) for k in who}
 
     def tested_with(self, k: int) -> Payload:
         """What client k receives to be tested."""
@@ -946,8 +968,7 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
     tested = sum(len(data.test) for data in targets)
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
     of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
-    return Federation(settings, dataset, server, clients, names, sizes, channels, tested, of_classes,
-                      layout(kept(server)))
+    return Federation(settings, dataset, server, clients, names, sizes, channels, tested, of_classes)
 
 
 def images_in_round(n: int, settings: Args) -> int:

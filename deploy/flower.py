@@ -13,13 +13,14 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable, Iterable
 from copy import deepcopy as copied
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import common
-from common import Args, Payload, Stop
+from common import Answer, Args, Payload, Stop
 from plumbing.devices import prepare
 from plumbing.errors import one_line_on_failure
 from plumbing.files import load_file, save, write_whole
@@ -27,7 +28,7 @@ from plumbing.payloads import to_device
 from plumbing.provenance import code
 from plumbing.results import id_of
 from plumbing.runfolder import Run
-from plumbing.settings import Parser, identity, name_and_file
+from plumbing.settings import Parser, identity, method_file, method_name
 from plumbing.trained import method
 from reproduce.loading import without_images
 from reproduce.methods import arguments, builder_of
@@ -38,8 +39,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 PAUSE = 3  # seconds between two looks for nodes that are away
-TESTED = {"validate": ("val",), "test": ("val", "test")}  # the parts that a node is asked about
-Answer = tuple[Payload, dict[str, float]]  # of a node: what it sends, and numbers
+ANSWERS = {"train": common.train_client, "validate": common.validate_client, "test": common.test_client,
+           "fit": common.fit_client, "start": common.start_client}  # what a node may be asked
 
 
 def parsed(words: list[str]) -> tuple[ModuleType, Args, argparse.Namespace]:
@@ -90,8 +91,8 @@ def payload_of(content: RecordDict, device: str = "cpu") -> Payload:
 
 def fixed(module: ModuleType, settings: Args) -> dict:
     """What must be the same on all machines: the code, and the settings that decide numbers."""
-    name, file = name_and_file(module.Server, module.Client)
-    key = identity(settings, name) | {"code": code(file)["sha256"][:12]}
+    file = method_file(module.Server, module.Client)
+    key = identity(settings, method_name(file)) | {"code": code(file)["sha256"][:12]}
     del key["dataset"], key["device"]  # of which a node has its own
     return key
 
@@ -143,22 +144,11 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
         again = what == "train" and saved["round"] == t + 1
         common.restore(client, saved["before" if again else "after"], settings.device)
     before = copied(common.kept(client))
-    up, numbers = answer(fed, what, k, t, payload_of(content, settings.device))
+    up, numbers = ANSWERS[what](fed, k, t, payload_of(content, settings.device))
     if what == "train":
         saved = {"round": t + 1, "before": before, "after": common.kept(client)}
         write_whole(file, lambda opened: save(saved, opened))
     return RecordDict({**records(up), "numbers": MetricRecord(numbers)})
-
-
-def answer(fed: common.Federation, what: str, k: int, t: int, down: Payload) -> Answer:
-    """What a client gives for its download: a payload and numbers."""
-    if what == "train":
-        return common.train_client(fed, k, t, down)
-    if what == "start":
-        return common.start_client(fed, k, t, down)
-    if what == "fit":
-        return {}, common.fit_client(fed, k, t, down)
-    return {}, common.test_client(fed, k, t, down, TESTED[what])
 
 
 # The server
@@ -223,17 +213,12 @@ class Remote(common.Federation):
         if len(answers) < self.own.min_clients:
             raise Stop(f"round {t + 1}: {len(answers)} of {len(S_t)} clients have answered, and "
                        f"--min-clients is {self.own.min_clients}: the same command goes on from here")
-        return {k: up for k, (up, _) in answers.items()}, numbers_of(answers)
+        return {k: up for k, (up, _) in answers.items()}, {k: log for k, (_, log) in answers.items()}
 
-    def test(self, who, t: int, parts: tuple[str, ...]) -> dict[int, dict[str, int]]:
-        what = "test" if "test" in parts else "validate"
-        return numbers_of(self.ask(what, {k: self.tested_with(k) for k in who}, t))
-
-    def fit(self, who, t: int, also: Payload) -> dict[int, dict[str, float]]:
-        return numbers_of(self.ask("fit", {k: self.tested_with(k) | also for k in who}, t))
-
-    def start(self) -> dict[int, Answer]:
-        return self.ask("start", {k: self.tested_with(k) for k in range(self.K)}, 0)
+    def test(self, of_client: Callable, who: Iterable[int], t: int,
+             also: Payload | None = None) -> dict[int, Answer]:
+        what = of_client.__name__.removesuffix("_client")
+        return self.ask(what, {k: self.tested_with(k) | (also or {}) for k in who}, t)
 
     def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Answer]:
         """The answers that come and fit. All are waited for before the first and after the last round."""
@@ -258,17 +243,12 @@ class Remote(common.Federation):
         return dict(sorted(answers.items()))
 
 
-def numbers_of(answers: dict[int, Answer]) -> dict[int, dict]:
-    """What the clients say beside their payloads."""
-    return {k: numbers for k, (_, numbers) in answers.items()}
-
-
 def serve(grid: Grid, words: list[str]) -> dict:
     """A run whose clients are on nodes; it goes on from its folder. Returns its result."""
     fed = Remote(grid, words)
     fed.dataset.content = id_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]}, 4)
-    name, file = name_and_file(fed.module.Server, fed.module.Client)
-    key = identity(fed.settings, name, fed.dataset.content)
+    file = method_file(fed.module.Server, fed.module.Client)
+    key = identity(fed.settings, method_name(file), fed.dataset.content)
     with Run.open(fed.settings, key, file) as progress:
         for entry in progress.history:
             for client in entry["clients"]:

@@ -68,40 +68,37 @@ def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict
                    "one was due before, is in the output folder: lower --lr, or set --clip")
 
 
-def check_state(when: str, state: dict, at_start: dict[str, str]) -> None:
-    """Stop if a tensor that the server keeps has another dtype or shape than at the start, or is gone."""
-    found = layout(state)
-    for name, expected in at_start.items():
-        if expected != "no tensor" and found.get(name) != expected:
-            raise Stop(f"{when}: expected {expected} in {name} of what the server keeps; found "
-                       f"{found.get(name, 'nothing')}: mend its update (counters of BN are integers)")
+def kept(member) -> dict:
+    """What outlives a round of a server or a client: the attributes that it names in `keeps`."""
+    return {name: getattr(member, name) for name in member.keeps}
 
 
 @contextlib.contextmanager
-def nothing_forgotten(member, t: int, what: str):
-    """Stop if, in the first two rounds, a server or a client changes tensors in an attribute that `keeps`
-    does not name: a resumed run would have other numbers. Networks and `log` are not looked at."""
-    before = unnamed_tensors(member) if t < 2 else {}
+def watched(member, t: int, what: str):
+    """Stop if a step of a server or a client leaves a state with which a run cannot resume. A tensor that
+    `keeps` names has another dtype or shape; or, in the first two rounds, another one has another value."""
+    layout_before, before = layout(kept(member)), unnamed(member) if t < 2 else {}
     yield
-    after = unnamed_tensors(member) if t < 2 else {}
-    for name, tensors in after.items():
-        pairs = zip(before.get(name, []), tensors)
-        if len(before.get(name, [])) != len(tensors) or not all(torch.equal(a, b) for a, b in pairs):
+    found = layout(kept(member))
+    for name, expected in layout_before.items():
+        if expected not in ("no tensor", found.get(name)):
+            raise Stop(f"{what} leaves {found.get(name, 'nothing')} in {name}; expected {expected}, as it "
+                       "was (counters of batch normalization are integers)")
+    for name, values in unnamed(member).items() if t < 2 else ():
+        if values != before.get(name):
             raise Stop(f"{what} changes {name}, which `keeps` does not name: a resumed run would have other "
                        f"numbers. Add {name!r} to keeps, or make it a local variable")
 
 
-def unnamed_tensors(member) -> dict[str, list[Tensor]]:
-    """Copies of the tensors in each attribute that `keeps` does not name; those of its networks aside."""
-    of_networks = set()
-    for value in vars(member).values():
-        if isinstance(value, nn.Module):
-            of_networks |= {v.data_ptr() for v in value.state_dict().values()}
+def unnamed(member) -> dict[str, list[bytes]]:
+    """The tensors in each attribute that `keeps` does not name; `log`, and those of its networks, aside."""
+    networks = [value for value in vars(member).values() if isinstance(value, nn.Module)]
+    theirs = {v.data_ptr() for network in networks for v in tensors_of(network.state_dict())}
     found = {}
-    for name, value in vars(member).items():
-        tensors = [v.detach().clone() for v in tensors_of(value) if v.data_ptr() not in of_networks]
-        if tensors and name not in (*member.keeps, "log"):
-            found[name] = tensors
+    for name in vars(member).keys() - {*member.keeps, "log"}:
+        tensors = [v for v in tensors_of(getattr(member, name)) if v.data_ptr() not in theirs]
+        if tensors:
+            found[name] = [v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes() for v in tensors]
     return found
 
 

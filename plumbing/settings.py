@@ -31,7 +31,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import ClassVar, NamedTuple
 
 from plumbing.augment import AUGMENTATIONS
@@ -529,17 +528,11 @@ def method_name(file: str | Path) -> str:
     return path.stem
 
 
-def method_module(Server, Client) -> ModuleType:
-    """The module of a method: that of Client, or of Server if that one takes Client from another method."""
+def method_file(Server, Client) -> Path:
+    """The file of a method: that of Client, or of Server if that one takes Client from another method."""
     of_server, of_client = sys.modules[Server.__module__], sys.modules[Client.__module__]
-    names = vars(of_server).values()
-    return of_server if any(value is Client or value is of_client for value in names) else of_client
-
-
-def name_and_file(Server, Client) -> tuple[str, Path]:
-    """The name by which runs of a method are known, and its file."""
-    file = Path(method_module(Server, Client).__file__).resolve()
-    return method_name(file), file
+    takes_it = any(value is Client or value is of_client for value in vars(of_server).values())
+    return Path((of_server if takes_it else of_client).__file__).resolve()
 
 
 def identity(args: Args, method: str = "", content: str = "") -> dict:

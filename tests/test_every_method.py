@@ -68,7 +68,7 @@ def test_it_runs_and_writes_all_files(tmp_path, monkeypatch, method):
     against a second run."""
     flags = ["--precision", "auto", *small_run(method)]
     with monkeypatch.context() as patch:
-        for name in ("train_client", "test_client", "fit_client", "start_client"):
+        for name in ("train_client", "test_client", "validate_client", "fit_client", "start_client"):
             patch.setattr(common, name, only_reading(getattr(common, name)))
         run_here(method, tmp_path / "again", *flags)
     tmp_path /= "run"

@@ -262,7 +262,7 @@ def test_a_server_that_turns_a_counter_into_a_float_stops(tmp_path, data, capsys
         def update(self, uploads, t):
             super().update(uploads, t)
             self.w = {name: v + 0.5 for name, v in self.w.items()}
-    words = r"round 1: expected torch.int64 \(\) in w.count of what the server keeps; found torch.float32"
+    words = r"round 1: the server's update leaves torch.float32 \(\) in w.count; expected torch.int64 \(\)"
     fails(capsys, 1, words, common.run, Careless, Client, settings_of(data, tmp_path / "run"), build)
 
 
