@@ -870,15 +870,12 @@ class Federation:
     server: ServerProtocol
     clients: dict[int, ClientProtocol]
     names: list[str]  # of all clients and then the targets
+    K: int
     sizes: list[int]  # training images of the K clients
     channels: int
     tested: int  # images of the targets that are tested
     of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
     templates: dict = dataclasses.field(default_factory=dict)  # the layout of what clients send
-
-    @property
-    def K(self) -> int:
-        return len(self.sizes)
 
     def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
         """Download, local training and upload of each client of S_t: the uploads, and what was logged."""
@@ -968,7 +965,8 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
     tested = sum(len(data.test) for data in targets)
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
     of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
-    return Federation(settings, dataset, server, clients, names, sizes, channels, tested, of_classes)
+    return Federation(settings, dataset, server, clients, names, len(sources), sizes, channels, tested,
+                      of_classes)
 
 
 def images_in_round(n: int, settings: Args) -> int:

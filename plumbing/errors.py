@@ -159,10 +159,8 @@ class AfterTheRound:
     """Answers the first signal with a line and a note, which the round loop reads when it has a state to
     keep. The second one ends the program where it is."""
 
-    def __init__(self, words: str):
-        self.words = words  # the line
-        self.number = 0  # of the first signal; 0: none has come
-        self.came = 0.0  # when
+    number = 0  # of the first signal; 0: none has come
+    came = 0.0  # when
 
     def __call__(self, number: int, _frame=None) -> None:
         if self.number and time.monotonic() - self.came < TOGETHER:
@@ -171,7 +169,8 @@ class AfterTheRound:
             raise Interrupted(number)
         self.number, self.came = number, time.monotonic()
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in mid-write
-            print(f"\n{self.words}", file=sys.stderr, flush=True)
+            print("\nstopping after this round, to keep it; once more: at once, and what was kept before is "
+                  "kept", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

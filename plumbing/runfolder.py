@@ -34,7 +34,6 @@ STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code":
          "clients": dict}  # what a checkpoint has
 ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear"}  # a line of metrics
 INSTEAD = "give another --out, or --no-resume to replace it"
-AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
 
@@ -113,7 +112,7 @@ class Run:
             from torch.utils.tensorboard import SummaryWriter
             writer = SummaryWriter(self.path / "tensorboard", purge_step=self.t + 1)
             self.scalars = self.stack.enter_context(contextlib.closing(writer))
-        self.ending = AfterTheRound(AT_ONCE)
+        self.ending = AfterTheRound()
         self.stack.enter_context(handled(self.ending))
         self.since = time.perf_counter()
 
