@@ -1,5 +1,5 @@
 """What every method stands on, in this order: data loaders, backbones, averaging, evaluation, what a client
-is asked, the contract of a method file, the round loop.
+does in a round, the contract of a method file, the round loop.
 
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
 upload. In a run the round loop alone calls them. What they must offer is said by the two `Protocol` classes
@@ -10,11 +10,9 @@ and `Run`, a run's folder (plumbing/runfolder.py). Method files import all they 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from plumbing import linear, schedules
@@ -23,7 +21,8 @@ from plumbing.batch_statistics import batch_statistics, per_channel
 from plumbing.capture import captured
 from plumbing.catalog import is_own, own_file
 from plumbing.decoding import open_images
-from plumbing.errors import Stop, out_of_memory
+from plumbing.devices import prepare
+from plumbing.errors import Stop, one_line_on_failure, out_of_memory
 from plumbing.mixing import Together, pool
 from plumbing.mnist import load_digits, rotate, rotated_mnist
 from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, load_pretrained, own_network,
@@ -31,17 +30,18 @@ from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, 
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
 from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows
-from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer, shared
-from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
+from plumbing.payloads import (check_answer, expected_layout, kept, layout, nbytes, shared, to_device,
+                               watched)
 from plumbing.results import best_of, score_of
-from plumbing.runfolder import Run, folder_of
+from plumbing.runfolder import Run
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import (expand_seeds, expand_targets, known_domains, show_seeds, show_targets,
                               targets_of)
-from plumbing.settings import Args, LinearArgs, arg, identity, name_and_file, parse, source
+from plumbing.settings import Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios, source
 from plumbing.splits import completed
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -571,7 +571,7 @@ def view_representations(model: nn.Module, data: Data, settings: Args, rows: Ten
 
 def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -> nn.Module:
     """The network that is tested on client k after t rounds; `down` is what it has got, if not from here."""
-    down = fed.down("test", k) if down is None else down
+    down = fed.tested_with(k) if down is None else down
     seed_all(fed.settings.seed, "evaluate", t, k)
     return fed.clients[k].model(down)
 
@@ -581,99 +581,133 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
     `--test-rounds best` the test parts, and the target, only where the validation is better than `best`, the
     best of the rounds before, and in the last round."""
     if fed.settings.test_rounds == "best" and t < fed.settings.rounds:
-        entry = accuracies(fed, t, "validate", range(fed.K))
-        if not from_server("val" in entry and score_of(entry) > best):
+        entry = accuracies(fed, t, validate_client, range(fed.K))
+        if not ("val" in entry and score_of(entry) > best):
             return entry
-    return accuracies(fed, t, "test", range(len(fed.names)))
+    return accuracies(fed, t, test_client, range(len(fed.names)))
 
 
-def accuracies(fed: Federation, t: int, what: str, who: range) -> dict:
-    """The accuracies after t rounds, in process 0: ALL is pooled over the images, AVG the mean over the
-    clients. There are none unless all have answered. With another --metric the validation has that too."""
-    answers, metric = fed.ask(what, who, t), validation_score(fed, t)
+def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict:
+    """The accuracies after t rounds on val, or val and test: ALL is pooled over the images, AVG the mean over
+    the clients. There are none unless all have answered. With another --metric the validation has it too."""
+    answers, metric = fed.test(of_client, who, t), validation_score(fed, t)
     if len(answers) < len(who):
         return {}
-    numbers, entry = [answers[k][1] for k in who], {}
-    for part in ("val", "test") if what == "test" else ("val",):
-        of_clients = [(found[part], found[f"{part}_of"]) for found in numbers[:fed.K]]
+    counts, entry = {k: numbers for k, (_, numbers) in answers.items()}, {}
+    for part in ("val", "test") if "test" in counts[0] else ("val",):
+        of_clients = [(counts[k][part], counts[k][f"{part}_of"]) for k in range(fed.K)]
         each = [right / n for right, n in of_clients]
         pooled = sum(right for right, _ in of_clients) / sum(n for _, n in of_clients)
         entry[part] = {"ALL": pooled, "AVG": sum(each) / fed.K, "clients": dict(zip(fed.names, each))}
     if len(who) > fed.K:
-        entry["target"] = numbers[fed.K]["test"] / numbers[fed.K]["test_of"]
+        entry["target"] = counts[fed.K]["test"] / counts[fed.K]["test_of"]
     if metric is not None:
         entry["val"]["metric"] = metric
     return entry
 
 
 def validation_score(fed: Federation, t: int) -> float | None:
-    """After t rounds what --metric says of the validation images of all clients together, in process 0; None
-    for the accuracy."""
-    settings, found = fed.settings, {}
+    """After t rounds what --metric says of the validation images of all clients together; None for the
+    accuracy."""
+    settings, found = fed.settings, []
     if settings.metric == "accuracy":
         return None
-    for k, client in fed.clients.items():
-        if not client.data.unseen:
-            found[k] = probabilities(tested_model(fed, k, t), client.data.val, settings)
-    found = gathered(found)
-    if process()[0]:
-        return None
-    score = scores(*joined([found[k] for k in range(fed.K)]))[settings.metric]
+    for k in range(fed.K):
+        found.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
+    score = scores(*joined(found))[settings.metric]
     if score is None:
         raise Stop(f"--metric {settings.metric} needs images of every class to validate with: choose "
                    "another, or give validation a larger share in --split", 2)
     return score
 
 
-def final_measures(fed: Federation, progress: Run) -> dict:
-    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these rounds, in process
-    0; empty without labels, or if the clients are on other machines."""
-    if fed.settings.protocol == "linear" or (process()[1] == 1 and not fed.clients):
+def evaluate_linear(fed: Federation, t: int, best: float = 0, also: Payload | None = None) -> dict:
+    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
+    `target` is the mean over the targets with the first share."""
+    targets = range(fed.K, len(fed.names))
+    answers = fed.test(fit_client, targets, t, also)
+    if len(answers) < len(targets):
         return {}
+    found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
+    first = str(ratios(fed.settings.label_ratio)[0])
+    return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}
 
-    def after(t: int) -> dict:
-        of_clients = {}
-        for k, client in fed.clients.items():
-            tested = probabilities(tested_model(fed, k, t), client.data.test, fed.settings)
-            of_clients[k] = scores(*tested)
-        return {fed.names[k]: found for k, found in gathered(of_clients).items()}
-    last = best = after(progress.t)
-    saved = from_server(progress.best())
+
+def evaluate_start(fed: Federation) -> dict:
+    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
+    and the loss of features that say nothing.
+
+    A network that has not been trained has no statistics of batch normalization. Here it has those that a
+    round's first epoch would leave if no weight moved, averaged over the clients by images.
+    """
+    answers, mean = fed.test(start_client, range(fed.K), 0), {}
+    for k, (payload, _) in answers.items():
+        share = fed.sizes[k] / sum(fed.sizes)
+        for name, v in payload["statistics"].items():
+            mean[name] = mean[name].add_(v, alpha=share) if k else v * share
+    found = evaluate_linear(fed, 0, also={"statistics": mean})
+    if found:
+        found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
+    return found
+
+
+def final_measures(fed: Federation, progress: Run) -> dict:
+    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these rounds; empty without
+    labels, or if the clients are on other machines."""
+    if fed.settings.protocol == "linear" or not fed.clients:
+        return {}
+    last = best = measured(fed, progress.t)
+    saved = progress.best()
     if saved["round"] < progress.t:
         fed.restore(saved)
-        best = after(saved["round"])
+        best = measured(fed, saved["round"])
     progress.lap("evaluate")
     return {"best": best, "last": last}
 
 
-# What a client is asked in a round: each takes its download, and returns a payload and numbers
+def measured(fed: Federation, t: int) -> dict[str, dict]:
+    """After t rounds the `scores` of the test part of each client and target."""
+    found = {}
+    for k, client in fed.clients.items():
+        found[fed.names[k]] = scores(*probabilities(tested_model(fed, k, t), client.data.test, fed.settings))
+    return found
 
 
-def answer_train(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+# What a client does with its download after t rounds: what it sends, and numbers
+
+
+def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Local training in round t: the upload; the bytes both ways and what the client has logged."""
+    client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
     seed_all(fed.settings.seed, "train", t, k)
-    up = fed.clients[k].train(down, t)
-    numbers = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
-    for name, value in getattr(fed.clients[k], "log", {}).items():
+    with watched(client, t, f"{whose}: its train"):
+        up = client.train(down, t)
+    if not isinstance(up, dict):
+        raise Stop(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
+    log = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
+    for name, value in getattr(client, "log", {}).items():
         try:
-            numbers[name] = float(value)
+            log[name] = float(value)
         except (TypeError, ValueError) as e:
-            whose = f"round {t + 1}, client {fed.names[k]}"
             raise Stop(f"{whose}: expected a number in its log as {name!r}; {e}") from e
-    return up, numbers
+    return up, log
 
 
-def answer_counts(fed: Federation, k: int, t: int, down: Payload, parts: tuple[str, ...]) -> Answer:
-    """After t rounds the correct and all images of these parts, of an unseen client of its test part."""
-    model, numbers = tested_model(fed, k, t, down), {}
+def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "test")) -> Answer:
+    """The correct and all images of these parts, of an unseen client of its test part."""
+    model, counts = tested_model(fed, k, t, down), {}
     for part in parts:
         data = getattr(fed.clients[k].data, part)
         if part == "test" or not fed.clients[k].data.unseen:
-            numbers |= {part: correct(model, data, fed.settings), f"{part}_of": len(data)}
-    return {}, numbers
+            counts |= {part: correct(model, data, fed.settings), f"{part}_of": len(data)}
+    return {}, counts
 
 
-def answer_fit(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def validate_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+    return test_client(fed, k, t, down, ("val",))
+
+
+def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """The accuracies of linear classifiers on the frozen network, for each share of the target's labels.
     `statistics` in the download are put in the place of the network's own."""
     client, settings = fed.clients[k], fed.settings
@@ -687,7 +721,7 @@ def answer_fit(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     return {}, linear.accuracies(z, y, len(fed.dataset.classes), settings, seed, view)
 
 
-def answer_start(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def start_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Before the first step: statistics of batch normalization, and the loss of features that say nothing."""
     client, settings = fed.clients[k], fed.settings
     model = client.model(down)
@@ -695,11 +729,6 @@ def answer_start(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     one_epoch = batches(client.data.train, dataclasses.replace(settings, epochs=1), 0, k)
     statistics = linear.batch_statistics(model, one_epoch, settings)
     return {"statistics": statistics}, {"chance_loss": client.chance_loss()}
-
-
-QUESTIONS = {"train": answer_train, "fit": answer_fit, "start": answer_start,
-             "validate": partial(answer_counts, parts=("val",)),
-             "test": partial(answer_counts, parts=("val", "test"))}
 
 
 # The contract of a method file
@@ -738,11 +767,6 @@ class ClientProtocol(Protocol):
     def chance_loss(self) -> float: ...  # `linear` alone: the loss of features that say nothing
 
 
-def kept(member: ServerProtocol | ClientProtocol) -> dict:
-    """What outlives a round of a server or a client: the attributes that it names in `keeps`."""
-    return {name: getattr(member, name) for name in member.keeps}
-
-
 def restore(member: ServerProtocol | ClientProtocol, saved: dict, device: str) -> None:
     """The attributes of a server or a client as `kept` gave them. A tensor goes where it is at the start of a
     run, which may be the main memory; tensors in dicts go to `device`."""
@@ -763,27 +787,24 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     `build(args, channels, classes)` makes the network(s), by default `backbone`. When it cannot go on, it
     ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
-    with one_line_on_failure(Path(getattr(sys.modules[Client.__module__], "__file__", "run")).stem):
-        method, file = name_and_file(Server, Client)
+    file = method_file(Server, Client)
+    with one_line_on_failure(file.stem):
+        method, of_seeds, folders = method_name(file), {}, []
         prepare(settings)
-        of_seeds, folders = {}, []
         for of_seed in expand_seeds(settings, method):
-            if process()[0] == 0:
-                machine = f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}"
-                print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n{machine}",
-                      flush=True)
+            print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n"
+                  f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}", flush=True)
             targets_of(of_seed, known_domains(of_seed.dataset))  # a wrong name stops before the decoding
             dataset = open_dataset(of_seed)
             results = of_seeds[of_seed.seed] = []
             for one in expand_targets(of_seed, dataset.names):
                 key = identity(one, method, dataset.content)
-                folders.append(str(folder_of(one, key)))
                 with Run.open(one, key, file) as progress:
+                    folders.append(str(progress.path))
                     made = partial(federation, Server, Client, one, build or backbone, dataset)
                     results.append(progress.show() if progress.result else rounds(made(), progress))
-            if process()[0] == 0:
-                show_targets(method, of_seed, results)
-        if settings.seeds and process()[0] == 0:
+            show_targets(method, of_seed, results)
+        if settings.seeds:
             show_seeds(settings, method, of_seeds, folders)
     return sum(of_seeds.values(), [])
 
@@ -791,31 +812,30 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
 def rounds(fed: Federation, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
     settings, server = fed.settings, fed.server
-    evaluate = linear.evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
+    evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
     progress.begin(fed)  # prints and writes the settings; restores a checkpoint
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":
-            entry["start"] = linear.evaluate_start(fed)
+            entry["start"] = evaluate_start(fed)
             progress.lap("evaluate")
 
         # each client of S_t: download, local training, upload
         S_t = sampled_clients(settings, fed.K, t)
-        answers = fed.ask("train", S_t, t)
-        uploads = {k: up for k, (up, _) in answers.items() if not is_dropped(settings, t, k)}
+        uploads, logs = fed.train(S_t, t)
+        uploads = {k: up for k, up in uploads.items() if not is_dropped(settings, t, k)}
         progress.images += sum(images_in_round(fed.sizes[k], settings) for k in S_t)
-        entry["clients"] = {fed.names[k]: numbers for k, (_, numbers) in answers.items()}
+        entry["clients"] = {fed.names[k]: log for k, log in logs.items()}
         if len(uploads) < len(S_t):
             entry["dropped"] = [fed.names[k] for k in S_t if k not in uploads]
         progress.lap("train")
 
         # the server: from the uploads to the next round's downloads
-        if process()[0] == 0 and uploads:
+        if uploads:
             seed_all(settings.seed, "server", t)
-            server.update(to_device(uploads, settings.device), t)
-        del answers, uploads  # else they are still there when the next round's come
-        if process()[1] > 1:
-            restore(server, from_server(kept(server)), settings.device)
+            with watched(server, t, f"round {t + 1}: the server's update"):
+                server.update(to_device(uploads, settings.device), t)
+        del uploads  # else they are still there when the next round's come
         progress.lap("server")
 
         if is_evaluated(settings, t + 1):
@@ -840,51 +860,52 @@ def is_dropped(settings: Args, t: int, k: int) -> bool:
 
 @dataclass
 class Federation:
-    """Who takes part in a run. Clients 0..K-1 train; the numbers behind are the targets', who never do. With
-    torchrun `clients` has only those of this process, on a machine of its own that client alone."""
+    """Who takes part in a run. Clients 0..K-1 train; the numbers behind are the targets', who never do.
+
+    Clients are trained by `train` and tested by `test` alone, here one after the other. On separate machines
+    deploy/flower.py has its own two, which ask all nodes at once.
+    """
 
     settings: Args
     dataset: Dataset
     server: ServerProtocol
     clients: dict[int, ClientProtocol]
     names: list[str]  # of all clients and then the targets
+    K: int
     sizes: list[int]  # training images of the K clients
     channels: int
     tested: int  # images of the targets that are tested
     of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
-    templates: dict = dataclasses.field(default_factory=dict)  # of each question: the layout of the answers
+    templates: dict = dataclasses.field(default_factory=dict)  # the layout of what clients send
 
-    @property
-    def K(self) -> int:
-        return len(self.sizes)
+    def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
+        """Download, local training and upload of each client of S_t: the uploads, and what was logged."""
+        uploads, logs = {}, {}
+        for k in S_t:
+            down = self.server.download(k)
+            uploads[k], logs[k] = train_client(self, k, t, down)
+            self.check("train", k, t, down, uploads[k], logs[k])
+        return uploads, logs
 
-    def down(self, what: str, k: int) -> Payload:
-        """What client k receives when it is asked one of QUESTIONS."""
-        if what == "train":
-            return self.server.download(k)
+    def test(self, of_client: Callable, who: Iterable[int], t: int,
+             also: Payload | None = None) -> dict[int, Answer]:
+        """What validate_client, test_client, fit_client or start_client gives for each of these; `also` goes
+        with the downloads."""
+        return {k: of_client(self, k, t, self.tested_with(k) | (also or {})) for k in who}
+
+    def tested_with(self, k: int) -> Payload:
+        """What client k receives to be tested."""
         return getattr(self.server, "tested", self.server.download)(k)
 
-    def ask(self, what: str, who: Iterable[int], t: int, also: Payload | None = None) -> dict[int, Answer]:
-        """The answers of these clients, in process 0; `also` goes with the downloads. Stop if one is bad."""
-        answers = {}
-        for k in who:
-            if k in self.clients:  # with torchrun the others belong to other processes
-                down = self.down(what, k) | (also or {})
-                answers[k] = QUESTIONS[what](self, k, t, down)
-                self.refuse(what, k, t, down, answers[k])
-        return gathered(answers)
-
-    def refuse(self, what: str, k: int, t: int, down: Payload, answer: Answer) -> None:
-        """Stop if an answer does not fit. A client whose images another one has sends nothing."""
-        up, numbers = answer
+    def check(self, what: str, k: int, t: int, down: Payload, up: Payload, numbers: dict) -> None:
+        """Stop if what a client sends does not fit. A client whose images another one has sends nothing."""
         whose = f"round {t + 1 if what == 'train' else t}, client {self.names[k]}"
-        if not isinstance(up, dict):
-            raise Stop(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
+        expected = self.templates.get(what)
         if k > 0 and getattr(self.clients.get(k), "pooled", False):
-            return refuse_answer(whose, up, numbers, expected_layout({}, up))
-        if what not in self.templates:
-            self.templates[what] = expected_layout(down, up)
-        refuse_answer(whose, up, numbers, self.templates[what])
+            expected = expected_layout({}, up)
+        elif expected is None:
+            expected = self.templates[what] = expected_layout(down, up)
+        check_answer(whose, up, numbers, expected)
 
     def state(self) -> dict:
         """{"server": what it keeps, "clients": {k: what that client keeps}}."""
@@ -901,11 +922,6 @@ class Federation:
             client.model(self.server.download(k))
             break  # one is enough to see whether the tensors fit
 
-    def data(self) -> dict:
-        """Who takes part, and what the images show: enough to build the networks without any image."""
-        return {"clients": self.names[:self.K], "targets": self.names[self.K:],
-                "classes": list(self.dataset.classes), "channels": self.channels}
-
 
 def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Federation:
     """The server and the clients at the start of a run, always in the same random order."""
@@ -914,11 +930,11 @@ def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Feder
         pool(sources)
     first = dataset.domains[0]
     example = first.prepare(torch.zeros(2, *first.images.shape[1:], dtype=first.images.dtype))
-    return assembled(Server, Client, settings, build, dataset, sources, targets, example)
+    return federation_of(Server, Client, settings, build, dataset, sources, targets, example)
 
 
-def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: list[ClientData],
-              targets: list[ClientData], example: Tensor) -> Federation:
+def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sources: list[ClientData],
+                  targets: list[ClientData], example: Tensor) -> Federation:
     """The server and the clients of these data; `example` is a batch as theirs, [2, C, H, W]."""
     channels = example.shape[1]
     if settings.normalize == "imagenet" and channels != 3:
@@ -938,13 +954,11 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
         raise Stop(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give {advice}", 2)
     net.to(settings.device, memory_format=torch.channels_last)
     server = Server(settings, net, len(sources))
-    rank, size = process()
     clients = {}
     for k, data in enumerate(sources + targets):
-        if k % size == rank:
-            clients[k] = Client(settings, net, k, data)
-            for name, value in kept(clients[k]).items():  # equal tensors are held once, not K times
-                setattr(clients[k], name, shared(value, getattr(clients[rank], name)))
+        clients[k] = Client(settings, net, k, data)
+        for name, value in kept(clients[k]).items():  # equal tensors are held once, not K times
+            setattr(clients[k], name, shared(value, getattr(clients[0], name)))
     names = [data.name for data in sources + targets]
     if len(set(names)) < len(names):
         raise Stop(f"two of {', '.join(names)} have one name: rename a domain, it is named as a client", 2)
@@ -952,7 +966,8 @@ def assembled(Server, Client, settings: Args, build, dataset: Dataset, sources: 
     tested = sum(len(data.test) for data in targets)
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
     of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
-    return Federation(settings, dataset, server, clients, names, sizes, channels, tested, of_classes)
+    return Federation(settings, dataset, server, clients, names, len(sources), sizes, channels, tested,
+                      of_classes)
 
 
 def images_in_round(n: int, settings: Args) -> int:

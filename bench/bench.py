@@ -53,9 +53,9 @@ import fdse
 import fedavg
 from plumbing.errors import Stop, handled, interrupt
 from plumbing.files import output_file, write_json
-from plumbing.processes import prepare
+from plumbing.devices import choose_device, prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
-from plumbing.settings import Parser, choose_device
+from plumbing.settings import Parser
 from reproduce.commands import one_line_on_stop
 from reproduce.methods import builder_of, method
 from reproduce.runner import environment
@@ -464,7 +464,7 @@ def main(argv: list[str] | None = None) -> None:
         typed = shlex.join(["python", "-m", "bench.bench", *sys.argv[1:]])
         typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")
         figures = {"device": args.device, "heads": heads, "rows": rows, "command": typed}
-        figures |= hardware(args, 1) | code(Path(__file__))
+        figures |= hardware(args) | code(Path(__file__))
         for count in flags.clients.split(","):
             flags.count = int(count)
             for row in kind(flags):

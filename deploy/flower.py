@@ -3,7 +3,7 @@
     python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower     simulated, with Ray
 
 On real machines: deploy/README.md. A node is one domain; it builds its client anew for each message. The
-server has no image: `Remote` asks the nodes what the round loop of common.py asks its clients.
+server has no image: `Remote` is a `Federation` of common.py that asks all its nodes at once.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable, Iterable
 from copy import deepcopy as copied
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import common
-from common import QUESTIONS, Answer, Args, Payload, Stop
+from common import Answer, Args, Payload, Stop
+from plumbing.devices import prepare
+from plumbing.errors import one_line_on_failure
 from plumbing.files import load_file, save, write_whole
-from plumbing.processes import one_line_on_failure, prepare, to_device
+from plumbing.payloads import to_device
 from plumbing.provenance import code
 from plumbing.results import id_of
 from plumbing.runfolder import Run
-from plumbing.settings import Parser, identity, name_and_file
+from plumbing.settings import Parser, identity, method_file, method_name
 from plumbing.trained import method
 from reproduce.loading import without_images
 from reproduce.methods import arguments, builder_of
@@ -36,6 +39,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 PAUSE = 3  # seconds between two looks for nodes that are away
+ANSWERS = {"train": common.train_client, "validate": common.validate_client, "test": common.test_client,
+           "fit": common.fit_client, "start": common.start_client}  # what a node may be asked
 
 
 def parsed(words: list[str]) -> tuple[ModuleType, Args, argparse.Namespace]:
@@ -86,8 +91,8 @@ def payload_of(content: RecordDict, device: str = "cpu") -> Payload:
 
 def fixed(module: ModuleType, settings: Args) -> dict:
     """What must be the same on all machines: the code, and the settings that decide numbers."""
-    name, file = name_and_file(module.Server, module.Client)
-    key = identity(settings, name) | {"code": code(file)["sha256"][:12]}
+    file = method_file(module.Server, module.Client)
+    key = identity(settings, method_name(file)) | {"code": code(file)["sha256"][:12]}
     del key["dataset"], key["device"]  # of which a node has its own
     return key
 
@@ -139,7 +144,7 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
         again = what == "train" and saved["round"] == t + 1
         common.restore(client, saved["before" if again else "after"], settings.device)
     before = copied(common.kept(client))
-    up, numbers = QUESTIONS[what](fed, k, t, payload_of(content, settings.device))
+    up, numbers = ANSWERS[what](fed, k, t, payload_of(content, settings.device))
     if what == "train":
         saved = {"round": t + 1, "before": before, "after": common.kept(client)}
         write_whole(file, lambda opened: save(saved, opened))
@@ -202,31 +207,39 @@ class Remote(common.Federation):
                 print(f"{name} does not answer: {why}", flush=True)
         return answers
 
-    def ask(self, what: str, who, t: int, also: Payload | None = None) -> dict[int, Answer]:
+    def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
+        answers = self.ask("train", {k: self.server.download(k) for k in S_t}, t)
+        self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
+        if len(answers) < self.own.min_clients:
+            raise Stop(f"round {t + 1}: {len(answers)} of {len(S_t)} clients have answered, and "
+                       f"--min-clients is {self.own.min_clients}: the same command goes on from here")
+        return {k: up for k, (up, _) in answers.items()}, {k: log for k, (_, log) in answers.items()}
+
+    def test(self, of_client: Callable, who: Iterable[int], t: int,
+             also: Payload | None = None) -> dict[int, Answer]:
+        what = of_client.__name__.removesuffix("_client")
+        return self.ask(what, {k: self.tested_with(k) | (also or {}) for k in who}, t)
+
+    def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Answer]:
         """The answers that come and fit. All are waited for before the first and after the last round."""
         answers = {}
         while True:
             missing = self.meet()
-            asked = [k for k in who if k not in answers and self.names[k] not in missing]
-            downs = {self.names[k]: self.down(what, k) | (also or {}) for k in asked}
-            found = self.send(what, downs, self.ids, t=t, last=self.last, clients=self.names[:self.K],
+            asked = {self.names[k]: down for k, down in downs.items()
+                     if k not in answers and self.names[k] not in missing}
+            found = self.send(what, asked, self.ids, t=t, last=self.last, clients=self.names[:self.K],
                               targets=self.names[self.K:])
             for name, content in found.items():
                 k = self.names.index(name)
                 try:
-                    answer = payload_of(content), dict(content["numbers"])
-                    self.refuse(what, k, t, downs[name], answer)
-                    answers[k] = answer
+                    up, numbers = payload_of(content), dict(content["numbers"])
+                    self.check(what, k, t, downs[k], up, numbers)
+                    answers[k] = up, numbers
                 except (Stop, KeyError, ValueError) as e:
                     print(f"{name} is left out: {e}", flush=True)
-            if len(answers) == len(who) or what == "train" or 0 < t < self.settings.rounds:
+            if len(answers) == len(downs) or what == "train" or 0 < t < self.settings.rounds:
                 break
             time.sleep(PAUSE)
-        if what == "train":
-            self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
-            if len(answers) < self.own.min_clients:
-                raise Stop(f"round {t + 1}: {len(answers)} of {len(who)} clients have answered, and "
-                           f"--min-clients is {self.own.min_clients}: the same command goes on from here")
         return dict(sorted(answers.items()))
 
 
@@ -234,8 +247,8 @@ def serve(grid: Grid, words: list[str]) -> dict:
     """A run whose clients are on nodes; it goes on from its folder. Returns its result."""
     fed = Remote(grid, words)
     fed.dataset.content = id_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]}, 4)
-    name, file = name_and_file(fed.module.Server, fed.module.Client)
-    key = identity(fed.settings, name, fed.dataset.content)
+    file = method_file(fed.module.Server, fed.module.Client)
+    key = identity(fed.settings, method_name(file), fed.dataset.content)
     with Run.open(fed.settings, key, file) as progress:
         for entry in progress.history:
             for client in entry["clients"]:

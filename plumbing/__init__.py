@@ -1,1 +1,1 @@
-"""The machinery under common.py: settings, the run folder, processes, files, archives, augmentation."""
+"""The machinery under common.py: settings, the run folder, devices, files, archives, augmentation."""

@@ -108,12 +108,6 @@ def patient_output():
         sys.stdout, sys.stderr = before
 
 
-def speaks() -> bool:
-    """Whether this process tells of bad usage, which all of them find: with torchrun the first alone."""
-    alone = os.environ.get("WORLD_SIZE", "1") in ("", "1")
-    return alone or os.environ.get("LOCAL_RANK", "0") == "0"
-
-
 def out_of_memory(e: BaseException) -> bool:
     """An error of torch's own on a GPU, the words of a RuntimeError on a CPU. torch is not imported for this:
     bad usage is told before it is."""
@@ -161,23 +155,12 @@ def handled(handler: Callable):
             signal.signal(number, handler_before)
 
 
-def leave_to_the_system() -> None:
-    """From now on a signal ends the program at once, wherever it is, without a line."""
-    for number in ENDING:
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):
-            signal.signal(number, signal.SIG_DFL)
-
-
 class AfterTheRound:
     """Answers the first signal with a line and a note, which the round loop reads when it has a state to
-    keep. The second one ends the program where it is. One of several processes may wait for the others in
-    code that is not Python's: there the second one is left to the system."""
+    keep. The second one ends the program where it is."""
 
-    def __init__(self, words: str, several: bool):
-        self.words = words  # the line; empty: none
-        self.several = several  # whether there are other processes
-        self.number = 0  # of the first signal; 0: none has come
-        self.came = 0.0  # when
+    number = 0  # of the first signal; 0: none has come
+    came = 0.0  # when
 
     def __call__(self, number: int, _frame=None) -> None:
         if self.number and time.monotonic() - self.came < TOGETHER:
@@ -185,11 +168,24 @@ class AfterTheRound:
         if self.number:
             raise Interrupted(number)
         self.number, self.came = number, time.monotonic()
-        if self.several:
-            leave_to_the_system()
-        if self.words:
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in mid-write
-                print(f"\n{self.words}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in mid-write
+            print("\nstopping after this round, to keep it; once more: at once, and what was kept before is "
+                  "kept", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def one_line_on_failure(program: str):
+    """Errors that are no fault of the program end it with one line on stderr and an exit code."""
+    with patient_output():
+        try:
+            with handled(interrupt):
+                yield
+            return
+        except (Exception, KeyboardInterrupt) as e:
+            message, code = ending(e, "nothing that was written is lost: the same command without "
+                                      "--no-resume goes on from the last checkpoint, if there is one")
+        tell(program, message)
+        sys.exit(code)
 
 
 # Set when a program begins, before its libraries load

@@ -91,7 +91,7 @@ def in_units(count: float) -> str:
 
 def write_json(path: Path, value) -> None:
     """One value, whole or not at all."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    write_whole(path, lambda file: file.write(json.dumps(value, indent=1).encode() + b"\n"))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from plumbing.errors import Stop
-from plumbing.processes import from_server
 from plumbing.seeding import seed_all
 from plumbing.settings import LinearArgs, ratios
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -73,34 +71,3 @@ def fit_linear(z: Tensor, y: Tensor, classes: int, seed: int, *, lr: float, epoc
             cross_entropy(layer(features), y[i]).backward()
             opt.step()
     return layer
-
-
-def evaluate_linear(fed, t: int, best: float = 0, statistics: dict | None = None) -> dict:
-    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
-    `target` is the mean over the targets with the first share."""
-    targets = range(fed.K, len(fed.names))  # fed: common.Federation
-    answers = fed.ask("fit", targets, t, {"statistics": statistics} if statistics else {})
-    if len(answers) < len(targets):
-        return {}
-    found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
-    first = str(ratios(fed.settings.label_ratio)[0])
-    return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}
-
-
-def evaluate_start(fed) -> dict:
-    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
-    and the loss of features that say nothing.
-
-    A network that has not been trained has no statistics of batch normalization. Here it has those that a
-    round's first epoch would leave if no weight moved, averaged over the clients by images.
-    """
-    answers = fed.ask("start", range(fed.K), 0)
-    mean = {}
-    for k, (payload, _) in answers.items():
-        share = fed.sizes[k] / sum(fed.sizes)
-        for name, v in payload["statistics"].items():
-            mean[name] = mean[name].add_(v, alpha=share) if k else v * share
-    found = evaluate_linear(fed, 0, statistics=from_server(mean))
-    if found:
-        found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
-    return found

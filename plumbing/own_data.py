@@ -38,14 +38,14 @@ def one_line_of(what: str):
         raise Stop(f"{what}: {why} ({Path(last.filename).name}, line {last.lineno})", 2)
 
 
-def module_in(file: Path, needs: str) -> ModuleType:
+def module_in(file: Path, needs: str = "") -> ModuleType:
     """The module of a file of one's own. Stop if there is none, or if it has not the function `needs`."""
     if not file.is_file():
         raise Stop(f"there is no file {file}", 2)
     spec = importlib.util.spec_from_file_location(f"own_{file.stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not callable(getattr(module, needs, None)):
+    if needs and not callable(getattr(module, needs, None)):
         raise Stop(f"{file} has no function {needs}", 2)
     return module
 

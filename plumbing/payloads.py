@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from plumbing.errors import Stop
 from plumbing.files import tensors_of
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def layout(payload: dict) -> dict[str, str]:
@@ -20,6 +21,15 @@ def layout(payload: dict) -> dict[str, str]:
             name = f"{part}.{name}" if name else part
             found[name] = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else "no tensor"
     return found
+
+
+def to_device(value, device):
+    """Tensors anywhere in nested dicts, lists and tuples moved to the device."""
+    if isinstance(value, dict):
+        return {k: to_device(v, device) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(v, device) for v in value)
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def nbytes(payload: dict) -> int:
@@ -44,7 +54,7 @@ def expected_layout(down: dict, up: dict) -> dict[str, str]:
     return {name: v.replace("no tensor", "a tensor") for name, v in layout(like).items()}
 
 
-def refuse_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
+def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
     """Stop unless a client's upload has the expected layout, `n` counts images, and numbers are finite."""
     found = layout(up)
     for name in expected | found:
@@ -56,6 +66,40 @@ def refuse_answer(whose: str, up: dict, numbers: dict[str, float], expected: dic
     if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
         raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
                    "one was due before, is in the output folder: lower --lr, or set --clip")
+
+
+def kept(member) -> dict:
+    """What outlives a round of a server or a client: the attributes that it names in `keeps`."""
+    return {name: getattr(member, name) for name in member.keeps}
+
+
+@contextlib.contextmanager
+def watched(member, t: int, what: str):
+    """Stop if a step of a server or a client leaves a state with which a run cannot resume. A tensor that
+    `keeps` names has another dtype or shape; or, in the first two rounds, another one has another value."""
+    layout_before, before = layout(kept(member)), unnamed(member) if t < 2 else {}
+    yield
+    for name, found in layout(kept(member)).items():
+        expected = layout_before.get(name, found)  # a dict may get and lose entries
+        if expected not in ("no tensor", found):
+            raise Stop(f"{what} leaves {found} in {name}; expected {expected}, as it was (counters of batch "
+                       "normalization are integers)")
+    for name, values in unnamed(member).items() if t < 2 else ():
+        if values != before.get(name):
+            raise Stop(f"{what} changes {name}, which `keeps` does not name: a resumed run would have other "
+                       f"numbers. Add {name!r} to keeps, or make it a local variable")
+
+
+def unnamed(member) -> dict[str, list[bytes]]:
+    """The tensors in each attribute that `keeps` does not name; `log`, and those of its networks, aside."""
+    networks = [value for value in vars(member).values() if isinstance(value, nn.Module)]
+    theirs = {v.data_ptr() for network in networks for v in tensors_of(network.state_dict())}
+    found = {}
+    for name in vars(member).keys() - {*member.keeps, "log"}:
+        tensors = [v for v in tensors_of(getattr(member, name)) if v.data_ptr() not in theirs]
+        if tensors:
+            found[name] = [v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes() for v in tensors]
+    return found
 
 
 def shared(value, first):

@@ -21,17 +21,31 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def code(method_file: Path) -> dict:
     """The code of this process: commit, whether one of the files that make the numbers differs from it (None
-    without git), one sha256 over the bytes of these files, and a short one of each."""
+    without git), one sha256 over these files, and a short one of each."""
     files = files_of(method_file)
     digest, of_files = hashlib.sha256(), {}
     for file in files:
-        content = file.read_bytes()
+        content = content_of(file)
         digest.update(content)
         of_files[os.path.relpath(file, ROOT)] = hashlib.sha256(content).hexdigest()[:12]
     changes = git("status", "--porcelain", "--", *map(str, files))
     dirty = None if changes is None else bool(changes)
     return {"commit": git("rev-parse", "HEAD"), "dirty": dirty, "sha256": digest.hexdigest(),
             "files": of_files}
+
+
+def content_of(file: Path) -> bytes:
+    """What counts of a file: its bytes; of a method's, and what that imports, the code without comments,
+    docstrings and formatting."""
+    content = file.read_bytes()
+    if file == ROOT / "common.py" or file.parent == ROOT / "plumbing":
+        return content
+    tree = ast.parse(content)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree).encode()
 
 
 def files_of(method_file: Path) -> list[Path]:
@@ -64,11 +78,11 @@ def imported_by(file: Path) -> list[str]:
     return modules
 
 
-def hardware(args, processes: int) -> dict:
+def hardware(args) -> dict:
     """Versions and hardware of this process, as result.json has them."""
     gpu = args.device.startswith("cuda")
     machine = {"cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability(),
-               "threads": torch.get_num_threads(), "processes": processes, "gpu": None,
+               "threads": torch.get_num_threads(), "gpu": None,
                "gpu_peak_memory_mib": None}
     if gpu:
         machine["gpu"] = torch.cuda.get_device_name(args.device)

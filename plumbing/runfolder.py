@@ -2,7 +2,7 @@
 interruption.
 
 Everything is written to a temporary name and renamed, except the two .jsonl files, which grow by a line each
-round and are cut to the checkpoint on a resume. With torchrun process 0 alone writes.
+round and are cut to the checkpoint on a resume.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from plumbing.catalog import short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
 from plumbing.files import in_units, load_file, locked, refuse_special, save, write_json, write_whole
 from plumbing.payloads import nbytes
-from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
 from plumbing.results import (FILES, best_of, draw_curves, id_of, numbers_in, numbers_of, outcome, record,
                               refuse_accuracies, refuse_record, refuse_result, result_of, summary, untrained)
@@ -35,7 +34,6 @@ STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code":
          "clients": dict}  # what a checkpoint has
 ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear"}  # a line of metrics
 INSTEAD = "give another --out, or --no-resume to replace it"
-AT_ONCE = "stopping after this round, to keep it; once more: at once, and what was kept before is kept"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
 
@@ -55,7 +53,6 @@ class Run:
 
     def __init__(self, args: Args, key: dict, method_file: Path, stack: contextlib.ExitStack):
         self.args, self.key, self.path, self.stack = args, key, folder_of(args, key), stack
-        self.rank, self.processes = process()
         self.code = code(method_file)
         self.t, self.history, self.images, self.parts = 0, [], 0, []
         self.saved, self.result, self.best_state = None, None, None
@@ -68,14 +65,12 @@ class Run:
         """A run whose folder is locked and read; of a finished one with its `result`."""
         with contextlib.ExitStack() as stack:
             run = cls(args, key, method_file, stack)
-            if run.rank == 0:
-                refuse_foreign(run.path)
-                if args.record:
-                    refuse_record(Path(args.record))
-                stack.enter_context(locked(run.path / ".lock", wait=False))
-                if args.resume:
-                    run.read()
-            run.saved, run.history, run.result = from_server((run.saved, run.history, run.result))
+            refuse_foreign(run.path)
+            if args.record:
+                refuse_record(Path(args.record))
+            stack.enter_context(locked(run.path / ".lock", wait=False))
+            if args.resume:
+                run.read()
             yield run
 
     def read(self) -> None:
@@ -100,23 +95,24 @@ class Run:
             self.restore(federation)
         self.parts.append({"from": self.t + 1, **self.code})
         self.saved_at = time.monotonic()
-        if self.rank == 0:
-            data = federation.data()
-            settings = {"method": self.key["method"], "identity": self.key, "code": self.parts,
-                        "settings": settings_of(self.args), "data": data}
-            write_json(self.path / "settings.json", settings)
-            self.clean()
-            self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
-            wide = sys.stderr.isatty()
-            title = f"{self.key['method']} {short_name(self.args.dataset)}"
-            bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
-                       mininterval=0.2 if wide else 30)
-            self.bar = self.stack.enter_context(bar)
-            if self.args.tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
-                writer = SummaryWriter(self.path / "tensorboard", purge_step=self.t + 1)
-                self.scalars = self.stack.enter_context(contextlib.closing(writer))
-        self.ending = AfterTheRound(AT_ONCE if self.rank == 0 else "", self.processes > 1)
+        names, K = federation.names, federation.K  # enough to build the networks again without any image
+        data = {"clients": names[:K], "targets": names[K:], "classes": list(federation.dataset.classes),
+                "channels": federation.channels}
+        settings = {"method": self.key["method"], "identity": self.key, "code": self.parts,
+                    "settings": settings_of(self.args), "data": data}
+        write_json(self.path / "settings.json", settings)
+        self.clean()
+        self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
+        wide = sys.stderr.isatty()
+        title = f"{self.key['method']} {short_name(self.args.dataset)}"
+        bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
+                   mininterval=0.2 if wide else 30)
+        self.bar = self.stack.enter_context(bar)
+        if self.args.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+            writer = SummaryWriter(self.path / "tensorboard", purge_step=self.t + 1)
+            self.scalars = self.stack.enter_context(contextlib.closing(writer))
+        self.ending = AfterTheRound()
         self.stack.enter_context(handled(self.ending))
         self.since = time.perf_counter()
 
@@ -165,8 +161,6 @@ class Run:
     def log(self, entry: dict) -> None:
         """A round is done: append its metrics and times to their files and show them."""
         self.t += 1
-        if self.rank:
-            return
         self.history.append(entry)
         times = {"round": entry["round"], "seconds": self.seconds}
         for name, line in (("metrics.jsonl", entry), ("timing.jsonl", times)):
@@ -191,23 +185,18 @@ class Run:
         last = self.t == self.args.rounds
         better = best_of(self.history)["round"] == self.t
         stopped = self.t == self.args.stop_after
-        due = last or stopped or time.monotonic() - self.saved_at >= self.args.checkpoint_every
-        better, due, stopped, number = from_server((better, due, stopped, self.ending.number))
-        due = due or number
+        number = self.ending.number  # of a signal
+        due = last or stopped or number or time.monotonic() - self.saved_at >= self.args.checkpoint_every
         if better or due:
-            state = federation.state()
-            state["clients"] = gathered(state["clients"])
-            progress = {"identity": self.key, "round": self.t, "seconds": self.seconds, "images": self.images,
-                        "code": self.parts}
-            if better and self.rank == 0:
-                self.best_state = copied(progress | state)
-            if due and self.rank == 0:
-                self.write(progress | state)
+            state = {"identity": self.key, "round": self.t, "seconds": self.seconds, "images": self.images,
+                     "code": self.parts, **federation.state()}
+            if better:
+                self.best_state = copied(state)
             if due:
+                self.write(state)
                 self.saved_at = time.monotonic()
         self.lap("write")
         if (number or stopped) and not last:
-            from_server(None)  # no process leaves before the state is written
             if number:
                 raise Interrupted(number, f"round {self.t} of {self.args.rounds} is kept in {self.path}: the "
                                           "same command without --no-resume goes on from there")
@@ -228,44 +217,41 @@ class Run:
             self.best_state = None
         write_whole(self.path / "checkpoint.pt", lambda file: save(state, file))
 
-    def best(self) -> dict | None:
-        """The state after the best validation round, in process 0."""
-        return None if self.rank else read_state(self.path / "best.pt", INSTEAD)
+    def best(self) -> dict:
+        """The state after the best validation round."""
+        return read_state(self.path / "best.pt", INSTEAD)
 
     def finish(self, of_classes: list[int], measures: dict, content: str) -> dict:
-        """The finished run's result, in result.json, curves.png and `--record`, and for every process.
-        `of_classes`: the tested images of each class; `measures`, `content`: see common.py."""
-        if self.rank == 0:
-            self.bar.close()
-            seconds = {part: round(value, 3) for part, value in self.seconds.items()}
-            first = self.parts[0]
-            self.result = result_of(self.args, self.key, self.history) | {
-                "seconds": seconds, "images_per_second": round(self.images / max(seconds["train"], 1e-9), 1),
-                "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-                "commit": first["commit"], "sha256": first["sha256"],
-                "dirty": any(part["dirty"] for part in self.parts),
-                **hardware(self.args, self.processes), "code": self.parts, "content": content}
-            if measures:
-                self.result["measures"] = measures
-            title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
-            if self.args.figures:
-                draw_curves(self.path / "curves.png", self.history, title)
-            write_json(self.path / "result.json", self.result)
-            record(self.args, self.result)
-            print(f"{self.path}: {summary(self.result)}")
-            warning = untrained(self.args, self.result["best"], of_classes)
-            if warning:
-                print(warning)
-        number = from_server(self.ending.number)
-        if number:  # there may be other targets to come
-            raise Interrupted(number, f"the run in {self.path} is finished")
-        return from_server(self.result)
+        """The finished run's result, in result.json, curves.png and `--record`. `of_classes`: the tested
+        images of each class; `measures`, `content`: see common.py."""
+        self.bar.close()
+        seconds = {part: round(value, 3) for part, value in self.seconds.items()}
+        first = self.parts[0]
+        self.result = result_of(self.args, self.key, self.history) | {
+            "seconds": seconds, "images_per_second": round(self.images / max(seconds["train"], 1e-9), 1),
+            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+            "commit": first["commit"], "sha256": first["sha256"],
+            "dirty": any(part["dirty"] for part in self.parts),
+            **hardware(self.args), "code": self.parts, "content": content}
+        if measures:
+            self.result["measures"] = measures
+        title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
+        if self.args.figures:
+            draw_curves(self.path / "curves.png", self.history, title)
+        write_json(self.path / "result.json", self.result)
+        record(self.args, self.result)
+        print(f"{self.path}: {summary(self.result)}")
+        warning = untrained(self.args, self.result["best"], of_classes)
+        if warning:
+            print(warning)
+        if self.ending.number:  # there may be other targets to come
+            raise Interrupted(self.ending.number, f"the run in {self.path} is finished")
+        return self.result
 
     def show(self) -> dict:
         """The result of a run that was finished when it was started again."""
-        if self.rank == 0:
-            print(f"{self.path} holds this run, finished: {summary(self.result)}")
-            record(self.args, self.result)
+        print(f"{self.path} holds this run, finished: {summary(self.result)}")
+        record(self.args, self.result)
         return self.result
 
 

@@ -35,12 +35,12 @@ from typing import ClassVar, NamedTuple
 
 from plumbing.augment import AUGMENTATIONS
 from plumbing.catalog import FOLDERS, OWN, is_own, own_file, own_folder
-from plumbing.errors import Stop, printable, speaks
+from plumbing.devices import choose_device, choose_precision
+from plumbing.errors import Stop, printable
 from plumbing.networks import ELSEWHERE, canonical_network, hash_of, network_file
 from plumbing.provenance import ROOT, version_line
 from plumbing.scores import METRICS
 
-import torch
 
 LARGEST = (1 << 63) - 1  # a whole number that torch takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
@@ -256,6 +256,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     --show-settings end it with 0.
     """
     parser = parser_of(cls, tuple(paper))
+    if argv is None:  # those of a file that takes them from another method
+        parser.prog = Path(sys.argv[0]).stem
     given = vars(parser.parse_args(argv))
     show = given.pop("show_settings", False)
     dataset = given.get("dataset", cls.dataset)
@@ -367,8 +369,7 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
             if near:
                 message += f"; did you mean {near[0]}?"
-        self.exit(2, f"{self.prog}: {printable(message)} (--help explains every flag)\n"
-                  if speaks() else None)
+        self.exit(2, f"{self.prog}: {printable(message)} (--help explains every flag)\n")
 
     def print_help(self, file=None):
         print_and_exit(self.format_help())
@@ -527,14 +528,11 @@ def method_name(file: str | Path) -> str:
     return path.stem
 
 
-def name_and_file(Server, Client) -> tuple[str, Path]:
-    """The name by which runs of a method are known, and its file: that of Client, or of Server if Client is
-    another method's."""
-    module = Client.__module__
-    if Server.__module__ == "__main__":
-        module = "__main__"
-    file = Path(sys.modules[module].__file__).resolve()
-    return method_name(file), file
+def method_file(Server, Client) -> Path:
+    """The file of a method: that of Client, or of Server if that one takes Client from another method."""
+    of_server, of_client = sys.modules[Server.__module__], sys.modules[Client.__module__]
+    takes_it = any(value is Client or value is of_client for value in vars(of_server).values())
+    return Path((of_server if takes_it else of_client).__file__).resolve()
 
 
 def identity(args: Args, method: str = "", content: str = "") -> dict:
@@ -586,32 +584,3 @@ def seed_numbers(text: str) -> list[int]:
     return written("--seeds", text, ",", int,
                    lambda found: 0 <= min(found) <= max(found) <= LARGEST and len(set(found)) == len(found),
                    "whole numbers from 0 on, each once, such as 0,1,2")
-
-
-def choose_device(device: str) -> str:
-    """'auto' becomes cuda:N or cpu; a GPU that is named must exist. It is not opened for this: a program that
-    only plans runs takes none of its memory."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device, re.ASCII):
-        raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        return device
-    count = torch.cuda.device_count()
-    number = device.partition(":")[2]
-    if not number:  # with torchrun each process takes its own GPU
-        number = int(os.environ.get("LOCAL_RANK", "0")) % max(count, 1)
-    if int(number) >= count:
-        raise Stop(f"--device {device} cannot be used here: PyTorch finds {count} GPUs", 2)
-    return f"cuda:{int(number)}"
-
-
-def choose_precision(precision: str, device: str) -> str:
-    """'auto' becomes bf16 where the processor has bf16 instructions, else fp32; tf32 needs a GPU."""
-    cuda = device.startswith("cuda")
-    if precision == "tf32" and not cuda:
-        raise Stop(f"--precision tf32 needs a GPU; the device is {device}: use fp32 or bf16", 2)
-    if precision != "auto":
-        return precision
-    has_bf16 = torch.cuda.is_bf16_supported() if cuda else torch.cpu._is_avx512_bf16_supported()
-    return "bf16" if has_bf16 else "fp32"

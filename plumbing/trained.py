@@ -14,12 +14,13 @@ from pathlib import Path
 from types import ModuleType
 
 from plumbing.catalog import own_file
+from plumbing.devices import choose_device
 from plumbing.errors import Stop
 from plumbing.files import refuse_special
 from plumbing.networks import canonical_network, hash_of, network_file
 from plumbing.provenance import ROOT, code
 from plumbing.runfolder import DAMAGED, read_state, refuse_other_code
-from plumbing.settings import Args, canonical, choose_device, method_name
+from plumbing.settings import Args, canonical, method_name
 
 PARTS = ("Server", "Client", "Args", "arguments")  # what a method's file has
 

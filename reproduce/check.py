@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.files import locked, write_json
+from plumbing.devices import choose_precision
 from plumbing.provenance import cpu_name, git
-from plumbing.settings import choose_precision
 from reproduce.measures.finished import numbers_of
 from reproduce.methods import method
 from reproduce.plan import unavailable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -12,10 +13,10 @@ from types import SimpleNamespace
 import common
 from common import Args, ClientData, Data, Dataset, Federation, Stop
 from plumbing.catalog import is_own, own_file
+from plumbing.devices import prepare
 from plumbing.own_data import module_in, one_line_of, scaled
-from plumbing.processes import prepare
 from plumbing.settings import method_name
-from plumbing.trained import PARTS, read_run, settings_from
+from plumbing.trained import read_run, settings_from
 from reproduce.methods import builder_of
 
 import torch
@@ -101,19 +102,26 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
 
 
 def method_in(script: str | Path, name: str) -> SimpleNamespace:
-    """The method in a file of one's own. What that lacks is of the file of the class that its Client extends.
-    Stop if it is not the method `name`, or none."""
-    path, found = Path(script).resolve(), {}
+    """The method in a file of one's own: what it gives to `run`, its own or from other files. Stop if it is
+    not the method `name`, or none."""
+    path, calls = Path(script).resolve(), {}
     if not path.is_file() or method_name(path) != name:
         raise Stop(f"script is {script}; expected the file {name}.py, whose run this is", 2)
     sys.path.append(str(path.parent))  # of the files that it imports
     with one_line_of(f"script {script}"):
-        for ancestor in reversed(module_in(path, "Client").Client.__mro__):
-            found |= vars(sys.modules[ancestor.__module__])
-    if not found.keys() >= {*PARTS}:
-        raise Stop(f"script {script} is no method: expected {', '.join(PARTS)}, its own or those of the "
-                   "class that its Client extends", 2)
-    return SimpleNamespace(**found)
+        names = vars(module_in(path))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                calls[ast.unparse(node.func).rpartition(".")[2]] = node
+        if not calls.keys() >= {"run", "arguments"}:
+            raise Stop(f"script {script} is no method: expected run(Server, Client, arguments()) in it", 2)
+        given = dict(zip(("Server", "Client", "settings", "build"), calls["run"].args))
+        given |= {word.arg: word.value for word in calls["run"].keywords}
+        given |= {"arguments": calls["arguments"].func}
+        del given["settings"]
+        found = {part: eval(ast.unparse(expression), names) for part, expression in given.items()}
+        found["Args"] = type(found["arguments"]([]))
+    return SimpleNamespace(**names | {"build": common.backbone} | found)
 
 
 def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],
@@ -126,8 +134,8 @@ def without_images(module, settings: Args, build, clients: list[str], targets: l
     unseen = [ClientData(name, part, part, part, unseen=True) for name in targets]
     for place in (sources, unseen):
         place[:] = [here if here and here.name == data.name else data for data in place]
-    return common.assembled(module.Server, module.Client, settings, build, Dataset([], tuple(classes)),
-                            sources, unseen, example)
+    return common.federation_of(module.Server, module.Client, settings, build, Dataset([], tuple(classes)),
+                                sources, unseen, example)
 
 
 def number_of(client: str | int | None, names: list[str], K: int) -> int:

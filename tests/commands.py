@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/methods/*.md", "results/README.md",
              "tables/README.md", "deploy/README.md"]
-PROGRAMS = ("python", "python3", "torchrun", "pip", "ruff", "bash", "diff")  # with which a command begins
+PROGRAMS = ("python", "python3", "pip", "ruff", "bash", "diff")  # with which a command begins
 DATASETS = ("digits", "rotatedmnist", "rotatedmnist-t10k", *FOLDERS)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

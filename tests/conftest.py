@@ -176,12 +176,6 @@ def start(*words, path: Path | str = "", **how) -> subprocess.Popen:
     captured = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return subprocess.Popen(command, cwd=ROOT, env=env, **captured, **how)
 
-
-def torchrun(processes: int, *words, **how) -> subprocess.Popen:
-    """Start a run in several processes."""
-    how_many = ("--standalone", "--nproc-per-node", processes)
-    return start("-m", "torch.distributed.run", *how_many, *words, **how)
-
 PROGRESS_BAR = r"(round|image)/s|s/(round|image)"
 
 

@@ -95,7 +95,7 @@ def test_runs_are_programs(place, capsys, monkeypatch):
     other = [*words(place), "--jobs", "2", "--out", str(place / "programs")]
     benchmark.main(other)
     assert len(list((place / "programs").rglob("result.json"))) == 6
-    (place / "mine.py").write_text(MINE + "# changed\n")
+    (place / "mine.py").write_text(MINE + "CHANGED = 1\n")
     with pytest.raises(SystemExit):
         benchmark.main(other)
     assert "holds a run by other code (" in capsys.readouterr().err

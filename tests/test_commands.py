@@ -50,8 +50,6 @@ def substituted(command: Command, runs: Path) -> list[str]:
 
 def program_of(words: list[str]) -> tuple[str, list[str]]:
     """The program that a command starts, and its flags: a module by its name, a file by its path."""
-    if words[0] == "torchrun":
-        return program_of(["python", *words[2:]])
     if not words[0].startswith("python"):
         return words[0], words[1:]
     if words[1] == "-m":
@@ -67,7 +65,7 @@ def test_the_commands_are_found():
     shown = [str(command) for command in COMMANDS]
     assert len(shown) > 180
     for expected in ("python fdse.py", "ruff check .", "python -m baselines.fedprox --dataset pacs --mu 0.1",
-                     "python -m official.fdse", "torchrun --nproc-per-node=4 fdse.py ...",
+                     "python -m official.fdse",
                      "python -m baselines.ditto --dataset domainnet10"):
         assert expected in shown
     for start in NOT_RUN:
@@ -238,10 +236,7 @@ def test_each_other_command_runs(command, tmp_path, runs, copy):
     if program == "docs.build" and "--notes" not in flags:
         pytest.importorskip("markdown_it", reason="needs `pip install -r requirements-docs.txt`")
     words = [sys.executable, "-m", program, *flags]
-    if command.words[0] == "torchrun":
-        own = [*command.words[1:-1], *SHORT, "--out", str(tmp_path)]
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", *own]
-    elif program in ("bash", "diff"):
+    if program in ("bash", "diff"):
         words = [program, *flags]
     elif (copy / f"{program.replace('.', '/')}.py").exists():
         words = [sys.executable, f"{program.replace('.', '/')}.py", *flags]

@@ -171,7 +171,7 @@ def test_untrained_clients_keep_one_network(tmp_path):
     starts = [client.w for client in fed.clients.values()]
     assert len({w["head.weight"].data_ptr() for w in starts}) == 1
     before = {name: v.clone() for name, v in starts[1].items()}
-    fed.ask("train", [0], 0)
+    fed.train([0], 0)
     assert not torch.equal(fed.clients[0].w["head.weight"], before["head.weight"])
     assert all(torch.equal(fed.clients[1].w[name], v) for name, v in before.items())
 

@@ -4,10 +4,10 @@ others stand for it."""
 import dataclasses
 import os
 
-from plumbing import processes
+from plumbing import devices
 from plumbing.errors import Stop
 from plumbing.provenance import hardware
-from plumbing.settings import choose_device, identity
+from plumbing.settings import identity
 from tests.conftest import parsed
 
 import pytest
@@ -25,18 +25,16 @@ def two_gpus(monkeypatch) -> list[str]:
     return current
 
 
-@pytest.mark.parametrize("asked, local_rank, found", [
-    ("auto", "0", "cuda:0"),
-    ("cuda", "0", "cuda:0"),
-    ("cuda", "3", "cuda:1"),
-    ("cuda:1", "0", "cuda:1"),
-    ("cuda:01", "0", "cuda:1"),
-    ("cpu", "0", "cpu"),
+@pytest.mark.parametrize("asked, found", [
+    ("auto", "cuda:0"),
+    ("cuda", "cuda:0"),
+    ("cuda:1", "cuda:1"),
+    ("cuda:01", "cuda:1"),
+    ("cpu", "cpu"),
 ])
-def test_the_device_of_a_run(two_gpus, monkeypatch, asked, local_rank, found):
+def test_the_device_of_a_run(two_gpus, asked, found):
     """It is chosen without opening a GPU: here each allocation on one would fail."""
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert choose_device(asked) == found and two_gpus == []
+    assert devices.choose_device(asked) == found and two_gpus == []
     of_run = dataclasses.replace(parsed("fedavg", "--device", "cpu"), device=found)
     assert identity(of_run)["device"] == found.split(":")[0]  # the number of a GPU makes no other run
 
@@ -48,16 +46,16 @@ def test_the_device_of_a_run(two_gpus, monkeypatch, asked, local_rank, found):
 ])
 def test_a_gpu_that_is_not_there(two_gpus, asked, words):
     with pytest.raises(Stop, match=f"--device (is )?{asked}.*{words}") as stop:
-        choose_device(asked)
+        devices.choose_device(asked)
     assert stop.value.code == 2
 
 
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == "cpu"
+    assert devices.choose_device("auto") == "cpu"
     with pytest.raises(Stop, match="--device cuda cannot be used here: PyTorch finds 0 GPUs"):
-        choose_device("cuda")
+        devices.choose_device("cuda")
 
 
 @pytest.fixture
@@ -77,9 +75,9 @@ def backends(monkeypatch):
 def test_how_a_gpu_is_opened(two_gpus, backends, monkeypatch, deterministic):
     """cuDNN does not time its algorithms; a run may be deterministic."""
     on_cpu = parsed("fedavg", "--device", "cpu")
-    monkeypatch.setattr(processes.torch, "empty", lambda count, device: two_gpus.append(f"opened {device}"))
+    monkeypatch.setattr(devices.torch, "empty", lambda count, device: two_gpus.append(f"opened {device}"))
     args = dataclasses.replace(on_cpu, device="cuda:1", deterministic=deterministic)
-    processes.prepare(args)
+    devices.prepare(args)
     assert two_gpus == ["cuda:1", "opened cuda:1"]
     assert not torch.backends.cudnn.benchmark
     assert torch.are_deterministic_algorithms_enabled() is deterministic
@@ -91,14 +89,14 @@ def test_a_gpu_that_cannot_be_opened_is_one_line(two_gpus, backends, monkeypatch
     def busy(count, device):
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nat line 7")
     args = dataclasses.replace(parsed("fedavg", "--device", "cpu"), device="cuda:0")
-    monkeypatch.setattr(processes.torch, "empty", busy)
+    monkeypatch.setattr(devices.torch, "empty", busy)
     words = "^--device cuda:0 cannot be used here: CUDA error: all .* are busy$"
     with pytest.raises(Stop, match=words) as stop:
-        processes.prepare(args)
+        devices.prepare(args)
     assert stop.value.code == 2
 
 
 def test_what_a_record_says_of_the_machine():
-    on_cpu = hardware(parsed("fedavg", "--device", "cpu"), processes=3)
-    assert on_cpu["hardware"]["gpu"] is None and on_cpu["hardware"]["processes"] == 3
+    on_cpu = hardware(parsed("fedavg", "--device", "cpu"))
+    assert on_cpu["hardware"]["gpu"] is None
     assert on_cpu["versions"]["torch"] == torch.__version__ and "deterministic" not in on_cpu["hardware"]

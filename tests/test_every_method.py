@@ -1,8 +1,7 @@
-"""What holds for every method alike: it runs, repeats, resumes, works with torchrun, and learns. That it may
-be killed at any moment is in test_killed.py."""
+"""What holds for every method alike: it runs, repeats, resumes, and learns. That it may be
+killed at any moment is in test_killed.py."""
 
 import json
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,16 +10,12 @@ from reproduce import loading
 from plumbing import linear
 from plumbing.files import tensors_of
 from tests.conftest import (METHODS, LINEAR, OFFICIAL, TESTED, interrupted, metrics, one_run,
-                            parsed, run_all, run_here, script, torchrun)
+                            parsed, run_all, run_here)
 
 import pytest
 import torch
 from PIL import Image
 
-# Tests that start many processes are quick for the method with the most state; for the others they run with
-# -m slow.
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in METHODS if method != "fdse"]
-SEVERAL = ["fdse", *SLOW]
 # Each method has a test of two rounds by hand; that it learns takes seconds for each.
 QUICK = ("fdse", "fedgala")
 LEARNING = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
@@ -57,14 +52,14 @@ def same_metrics(out: Path, other: Path) -> bool:
 NO_FEDERATION = ("baselines.local", "baselines.centralized")
 
 
-def only_reading(question):
-    """A question to a client, after which the tensors that it got from the server must be as they were."""
-    def asked(fed, k, t, down):
+def only_reading(of_client):
+    """What a client does, after which the tensors that it got from the server must be as they were."""
+    def done(fed, k, t, down, *parts):
         before = deepcopy(down)
-        answer = question(fed, k, t, down)
+        answer = of_client(fed, k, t, down, *parts)
         assert all(torch.equal(a, b) for a, b in zip(tensors_of(before), tensors_of(down), strict=True))
         return answer
-    return asked
+    return done
 
 
 @pytest.mark.parametrize("method", ALL)
@@ -73,8 +68,8 @@ def test_it_runs_and_writes_all_files(tmp_path, monkeypatch, method):
     against a second run."""
     flags = ["--precision", "auto", *small_run(method)]
     with monkeypatch.context() as patch:
-        for what, question in common.QUESTIONS.items():
-            patch.setitem(common.QUESTIONS, what, only_reading(question))
+        for name in ("train_client", "test_client", "validate_client", "fit_client", "start_client"):
+            patch.setattr(common, name, only_reading(getattr(common, name)))
         run_here(method, tmp_path / "again", *flags)
     tmp_path /= "run"
     result = run_here(method, tmp_path, *flags, figures=method == "fdse")
@@ -172,73 +167,3 @@ def test_it_learns(tmp_path, method):
     if args.protocol == "linear":
         key = "target"
     assert 100 * result["last"][key] > tested.floor
-
-@pytest.mark.parametrize("counts", [(2,), pytest.param((1, 3), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", SEVERAL)
-def test_several_processes_give_the_single_process_result(tmp_path, method, counts):
-    """After 3 rounds every parameter is within 1e-5, for 1, 2 and 3 processes; fp32."""
-    single = tmp_path / "single"
-    flags = ["--scale", "smoke", *one_run(method), "--rounds", 3, "--precision", "fp32"]
-    words = [*script(method), *flags, "--out"]
-    run_here(method, single, *flags)
-    for processes in counts:
-        out = tmp_path / f"p{processes}"
-        process = torchrun(processes, *words, out)
-        assert process.wait() == 0, process.stderr.read()
-        for part in ("server", "clients"):
-            close(checkpoint_in(out)[part], checkpoint_in(single)[part])
-        assert len(tensors_of(checkpoint_in(out)["server"])) > 0 or method == "baselines.local"
-        assert accuracies(out) == accuracies(single)
-
-
-ENDS = """
-import atexit, sys
-from pathlib import Path
-
-def say_threads():  # the last to be called
-    print(sorted(name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")))
-
-atexit.register(say_threads)
-sys.path.insert(0, ".")
-from plumbing.processes import from_server, join_processes
-join_processes()
-from_server(3)
-import torch.distributed.nn  # as torch.optim does
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_the_threads_of_a_group_end_before_python(tmp_path):
-    """One that releases a tensor while Python ends would abort the process, now and then."""
-    (tmp_path / "ends.py").write_text(ENDS)
-    process = torchrun(2, tmp_path / "ends.py")
-    out, error = process.communicate()
-    assert process.returncode == 0, error
-    assert out.count("]") == 2 and "gloo" not in out
-
-
-def checkpoint_in(out: Path) -> dict:
-    return torch.load(out / "checkpoint.pt", weights_only=True)
-
-
-def close(state: dict, other: dict) -> None:
-    """All tensors of two states are within 1e-5."""
-    for a, b in zip(tensors_of(state), tensors_of(other), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-
-
-def accuracies(out: Path) -> list[dict]:
-    """The accuracies of each round."""
-    return [entry.get("test", entry.get("linear")) for entry in metrics(out)]
-
-
-@pytest.mark.slow
-def test_one_of_two_processes_fails(tmp_path):
-    """One line says what happened, also when the other process only notices that its peer has gone."""
-    growing = ["--lr", 1e6, "--momentum", 1, "--weight-decay", 1]
-    flags = ["--scale", "smoke", *growing, "--rounds", 50, "--out", tmp_path / "run"]
-    process = torchrun(2, "fedavg.py", *flags)
-    error = process.communicate()[1]
-    assert process.returncode and "common.py" not in error  # torchrun's report has a traceback, ours has none
-    assert "no longer finite" in error

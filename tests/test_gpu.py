@@ -11,7 +11,7 @@ import warnings
 import common
 import torch
 from common import LinearArgs
-from plumbing.settings import choose_device
+from plumbing.devices import choose_device
 from plumbing.capture import Recordings
 from reproduce.measures.finished import rebuilt
 from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, parsed, run_here

@@ -10,14 +10,13 @@ import dataclasses
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import METHODS, PROGRESS_BAR, TESTED, metrics, one_run, script, start, torchrun
+from tests.conftest import METHODS, TESTED, one_run, script, start
 
 import pytest
 
@@ -147,51 +146,3 @@ def without_times(folder: Path) -> dict:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_killed_many_times(tmp_path, method):
     assert kill_and_resume(tmp_path, method, KILLS) == []
-
-def workers_of(process: subprocess.Popen) -> dict[int, int]:
-    """{rank: process id} of what torchrun has started."""
-    workers = {}
-    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        settings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        for setting in settings:
-            if setting.startswith(b"RANK="):
-                workers[int(setting.removeprefix(b"RANK="))] = int(pid)
-    return workers
-
-
-def signalled(words: list, folder: Path, to: str) -> tuple[int, list[str]]:
-    """Send SIGTERM to a process of a group of two once it has done a round: the exit code, what was said."""
-    process = torchrun(2, *words, folder)
-    wait_until(process, lambda: rounds_in(folder) > 1)
-    pids = {"torchrun": process.pid} | {f"rank {rank}": pid for rank, pid in workers_of(process).items()}
-    os.kill(pids[to], signal.SIGTERM)
-    error = process.communicate()[1]
-    return process.returncode, [line for line in error.splitlines() if not re.search(PROGRESS_BAR, line)]
-
-
-GROUP = ["fdse.py", "--scale", "smoke", "--rounds", 12, "--checkpoint-every", 10000, "--out"]
-
-
-@pytest.fixture(scope="module")
-def straight_group(tmp_path_factory) -> Path:
-    """The folder of a run of two processes that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("group") / "straight"
-    process = torchrun(2, *GROUP, folder)
-    assert process.communicate() and process.returncode == 0
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("to", ["rank 0", "rank 1", "torchrun"])
-def test_one_of_a_group_is_told_to_end(tmp_path, straight_group, to):
-    """All end after the round, which is kept, with one line; torchrun passes a signal on and adds a report of
-    its own, with exit code 1."""
-    code, said = signalled(GROUP, tmp_path, to)
-    ours = [line for line in said if line.startswith("fdse: ")]
-    assert code == 1 and len(ours) == 1, (code, said)
-    done = len(metrics(tmp_path))
-    assert ours[0].startswith(f"fdse: interrupted; round {done} of 12 is kept in {tmp_path}: the same")
-    assert (tmp_path / "checkpoint.pt").exists() and done < 12
-    again = torchrun(2, *GROUP, tmp_path)
-    assert again.communicate() and again.returncode == 0
-    assert differences_of(tmp_path, straight_group) == []

@@ -218,7 +218,7 @@ def fitted(*flags) -> tuple[dict, list[Tensor], Tensor]:
     encoder = Pixels()
     client = SimpleNamespace(model=lambda down: encoder, data=SimpleNamespace(name="one", test=target))
     fed = SimpleNamespace(clients={0: client}, settings=args, dataset=common.Dataset([], tuple("abcd")))
-    return common.answer_fit(fed, 0, 1, {})[1], encoder.given, images.float() / 255
+    return common.fit_client(fed, 0, 1, {})[1], encoder.given, images.float() / 255
 
 
 def test_the_classifier_is_fitted_to_views_and_tested_on_plain_images():

@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import common
-from reproduce import loading
+from reproduce import compare, loading
+from reproduce.benchmark import entry_of
 from plumbing.errors import Stop
 from plumbing.files import load_file
 from tests.conftest import interrupted, run_here
@@ -69,14 +70,35 @@ def test_without_labels_it_gives_representations(tmp_path_factory):
     assert net(x).shape == net.features(x).shape
 
 
-def test_of_a_method_in_a_file_of_ones_own(tmp_path):
+SCRIPTS = {  # what a file of one's own gives to `run`
+    "its client": """import fedavg
+from common import run
+class Client(fedavg.Client): pass
+if __name__ == "__main__": run(fedavg.Server, Client, fedavg.arguments())""",
+    "its server": """import common, fedavg
+class Server(fedavg.Server): pass
+if __name__ == "__main__": common.run(Server=Server, Client=fedavg.Client, settings=fedavg.arguments())""",
+    "its server, by name": """import fdse, fedavg
+from common import run
+from fedavg import Client, arguments
+class Server:
+    keeps, update = ("w",), fedavg.Server.update
+    __init__, download = fedavg.Server.__init__, fedavg.Server.download
+if __name__ == "__main__": run(Server, Client, arguments())""",
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_of_a_method_in_a_file_of_ones_own(tmp_path, text):
     """The file is given: nothing in the folder of a run can have code run."""
     script = tmp_path / "mine.py"
-    script.write_text("import fedavg\n\n\nclass Client(fedavg.Client):\n    pass\n")
+    script.write_text(text)
     mine = loading.method_in(script, "mine")
+    assert "own_mine" in (mine.Server.__module__, mine.Client.__module__)
     args = mine.arguments(["--scale", "smoke", "--no-figures", "--out", str(tmp_path / "run")])
     common.run(mine.Server, mine.Client, args)
     assert loading.load_run(tmp_path / "run", script=script).run.round > 0
+    assert compare.runs_in([tmp_path / "run"])[0].key["method"] == entry_of(str(script)).name == "mine"
     with pytest.raises(Stop, match="'mine' is no method of this repo.* take a file elsewhere as script"):
         loading.load_run(tmp_path / "run")
     with pytest.raises(Stop, match="expected the file mine.py, whose run this is"):

@@ -254,6 +254,46 @@ def test_a_bad_answer_ends_the_run(tmp_path, data, capsys, value, where, words):
     assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["round"] == 1
 
 
+def test_a_server_that_turns_a_counter_into_a_float_stops(tmp_path, data, capsys):
+    """A run with it could not resume; the line names the entry, not a client."""
+    Server, Client, build = recording({}, mostly)
+
+    class Careless(Server):
+        def update(self, uploads, t):
+            super().update(uploads, t)
+            self.w = {name: v + 0.5 for name, v in self.w.items()}
+    words = r"round 1: the server's update leaves torch.float32 \(\) in w.count; expected torch.int64 \(\)"
+    fails(capsys, 1, words, common.run, Careless, Client, settings_of(data, tmp_path / "run"), build)
+
+
+@pytest.mark.parametrize("who, words", [("server", "round 1: the server's update"),
+                                        ("client", "round 1, client north: its train")])
+@pytest.mark.parametrize("value, later", [(torch.zeros(2), torch.ones(2)), (None, torch.ones(2)),
+                                          ({"a": [torch.zeros(2)]}, {"a": [torch.ones(2)]})])
+def test_what_keeps_forgets_stops_the_run(tmp_path, data, capsys, who, words, value, later):
+    """A tensor, one in a dict, or one that was not there. Networks and what they hold may change."""
+    Server, Client, build = recording({}, mostly)
+    settings = settings_of(data, tmp_path / "run")
+    changing, step = (Server, "update") if who == "server" else (Client, "train")
+    start, original = changing.__init__, getattr(changing, step)
+
+    def started(self, *args):
+        start(self, *args)
+        self.velocity, self.network = value, torch.nn.Linear(2, 2)
+        self.weights = list(self.network.parameters())
+
+    def changes(self, *args):
+        self.network.weight.data += 1
+        self.velocity = later
+        return original(self, *args)
+    changing.__init__ = started
+    setattr(changing, step, changes)
+    line = f"{words} changes velocity, which `keeps` does not name"
+    fails(capsys, 1, line, common.run, Server, Client, settings, build)
+    changing.keeps += ("velocity",)
+    assert len(common.run(Server, Client, settings, build)) == 1
+
+
 def test_each_second_is_counted_once(tmp_path, data, monkeypatch):
     """By a clock that goes on by one whenever it is read; the measures at the end are an evaluation."""
     monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)

@@ -11,6 +11,7 @@ import sys
 import types
 
 import common
+import fedavg
 from plumbing import errors, results, runfolder, settings
 from plumbing.files import locked
 from plumbing.provenance import code
@@ -317,15 +318,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     assert [entry["round"] for entry in metrics(tmp_path)] == times == [1, 2, 3]
     assert len(metrics(tmp_path)[2]["clients"]) == 6
 
-def test_a_rank_left_in_the_shell_silences_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    fails(capsys, 2, "--lr is -1.0; it must be", run_here, "fedavg", tmp_path, "--lr", "-1")
-    fails(capsys, 1, "File exists", run_here, "fedavg", __file__)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        run_here("fedavg", tmp_path, "--lr", "-1")
-    assert capsys.readouterr().err == ""
-
 # The limit on a file's size stops a write in the middle, as a full disk does.
 FULL_DISK = """
 import resource, signal, sys
@@ -371,6 +363,28 @@ def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, caps
     assert result["method"] == result["args"]["method"] == "mine"
     assert capsys.readouterr().out.startswith("mine on digits")
     assert any(name.endswith("mine.py") for name in result["code"][0]["files"])
+
+
+def test_comments_of_a_script_do_not_count(tmp_path):
+    """Nor do docstrings and formatting; code does."""
+    script, found = tmp_path / "mine.py", []
+    formatted = '"""Mine."""\n# ours\n' + MINE.replace(" * 0 + 1", "*0   +1")
+    for text in (MINE, formatted, MINE.replace("+ 1", "+ 2")):
+        script.write_text(text)
+        found.append(code(script)["sha256"])
+    assert found[0] == found[1] != found[2]
+
+
+def test_lines_begin_with_the_name_of_the_script(tmp_path, monkeypatch, capsys):
+    """Also where flags and client are of another method."""
+    script = tmp_path / "mine.py"
+    script.write_text("import fedavg\nfrom common import run\n\nclass Server(fedavg.Server):\n    pass\n\n"
+                      "run(Server, fedavg.Client, fedavg.arguments())\n")
+    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(__file__=str(script), fedavg=fedavg))
+    for flag, value, exit_code, line in (("--lr", -1, 2, "^mine: --lr is -1.0"),
+                                         ("--out", script, 1, "^mine: File exists")):
+        monkeypatch.setattr("sys.argv", [str(script), flag, str(value)])
+        fails(capsys, exit_code, line, runpy.run_path, str(script), None, "__main__")
 
 
 class Writer:

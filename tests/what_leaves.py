@@ -19,16 +19,16 @@ PAGE = ROOT / "deploy" / "README.md"
 BETWEEN = re.compile(r"(<!-- what leaves: .* -->\n).*(<!-- end of what leaves -->)", re.DOTALL)
 
 
-def after_two_rounds(method: str) -> tuple[common.Federation, dict]:
-    """The server after two rounds of all clients, on small digits, and the answers of a third round."""
+def after_two_rounds(method: str) -> tuple[common.Federation, dict, dict]:
+    """The server after two rounds of all clients, on small digits; the uploads and logs of a third round."""
     module, build = METHODS[method]
     args = parsed(method, "--scale", "smoke", "--precision", "fp32", *one_run(method))
     fed = common.federation(module.Server, module.Client, args, build, common.open_dataset(args))
     for t in range(3):
-        answers = fed.ask("train", range(fed.K), t)
+        uploads, logs = fed.train(range(fed.K), t)
         if t < 2:
-            fed.server.update({k: up for k, (up, _) in answers.items()}, t)
-    return fed, answers
+            fed.server.update(uploads, t)
+    return fed, uploads, logs
 
 
 def alike(values: list, first: bool):
@@ -57,17 +57,15 @@ def row(method: str) -> str:
     """A line of the table."""
     if method == "baselines.centralized":
         return "| centralized | the images, once | | | pools images: no nodes |"
-    fed, answers = after_two_rounds(method)
-    up, numbers = answers[0]
+    fed, uploads, logs = after_two_rounds(method)
     parts = []
-    for part, value in up.items():
+    for part, value in uploads[0].items():
         count = f"{len(value)} tensors, " if isinstance(value, dict) else ""
         parts.append(f"`{part}` ({count}{common.nbytes({part: value}):,})")
-    logged = ", ".join(name for name in numbers if not name.startswith("bytes_"))
-    uploads = {k: up for k, (up, _) in answers.items()}
-    alone = "-" if not up else "yes" if needs_a_sum_alone(fed, uploads) else "no"
+    logged = ", ".join(name for name in logs[0] if not name.startswith("bytes_"))
+    alone = "-" if not uploads[0] else "yes" if needs_a_sum_alone(fed, uploads) else "no"
     name = method.removeprefix("baselines.")
-    return f"| {name} | {', '.join(parts) or 'nothing'} | {numbers['bytes_down']:,} | {logged} | {alone} |"
+    return f"| {name} | {', '.join(parts) or 'nothing'} | {logs[0]['bytes_down']:,} | {logged} | {alone} |"
 
 
 def table() -> str:
@@ -83,8 +81,8 @@ def main() -> None:
     method = parser.parse_args().method
     torch.set_num_threads(1)
     if method:
-        _, answers = after_two_rounds(method)
-        for name, what in common.layout(answers[0][0]).items():
+        _, uploads, _ = after_two_rounds(method)
+        for name, what in common.layout(uploads[0]).items():
             print(name, what)
     else:
         content = table()
