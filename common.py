@@ -22,7 +22,7 @@ from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.capture import captured
 from plumbing.catalog import is_own, own_file
 from plumbing.decoding import open_images
-from plumbing.errors import Stop, out_of_memory
+from plumbing.errors import Stop, no_exit, out_of_memory
 from plumbing.mixing import Together, pool
 from plumbing.mnist import load_digits, rotate, rotated_mnist
 from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, load_pretrained, own_network,
@@ -762,7 +762,8 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     `build(args, channels, classes)` makes the network(s), by default `backbone`. When it cannot go on, it
     ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
-    with one_line_on_failure(Path(getattr(sys.modules[Client.__module__], "__file__", "run")).stem):
+    program = Path(getattr(sys.modules[Client.__module__], "__file__", "run")).stem
+    with one_line_on_failure(program), no_exit():
         method, file = name_and_file(Server, Client)
         prepare(settings)
         of_seeds, folders = {}, []

@@ -19,7 +19,7 @@ from copy import deepcopy as copied
 from pathlib import Path
 
 from plumbing.catalog import short_name, some
-from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
+from plumbing.errors import AfterTheRound, Interrupted, Stop, handled, tell
 from plumbing.files import in_units, load_file, locked, refuse_special, save, write_json, write_whole
 from plumbing.payloads import nbytes
 from plumbing.processes import from_server, gathered, process
@@ -72,7 +72,8 @@ class Run:
                 refuse_foreign(run.path)
                 if args.record:
                     refuse_record(Path(args.record))
-                stack.enter_context(locked(run.path / ".lock", wait=False))
+                if os.access(run.path, os.W_OK) or not (run.path / "result.json").exists():
+                    stack.enter_context(locked(run.path / ".lock", wait=False))  # else it can only be shown
                 if args.resume:
                     run.read()
             run.saved, run.history, run.result = from_server((run.saved, run.history, run.result))
@@ -247,15 +248,13 @@ class Run:
                 **hardware(self.args, self.processes), "code": self.parts, "content": content}
             if measures:
                 self.result["measures"] = measures
-            title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
-            if self.args.figures:
-                draw_curves(self.path / "curves.png", self.history, title)
             write_json(self.path / "result.json", self.result)
             record(self.args, self.result)
             print(f"{self.path}: {summary(self.result)}")
             warning = untrained(self.args, self.result["best"], of_classes)
             if warning:
                 print(warning)
+            self.draw()
         number = from_server(self.ending.number)
         if number:  # there may be other targets to come
             raise Interrupted(number, f"the run in {self.path} is finished")
@@ -266,7 +265,20 @@ class Run:
         if self.rank == 0:
             print(f"{self.path} holds this run, finished: {summary(self.result)}")
             record(self.args, self.result)
+            self.draw()
         return self.result
+
+    def draw(self) -> None:
+        """curves.png, if it is not there. The result is written: a figure that fails is only told."""
+        file = self.path / "curves.png"
+        if not self.args.figures or file.exists():
+            return
+        title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
+        try:
+            draw_curves(file, self.history or read_history(self.path, self.key), title)
+        except Exception as e:  # whatever matplotlib, LaTeX or the disk has
+            why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+            tell(self.key["method"], f"{file} is not drawn ({why})")
 
 
 # What is in a folder

@@ -337,6 +337,8 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
         if Path(folder).resolve().is_relative_to(own.resolve()):
             raise Stop(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for images of "
                        "a domain: give another one", 2)
+    if args.record.endswith("/"):
+        raise Stop(f"--record {args.record} is a folder; expected a JSONL file", 2)
     shares(args.split)
     if args.protocol == "linear" and ratios(args.label_ratio) and args.metric != "accuracy":
         raise Stop(f"--metric {args.metric} chooses a round by labels, which --protocol linear has not", 2)
@@ -388,6 +390,8 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
         if issubclass(cls, base):
             groups[base] = parser.add_argument_group(base.group)
     for f in dataclasses.fields(cls):
+        if "text" not in f.metadata:
+            parser.error(f"{f.name} of Args is no flag: give it as arg(default, text)")
         owners = [base for base in (DataArgs, TrainingArgs, RunArgs, LinearArgs) if hasattr(base, f.name)]
         add_flag(groups[owners[0] if owners else Args], f, datasets)
     groups[RunArgs].add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,

@@ -77,6 +77,13 @@ def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(f
     assert classes == ("healthy", "ill", "unclear")
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
 
+def test_an_image_in_two_domains_is_told(folder, capsys):
+    (folder / "south" / "ill" / "copy.png").write_bytes((folder / "north" / "ill" / "3.png").read_bytes())
+    load(folder)
+    said = capsys.readouterr().err
+    assert "with what another trains on; 1 in all: south/ill/copy.png is north/ill/3.png" in said
+
+
 def test_an_added_and_a_changed_image_are_noticed(folder):
     load(folder)
     before = caches(folder)
@@ -187,7 +194,7 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
     assert "image_size 16" in capsys.readouterr().out
     again, = run_all("fedavg", parsed("fedavg", *flags))
     assert again == first and "holds this run, finished" in capsys.readouterr().out
-    (folder / "north" / "ill" / "new.png").write_bytes((folder / "south" / "ill" / "0.png").read_bytes())
+    (folder / "north" / "ill" / "new.png").write_bytes((folder / "north" / "ill" / "0.png").read_bytes())
     fails(capsys, 2, "holds a run of other arguments .dataset folder:", run_all, "fedavg",
           parsed("fedavg", *flags, "--out", there))
     run_all("fedavg", parsed("fedavg", *flags))
