@@ -526,10 +526,28 @@ def correct(model: nn.Module, data: Data, settings: Args) -> int:
     """The number of images that `model` classifies correctly, in eval mode."""
     model.eval()
     hits = torch.zeros((), dtype=torch.long, device=settings.device)
+    finite = torch.ones((), dtype=torch.bool, device=settings.device)
     with autocast(settings):  # one for all batches: the casts of the weights are kept within it
         for x, y in in_order(data, settings):
-            hits += (model(x).argmax(1) == y).sum()
+            logits = model(x)
+            hits += (logits.argmax(1) == y).sum()
+            finite &= logits.amax(1).isfinite().all()
+    refuse_infinite(model, finite)
     return int(hits)
+
+
+def refuse_infinite(model: nn.Module, finite: Tensor) -> None:
+    """Stop unless all that a tested network gives is `finite`: NaN would count as class 0. The usual cause is
+    a server that does more to BN's variances than to average them."""
+    if finite:
+        return
+    why = "lower --lr, or set --clip"
+    for name, v in model.state_dict().items():
+        if name.endswith("running_var") and (v < 0).any():
+            why = (f"{name} is negative: BN's statistics travel with the weights, and the server must "
+                   "average them, whatever else it does")
+            break
+    raise Stop(f"the network that is tested gives numbers that are not finite: {why}")
 
 
 @torch.no_grad()
@@ -538,7 +556,9 @@ def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor,
     precision and batches are those of `correct`."""
     model.eval()
     with autocast(settings):
-        return joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
+        p, y = joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
+    refuse_infinite(model, p.isfinite().all())
+    return p, y
 
 
 @torch.no_grad()
@@ -552,7 +572,9 @@ def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tenso
             z = model.features(x)
         zs.append(z.float().flatten(1).cpu())
         ys.append(y.cpu())
-    return torch.cat(zs), torch.cat(ys)
+    z = torch.cat(zs)
+    refuse_infinite(model, z.isfinite().all())
+    return z, torch.cat(ys)
 
 
 @torch.no_grad()

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.util
-import math
 import operator
 import os
 import re
@@ -43,6 +42,7 @@ from plumbing.scores import METRICS
 import torch
 
 LARGEST = (1 << 63) - 1  # a whole number that torch takes
+LARGEST_FLOAT = torch.finfo(torch.float32).max  # a number that training takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
 SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
 LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}
@@ -350,7 +350,7 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
 def violation(value, limits) -> str:
     """What a number must be, if it is not; else nothing. `limits`: low, high (included), above (excluded)."""
     words = []
-    fits = not isinstance(value, float) or math.isfinite(value)
+    fits = not isinstance(value, float) or abs(value) <= LARGEST_FLOAT
     for name, (relation, holds) in LIMITS.items():
         if limits[name] is not None:
             words.append(f"{relation} {limits[name]}")
