@@ -29,7 +29,7 @@ from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, 
                                read_weights)
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
-from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows
+from plumbing.parts import Rows, mixed_rows, parts_of, shares_of, source_rows, target_rows
 from plumbing.payloads import expected_layout, layout, nbytes, refuse_answer, shared
 from plumbing.processes import from_server, gathered, one_line_on_failure, prepare, process, to_device
 from plumbing.results import best_of, score_of
@@ -168,6 +168,10 @@ class ClientData:
     unseen: bool = False  # the client of a domain that is left out: it never trains
 
 
+LACKS_A_CLASS = ("--metric auc needs images of every class to validate with: choose another, or give "
+                 "validation a larger share in --split")
+
+
 def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData], list[ClientData]]:
     """The clients and, for `lodo` and `linear`, the targets. Every image of a domain is in exactly one part
     of one client. With --sources, domains that are neither source nor target are left out. `names`: all
@@ -184,16 +188,18 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
             d = dataclasses.replace(d, images=d.images.to(settings.device))  # the decoded pixels, on the GPU
         seed_name, given = dataset.seed_name(d.name), d.given
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
+        of_split = shares_of(settings, d.name in targets)
         if given is not None:
-            given = completed(given, order, shares_of(settings, d.name in targets), of_groups)
+            given = completed(given, order, d.labels, of_split, of_groups)
+        in_parts = partial(parts_of, given, d.labels if is_own(settings.dataset) else None, of_split)
         if d.name in targets:
-            rows = target_rows(settings, d.name, d.labels, given, order)
+            rows = target_rows(settings, d.name, d.labels, in_parts, order)
             of_targets.append(client_data(settings, d, d.name, rows, unseen=True))
         elif settings.clients:
-            mixed.append((d, given, order))
+            mixed.append((d, in_parts, order))
         else:
             classes = len(dataset.classes)
-            of_clients = source_rows(settings, d.name, d.labels, given, order, classes, seed_name)
+            of_clients = source_rows(settings, d.name, d.labels, in_parts, order, classes, seed_name)
             for name, rows in of_clients.items():
                 of_sources.append(client_data(settings, d, name, rows))
     if settings.clients:
@@ -201,6 +207,9 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
     learned = set().union(*(client.train.labels.tolist() for client in of_sources))
     if settings.protocol != "linear" and len(learned) < 2 and not names:  # a node sees its own alone
         raise Stop(f"the training images of {settings.dataset} are of one class: nothing can be learned")
+    validated = set().union(*(client.val.labels.tolist() for client in of_sources))
+    if settings.metric == "auc" and len(validated) < len(dataset.classes) and not names:
+        raise Stop(LACKS_A_CLASS, 2)
     return of_sources, of_targets
 
 
@@ -214,12 +223,12 @@ def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool =
     return ClientData(name, *parts, unseen=unseen)
 
 
-def mixed_clients(settings: Args, domains: tuple[Domain], given: tuple, orders: tuple) -> list[ClientData]:
+def mixed_clients(settings: Args, domains: tuple[Domain], partings: tuple, orders: tuple) -> list[ClientData]:
     """The clients of --clients, which may have images of several source domains."""
     images = Together([d.images for d in domains])
     labels = torch.cat([d.labels for d in domains])
     everything = Domain("", images, labels, domains[0].prepare)
-    of_clients = mixed_rows(settings, list(zip(given, orders)), images.starts)
+    of_clients = mixed_rows(settings, list(zip(partings, orders)), images.starts)
     return [client_data(settings, everything, name, rows) for name, rows in of_clients.items()]
 
 
@@ -641,8 +650,7 @@ def validation_score(fed: Federation, t: int) -> float | None:
         return None
     score = scores(*joined([found[k] for k in range(fed.K)]))[settings.metric]
     if score is None:
-        raise Stop(f"--metric {settings.metric} needs images of every class to validate with: choose "
-                   "another, or give validation a larger share in --split", 2)
+        raise Stop(LACKS_A_CLASS, 2)
     return score
 
 

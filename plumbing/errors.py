@@ -213,8 +213,11 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
     if issubclass(kind, KeyboardInterrupt):
         print(f"{name}: interrupted", file=sys.stderr)
     elif issubclass(kind, ModuleNotFoundError):
-        print(f"{name}: the library {error.name} is missing: pip install -r requirements.txt (docs and "
-              "deploy have files of their own) in the environment of this Python", file=sys.stderr)
+        advice = ("pip install -r requirements.txt (docs and deploy have files of their own) in the "
+                  "environment of this Python")
+        if error.name in ("fcntl", "resource"):  # parts of Python that Windows lacks
+            advice = "this program runs on Linux and macOS; on Windows in WSL"
+        print(f"{name}: the library {error.name} is missing: {advice}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
         if hasattr(error, "exit_code"):

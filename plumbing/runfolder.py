@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from copy import deepcopy as copied
 from pathlib import Path
 
-from plumbing.catalog import short_name, some
+from plumbing.catalog import is_own, short_name, some
 from plumbing.errors import AfterTheRound, Interrupted, Stop, handled, tell
 from plumbing.files import in_units, load_file, locked, refuse_special, save, write_json, write_whole
+from plumbing.parts import table_of_images
 from plumbing.payloads import nbytes
 from plumbing.processes import from_server, gathered, process
 from plumbing.provenance import code, hardware
@@ -107,7 +108,10 @@ class Run:
                         "settings": settings_of(self.args), "data": data}
             write_json(self.path / "settings.json", settings)
             self.clean()
-            self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
+            self.announce(data, sum(federation.sizes), federation.tested)
+            if is_own(self.args.dataset):
+                own = [client.data for client in federation.clients.values()]
+                print(table_of_images(own, tuple(data["classes"])), flush=True)
             wide = sys.stderr.isatty()
             title = f"{self.key['method']} {short_name(self.args.dataset)}"
             bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
@@ -145,9 +149,12 @@ class Run:
             lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
             write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
 
-    def announce(self, clients: list[str], targets: list[str], trained: int, tested: int) -> None:
-        """Who takes part, on a line, and each setting that differs from its default."""
-        who = f"{len(clients)} clients ({some(clients)}), {trained:,} training images"
+    def announce(self, data: dict, trained: int, tested: int) -> None:
+        """Who takes part and what the images show, on a line, and each setting that differs from its
+        default."""
+        clients, targets, classes = data["clients"], data["targets"], data["classes"]
+        who = f"{len(clients)} clients ({some(clients)}), {len(classes)} classes ({some(classes)}), "
+        who += f"{trained:,} training images"
         if targets:
             who += f", tested on {some(targets)} ({tested:,} images), which no client has"
         print(f"output in {self.path}\n{who}\nsettings that differ from the defaults, by origin (all: "

@@ -35,7 +35,7 @@ from typing import ClassVar, NamedTuple
 from plumbing.augment import AUGMENTATIONS
 from plumbing.catalog import FOLDERS, OWN, is_own, own_file, own_folder
 from plumbing.errors import Stop, printable, speaks
-from plumbing.networks import ELSEWHERE, canonical_network, hash_of, network_file
+from plumbing.networks import ELSEWHERE, canonical_network, hash_of, near, network_file
 from plumbing.provenance import ROOT, version_line
 from plumbing.scores import METRICS
 
@@ -45,6 +45,7 @@ LARGEST = (1 << 63) - 1  # a whole number that torch takes
 LARGEST_FLOAT = torch.finfo(torch.float32).max  # a number that training takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
 SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
+ELSEWHERE_CALLED = {"--learning-rate": "--lr", "--model": "--backbone", "--local-epochs": "--epochs"}
 LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}
 
 
@@ -366,9 +367,13 @@ class Parser(argparse.ArgumentParser):
             flag = [*message.split(": ", 1)[1].split(), "''"][0].split("=")[0]  # '' of an empty word
             message = f"{flag} is not a flag of {self.prog}"
             flags = [option for action in self._actions for option in action.option_strings]
-            near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
-            if near:
-                message += f"; did you mean {near[0]}?"
+            meant = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
+            if flag in ELSEWHERE_CALLED:
+                meant = [ELSEWHERE_CALLED[flag]]
+            elif os.path.isdir(flag):
+                meant = [f"--dataset {OWN}{flag}"]
+            if meant:
+                message += f"; did you mean {meant[0]}?"
         self.exit(2, f"{self.prog}: {printable(message)} (--help explains every flag)\n"
                   if speaks() else None)
 
@@ -456,8 +461,11 @@ def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
     if dataset == "officecaltech10":
         return "officecaltech"
     if dataset not in datasets:
+        meant = near(dataset.lower(), list(datasets))
+        if os.path.isdir(dataset):
+            meant = f"; did you mean {OWN}{dataset}?"
         raise argparse.ArgumentTypeError(f"there are no settings for {dataset!r} here; choose from "
-                                         f"{', '.join(datasets)}, {OWN}PATH, or a file.py")
+                                         f"{', '.join(datasets)}, {OWN}PATH, or a file.py{meant}")
     return dataset
 
 

@@ -132,6 +132,15 @@ def no_letters(folder: Path) -> None:
     (folder / "south").rename(folder / os.fsdecode(b"s\xfcd"))
 
 
+def parts_above(folder: Path) -> None:
+    (folder / "south").rename(folder / "Test")
+
+
+def dicom_alone(folder: Path) -> None:
+    for file in folder.rglob("*.png"):
+        file.rename(file.with_suffix(".dcm"))
+
+
 def not_readable(folder: Path) -> None:
     whole = (folder / "north" / "ill" / "4.png").read_bytes()
     (folder / "north" / "ill" / "4.png").write_bytes(whole[:-40])
@@ -140,6 +149,8 @@ def not_readable(folder: Path) -> None:
 
 @pytest.mark.parametrize("change, code, words", [
     (one_domain, 2, "at least two domains and two classes; found the domains north and the classes healthy"),
+    (parts_above, 2, "the folders Test are where those of domains are expected: bring their images into"),
+    (dicom_alone, 2, "no images; there are 40 .dcm files: convert them to PNG or JPEG .DICOM: dcmj2pnm"),
     (no_letters, 2, r"a domain or class cannot have the name 's\\udcfcd' here; rename it"),
     (closed_places, 1, r"3 entries are no files .*: north/ill/\\x1b\[31m, south/away, south/ill/p.png; repl"),
     (not_readable, 1, "2 images cannot be decoded .north/ill/4.png: .*, south/ill/3.png: it is no image."),
