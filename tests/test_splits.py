@@ -155,7 +155,7 @@ ILL = [(name, "train" if "/ill/" in name else PARTS[1 + int(name[-5]) % 2], "") 
 
 
 @pytest.mark.parametrize("rows, words", [
-    (TRAIN, "client north has 20/0/0 images .*it needs at least 2/1/1: give other shares in --split, or another split.csv"),
+    (TRAIN, "client north has 20/0/0 images .*it needs at least 2/1/1: give .*, or another split.csv"),
     (ILL, "the training images of folder:.* are of one class"),
 ])
 def test_parts_without_images_or_of_one_class(folder, capsys, rows, words):
