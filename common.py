@@ -22,14 +22,14 @@ from plumbing.capture import captured
 from plumbing.catalog import is_own, own_file
 from plumbing.decoding import open_images
 from plumbing.devices import prepare
-from plumbing.errors import Stop, one_line_on_failure, out_of_memory
+from plumbing.errors import Stop, no_exit, one_line_on_failure, out_of_memory
 from plumbing.mixing import Together, pool
 from plumbing.mnist import load_digits, rotate, rotated_mnist
 from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, load_pretrained, own_network,
                                read_weights)
 from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
 from plumbing.own_data import content_of, open_own_data, scaled
-from plumbing.parts import Rows, mixed_rows, shares_of, source_rows, target_rows
+from plumbing.parts import Rows, mixed_rows, parts_of, shares_of, source_rows, target_rows
 from plumbing.payloads import (check_answer, expected_layout, kept, layout, nbytes, shared, to_device,
                                watched)
 from plumbing.results import best_of, score_of
@@ -169,6 +169,10 @@ class ClientData:
     unseen: bool = False  # the client of a domain that is left out: it never trains
 
 
+LACKS_A_CLASS = ("--metric auc needs images of every class to validate with: choose another, or give "
+                 "validation a larger share in --split")
+
+
 def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData], list[ClientData]]:
     """The clients and, for `lodo` and `linear`, the targets. Every image of a domain is in exactly one part
     of one client. With --sources, domains that are neither source nor target are left out. `names`: all
@@ -185,16 +189,18 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
             d = dataclasses.replace(d, images=d.images.to(settings.device))  # the decoded pixels, on the GPU
         seed_name, given = dataset.seed_name(d.name), d.given
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
+        of_split = shares_of(settings, d.name in targets)
         if given is not None:
-            given = completed(given, order, shares_of(settings, d.name in targets), of_groups)
+            given = completed(given, order, d.labels, of_split, of_groups)
+        in_parts = partial(parts_of, given, d.labels if is_own(settings.dataset) else None, of_split)
         if d.name in targets:
-            rows = target_rows(settings, d.name, d.labels, given, order)
+            rows = target_rows(settings, d.name, d.labels, in_parts, order)
             of_targets.append(client_data(settings, d, d.name, rows, unseen=True))
         elif settings.clients:
-            mixed.append((d, given, order))
+            mixed.append((d, in_parts, order))
         else:
             classes = len(dataset.classes)
-            of_clients = source_rows(settings, d.name, d.labels, given, order, classes, seed_name)
+            of_clients = source_rows(settings, d.name, d.labels, in_parts, order, classes, seed_name)
             for name, rows in of_clients.items():
                 of_sources.append(client_data(settings, d, name, rows))
     if settings.clients:
@@ -202,6 +208,9 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
     learned = set().union(*(client.train.labels.tolist() for client in of_sources))
     if settings.protocol != "linear" and len(learned) < 2 and not names:  # a node sees its own alone
         raise Stop(f"the training images of {settings.dataset} are of one class: nothing can be learned")
+    validated = set().union(*(client.val.labels.tolist() for client in of_sources))
+    if settings.metric == "auc" and len(validated) < len(dataset.classes) and not names:
+        raise Stop(LACKS_A_CLASS, 2)
     return of_sources, of_targets
 
 
@@ -215,12 +224,12 @@ def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool =
     return ClientData(name, *parts, unseen=unseen)
 
 
-def mixed_clients(settings: Args, domains: tuple[Domain], given: tuple, orders: tuple) -> list[ClientData]:
+def mixed_clients(settings: Args, domains: tuple[Domain], partings: tuple, orders: tuple) -> list[ClientData]:
     """The clients of --clients, which may have images of several source domains."""
     images = Together([d.images for d in domains])
     labels = torch.cat([d.labels for d in domains])
     everything = Domain("", images, labels, domains[0].prepare)
-    of_clients = mixed_rows(settings, list(zip(given, orders)), images.starts)
+    of_clients = mixed_rows(settings, list(zip(partings, orders)), images.starts)
     return [client_data(settings, everything, name, rows) for name, rows in of_clients.items()]
 
 
@@ -527,10 +536,28 @@ def correct(model: nn.Module, data: Data, settings: Args) -> int:
     """The number of images that `model` classifies correctly, in eval mode."""
     model.eval()
     hits = torch.zeros((), dtype=torch.long, device=settings.device)
+    finite = torch.ones((), dtype=torch.bool, device=settings.device)
     with autocast(settings):  # one for all batches: the casts of the weights are kept within it
         for x, y in in_order(data, settings):
-            hits += (model(x).argmax(1) == y).sum()
+            logits = model(x)
+            hits += (logits.argmax(1) == y).sum()
+            finite &= logits.amax(1).isfinite().all()
+    refuse_infinite(model, finite)
     return int(hits)
+
+
+def refuse_infinite(model: nn.Module, finite: Tensor) -> None:
+    """Stop unless all that a tested network gives is `finite`: NaN would count as class 0. The usual cause is
+    a server that does more to BN's variances than to average them."""
+    if finite:
+        return
+    why = "lower --lr, or set --clip"
+    for name, v in model.state_dict().items():
+        if name.endswith("running_var") and (v < 0).any():
+            why = (f"{name} is negative: BN's statistics travel with the weights, and the server must "
+                   "average them, whatever else it does")
+            break
+    raise Stop(f"the network that is tested gives numbers that are not finite: {why}")
 
 
 @torch.no_grad()
@@ -539,7 +566,9 @@ def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor,
     precision and batches are those of `correct`."""
     model.eval()
     with autocast(settings):
-        return joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
+        p, y = joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
+    refuse_infinite(model, p.isfinite().all())
+    return p, y
 
 
 @torch.no_grad()
@@ -553,7 +582,9 @@ def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tenso
             z = model.features(x)
         zs.append(z.float().flatten(1).cpu())
         ys.append(y.cpu())
-    return torch.cat(zs), torch.cat(ys)
+    z = torch.cat(zs)
+    refuse_infinite(model, z.isfinite().all())
+    return z, torch.cat(ys)
 
 
 @torch.no_grad()
@@ -616,8 +647,7 @@ def validation_score(fed: Federation, t: int) -> float | None:
         found.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
     score = scores(*joined(found))[settings.metric]
     if score is None:
-        raise Stop(f"--metric {settings.metric} needs images of every class to validate with: choose "
-                   "another, or give validation a larger share in --split", 2)
+        raise Stop(LACKS_A_CLASS, 2)
     return score
 
 
@@ -788,7 +818,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
     file = method_file(Server, Client)
-    with one_line_on_failure(file.stem):
+    with one_line_on_failure(file.stem), no_exit():
         method, of_seeds, folders = method_name(file), {}, []
         prepare(settings)
         for of_seed in expand_seeds(settings, method):

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from plumbing.catalog import own_folder, source_of
+from plumbing.catalog import Folders, own_folder, source_of
 from plumbing.errors import Stop
 from plumbing.files import in_units, locked
 from plumbing.splits import SPLIT
@@ -156,10 +156,7 @@ class ImageFiles:
             if path.is_dir():
                 self.walk(path)
             else:
-                with open(path, "rb") as file:  # at its end gzip has the checksum of all, zip those of each
-                    size = file.seek(0, os.SEEK_END)
-                    file.seek(max(0, size - MIB))
-                    self.keys.append((size, hashlib.blake2b(file.read()).hexdigest()))
+                self.keys.append(key_of(path))
 
     def __str__(self) -> str:
         first = self.paths[0]
@@ -194,6 +191,17 @@ class ImageFiles:
         """12 hexadecimal digits that change when a file of a folder does, or the content of an archive."""
         state = f"{sorted(self.keys)} {sorted(self.unread)}"
         return hashlib.blake2b(state.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+
+    def refuse_other(self, source: Folders) -> None:
+        """Stop if an archive, also one given by hand, has not the md5 that the catalogue knows."""
+        for path, (_, md5) in zip(self.paths, source.files.values()):
+            if not md5 or path.is_dir():
+                continue
+            with open(path, "rb") as file:
+                actual = hashlib.file_digest(file, "md5").hexdigest()
+            if actual != md5:
+                raise Stop(f"{path}: expected md5 {md5}, found {actual}; it is another archive, or damaged: "
+                           "get it again, or give its images as your own, folder:PATH")
 
     def scan(self, folder: Path) -> None:
         """Learn the names in all archives, and unpack their tables into `folder`. Stop if an archive is
@@ -256,6 +264,36 @@ class ImageFiles:
 
 
 # Archives
+
+
+def key_of(path: Path) -> tuple:
+    """Of an archive what changes with each file in it, and its bytes: of gzip the end, which has a checksum
+    of all; of zip the directory, which has those of each; else the whole, or the time of a large one."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = max(0, size - MIB)
+        if zipfile.is_zipfile(file):
+            start -= bytes_before(file, start)
+        else:
+            file.seek(0)
+            is_gzip = file.read(2) == b"\x1f\x8b"
+            if not is_gzip and size > ENTRY:
+                return size, path.stat().st_mtime_ns
+            start = start if is_gzip else 0
+        file.seek(start)
+        return size, hashlib.blake2b(file.read()).hexdigest()
+
+
+def bytes_before(file, start: int) -> int:
+    """How many bytes of a zip archive's directory lie before `start`, in its last MiB."""
+    file.seek(start)
+    end = file.read()
+    at = end.rfind(b"PK\5\6")
+    length = int.from_bytes(end[at + 12:at + 16], "little")
+    if end[at - 76:at - 72] == b"PK\6\6":  # ZIP64: a second record, and where that is, lie before
+        at -= 76
+        length = int.from_bytes(end[at + 40:at + 48], "little")
+    return min(start, max(0, length - at))
 
 
 @contextlib.contextmanager

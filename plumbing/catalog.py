@@ -87,7 +87,7 @@ def refuse_names(where: str, domains: Iterable[str], classes: Iterable[str]) -> 
     """Stop if one's own domains or classes have names that flags or results could not tell from other words,
     or that a terminal cannot show."""
     for name in domains:
-        if name in WORDS or {",", "/"} & {*name}:
+        if name in (*WORDS, ".", "..") or {",", "/"} & {*name}:
             raise Stop(f"{where}: a domain cannot have the name {name!r} here; rename it", 2)
     for name in (*domains, *classes):
         if not name or not name.isprintable():  # as in no UTF-8

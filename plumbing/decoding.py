@@ -36,6 +36,7 @@ from tqdm import tqdm
 AHEAD = 32 << 20  # bytes of decoded pixels that wait to be written, at most
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no others: EPS would start Ghostscript
 TOLD = {  # what a decoded dataset says of its files each time that it is opened
+    "twice": "images that are in two domains, so that one domain is tested with what another trains on",
     "left_out": "files that are no images were left out",
     "lacking": "classes that are not in every domain, or have two spellings",
     "broken": "images that cannot be decoded were left out, as --skip-broken asks",
@@ -84,7 +85,7 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     if index["broken"] and not skip_broken:
         refuse_broken(dataset, index["broken"])
     for kind, what in TOLD.items():
-        if index[kind]:
+        if index.get(kind):  # an older cache has not all of them
             print(f"{dataset}: {what}; {len(index[kind])} in all: {some(index[kind])}", file=sys.stderr)
     if not split:
         return Images(domains, classes, index["content"])
@@ -102,6 +103,22 @@ def refuse_broken(dataset: str, broken: list[str]) -> None:
 # what they were decoded from.
 
 PIXELS = "pixels.bin"
+BLOCKS, BLOCK = 1024, 1 << 16  # of the pixels that the digest covers: all of 64 MiB, a sample of more
+
+
+def digest_of(cache: Path, index: dict) -> str:
+    """What index.json says of the others and of itself: all labels and names, and blocks of the pixels in
+    equal distances. A changed pixel between the blocks of a large cache is not noticed."""
+    rest = {name: value for name, value in index.items() if name != "digest"}
+    digest = hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=8)
+    digest.update((cache / "files.json").read_bytes())
+    with open(cache / PIXELS, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        distance = max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
+        for start in range(0, size, distance):
+            file.seek(start)
+            digest.update(file.read(BLOCK))
+    return digest.hexdigest()
 
 
 def is_whole(cache: Path) -> bool:
@@ -128,9 +145,11 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
 def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], dict]:
     """Domains (name, pixels [N, 3, size, size], labels [N]), classes, index. An error if it is damaged."""
     index = json.loads((cache / "index.json").read_text())
-    domains, start, parts = [], 0, [index[kind] for kind in TOLD]
+    domains, start, parts = [], 0, [index[kind] for kind in TOLD if kind != "twice"]
     if not isinstance(index["content"], str) or not all(isinstance(part, list) for part in parts):
         raise ValueError("what it says of its files is no text")
+    if "digest" in index and index["digest"] != digest_of(cache, index):  # older: none
+        raise ValueError("its labels, names or pixels are not those that were written")
     classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are in its files
     names = list(source.domains or index["domains"])
     if list(classes) != index["classes"] or names != list(index["domains"]):
@@ -166,6 +185,7 @@ def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path, skip
             unpacked, decoded = Path(place, "unpacked"), Path(place, "decoded")
             unpacked.mkdir()
             decoded.mkdir()
+            files.refuse_other(source)
             files.scan(unpacked)
             listing = list_images(files, source)
             files.unpack(listing.names(), unpacked)
@@ -206,8 +226,20 @@ def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -
         file.flush()
         os.fsync(file.fileno())
     (folder / "files.json").write_text(json.dumps(written))
+    index["twice"] = in_two_domains(contents)
     index["content"] = hashlib.blake2b(repr(sorted(contents)).encode(), digest_size=6).hexdigest()
+    index["digest"] = digest_of(folder, index)
     return index
+
+
+def in_two_domains(contents: list[tuple]) -> list[str]:
+    """The images, by domain, class and name, whose bytes and CRC32 an image of another domain has."""
+    first, found = {}, []
+    for domain, _, name, *content in contents:
+        of_first, name_of_first = first.setdefault(tuple(content), (domain, name))
+        if of_first != domain:
+            found.append(f"{name} is {name_of_first}")
+    return found
 
 
 def decode_one(files: ImageFiles, size: int, name: str) -> tuple[np.ndarray | None, str, str, tuple]:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,17 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         return f"{what}; {REMEDIES.get(e.errno, 'give another file or folder')}; {kept}", 1
     e.exit_code = BUG
     raise e
+
+
+@contextlib.contextmanager
+def no_exit():
+    """Code of one's own that calls sys.exit within a run has not finished it: that is a failure."""
+    try:
+        yield
+    except SystemExit as e:
+        place = traceback.extract_tb(e.__traceback__)[-1]
+        raise Stop(f"sys.exit({e.code!r}) was called within the run ({Path(place.filename).name}, line "
+                   f"{place.lineno}): return instead, or raise an error")
 
 
 def tell(program: str, message: str) -> None:
@@ -197,8 +209,11 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
     if issubclass(kind, KeyboardInterrupt):
         print(f"{name}: interrupted", file=sys.stderr)
     elif issubclass(kind, ModuleNotFoundError):
-        print(f"{name}: the library {error.name} is missing: pip install -r requirements.txt (docs and "
-              "deploy have files of their own) in the environment of this Python", file=sys.stderr)
+        advice = ("pip install -r requirements.txt (docs and deploy have files of their own) in the "
+                  "environment of this Python")
+        if error.name in ("fcntl", "resource"):  # parts of Python that Windows lacks
+            advice = "this program runs on Linux and macOS; on Windows in WSL"
+        print(f"{name}: the library {error.name} is missing: {advice}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
         if hasattr(error, "exit_code"):

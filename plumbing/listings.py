@@ -10,8 +10,10 @@ from pathlib import Path
 from plumbing.archives import IMAGE_ENDINGS, ImageFiles
 from plumbing.catalog import Folders, refuse_names, some
 from plumbing.errors import Stop
+from plumbing.splits import SPLIT
 
 KEPT = 10  # cameras, and classes, of iWildCam
+NO_DOMAINS = ("train", "training", "test", "testing", "val", "valid", "validation")
 
 
 @dataclass
@@ -116,6 +118,14 @@ def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
         elif is_image(name):
             raise Stop(f"{files}: the image {name} is in no folder of a class; expected "
                        "<domain>/<class>/<image>", 2)
+    parts = [name for name in sorted(of_domain) if name.lower() in NO_DOMAINS]
+    if parts:
+        raise Stop(f"{files}: the folders {some(parts)} are where those of domains are expected: bring their "
+                   f"images into <domain>/<class>/; a table {SPLIT} says what is for training and test", 2)
+    if not of_domain and listing.left_out:
+        ending, count = collections.Counter(Path(name).suffix for name in listing.left_out).most_common(1)[0]
+        raise Stop(f"{files}: no images; there are {count} {ending or 'other'} files: convert them to PNG or "
+                   "JPEG (DICOM: dcmj2pnm --write-png --min-max-window IN.dcm OUT.png, of DCMTK)", 2)
     classes = sorted({c for images in of_domain.values() for _, c in images})
     if source.domains and set(classes) <= set(source.classes):  # one domain, whose classes are agreed
         classes = source.classes

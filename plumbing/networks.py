@@ -153,7 +153,8 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
             raise Stop(f"could not get the weights {imagenet} ({e}); download them by hand and give "
                        "--weights FILE")
     weights = load_file(Path(origin), "weights")
-    if not isinstance(weights, dict) or not all(isinstance(v, Tensor) for v in weights.values()):
+    named = isinstance(weights, dict) and all(isinstance(name, str) for name in weights)
+    if not named or not all(isinstance(v, Tensor) for v in weights.values()):
         raise Stop(f"--weights {origin} is no file of weights: expected a dict of names and tensors", 2)
     return weights
 

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -73,7 +74,19 @@ def open_own_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Callabl
     if (args.augment != "none" or args.crop or args.normalize != "unit") and parts[0][1].dim() != 4:
         raise Stop(f"--augment, --crop and --normalize imagenet are for images [N, C, H, W]; those of {file} "
                    f"are {list(parts[0][1].shape)}", 2)
+    if prepare is not scaled:
+        prepare = partial(prepared, prepare, file)
+        prepare(parts[0][1][:2])
     return parts, classes, content_of(parts, classes, file.read_bytes()), prepare
+
+
+def prepared(prepare: Callable, file: Path, batch: Tensor) -> Tensor:
+    """What a file's own `prepare` makes of a batch. Stop if it cannot, or gives no tensor of as many rows."""
+    with one_line_of(f"prepare of {file} must return a tensor for a batch of {list(batch.shape)}; found"):
+        found = prepare(batch)
+        if not isinstance(found, Tensor) or found.shape[:1] != batch.shape[:1]:
+            raise TypeError(f"{type(found).__name__} {list(getattr(found, 'shape', ''))}")
+    return found
 
 
 def refuse_tensors(where: str, images: Tensor, labels: Tensor, classes: int, as_they_are: bool) -> None:

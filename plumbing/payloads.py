@@ -61,8 +61,10 @@ def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict
         if found.get(name) != expected.get(name):
             raise Stop(f"{whose}: expected {expected.get(name, 'nothing')} in {name} of the upload; found "
                        f"{found.get(name, 'nothing')}: mend the client's train")
-    if "n" in up and up["n"].min() < 1:
-        raise Stop(f"{whose}: n is {up['n'].tolist()} in the upload; expected at least 1")
+    n = up.get("n", torch.ones(1))
+    if not isinstance(n, Tensor) or n.is_complex() or not n.numel() or n.min() < 1:
+        shown = n.tolist() if isinstance(n, Tensor) else type(n).__name__
+        raise Stop(f"{whose}: n is {shown} in the upload; expected at least 1")
     if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
         raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
                    "one was due before, is in the output folder: lower --lr, or set --clip")

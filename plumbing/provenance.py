@@ -17,6 +17,9 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+# The top names of this package: where pip has installed it, other libraries lie beside it.
+NAMES = ("common", "fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir", "reproduce_tables", "plumbing",
+         "reproduce", "baselines", "official", "deploy")
 
 
 def code(method_file: Path) -> dict:
@@ -30,7 +33,7 @@ def code(method_file: Path) -> dict:
         of_files[os.path.relpath(file, ROOT)] = hashlib.sha256(content).hexdigest()[:12]
     changes = git("status", "--porcelain", "--", *map(str, files))
     dirty = None if changes is None else bool(changes)
-    return {"commit": git("rev-parse", "HEAD"), "dirty": dirty, "sha256": digest.hexdigest(),
+    return {"commit": git("rev-parse", "HEAD") or "unknown", "dirty": dirty, "sha256": digest.hexdigest(),
             "files": of_files}
 
 
@@ -57,11 +60,20 @@ def files_of(method_file: Path) -> list[Path]:
         file = waiting.pop()
         if file in found or not file.exists():
             continue
-        found.add(file)
-        for module in imported_by(file):
-            path = module.replace(".", "/") + ".py"
-            waiting.append(ROOT / path if (ROOT / path).exists() else method_file.parent / path)
+        with contextlib.suppress(SyntaxError, ValueError):  # what Python cannot read, it cannot import
+            for module in imported_by(file):
+                waiting += places_of(module, method_file.parent)
+            found.add(file)
     return sorted(found)
+
+
+def places_of(module: str, beside: Path) -> list[Path]:
+    """Where a module's file lies, if it is of this package, or else of the method's folder `beside`."""
+    path = Path(module.replace(".", "/") + ".py")
+    is_checkout = (ROOT / "pyproject.toml").exists()
+    if (ROOT / path).exists() and (is_checkout or path.parts[0].removesuffix(".py") in NAMES):
+        return [ROOT / path]
+    return [] if beside == ROOT else [beside / path]
 
 
 @functools.cache

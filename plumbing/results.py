@@ -25,6 +25,7 @@ import torch
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png")
 SEEDS = "seeds.json"
+NAMED = 200  # lines of clients in curves.png, at most, that have a name: a long legend takes most of a run
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
@@ -273,9 +274,12 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
             lines.setdefault(name, []).append((entry["round"], value))
     figure = empty_figure((9, 3.6))
     left, right = figure.subplots(1, 2)
+    of_clients = [name for name in lines if "clients/" in name]
     for name, points in lines.items():
         rounds, values = zip(*points)
-        label, width = no_formula(name), 0.8 if "clients/" in name else 2
+        label, width = no_formula(name), 0.8 if name in of_clients else 2
+        if name in of_clients and len(of_clients) > NAMED:
+            label = None
         if name.startswith(("test/", "target", "linear/")) or name == "val/ALL":
             left.plot(rounds, [100 * value for value in values], label=label, linewidth=width)
         elif name.endswith("/loss"):
@@ -283,6 +287,6 @@ def draw_curves(path: Path, history: list[dict], title: str) -> None:
     left.set(xlabel="round", ylabel="accuracy (%)", title=no_formula(title))
     right.set(xlabel="round", ylabel="mean training loss", title="training")
     for plot in (left, right):
-        if plot.lines:
+        if plot.get_legend_handles_labels()[1]:
             plot.legend(fontsize=7)
     write_whole(path, lambda file: figure.savefig(file, dpi=130, format="png"))

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from copy import deepcopy as copied
 from pathlib import Path
 
-from plumbing.catalog import short_name, some
-from plumbing.errors import AfterTheRound, Interrupted, Stop, handled
+from plumbing.catalog import is_own, short_name, some
+from plumbing.errors import AfterTheRound, Interrupted, Stop, handled, tell
 from plumbing.files import in_units, load_file, locked, refuse_special, save, write_json, write_whole
+from plumbing.parts import table_of_images
 from plumbing.payloads import nbytes
 from plumbing.provenance import code, hardware
 from plumbing.results import (FILES, best_of, draw_curves, id_of, numbers_in, numbers_of, outcome, record,
@@ -68,7 +69,8 @@ class Run:
             refuse_foreign(run.path)
             if args.record:
                 refuse_record(Path(args.record))
-            stack.enter_context(locked(run.path / ".lock", wait=False))
+            if os.access(run.path, os.W_OK) or not (run.path / "result.json").exists():
+                stack.enter_context(locked(run.path / ".lock", wait=False))  # else it can only be shown
             if args.resume:
                 run.read()
             yield run
@@ -102,7 +104,10 @@ class Run:
                     "settings": settings_of(self.args), "data": data}
         write_json(self.path / "settings.json", settings)
         self.clean()
-        self.announce(data["clients"], data["targets"], sum(federation.sizes), federation.tested)
+        self.announce(data, sum(federation.sizes), federation.tested)
+        own = [client.data for client in federation.clients.values()]
+        if own and is_own(self.args.dataset):
+            print(table_of_images(own, tuple(data["classes"])), flush=True)
         wide = sys.stderr.isatty()
         title = f"{self.key['method']} {short_name(self.args.dataset)}"
         bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
@@ -140,9 +145,12 @@ class Run:
             lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
             write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
 
-    def announce(self, clients: list[str], targets: list[str], trained: int, tested: int) -> None:
-        """Who takes part, on a line, and each setting that differs from its default."""
-        who = f"{len(clients)} clients ({some(clients)}), {trained:,} training images"
+    def announce(self, data: dict, trained: int, tested: int) -> None:
+        """Who takes part and what the images show, on a line, and each setting that differs from its
+        default."""
+        clients, targets, classes = data["clients"], data["targets"], data["classes"]
+        who = f"{len(clients)} clients ({some(clients)}), {len(classes)} classes ({some(classes)}), "
+        who += f"{trained:,} training images"
         if targets:
             who += f", tested on {some(targets)} ({tested:,} images), which no client has"
         print(f"output in {self.path}\n{who}\nsettings that differ from the defaults, by origin (all: "
@@ -235,15 +243,13 @@ class Run:
             **hardware(self.args), "code": self.parts, "content": content}
         if measures:
             self.result["measures"] = measures
-        title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
-        if self.args.figures:
-            draw_curves(self.path / "curves.png", self.history, title)
         write_json(self.path / "result.json", self.result)
         record(self.args, self.result)
         print(f"{self.path}: {summary(self.result)}")
         warning = untrained(self.args, self.result["best"], of_classes)
         if warning:
             print(warning)
+        self.draw()
         if self.ending.number:  # there may be other targets to come
             raise Interrupted(self.ending.number, f"the run in {self.path} is finished")
         return self.result
@@ -252,7 +258,20 @@ class Run:
         """The result of a run that was finished when it was started again."""
         print(f"{self.path} holds this run, finished: {summary(self.result)}")
         record(self.args, self.result)
+        self.draw()
         return self.result
+
+    def draw(self) -> None:
+        """curves.png, if it is not there. The result is written: a figure that fails is only told."""
+        file = self.path / "curves.png"
+        if not self.args.figures or file.exists():
+            return
+        title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
+        try:
+            draw_curves(file, self.history or read_history(self.path, self.key), title)
+        except Exception as e:  # whatever matplotlib, LaTeX or the disk has
+            why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+            tell(self.key["method"], f"{file} is not drawn ({why})")
 
 
 # What is in a folder

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.util
-import math
 import operator
 import os
 import re
@@ -37,14 +36,16 @@ from plumbing.augment import AUGMENTATIONS
 from plumbing.catalog import FOLDERS, OWN, is_own, own_file, own_folder
 from plumbing.devices import choose_device, choose_precision
 from plumbing.errors import Stop, printable
-from plumbing.networks import ELSEWHERE, canonical_network, hash_of, network_file
+from plumbing.networks import ELSEWHERE, canonical_network, hash_of, near, network_file
 from plumbing.provenance import ROOT, version_line
 from plumbing.scores import METRICS
 
 
 LARGEST = (1 << 63) - 1  # a whole number that torch takes
+LARGEST_FLOAT = 3.4e38  # about what a float32 takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
 SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
+ELSEWHERE_CALLED = {"--learning-rate": "--lr", "--model": "--backbone", "--local-epochs": "--epochs"}
 LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}
 
 
@@ -339,6 +340,8 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
         if Path(folder).resolve().is_relative_to(own.resolve()):
             raise Stop(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for images of "
                        "a domain: give another one", 2)
+    if args.record.endswith("/"):
+        raise Stop(f"--record {args.record} is a folder; expected a JSONL file", 2)
     shares(args.split)
     if args.protocol == "linear" and ratios(args.label_ratio) and args.metric != "accuracy":
         raise Stop(f"--metric {args.metric} chooses a round by labels, which --protocol linear has not", 2)
@@ -350,7 +353,7 @@ def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
 def violation(value, limits) -> str:
     """What a number must be, if it is not; else nothing. `limits`: low, high (included), above (excluded)."""
     words = []
-    fits = not isinstance(value, float) or math.isfinite(value)
+    fits = not isinstance(value, float) or abs(value) <= LARGEST_FLOAT
     for name, (relation, holds) in LIMITS.items():
         if limits[name] is not None:
             words.append(f"{relation} {limits[name]}")
@@ -366,9 +369,13 @@ class Parser(argparse.ArgumentParser):
             flag = [*message.split(": ", 1)[1].split(), "''"][0].split("=")[0]  # '' of an empty word
             message = f"{flag} is not a flag of {self.prog}"
             flags = [option for action in self._actions for option in action.option_strings]
-            near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
-            if near:
-                message += f"; did you mean {near[0]}?"
+            meant = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
+            if flag in ELSEWHERE_CALLED:
+                meant = [ELSEWHERE_CALLED[flag]]
+            elif os.path.isdir(flag):
+                meant = [f"--dataset {OWN}{flag}"]
+            if meant:
+                message += f"; did you mean {meant[0]}?"
         self.exit(2, f"{self.prog}: {printable(message)} (--help explains every flag)\n")
 
     def print_help(self, file=None):
@@ -389,6 +396,8 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
         if issubclass(cls, base):
             groups[base] = parser.add_argument_group(base.group)
     for f in dataclasses.fields(cls):
+        if "text" not in f.metadata:
+            parser.error(f"{f.name} of Args is no flag: give it as arg(default, text)")
         owners = [base for base in (DataArgs, TrainingArgs, RunArgs, LinearArgs) if hasattr(base, f.name)]
         add_flag(groups[owners[0] if owners else Args], f, datasets)
     groups[RunArgs].add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
@@ -453,8 +462,11 @@ def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
     if dataset == "officecaltech10":
         return "officecaltech"
     if dataset not in datasets:
+        meant = near(dataset.lower(), list(datasets))
+        if os.path.isdir(dataset):
+            meant = f"; did you mean {OWN}{dataset}?"
         raise argparse.ArgumentTypeError(f"there are no settings for {dataset!r} here; choose from "
-                                         f"{', '.join(datasets)}, {OWN}PATH, or a file.py")
+                                         f"{', '.join(datasets)}, {OWN}PATH, or a file.py{meant}")
     return dataset
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import operator
+import statistics
 from pathlib import Path
 
 from plumbing.catalog import some
@@ -69,19 +71,56 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
     return rows
 
 
-def completed(given: Tensor, order: Tensor, of_split: tuple[float, float, float],
+def completed(given: Tensor, order: Tensor, labels: Tensor, of_split: tuple[float, float, float],
               parts: dict[int, int]) -> Tensor:
     """What split.csv gives, [N, 2], with parts for the images that it gives none, of a domain's shuffled rows
-    `order` [N]: by whole groups, to train until that has its share, then to validation, then to test.
-    `parts` has the groups of the domains before, and gets those of this one."""
-    rows = order[given[order, 0] < 0]
-    train, val, _ = map(len, cut(rows, of_split))
-    given, members, start = given.clone(), {}, 0
-    for row in rows.tolist():
-        members.setdefault(int(given[row, 1]), []).append(row)
-    for group, of_group in members.items():
-        middle = start + len(of_group) / 2
-        by_share = int(middle > train) + int(middle > train + val)
-        given[of_group, 0] = parts.setdefault(group, by_share)
-        start += len(of_group)
+    `order` [N], by `parts_by_class`."""
+    given, rows = given.clone(), order[given[order, 0] < 0]
+    given[rows, 0] = parts_by_class(rows, labels, given[:, 1], of_split, parts)
     return given
+
+
+def parts_by_class(rows: Tensor, labels: Tensor, groups: Tensor, of_split: tuple[float, float, float],
+                   parts: dict[int, int]) -> Tensor:
+    """The part of each of a domain's shuffled rows [n]: whole groups, of each class (the one that most images
+    of a group show) by the shares. `labels` and `groups` [N] are of the domain. `parts` has the groups of the
+    domains before, and gets those of this one."""
+    members, of_class = {}, {}
+    of_labels = labels.tolist()
+    for row, group in zip(rows.tolist(), groups[rows].tolist()):
+        members.setdefault(group, []).append(row)
+    for group, of_group in members.items():
+        if group not in parts:
+            c = statistics.mode([of_labels[row] for row in of_group])
+            of_class.setdefault(c, []).append(group)
+    piles, count = list(of_class.values()), sum(map(len, of_class.values()))
+    if count * min(share for share in of_split if share) < len(piles):
+        piles = [interleaved(piles)]  # the smallest part has no room for a group of each class
+    for pile in piles:
+        sizes = [len(members[group]) for group in pile]
+        parts.update(zip(pile, dealt_to_parts(sizes, of_split)))
+    return torch.tensor([parts[group] for group in groups[rows].tolist()], dtype=torch.long)
+
+
+def interleaved(piles: list[list[int]]) -> list[int]:
+    """One pile, in which those of each pile are spread evenly."""
+    places = []
+    for pile in piles:
+        places += [((i + 0.5) / len(pile), group) for i, group in enumerate(pile)]
+    return [group for _, group in sorted(places, key=operator.itemgetter(0))]
+
+
+def dealt_to_parts(sizes: list[int], of_split: tuple[float, float, float]) -> list[int]:
+    """The parts of groups with so many images, in this order: training until it has its share, then
+    validation, then test. A part that is left empty gets the smallest group that another can spare."""
+    train, val, _ = of_split
+    total, start, found = sum(sizes), 0, []
+    for size in sizes:
+        middle = start + size / 2 - 1e-9
+        found.append(int(middle > train * total) + int(middle > (train + val) * total))
+        start += size
+    for part in (2, 1):
+        spare = [(size, -i) for i, size in enumerate(sizes) if found.count(found[i]) > 1]
+        if of_split[part] and part not in found and spare:
+            found[-min(spare)[1]] = part
+    return found

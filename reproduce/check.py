@@ -16,8 +16,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from plumbing.catalog import is_own
 from plumbing.files import locked, write_json
 from plumbing.devices import choose_precision
+from plumbing.networks import network_file
 from plumbing.provenance import cpu_name, git
 from reproduce.measures.finished import numbers_of
 from reproduce.methods import method
@@ -98,6 +100,8 @@ def other_machine(record: dict) -> str:
 def not_comparable(record: dict, place: Place) -> str:
     """Why a record cannot be made again here with the same digits, or nothing."""
     args = known_arguments(method(record["method"]).Args, record["args"])
+    if network_file(args.backbone) or is_own(args.dataset.split(" ")[0]):
+        return "its network or data are of one's own: a record cannot have a file run"
     return other_machine(record) or unavailable(args, place)
 
 

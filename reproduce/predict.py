@@ -73,7 +73,9 @@ def probabilities(net: nn.Module, pixels: Tensor) -> Tensor:
     run = net.run
     x = run.inputs(pixels.contiguous(memory_format=torch.channels_last))
     with common.autocast(run.args):
-        return common.as_probabilities(net(x))
+        p = common.as_probabilities(net(x))
+    common.refuse_infinite(net, p.isfinite().all())
+    return p
 
 
 def files_of(paths: list[str]) -> list[Path]:

@@ -170,6 +170,7 @@ class Records:
         record = json.loads(line, parse_constant=refuse_number)
         refuse_result(record)
         record = moved(record)
+        record["commit"] = record["commit"] or "unknown"  # of a copy without git
         record["setting"] = setting_of(record)
         name, args = record["method"], record["args"]
         for f in dataclasses.fields(method(name).Args):

@@ -4,12 +4,12 @@ import ast
 import itertools
 import re
 import shlex
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.catalog import FOLDERS
 from tests.conftest import ROOT
+from tests.test_house import tracked
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/methods/*.md", "results/README.md",
              "tables/README.md", "deploy/README.md"]
@@ -46,9 +46,7 @@ def all_commands() -> list[Command]:
 
 def programs() -> list[Path]:
     """The Python files of the repository."""
-    words = ["git", "-C", str(ROOT), "ls-files", "*.py"]
-    names = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [ROOT / name for name in names]
+    return [ROOT / name for name in tracked() if name.endswith(".py")]
 
 
 def commands_of_markdown(text: str) -> list[tuple[str, ...]]:

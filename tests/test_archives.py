@@ -45,8 +45,23 @@ def test_fingerprint_of_an_archive_is_of_its_content(tmp_path):
         path.write_bytes(content)
         os.utime(path, (i, i))
         fingerprints.append(ImageFiles([path]).fingerprint())
-    assert fingerprints[0] == fingerprints[1]  # they differ before the last MiB, which is not looked at
-    assert len(set(fingerprints)) == 3
+    assert len(set(fingerprints)) == 4
+    path = tmp_path / "same.zip"
+    path.write_bytes(contents[0])
+    assert ImageFiles([path]).fingerprint() == fingerprints[0]
+
+
+def test_fingerprint_of_a_zip_archive_whose_directory_is_long(tmp_path):
+    """Its first image is another one. The directory is longer than the last MiB."""
+    fingerprints = set()
+    for i in range(2):
+        path = tmp_path / f"{i}.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("first.png", b"%d" % i)
+            for k in range(12_000):
+                archive.writestr(f"{k:060}.png", b"")
+        fingerprints.add(ImageFiles([path]).fingerprint())
+    assert len(fingerprints) == 2
 
 @pytest.fixture
 def unpacked_office(tmp_path, monkeypatch):

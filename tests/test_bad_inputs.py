@@ -43,6 +43,7 @@ CONTENTS = {"empty": b"", "text": b"a,b\n1,2\n", "null": b"null", "binary": byte
 TENSORS = {
     "number": 3,
     "list": [torch.zeros(2)],
+    "numbered": {1: torch.zeros(2)},
     "other": {"body.x": torch.zeros(2)},
     "infinite": {"body.x": torch.tensor([torch.inf])},
     "meta": {"body.x": torch.zeros(2, device="meta")},

@@ -106,6 +106,9 @@ def test_digits_of_other_machines_are_not_compared(folder, made, monkeypatch):
         one = made[0] | older | {"args": made[0]["args"] | {"precision": precision}}
         assert check.other_machine(one) == words
     assert check.other_machine(one | {"hardware": here}) == ""  # it ran in bf16 here
+    for name, value in (("backbone", "/x.py:build"), ("dataset", "/x.py"), ("dataset", "folder:x 0123")):
+        one = made[0] | {"args": made[0]["args"] | {name: value}}
+        assert "a record cannot have a file run" in check.begin_again(check.beginning(one), PLACE, None)[1]
     monkeypatch.setattr(check, "unavailable", lambda args, place: "no images")
     assert check.begin_again(check.beginning(made[0]), PLACE, Processes()) == ("not comparable", "no images")
 

@@ -1,5 +1,6 @@
 """The cache of decoded pixels: what it holds, when it is used again, and what it costs."""
 
+import dataclasses
 import io
 import os
 import re
@@ -123,6 +124,37 @@ def test_a_cache_with_anything_else_is_damaged(tmp_path, file, old, new):
     assert changed != text
     (cache / file).write_text(changed)
     stops(f"the cache {cache} is damaged", load, tmp_path, f"folder:{folder}")
+
+
+def test_what_changed_in_a_cache_is_noticed(tmp_path, monkeypatch):
+    """Pixels that are zero, labels that are swapped, a name. An older cache without a digest is opened."""
+    monkeypatch.setattr(decoding, "BLOCK", 99)
+    folder = write_images(tmp_path / "images", classes=("bird", "car"))
+    load(tmp_path, f"folder:{folder}")
+    (cache,) = (tmp_path / "data" / "cache").glob("images-*")
+
+    def changed(file: str, new: bytes) -> None:
+        before = (cache / file).read_bytes()
+        assert new != before and len(new) == len(before)
+        (cache / file).write_bytes(new)
+        stops("those that were written", load, tmp_path, f"folder:{folder}")
+        (cache / file).write_bytes(before)
+    pixels, index = (cache / "pixels.bin").read_bytes(), (cache / "index.json").read_text()
+    changed("pixels.bin", bytes(len(pixels)))
+    changed("pixels.bin", pixels[:-1] + bytes([pixels[-1] ^ 1]))
+    swapped = re.sub(r"\[0, (.*?)1\]", r"[1, \g<1>0]", index)
+    changed("index.json", swapped.encode())
+    changed("files.json", (cache / "files.json").read_bytes().replace(b"1.png", b"2.png", 1))
+    (cache / "index.json").write_text(re.sub(', "digest": "[0-9a-f]+"', "", index))
+    load(tmp_path, f"folder:{folder}")
+
+
+def test_another_archive_given_by_hand_is_refused_by_its_md5(tmp_path, monkeypatch):
+    archive = write_vlcs(tmp_path, monkeypatch)
+    (pattern, (url, _)), = FOLDERS["vlcs"].files.items()
+    known = dataclasses.replace(FOLDERS["vlcs"], files={pattern: (url, 32 * "0")})
+    monkeypatch.setitem(FOLDERS, "vlcs", known)
+    stops(f"{archive}: expected md5 0000.*; it is another archive, or damaged", load, tmp_path, "vlcs")
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """The package that `pip install .` makes, and the frozen environment."""
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from pathlib import Path
 
 from plumbing import provenance
 from tests.conftest import ROOT
@@ -31,6 +33,7 @@ def test_all_code_that_a_run_needs_is_in_the_package():
     """And the files that it reads beside it."""
     modules = {f"{name}.py" for name in PACKAGED["py-modules"]}
     assert modules == {*METHOD_FILES, "common.py", "reproduce_tables.py"}
+    assert {*PACKAGED["py-modules"], *PACKAGED["packages"]} - {"reproduce.measures"} == {*provenance.NAMES}
     folders = {name.replace(".", "/") for name in PACKAGED["packages"]}
     floors = ("plumbing", "reproduce", "baselines", "official", "deploy")
     files = [path for path in tracked() if path.startswith(tuple(f"{floor}/" for floor in floors))]
@@ -87,6 +90,25 @@ def test_the_commit_is_not_that_of_a_repository_around_it(tmp_path, monkeypatch)
     assert provenance.version_line().startswith("CleanFDG 9, torch ")
 
 
+def test_beside_other_libraries_only_this_package_makes_the_numbers(tmp_path, monkeypatch):
+    """Where pip has installed it. The folder of a method of one's own counts; what is no Python does not."""
+    site, mine = tmp_path / "site", tmp_path / "mine"
+    files = {"common.py": "import plumbing.seeding", "plumbing/seeding.py": "import torch.nn",
+             "fedavg.py": "import common, torch.nn, tests.helpers", "torch/nn.py": "", "tests/helpers.py": "",
+             "broken.py": ""}
+    for name, text in files.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    mine.mkdir()
+    (mine / "mine.py").write_text("import fedavg, helper, torch.nn, broken")
+    (mine / "helper.py").write_text("")
+    (mine / "broken.py").write_text("no Python\0")
+    monkeypatch.setattr(provenance, "ROOT", site)
+    package = [site / "common.py", site / "fedavg.py", site / "plumbing/seeding.py"]
+    assert provenance.files_of(site / "fedavg.py") == package
+    assert provenance.files_of(mine / "mine.py") == [mine / "helper.py", mine / "mine.py", *package]
+
+
 @pytest.mark.slow
 def test_a_method_elsewhere_imports_the_installed_package(tmp_path):
     """Installed without the network, into a folder: of a copy, in which the building leaves its files."""
@@ -110,5 +132,8 @@ def test_a_method_elsewhere_imports_the_installed_package(tmp_path):
         done = subprocess.run([sys.executable, *command], cwd=work, env={"PYTHONPATH": str(there)},
                               check=True, capture_output=True, text=True)
         said.append(done.stdout)
+    hashed = json.loads((work / "run" / "settings.json").read_text())["code"][0]["files"]
+    tops = {Path(file).parts[0].removesuffix(".py") for file in hashed}
+    assert tops == {"common", "fedavg", "plumbing", ".."}
     assert said[0].startswith("mine on digits") and said[1].startswith("fedprox on digits")
     assert said[2].startswith(f"fedavg: CleanFDG {PROJECT['project']['version']}, torch ")

@@ -77,6 +77,13 @@ def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(f
     assert classes == ("healthy", "ill", "unclear")
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
 
+def test_an_image_in_two_domains_is_told(folder, capsys):
+    (folder / "south" / "ill" / "copy.png").write_bytes((folder / "north" / "ill" / "3.png").read_bytes())
+    load(folder)
+    said = capsys.readouterr().err
+    assert "with what another trains on; 1 in all: south/ill/copy.png is north/ill/3.png" in said
+
+
 def test_an_added_and_a_changed_image_are_noticed(folder):
     load(folder)
     before = caches(folder)
@@ -125,6 +132,15 @@ def no_letters(folder: Path) -> None:
     (folder / "south").rename(folder / os.fsdecode(b"s\xfcd"))
 
 
+def parts_above(folder: Path) -> None:
+    (folder / "south").rename(folder / "Test")
+
+
+def dicom_alone(folder: Path) -> None:
+    for file in folder.rglob("*.png"):
+        file.rename(file.with_suffix(".dcm"))
+
+
 def not_readable(folder: Path) -> None:
     whole = (folder / "north" / "ill" / "4.png").read_bytes()
     (folder / "north" / "ill" / "4.png").write_bytes(whole[:-40])
@@ -133,6 +149,8 @@ def not_readable(folder: Path) -> None:
 
 @pytest.mark.parametrize("change, code, words", [
     (one_domain, 2, "at least two domains and two classes; found the domains north and the classes healthy"),
+    (parts_above, 2, "the folders Test are where those of domains are expected: bring their images into"),
+    (dicom_alone, 2, "no images; there are 40 .dcm files: convert them to PNG or JPEG .DICOM: dcmj2pnm"),
     (no_letters, 2, r"a domain or class cannot have the name 's\\udcfcd' here; rename it"),
     (closed_places, 1, r"3 entries are no files .*: north/ill/\\x1b\[31m, south/away, south/ill/p.png; repl"),
     (not_readable, 1, "2 images cannot be decoded .north/ill/4.png: .*, south/ill/3.png: it is no image."),
@@ -187,7 +205,7 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
     assert "image_size 16" in capsys.readouterr().out
     again, = run_all("fedavg", parsed("fedavg", *flags))
     assert again == first and "holds this run, finished" in capsys.readouterr().out
-    (folder / "north" / "ill" / "new.png").write_bytes((folder / "south" / "ill" / "0.png").read_bytes())
+    (folder / "north" / "ill" / "new.png").write_bytes((folder / "north" / "ill" / "0.png").read_bytes())
     fails(capsys, 2, "holds a run of other arguments .dataset folder:", run_all, "fedavg",
           parsed("fedavg", *flags, "--out", there))
     run_all("fedavg", parsed("fedavg", *flags))

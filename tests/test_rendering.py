@@ -30,6 +30,13 @@ def test_rendering_against_the_golden_file(tmp_path):
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
 
 
+def test_a_record_of_a_copy_without_git_is_rendered(tmp_path):
+    path = small_folder(tmp_path) / "runs.jsonl"
+    path.write_text(path.read_text().replace('"0123456789abcdef"', "null"))
+    render(read_tables(tmp_path / "tables"), Records(path), tmp_path)
+    assert ",unknown," in (tmp_path / "results.csv").read_text()
+
+
 def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
     """Found before anything is run or written."""
     small_folder(tmp_path)

@@ -78,6 +78,36 @@ def test_curves(tmp_path, monkeypatch):
     assert right == {"clients/a/loss": [[2, 1.5], [4, 0.75]]}
 
 
+def test_a_figure_that_fails_costs_a_line_and_no_result(tmp_path, monkeypatch, capsys):
+    """As with LaTeX asked for and not there. The next start draws it."""
+    def no_latex(*_) -> None:
+        raise RuntimeError("latex\ncould not be found")
+    with monkeypatch.context() as patch:
+        patch.setattr(runfolder, "draw_curves", no_latex)
+        result = run_here("fedavg", tmp_path / "run", "--record", tmp_path / "r.jsonl", figures=True)
+    assert result_in(tmp_path / "run") == result and (tmp_path / "r.jsonl").read_text()
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"fedavg: {tmp_path}/run/curves.png is not drawn (RuntimeError: latex could not be found)"
+    run_here("fedavg", tmp_path / "run", figures=True)
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
+def test_a_finished_run_on_a_disk_that_is_only_read_is_shown(tmp_path, monkeypatch):
+    result = run_here("fedavg", tmp_path / "run")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(runfolder, "locked", None)
+    assert run_here("fedavg", tmp_path / "run") == result
+
+
+def test_many_clients_have_no_legend(tmp_path, monkeypatch):
+    figures, empty = [], results.empty_figure
+    monkeypatch.setattr(results, "empty_figure", lambda size: figures.append(empty(size)) or figures[-1])
+    logged = {f"c{k}": {"loss": 1.0} for k in range(results.NAMED + 1)}
+    results.draw_curves(tmp_path / "c.png", [{"round": 1, "val": {"ALL": 0.5}, "clients": logged}], "title")
+    left, right = figures[0].axes
+    assert left.get_legend() and not right.get_legend() and len(right.lines) == results.NAMED + 1
+
+
 FLAGS = ["--no-resume", "--archives", "/", "--weights", "my weights.pt", "--no-consensus", "--out=/o",
          "--seed", "1"]
 

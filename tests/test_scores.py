@@ -1,9 +1,10 @@
 """What is measured of runs, and --metric, which chooses the round that counts."""
 
-
 import common
+import fedavg
+from plumbing.errors import Stop
 from plumbing.scores import scores
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import fails, metrics, parsed, run_here
 
 import pytest
 import torch
@@ -26,6 +27,29 @@ def test_auc_of_two_and_of_three_classes():
     assert scores(p, tensor([0, 0, 1, 1]))["auc"] == 0.75
     p = tensor([[.5, .3, .2], [.2, .55, .25], [.35, .4, .25], [.1, .6, .3]])
     assert scores(p, tensor([0, 0, 1, 2]))["auc"] == pytest.approx((3 / 4 + 1 / 3 + 1) / 3)
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("body.1.running_var", -1.0, "not finite: body.1.running_var is negative: BN's statistics travel with"),
+    ("head.bias", torch.nan, "the network that is tested gives numbers that are not finite: lower --lr"),
+])
+def test_a_network_that_gives_nan_is_not_scored(tmp_path, monkeypatch, capsys, name, value, words):
+    """As by a server that does to BN's variances what it does to the weights; NaN would count as class 0."""
+    update = fedavg.Server.update
+
+    def clever(self, uploads, t: int) -> None:
+        update(self, uploads, t)
+        self.w[name] = torch.full_like(self.w[name], value)
+    monkeypatch.setattr(fedavg.Server, "update", clever)
+    fails(capsys, 1, words, run_here, "fedavg", tmp_path / "run")
+    data = common.Data(torch.zeros(4, 1, 28, 28), torch.arange(4), torch.zeros(4).long(), "cpu", "unit")
+    args = parsed("fedavg")
+    net = common.backbone(args, 1, 10)
+    net.state_dict()[name].fill_(value)  # the network's own tensor
+    tested = [common.correct, common.probabilities]
+    for measure in tested if name == "head.bias" else [*tested, common.representations]:
+        with pytest.raises(Stop, match=words):
+            measure(net, data, args)
 
 
 def test_a_result_has_them_of_every_client_and_of_the_target(tmp_path):

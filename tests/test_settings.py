@@ -12,13 +12,16 @@ from fractions import Fraction
 import common
 import fdse
 import fedadg
+import fedavg
 import fedcir
 import fedsr
 import reproduce_tables
 from baselines import fedprox
 from plumbing import schedules
-from plumbing.settings import Args, LinearArgs, flag_of, method_name
-from tests.conftest import METHODS, MODULES, PROGRAMS, ROOT, parsed
+from plumbing.errors import Stop
+from plumbing.payloads import check_answer, layout
+from plumbing.settings import Args, LinearArgs, flag_of, method_name, parse
+from tests.conftest import METHODS, MODULES, PROGRAMS, ROOT, fails, parsed
 from tests.settings_table import FILE, HEADS, USUAL, commands, resolved
 
 import pytest
@@ -85,6 +88,23 @@ def test_every_field_is_read_somewhere(method):
     source = "".join(path.read_text() for path in files)
     for name in names(MODULES[method].Args):
         assert re.search(rf"\b(args|self|cls|settings|of_seed)\.{name}\b", source) or name == "variant", name
+
+@dataclasses.dataclass
+class Plain(common.Args):
+    gamma: float = 0.1
+
+
+def test_a_flag_without_arg_is_named(capsys):
+    fails(capsys, 2, "gamma of Args is no flag: give it as arg", parse, Plain, fedavg.PAPER, [])
+
+
+@pytest.mark.parametrize("n, shown", [
+    (torch.zeros(0), "[]"), (torch.tensor(1j), "1j"), (torch.tensor(0), "0"), ({"a": torch.ones(1)}, "dict"),
+])
+def test_counts_that_are_none(n, shown):
+    with pytest.raises(Stop, match=re.escape(f"n is {shown} in the upload; expected at least 1")):
+        check_answer("client a", {"n": n}, {}, layout({"n": n}))
+
 
 def test_settings_are_fixed_once_they_are_parsed():
     args = parsed("fedavg", "--lr", "0.3")

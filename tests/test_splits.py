@@ -4,11 +4,12 @@ import csv
 from pathlib import Path
 
 import common
-from plumbing.splits import PARTS
+from plumbing.splits import PARTS, parts_by_class
 from tests.conftest import fails, parsed, run_all
 from tests.own_images import FLAGS, write_images
 
 import pytest
+import torch
 
 FILES = [f"{d}/{c}/{i}.png" for d in ("north", "south") for c in ("healthy", "ill") for i in range(10)]
 
@@ -78,6 +79,69 @@ def test_without_groups_the_rest_is_cut_as_always(folder):
     assert parts(folder) == plain
 
 
+def sizes(folder: Path, *flags) -> list[list[int]]:
+    """Of each client the images to train, to validate and to test."""
+    args = flags_of(folder, *flags)
+    clients, _ = common.split(common.open_dataset(args), args)
+    return [[len(getattr(client, part)) for part in PARTS] for client in clients]
+
+
+@pytest.mark.parametrize("patients", [3, 4, 5, 7])
+def test_each_part_has_a_patient_of_a_small_site(folder, patients):
+    """Sites of a few patients were refused at each seed."""
+    write_split(folder, [(name, "", f"{name[:5]} {int(name[-5]) % patients}") for name in FILES])
+    for seed in range(5):
+        for of_client in sizes(folder, "--seed", seed):
+            assert min(of_client) >= 2 and sum(of_client) == 20
+            assert patients == 3 or of_client[0] >= 8
+
+
+@pytest.mark.parametrize("count, expected", [(3, [1, 1, 1]), (5, [3, 1, 1]), (10, [8, 1, 1])])
+def test_each_part_has_a_rare_class(folder, count, expected):
+    """Beside 60 images of the other one; its part of the test was empty."""
+    write_images(folder, ("west",), ("healthy",), 60)
+    write_images(folder, ("west",), ("ill",), count)
+    for flags in ([], ["--clients-per-domain", "2"])[:2 if count == 10 else 1]:
+        for seed in range(5):
+            args = flags_of(folder, "--seed", seed, *flags)
+            clients, _ = common.split(common.open_dataset(args), args)
+            ill = [0, 0, 0]
+            for client in clients:
+                if client.name.startswith("west"):
+                    of_client = [int((getattr(client, part).labels == 1).sum()) for part in PARTS]
+                    ill = [a + b for a, b in zip(ill, of_client)]
+            assert ill == expected if not flags else min(ill) >= 1 and sum(ill) == count
+
+
+def test_small_parts_have_turns_of_the_classes():
+    """One test image of ten classes of three: the classes take turns by the seed, and none loses a third."""
+    labels = torch.arange(30) % 10
+    seen = set()
+    for seed in range(20):
+        order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
+        part = parts_by_class(order, labels, torch.arange(30), (0.8, 0.1, 0.1), {})
+        assert part.bincount().tolist() == [24, 3, 3]
+        seen |= set(labels[order[part == 2]].tolist())
+    assert len(seen) == 10
+
+
+def test_what_a_metric_needs_is_looked_for_before_training(folder, capsys):
+    rows = [(name, "train", "") for name in FILES if "/ill/" in name]
+    write_split(folder, rows, ("file", "part", "group"))
+    fails(capsys, 2, "--metric auc needs images of every class to validate with", run_all, "fedavg",
+          flags_of(folder, "--metric", "auc"))
+    assert not (folder.parent / "run" / "metrics.jsonl").exists()
+
+
+def test_a_table_says_what_each_client_has(folder, capsys):
+    run_all("fedavg", flags_of(folder, "--rounds", "1"))
+    said = capsys.readouterr().out.splitlines()
+    assert "2 clients (north, south), 2 classes (healthy, ill), 32 training images" in said
+    start = said.index("images to train/validate/test    healthy    ill    all")
+    assert [line.split() for line in said[start + 1:start + 3]] == [
+        ["north", "8/1/1", "8/1/1", "16/2/2"], ["south", "8/1/1", "8/1/1", "16/2/2"]]
+
+
 def test_the_content_of_the_split_is_part_of_the_identity(folder):
     fingerprints = []
     for part in ("train", "test", "train"):
@@ -91,7 +155,7 @@ ILL = [(name, "train" if "/ill/" in name else PARTS[1 + int(name[-5]) % 2], "") 
 
 
 @pytest.mark.parametrize("rows, words", [
-    (TRAIN, "client north has 20/0/0 images .*it needs at least 2/1/1: .*, or another split.csv"),
+    (TRAIN, "client north has 20/0/0 images .*it needs at least 2/1/1: give .*, or another split.csv"),
     (ILL, "the training images of folder:.* are of one class"),
 ])
 def test_parts_without_images_or_of_one_class(folder, capsys, rows, words):
