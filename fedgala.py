@@ -422,6 +422,8 @@ class Client:
                 g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
         if args.optimizer == "sgd":
             opt = sgd(model, args, t, self.opt)
+            for p in opt.param_groups[0]["params"]:  # a discarded first gradient leaves a momentum of 0
+                opt.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
         else:
             opt = adam(model, args, t, self.opt)
         log = defaultdict(list)
