@@ -97,7 +97,7 @@ def unnamed(member) -> dict[str, list[bytes]]:
     networks = [value for value in vars(member).values() if isinstance(value, nn.Module)]
     theirs = {v.data_ptr() for network in networks for v in tensors_of(network.state_dict())}
     found = {}
-    for name in vars(member).keys() - {*member.keeps, "log"}:
+    for name in sorted(vars(member).keys() - {*member.keeps, "log"}):
         tensors = [v for v in tensors_of(getattr(member, name)) if v.data_ptr() not in theirs]
         if tensors:
             found[name] = [v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes() for v in tensors]
