@@ -454,6 +454,6 @@ def test_moco_is_the_official_codes():
 
 def test_a_new_sgd_whose_first_gradients_are_discarded(tmp_path):
     """Their momentum is then 0; without one PyTorch's fused SGD stops."""
-    flags = ["--no-keep-optimizer", "--optimizer", "sgd", "--target", "d0", "--rounds", 4, "--linear-epochs", 2]
-    run_here("fedgala", tmp_path, *flags)
+    flags = ["--no-keep-optimizer", "--optimizer", "sgd", "--target", "d0", "--linear-epochs", 2]
+    run_here("fedgala", tmp_path, *flags, "--rounds", 4)
     assert any(0 < client["discarded"] < 1 for client in metrics(tmp_path)[-1]["clients"].values())
