@@ -3,7 +3,7 @@
     python reproduce_tables.py                          # render what is recorded; nothing is trained
     python reproduce_tables.py --plan --scale laptop    # what is missing, and what it would take
     python reproduce_tables.py --run --only fdse-1 --scale laptop --seeds 3 --jobs 2
-    python reproduce_tables.py --check --sample 10      # does the code of now give the recorded numbers?
+    python reproduce_tables.py --check --sample 10      # does the current code give the recorded numbers?
 
 The tables are files in tables/, the claims in claims/. results/runs.jsonl has a line for each finished run
 and is only ever appended to. What is behind this command line is in reproduce/.

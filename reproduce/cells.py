@@ -67,7 +67,7 @@ class Cell:
     trials: int = 0  # behind the published mean; 0: not said
     records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
     behind: list[dict] = field(default_factory=list)  # the records that the values are from; of a mean all
-    differs_now: bool = False  # whether the code of now gives other numbers than one of these
+    differs_now: bool = False  # whether the current code gives other numbers than one of these
     precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
     of_columns: float | None = None  # the published deviation of a mean, by those of its columns

@@ -1,4 +1,4 @@
-"""Whether the code of now still gives the recorded numbers: runs are begun again and compared digit by digit.
+"""Does the current code still give the recorded numbers? Runs are begun again and compared digit by digit.
 
 A setting is all arguments but seed, target and rate. Of each one recorded run is begun again in a temporary
 folder, until five recorded evaluations or 20 rounds, whichever is later: at round 1 momentum and what else is

@@ -26,15 +26,19 @@ HEAD = ["paper", "what it says", "printed", "measured (95%)", "above 0?", "as pr
 HEAD_OF_ONE = ["specification", "differs in", "seeds", "gain (95%)", "corrected", "above 0?", "as printed?",
                "over the control", "baseline", "slope of the gain"]
 INK, PALE = "#1b5e9b", "#8a8a8a"  # a gain; the printed one
-LEGEND = (f"A gain is the mean difference by seed with Student's 95% interval; *corrected* holds for all "
-          f"{CLAIMS} claims of [the rule](../../claims/RULE.md) together. *As printed*: above the printed "
-          f"gain less {MARGIN:g} point. The baseline is marked * within {NEAR:g} points of print. *Slope*: "
-          "by how many points the gain rises over the last fifth of the rounds. The rule was committed on "
-          f"{COMMITTED[:10]}, when the gains of older seeds and of the illustrations were known. Records "
-          "that the current code was seen to differ from do not count. The runs behind each gain: "
-          "[results.csv](../results.csv).")
-OF_A = ("The answer is that of the paper's own setting: its data, scale and length, what the text says, and "
-        "where it is silent what the first released code did.")
+LEGEND = (f"""How to read it ([the rule](../../claims/RULE.md) of {COMMITTED[:10]}):
+
+- We judge in the paper's own setting. Where its text is silent we use the first released code.
+- A gain is the mean difference by seed, with Student's 95% interval, which decides. *Corrected* is
+  wider, for {CLAIMS} claims together; it decides nothing.
+- *Above 0?* and *as printed?* (above the printed gain less {MARGIN:g} point): *open* if the interval
+  holds the threshold, *smaller* if all of it lies below. With fewer than the planned seeds nothing is
+  decided.
+- *Older*: run before the rule was fixed, when its gain was known. Runs that the current code fails to
+  reproduce are left out.
+- *Over the control*: the gain over the same network without what the claim is about. A baseline is
+  marked * within {NEAR:g} points of print. *Slope*: the points by which the gain rises over the last
+  fifth of the rounds.""")
 
 
 def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records,
@@ -113,11 +117,11 @@ def paper_sentence(every: list[Answer]) -> str:
     """What holds of a paper, by its first claim: answer A, then answer B."""
     one = every[0]
     own = one.own
-    words = f"**{name_of(one.paper)}** prints a gain of {one.printed:+.1f} points ({one.claim.says})."
+    words = f"**{name_of(one.paper)}** prints {one.printed:+.1f} points: {one.claim.says}."
     if not own.gains:
         words += " In the paper's own setting it is not measured."
     elif not own.decided:
-        words += (f" In the paper's own setting it is not decided: {own.difference:+.1f} with "
+        words += (f" In the paper's own setting it is not decided: {gain_words(own)} with "
                   f"{len(own.gains)} of {own.claim.seeds} seeds.")
     else:
         above = {"yes": "above 0", "no": "below 0", "open": "0 is in the interval"}[own.above_zero]
@@ -133,19 +137,25 @@ def others_words(answer: Answer) -> str:
     """Answer B in a sentence."""
     planned, run = len(answer.others), answer.with_runs
     if not run:
-        return f"None of {planned} other settings at its data and scale is run."
+        few = "One other setting is" if planned == 1 else f"{planned} other settings are"
+        return f"{few} planned at its data and scale; none has runs."
     if len(run) == 1:
         near = f", with a baseline within {NEAR:g} points of print" * answer.is_near(run[0])
         words = f"{run[0].specification.name}, {gain_words(run[0])}{near}"
         return f"Of {planned} other settings one has runs: {words}."
-    gains = [one.difference for one in run]
-    up = sum(gain > 0 for gain in gains)
-    words = (f"Of {planned} other settings {len(run)} have runs; {up} of them have a mean gain above 0 "
-             f"(median {statistics.median(gains):+.1f}, {min(gains):+.1f} to {max(gains):+.1f}).")
-    near = [one for one in run if answer.is_near(one)]
-    if near:
-        words += (f" The baseline is within {NEAR:g} points of print in {len(near)} of them: "
-                  f"{', '.join(f'{one.specification.name}, {gain_words(one)}' for one in near)}.")
+    run = sorted(run, key=lambda one: one.difference)
+    signs = [one.above_zero for one in run if one.gain()]
+    middle = statistics.median(one.difference for one in run)
+    words = (f"Of {planned} other settings {len(run)} have runs: {signs.count('yes')} with a gain above 0, "
+             f"{signs.count('open')} open, {signs.count('no')} below. The mean gains run from "
+             f"{run[0].difference:+.1f} ({run[0].specification.name}) to {run[-1].difference:+.1f} "
+             f"({run[-1].specification.name}), median {middle:+.1f}.")
+    for one in run:
+        if answer.is_near(one):
+            words += (f" {answer.claim.methods[1]} is within {NEAR:g} points of its printed accuracy in "
+                      f"{one.specification.name}: {gain_words(one)}.")
+    if all(one.older == len(one.gains) for one in run):
+        words += " All these runs are older than the rule."
     return words
 
 
@@ -168,12 +178,27 @@ def functions(every: list[Answer]) -> dict:
 # A paper's page
 
 
+def in_short(answer: Answer, records: Records) -> str:
+    """The first claim in five lines: verdict, setting, measured against printed, what it takes, doubts."""
+    one, claim = answer.own, answer.claim
+    doubts = [notes_of(answer)] if notes_of(answer) != "-" else []
+    if not one.decided:
+        doubts.append(f"{claim.seeds - len(one.gains)} of {claim.seeds} seeds are missing")
+    return "\n".join([
+        f"- **Verdict** ({claim.says}): above 0: {answer_words(one)[0]}; as large as printed: "
+        f"{answer_words(one)[1]}.",
+        f"- **Setting**: {one.specification.dataset}; {one.specification.why}.",
+        f"- **Measured**: {gain_words(one)}; printed {answer.printed:+.1f}. {others_words(answer)}",
+        f"- **What it takes**: {missing_words(answer, records)}",
+        f"- **Doubts**: {'; '.join(doubts) or 'none noted'}."])
+
+
 def page(paper: Paper, every: list[Answer], records: Records, elsewhere: dict[tuple, list[Witness]]) -> str:
     """The claims of a paper on one screen; below it each with its specifications, and their commands."""
     fill = Environment(undefined=StrictUndefined).from_string
     known = functions(every)
     text = [f"# {PAPERS[paper.id]}: does it hold?", paper.idea,
-            table([line_of(one)[1:] for one in every], HEAD[1:]), f"{OF_A} {others_words(every[0])}",
+            in_short(every[0], records), table([line_of(one)[1:] for one in every], HEAD[1:]), LEGEND,
             f"![Gain of each specification of the first claim]({paper.id}.png)"]
     bears = [fill(line).render(known) for line in paper.decides]
     bears = [f"- {line}" for line in bears if NOTHING not in line]
@@ -186,7 +211,7 @@ def page(paper: Paper, every: list[Answer], records: Records, elsewhere: dict[tu
         text.append(details(one, records, elsewhere))
     text.append("<details><summary>The specifications and their commands</summary>")
     text += [specification_words(paper, name, every) for name in paper.specifications]
-    text += ["</details>", LEGEND]
+    text += ["</details>", "The runs behind each gain: [results.csv](../results.csv)."]
     return "\n\n".join(text) + "\n"
 
 
@@ -196,21 +221,22 @@ def details(answer: Answer, records: Records, elsewhere: dict[tuple, list[Witnes
     spread = f" ± {deviation:.1f}, by the printed deviations" if deviation else ""
     columns = " and ".join(claim.columns) if len(claim.columns) < 3 else f"{len(claim.columns)} columns"
     quoted = f'> {claim.quotation}\n\n' if claim.quotation else ""
+    own = answer.own.specification
     parts = [f"## {claim.says}",
              f"{quoted}{claim.place}: printed {answer.printed:+.1f}{spread}. {claim.methods[0]} minus "
-             f"{claim.methods[1]}, mean over {columns}, `{claim.metric}`.", missing_words(answer, records)]
+             f"{claim.methods[1]}, mean over {columns}, `{claim.metric}` of a record.",
+             f"The paper's own setting: {own.dataset}; {own.why}.", missing_words(answer, records)]
     lines = [specification_line(answer, one) for one in [answer.own, *answer.others]]
     parts.append(table(lines, HEAD_OF_ONE))
     most = answer.moves_most()
     if most:
         axis, one, other = most
-        parts.append(f"Of the choices that were varied alone *{axis}* moves the gain most: "
-                     f"{one.difference:+.1f} ({one.specification.name}) and {other.difference:+.1f} "
-                     f"({other.specification.name}).")
+        parts.append(f"Of single choices *{axis}* moves the gain most: {one.difference:+.1f} "
+                     f"({one.specification.name}) and {other.difference:+.1f} ({other.specification.name}).")
     parts += by_domain(answer.own)
     if answer.illustrations:
         lines = [specification_line(answer, one) for one in answer.illustrations]
-        parts.append("Illustrations, on other data or at another scale, which answer nothing:\n\n"
+        parts.append("Illustrations, on other data or at another scale, which are not counted:\n\n"
                      + table(lines, HEAD_OF_ONE))
     return "\n\n".join(parts + reported(answer, elsewhere))
 
@@ -219,10 +245,11 @@ def specification_line(answer: Answer, one: Measured) -> list:
     """A line of a claim's table."""
     of, gain, baseline = one.specification, one.gain(), mean(one.values[one.claim.methods[1]])
     differs = of.other_data or ", ".join(f"{axis}: {value}" for axis, value in of.choices.items())
-    level = "-" if baseline is None else f"{baseline:.1f}{' *' * answer.is_near(one)}"
+    near = answer.is_near(one) and not of.other_data
+    level = "-" if baseline is None else f"{baseline:.1f}{' *' * near}"
     answers = ("-", "-") if of.other_data or not gain else (one.above_zero, one.as_printed)
     if one is answer.own:
-        differs, answers = "**answer A**", answer_words(one)
+        answers = answer_words(one)
     control = gain_words(one, one.claim.control) if one.claim.control else "-"
     seeds = f"{len(one.gains)} ({one.older} older)" if one.older else len(one.gains)
     return [of.name, differs or "-", seeds, gain_words(one), one.gain(LEVEL / CLAIMS) or "-",
@@ -244,8 +271,8 @@ def missing_words(answer: Answer, records: Records) -> str:
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")
     time = " or ".join(times) or "an unknown time"
-    return (f"To decide it: {len(lacking)} runs, {time} by recorded ones. `python reproduce_tables.py --run "
-            f"--only claim-{claim.id} --seeds {claim.seeds}`")
+    return (f"To reach {claim.seeds} seeds: {len(lacking)} runs, about {time} by recorded ones; it may still "
+            f"be open then. `python reproduce_tables.py --run --only claim-{claim.id} --seeds {claim.seeds}`")
 
 
 def by_domain(one: Measured) -> list[str]:
@@ -334,9 +361,11 @@ def draw_own(every: list[Answer], path: Path) -> None:
 def draw_specifications(answer: Answer, path: Path) -> None:
     """The specification curve of a claim: gains sorted, the printed one as a line, and below the choices."""
     shown = sorted((one for one in answer.measured if one.gains), key=lambda one: one.difference)
-    axes = [(axis, value) for axis, values in answer.paper.axes.items() for value in values]
+    taken = [answer.paper.choices(one.specification) for one in shown if not one.specification.other_data]
+    axes = [(axis, value) for axis, values in answer.paper.axes.items() for value in values
+            if any(choices[axis] == value for choices in taken)]
     rows = [f"{axis}: {value}" for axis, value in axes]
-    rows += [f"baseline within {NEAR:g} points of print", "answer A"]
+    rows += [f"baseline within {NEAR:g} points of print", "the paper's own setting"]
     figure = empty_figure((max(7.0, 0.5 * len(shown) + 4.5), 4.0 + 0.2 * len(rows)))
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 0.2 * len(rows)])
     upper.axhline(0, color="0.5", linewidth=0.8)
@@ -351,11 +380,13 @@ def draw_specifications(answer: Answer, path: Path) -> None:
         for j, marked in enumerate([answer.is_near(one), one is answer.own], len(axes)):
             if marked:
                 lower.plot([i], [j], "s", color="black", markersize=5)
-    names = [one.specification.name for one in shown]
+    names = [f"{one.specification.name} ({len(one.gains)} seeds)" for one in shown]
     lower.set_xticks(range(len(shown)), names, rotation=30, ha="right", fontsize=7)
     lower.set_yticks(range(len(rows)), rows, fontsize=7)
     lower.set(ylim=(len(rows) - 0.5, -0.5), xlim=(-0.7, max(len(shown), 1) - 0.3))
     upper.set_ylabel("gain, points")
-    figure.suptitle(f"{answer.claim.says}\nHollow: other data or scale. Grey: the printed gain", fontsize=8)
+    hollow = "; hollow: other data or scale" * any(one.specification.other_data for one in shown)
+    figure.suptitle(f"{answer.claim.says}\nGains sorted, with plain 95% intervals{hollow}; grey band: what "
+                    "counts as printed", fontsize=8)
     upper.legend(fontsize=8, frameon=False)
     write_figure(path, figure, None)

@@ -2,7 +2,7 @@
 
 A run is known by its method and the arguments that decide its numbers, so that one which serves several
 tables is run once. Of several records of a run the newest counts. Beside the records lies checked.json, which
-says whether the code of now still gives their numbers (check.py).
+says whether the current code still gives their numbers (check.py).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Records:
         self.every.append(record)
 
     def get(self, run: Run) -> dict | None:
-        """The newest record of a run, with its whole curve if that is needed; none that the code of now does
+        """The newest record of a run, with its whole curve if that is needed; none that the current code does
         not give."""
         record = self.by_key.get(run.key)
         if record and not self.differs(record) and not (run.curve and has_gaps(record)):
@@ -206,7 +206,7 @@ class Records:
         return found if record["finished"] <= found.get("date", "") else {}
 
     def differs(self, record: dict) -> bool:
-        """Whether the code of now gives other numbers than a record's."""
+        """Whether the current code gives other numbers than a record's."""
         return self.check_of(record).get("outcome") == "differs"
 
     def seeds_of(self, module: str, dataset: str, scale: str) -> set[int]:

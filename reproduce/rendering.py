@@ -13,7 +13,7 @@ from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
 from reproduce import figures, witnesses
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
-from reproduce.claims import Answer, Paper, answers
+from reproduce.claims import COMMITTED, Answer, Paper, answers
 from reproduce.claims_pages import answer_words, name_of, paper_sentence, table_of_all, write_pages
 from reproduce.records import Records, command_of
 from reproduce.scoreboard import counts_of, outcome, sentence
@@ -26,7 +26,7 @@ from tabulate import tabulate
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
 SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
-CODE_MARK = "† the code of now gives other numbers (`reproduce_tables.py --check`)."
+CODE_MARK = "† the current code gives other numbers (`reproduce_tables.py --check`)."
 LEGEND = ("A cell: published mean ± deviation [printed elsewhere] / ours ± deviation (seeds), then the "
           "difference with its 95% interval (Welch's) and a mark; - is not printed or not measured. = 0 is "
           f"in the interval, * it is not, ~ 0 is in it and it is wider than ±{WIDE:g} points, ? nothing is "
@@ -117,8 +117,9 @@ def overview(of_scales: dict[str, tuple], state: str, records: Records, every: l
     if every:
         papers = {one.paper.id: name_of(one.paper) for one in every}
         pages = ", ".join(f"[{name}](claims/{paper}.md)" for paper, name in papers.items())
-        text += [f"Does it hold? A page for each paper: {pages}. By [one rule](../claims/RULE.md), which is "
-                 "older than the runs that it asks for. [How far published values lie apart](witnesses.md).",
+        text += [f"Does it hold? A page for each paper: {pages}. By [one rule](../claims/RULE.md) of "
+                 f"{COMMITTED[:10]}; runs that are older are marked. "
+                 "[How far published values lie apart](witnesses.md).",
                  "![Gain of every claim: printed, and measured in the paper's own setting](claims.png)",
                  table_of_all(every)]
     text += [state,
@@ -199,7 +200,7 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
         words += f": {', '.join(filter(None, said))}" if any(said) else ""
     differing = sum(cell.differs_now for cell in measured)
     if differing:
-        words += f"; {differing} that the code of now does not give (†)"
+        words += f"; {differing} that the current code does not give (†)"
     return words + "."
 
 

@@ -191,7 +191,7 @@ def test_answer_b_by_hand(tmp_path):
                                     "baseline within 2 points of print.")
     axis, one, other = answer.moves_most()
     assert axis == "rate" and [one.difference, other.difference] == pytest.approx([2, -1])
-    assert "**FDSE** prints a gain of +4.0 points" in paper_sentence([answer])
+    assert "**FDSE** prints +4.0 points" in paper_sentence([answer])
 
 
 def test_what_a_claim_lacks(tmp_path):
