@@ -854,7 +854,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
         S_t = sampled_clients(settings, fed.K, t)
         uploads, logs = fed.train(S_t, t)
         uploads = {k: up for k, up in uploads.items() if not is_dropped(settings, t, k)}
-        progress.images += sum(images_in_round(fed.sizes[k], settings) for k in S_t)
+        progress.images += sum(images_in_round(fed.sizes[k], settings) for k in logs)
         entry["clients"] = {fed.names[k]: log for k, log in logs.items()}
         if len(uploads) < len(S_t):
             entry["dropped"] = [fed.names[k] for k in S_t if k not in uploads]
@@ -932,7 +932,7 @@ class Federation:
         whose = f"round {t + 1 if what == 'train' else t}, client {self.names[k]}"
         expected = self.templates.get(what)
         if k > 0 and getattr(self.clients.get(k), "pooled", False):
-            expected = expected_layout({}, up)
+            expected = {}
         elif expected is None:
             expected = self.templates[what] = expected_layout(down, up)
         check_answer(whose, up, numbers, expected)

@@ -81,7 +81,7 @@ class Args(common.Args):
                          source="code dd266a2, algorithm/fdse.py")
     evaluated: str = arg("trained", "what is tested: trained (the client's own model after its training) or "
                                     "aggregated (the server's)", choices=("aggregated", "trained"),
-                         source="code dd266a2, logger/__init__.py")
+                         source="code 5ca65f0, README.md")
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0,
                             at_test=True, source="ours, for the text's \"several\", A7.5")
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0,
@@ -543,7 +543,7 @@ def replaced_layers(args: Args, layers: list[nn.Module]) -> list[nn.Module]:
         layer, count = layers[0], 3
         if kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU]:
             layer = DSEBlock(args, layer.in_features, layer.out_features)
-        elif kinds == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] and layer.groups == 1:
+        elif kinds == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] and is_plain(layer):
             layer = DSEBlock(args, layer.in_channels, layer.out_channels, layer.kernel_size[0],
                              layer.stride[0], layer.padding[0])
         else:
@@ -551,6 +551,12 @@ def replaced_layers(args: Args, layers: list[nn.Module]) -> list[nn.Module]:
         replaced.append(layer)
         layers = layers[count:]
     return replaced
+
+
+def is_plain(conv: nn.Conv2d) -> bool:
+    """Whether a block can stand for a convolution: square, one group, zeros around it. Others stay."""
+    same = all(len(set(pair)) == 1 for pair in (conv.kernel_size, conv.stride, conv.padding))
+    return same and conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
 
 
 def replace_last_operators(args: Args, body: nn.Module) -> None:

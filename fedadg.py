@@ -28,14 +28,14 @@ L_adv_g are those of its program for PACS. Eqs. (1) and (3) as printed: official
   what             paper                  official: VLCS; PACS     here             flag
   lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
   lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
-  lr of D and G    0.7 times that         0.7 times that           as the paper     --lr-adversarial
+  lr of D and G    0.7 times that         0.7; 0.18 (README 0.7)   as the paper     --lr-adversarial
   momentum, decay  not given              0.9, 1e-5                as the code      --momentum, --weight-decay
   momentum kept    not said               that of D; none          as the code      --keep-momentum(-d)
   E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0, --epochs, --steps
   rounds, batch    not given              20, 16; 30, 10           as the code      --rounds, --batch-size
   label smoothing  value not given        0.25; 0.117 in our form  as the code      --smoothing
   hidden layers    ReLU                   leaky ReLU               ReLU             --slope
-  RP, its size P   no formula, ca. 1000   a trained layer, 1024    N(0, 1/P), 1000  --projection-size
+  RP, its size P   no formula, ca. 1000   trained; 512; 1000       N(0, 1/P), 1000  --projection-size
   label enters D   not said               before; after RP         as the code      --label-at
   noise of G       uniform; no size       uniform, 2048            half of h's size --noise
   split, target    VLCS 70/30; PACS's     70/30; lists             see PAPER        --split, --target-part
@@ -74,7 +74,7 @@ class Args(common.Args):
                                       "(Table 6)", choices=("generated", "gaussian", "uniform", "laplace"),
                          source="text, Sec. 3.1")
     projection: str = arg("fixed", "random projection in front of D: fixed, or none (Table 5)",
-                          choices=("fixed", "none"), source="text, Sec. 3.1")
+                          choices=("fixed", "none"), source="text, Sec. 3.1, with weights of ours")
     projection_size: int = arg(16, "outputs P of the random projection", low=1, source="ours")
     label_at: str = arg("after", "the one-hot label enters D after or before the projection",
                         choices=("after", "before"), source="code a69a54a, pacs-ours/Nets.py")

@@ -22,8 +22,8 @@ one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-a
 --batch-size, --tau, --ga-iterations, --label-ratio. Left out: the rows that Table 2 quotes.
 
 Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What it does against the text is
-in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in f2674af, the
-first version with both alignments (MoCo: 369555c), else as in code that the paper cites, else ours.
+in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in f3ec1e1, the
+first version in which both alignments run, else as in code that the paper cites, else ours.
   what              paper; official code                              here                  flag
   sign of line 19   cos(gradient, last change) > tau is kept, so a    as printed and coded  --alignment-sign
                     step against the last change; the same
@@ -73,7 +73,7 @@ class Args(common.LinearArgs):
     momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
     weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
     keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over "
-                                     "the rounds, else start it anew", source="code f2674af, main.py")
+                                     "the rounds, else start it anew", source="code f3ec1e1, main.py")
     local_alignment: str = arg("discard", "gradients that are not aligned: discard them, reweight them "
                                           "(Table 6), or off", choices=("discard", "reweight", "off"),
                                source="text, Alg. 1, lines 17-23")
@@ -85,7 +85,7 @@ class Args(common.LinearArgs):
                           choices=("layer", "tensor"), source="text, Alg. 1, line 17")
     discard: str = arg("skip", "a discarded gradient: skip leaves weights and moments alone; zero makes "
                                "the step with a gradient of 0", choices=("skip", "zero"),
-                       source="code f2674af, utils.py")
+                       source="code f3ec1e1, utils.py")
     reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment "
                                       "reweight", low=0, source="ours, of the text's Table 6")
     global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update",
@@ -97,12 +97,12 @@ class Args(common.LinearArgs):
     l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0, source="text, Table 7 alone has it")
     prox: float = arg(0.0, "mu of the proximal term, Eq. (56)", low=0, source="text, Table 7 alone has it")
     temperature: float = arg(0.07, "temperature of simclr and moco", above=0,
-                             source="code f2674af, models.py")
+                             source="code f3ec1e1, models.py")
     hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1,
-                      source="code f2674af, models.py")
-    dim: int = arg(2048, "outputs of projector and predictor", low=1, source="code f2674af, models.py")
+                      source="code f3ec1e1, models.py")
+    dim: int = arg(2048, "outputs of projector and predictor", low=1, source="code f3ec1e1, models.py")
     queue: int = arg(65536, "keys in moco's queue (65536 of 2048 numbers: 512 MiB on each client)", low=1,
-                     source="code 369555c, models.py")
+                     source="code f3ec1e1, models.py")
     ema: float = arg(0.99, "momentum m of the target network; byol 0.99, moco 0.999", low=0, high=1,
                      source="cited code, EasyFL")
 
@@ -111,8 +111,8 @@ class Args(common.LinearArgs):
 IMAGES = (source("text, App. B.2 and B.3", backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128)
           | source("ours, before the text's crop, App. B.1", image_size=224)
           | source("ours", eval_every=10))
-AS_CODED = (source("code f2674af, main.py", average="batches")
-            | source("code f2674af, utils.py", linear_views="augmented"))
+AS_CODED = (source("code f3ec1e1, main.py", average="batches")
+            | source("code f3ec1e1, utils.py", linear_views="augmented"))
 # Ours: the loss falls. 10% of a target are 30 or 100 images, one batch, so that 100 epochs would be 100 steps
 # of the linear classifier, too few: it is then hardly better on a trained network than on an untrained one.
 DIGITS = source("ours", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
@@ -136,7 +136,7 @@ SMOKE = dict.fromkeys(PAPER, dict(eval_every=1, linear_epochs=100)) | dict.fromk
 OF_TEXT = "text, App. B.3"
 OPTIMIZER = {"simclr": "adam", "moco": "sgd", "byol": "sgd", "simsiam": "sgd"}
 OF_OPTIMIZER = {
-    "adam": source("code f2674af, main.py", momentum=0.0, weight_decay=0.0),
+    "adam": source("code f3ec1e1, main.py", momentum=0.0, weight_decay=0.0),
     "sgd": source(OF_TEXT, momentum=0.9, weight_decay=3e-4),
 }
 
@@ -146,7 +146,7 @@ def by_learner(values: dict) -> dict:
     optimizer = values["optimizer"] or OPTIMIZER[values["ssl"]]
     derived = source(OF_TEXT, optimizer=optimizer) | OF_OPTIMIZER[optimizer]
     if values["ssl"] == "moco":
-        derived |= source("code 369555c, models.py", ema=0.999)
+        derived |= source("code f3ec1e1, models.py", ema=0.999)
     return derived | learning_rate(values, optimizer)
 
 

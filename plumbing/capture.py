@@ -33,12 +33,17 @@ def captured(args: Args, model: nn.Module, opt: torch.optim.Optimizer):
         if not is_recorded(args, step.__code__.co_filename):
             return step
         kept = KEPT.setdefault(model, {}).setdefault(step.__code__, Recordings(args.device))
+        kept.optimizer = kept.optimizer or form_of(opt)
+        if form_of(opt) != kept.optimizer:
+            raise Stop("a recorded step has an optimizer of other parameters or values than in the round "
+                       "before: make it as then, or add --capture off")
         adopt(opt, kept.memory)
-        parts = functools.cache(lambda net: ([*net.modules()], [*net.parameters(), *net.buffers()]))
+        parts = functools.cache(parts_of)
 
         @functools.wraps(step)
         def run(*given):
-            read = {"a default": seen("a default", step.__defaults__, parts)}
+            defaults = step.__defaults__, *(step.__kwdefaults__ or {}).values()
+            read = {"a default": seen("a default", defaults, parts)}
             for name, cell in zip(step.__code__.co_freevars, step.__closure__ or ()):
                 if cell.cell_contents is not opt:
                     read[name] = seen(name, cell.cell_contents, parts)
@@ -91,13 +96,29 @@ def seen(name: str, value, parts):
     if isinstance(value, list | tuple):
         return [seen(name, v, parts) for v in value]
     if isinstance(value, nn.Module):
-        modules, tensors = parts(value)
+        modules, tensors, numbers = parts(value)
         at = [(v.data_ptr(), v.requires_grad) for v in tensors]
-        return [id(value), [module.training for module in modules], at]
+        return [id(value), [module.training for module in modules], at, numbers]
     if isinstance(value, FunctionType) and not value.__closure__:
-        return value.__code__
+        return value.__code__, value.__defaults__, value.__kwdefaults__
     raise Stop(f"a recorded step reads {name}, a {type(value).__name__}: read what it needs before the step, "
                "make tensors its arguments, or add --capture off")
+
+
+def parts_of(net: nn.Module) -> tuple[list, list, list]:
+    """The modules of a network, its tensors, and the modules' numbers, such as the p of a dropout. A client's
+    steps look at the numbers once."""
+    modules = [*net.modules()]
+    numbers = [(name, v) for module in modules for name, v in vars(module).items()
+               if isinstance(v, int | float | str) and name != "training"]
+    return modules, [*net.parameters(), *net.buffers()], numbers
+
+
+def form_of(opt: torch.optim.Optimizer) -> list:
+    """What a recording has of an optimizer besides its rate and its state."""
+    groups = [{name: v for name, v in group.items() if name not in ("params", "lr")}
+              for group in opt.param_groups]
+    return [type(opt), groups, [id(p) for group in opt.param_groups for p in group["params"]]]
 
 
 class Recordings:
@@ -106,6 +127,7 @@ class Recordings:
 
     def __init__(self, device: str):
         self.device, self.inputs, self.graphs, self.memory, self.pool = device, {}, {}, [], None
+        self.optimizer = None
 
     def beside(self, step):
         """The step on a stream of its own, where a recording must be."""

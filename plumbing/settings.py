@@ -150,8 +150,8 @@ class RunArgs:
     deterministic: bool = arg(False, "on a GPU: PyTorch's deterministic algorithms where it has some; "
                                      "without them the last digits of two runs may differ there",
                               numbers=False)
-    capture: str = arg("auto", "on a GPU: replay the step of a file with @captured as a CUDA graph; auto: in "
-                               "this repository's files", choices=("auto", "on", "off"), numbers=False)
+    capture: str = arg("auto", "on a GPU: replay a step with @captured as a CUDA graph; auto: of this "
+                               "repository's methods", choices=("auto", "on", "off"), numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
     metric: str = arg("accuracy", "measure on all validation images by which the best round is chosen; "
                                   "balanced: accuracy, f1: macro-F1, auc: one class against the rest",
@@ -220,7 +220,7 @@ class LinearArgs(Args):
     augment: str = arg("simclr", "augmentation of the views, drawn anew for each view and batch",
                        choices=("none", *AUGMENTATIONS), source="text of FedGaLA, App. B.1, grey as its code")
     drop_last: bool = arg(True, "leave out the last batch of an epoch if it is smaller than the others",
-                          source="code of FedGaLA f2674af, main.py")
+                          source="code of FedGaLA f3ec1e1, main.py")
     label_ratio: str = arg("0.1/0.3", "shares of the target's labels to which classifiers are fitted, one "
                                       "after the other; they are tested on the rest",
                            source="text of FedGaLA, Table 1")
@@ -230,7 +230,7 @@ class LinearArgs(Args):
                            source="text of FedGaLA, App. B.3")
     linear_epochs: int = arg(100, "epochs of the classifier", low=1, source="text of FedGaLA, App. B.3")
     linear_batch: int = arg(512, "images in a batch of the classifier", low=1,
-                            source="code of FedGaLA f2674af, main.py")
+                            source="code of FedGaLA f3ec1e1, main.py")
     linear_views: str = arg("plain", "what the classifier is fitted to: plain images, or augmented, a new "
                                      "view by --augment of each in each epoch; it is tested on plain ones",
                             choices=("augmented", "plain"), source="ours")

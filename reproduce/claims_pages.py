@@ -4,6 +4,7 @@ the plot and the five sentences of the README."""
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -344,7 +345,7 @@ def draw_gain(panel, i: int, one: Measured, across: bool) -> None:
 
 def draw_own(every: list[Answer], path: Path) -> None:
     """Answers A: a row for each claim, the printed gain as a bar."""
-    panel = new_panel(9.0, 0.27 * len(every) + 1.0)
+    panel = new_panel(9.0, 0.32 * len(every) + 1.0)
     panel.axvline(0, color="0.5", linewidth=0.8)
     names = []
     for i, one in enumerate(every):
@@ -352,8 +353,8 @@ def draw_own(every: list[Answer], path: Path) -> None:
         if one.own.gains:
             draw_gain(panel, i, one.own, across=True)
         words = f"{len(one.own.gains)} of {one.claim.seeds} seeds" if one.own.gains else "not measured"
-        names.append(f"{one.claim.says} ({words})")
-    panel.set_yticks(range(len(every)), names, fontsize=8)
+        names.append(textwrap.fill(f"{one.claim.says} ({words})", 62))
+    panel.set_yticks(range(len(every)), names, fontsize=7)
     panel.set(ylim=(len(every) - 0.5, -0.5), xlabel="gain, points: printed |, measured o (95%)")
     write_figure(path, panel.figure, None)
 

@@ -106,6 +106,37 @@ def test_a_network_in_another_state_stops_the_run(monkeypatch):
         small.step()(small.x)
 
 
+def test_an_optimizer_of_another_form_stops_the_run(monkeypatch):
+    """Other values than its rate, or the same shapes of other parameters."""
+    small = Small(monkeypatch)
+    for _ in range(3):
+        small.step()(small.x)
+    for opt in (common.sgd(small.net, parsed("fedavg"), 0), common.sgd(small.net[0], small.args, 0)):
+        small.opt = opt
+        with pytest.raises(Stop, match="an optimizer of other parameters or values"):
+            small.step()
+
+
+def test_numbers_of_modules_and_helpers_stop_the_run(monkeypatch):
+    small = Small(monkeypatch)
+
+    def helper(x, factor=1.0):
+        return factor * x
+
+    def run(net=small.net):
+        captured(small.args, net, small.opt)(lambda x: helper(net(x)).detach())(small.x)
+
+    run()
+    run()
+    helper.__defaults__ = (2.0,)
+    with pytest.raises(Stop, match="reads helper, which has changed since"):
+        run()
+    helper.__defaults__ = (1.0,)
+    small.net[1].momentum = 0.5
+    with pytest.raises(Stop, match="reads net, which has changed since"):
+        run()
+
+
 @pytest.mark.parametrize("read", [torch.ones(1), object(), lambda read: read])
 def test_what_could_change_unseen_is_refused(monkeypatch, read):
     small = Small(monkeypatch)

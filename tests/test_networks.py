@@ -77,6 +77,14 @@ def test_fdse_makes_blocks_of_a_sequential_of_ones_own(tmp_path):
     assert str(net.body[:6]) == str(own.body[:6])
 
 
+@pytest.mark.parametrize("values", [{"kernel_size": (3, 1)}, {"dilation": 2}, {"padding_mode": "reflect"}])
+def test_fdse_leaves_a_convolution_that_no_block_can_be(values):
+    conv = nn.Conv2d(2, 8, **{"kernel_size": 3, "padding": 1} | values)
+    layers = [conv, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
+    replaced = fdse.replaced_layers(parsed("fdse"), layers)
+    assert replaced[:3] == layers[:3] and [type(layer) for layer in replaced[3:]] == [fdse.DSEBlock]
+
+
 def test_fdse_takes_every_resnet_of_torchvision():
     net = fdse.build(parsed("fdse", "--backbone", "torchvision:resnet34", "--image-size", "32"), 3, 10)
     assert sum(isinstance(module, fdse.DSEBlock) for module in net.modules()) == 16
