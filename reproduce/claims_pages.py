@@ -34,7 +34,7 @@ LEGEND = (f"""How to read it ([the rule](../../claims/RULE.md) of {COMMITTED[:10
   wider, for {CLAIMS} claims together; it decides nothing.
 - *Above 0?* and *as printed?* (above the printed gain less {MARGIN:g} point): *open* if the interval
   holds the threshold, *smaller* if all of it lies below. With fewer than the planned seeds nothing is
-  decided.
+  decided in the paper's own setting; elsewhere three give an interval.
 - *Older*: run before the rule was fixed, when its gain was known. Runs that the current code fails to
   reproduce are left out.
 - *Over the control*: the gain over the same network without what the claim is about. A baseline is
@@ -146,15 +146,15 @@ def others_words(answer: Answer) -> str:
         return f"Of {planned} other settings one has runs: {words}."
     run = sorted(run, key=lambda one: one.difference)
     signs = [one.above_zero for one in run if one.gain()]
-    middle = statistics.median(one.difference for one in run)
+    middle = f", median {statistics.median(one.difference for one in run):+.1f}" * (len(run) > 2)
     words = (f"Of {planned} other settings {len(run)} have runs: {signs.count('yes')} with a gain above 0, "
              f"{signs.count('open')} open, {signs.count('no')} below. The mean gains run from "
              f"{run[0].difference:+.1f} ({run[0].specification.name}) to {run[-1].difference:+.1f} "
-             f"({run[-1].specification.name}), median {middle:+.1f}.")
+             f"({run[-1].specification.name}){middle}.")
     for one in run:
         if answer.is_near(one):
-            words += (f" {answer.claim.methods[1]} is within {NEAR:g} points of its printed accuracy in "
-                      f"{one.specification.name}: {gain_words(one)}.")
+            words += (f" In {one.specification.name}, where {answer.claim.methods[1]} is within {NEAR:g} "
+                      f"points of its printed accuracy, the gain is {gain_words(one)}.")
     if all(one.older == len(one.gains) for one in run):
         words += " All these runs are older than the rule."
     return words
@@ -185,9 +185,9 @@ def in_short(answer: Answer, records: Records) -> str:
     doubts = [notes_of(answer)] if notes_of(answer) != "-" else []
     if not one.decided:
         doubts.append(f"{claim.seeds - len(one.gains)} of {claim.seeds} seeds are missing")
+    verdict = [f"{words} seeds" if " of " in words else words for words in answer_words(one)]
     return "\n".join([
-        f"- **Verdict** ({claim.says}): above 0: {answer_words(one)[0]}; as large as printed: "
-        f"{answer_words(one)[1]}.",
+        f"- **Verdict** ({claim.says}): above 0: {verdict[0]}; as large as printed: {verdict[1]}.",
         f"- **Setting**: {one.specification.dataset}; {one.specification.why}.",
         f"- **Measured**: {gain_words(one)}; printed {answer.printed:+.1f}. {others_words(answer)}",
         f"- **What it takes**: {missing_words(answer, records)}",
@@ -272,8 +272,9 @@ def missing_words(answer: Answer, records: Records) -> str:
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")
     time = " or ".join(times) or "an unknown time"
-    return (f"To reach {claim.seeds} seeds: {len(lacking)} runs, about {time} by recorded ones; it may still "
-            f"be open then. `python reproduce_tables.py --run --only claim-{claim.id} --seeds {claim.seeds}`")
+    return (f"To reach {claim.seeds} seeds: {len(lacking)} runs (with any control), about {time} by recorded "
+            f"ones; it may still be open then. `python reproduce_tables.py --run --only claim-{claim.id} "
+            f"--seeds {claim.seeds}`")
 
 
 def by_domain(one: Measured) -> list[str]:
@@ -352,8 +353,7 @@ def draw_own(every: list[Answer], path: Path) -> None:
         panel.plot([one.printed], [i], "|", color="black", markersize=11, markeredgewidth=2)
         if one.own.gains:
             draw_gain(panel, i, one.own, across=True)
-        words = f"{len(one.own.gains)} of {one.claim.seeds} seeds" if one.own.gains else "not measured"
-        names.append(textwrap.fill(f"{one.claim.says} ({words})", 62))
+        names.append(textwrap.fill(f"{one.claim.says}: {answer_words(one.own)[0]}", 62))
     panel.set_yticks(range(len(every)), names, fontsize=7)
     panel.set(ylim=(len(every) - 0.5, -0.5), xlabel="gain, points: printed |, measured o (95%)")
     write_figure(path, panel.figure, None)
