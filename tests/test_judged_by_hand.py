@@ -66,8 +66,8 @@ def test_costs_and_deviations_by_hand():
 
 def test_tuning_looks_at_the_last_ten_validations():
     """At --metric's where there are some; never at the test part."""
-    curves = [{"val": [0.0] * 5 + [0.4] * 10, "ALL": [0.9] * 15},
-              {"val": [0.9] * 30, "metric": [0.1] * 20 + [0.6] * 10}]
+    curves = [{"val": [0.0] * 5 + [0.3, 0.5] * 5, "ALL": [0.9] * 15},
+              {"val": [0.9] * 30, "metric": [0.1] * 20 + [0.8, 0.4] * 5}]
     trial = benchmark.Trial(None, (), {}, None, "")
     trial.results = lambda: {seed: [{"curve": curve}] for seed, curve in enumerate(curves)}
     assert trial.validation() == pytest.approx(0.5)
