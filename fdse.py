@@ -36,7 +36,8 @@ another value. What the code does against the text is in official/fdse.py; all o
   bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
   "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a module       --unit tensor
                           modules, head
-  model that is tested    not said       trained      trained        trained        --evaluated
+  model that is tested    not said       the server's the server's   trained        --evaluated
+                                         (a later README: trained)
   weight decay; momentum  not said       1e-3; 0      1e-3; 0        1e-3; 0        --weight-decay, --momentum
   image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
   lr                      a grid         .1, PACS .05 .1, PACS .05   .1, PACS .05   --lr

@@ -33,10 +33,11 @@ def captured(args: Args, model: nn.Module, opt: torch.optim.Optimizer):
         if not is_recorded(args, step.__code__.co_filename):
             return step
         kept = KEPT.setdefault(model, {}).setdefault(step.__code__, Recordings(args.device))
-        kept.optimizer = kept.optimizer or form_of(opt)
-        if form_of(opt) != kept.optimizer:
+        form = form_of(opt)
+        if form != (kept.optimizer or form):
             raise Stop("a recorded step has an optimizer of other parameters or values than in the round "
                        "before: make it as then, or add --capture off")
+        kept.optimizer = form
         adopt(opt, kept.memory)
         parts = functools.cache(parts_of)
 

@@ -34,7 +34,7 @@ LEGEND = (f"""How to read it ([the rule](../../claims/RULE.md) of {COMMITTED[:10
   wider, for {CLAIMS} claims together; it decides nothing.
 - *Above 0?* and *as printed?* (above the printed gain less {MARGIN:g} point): *open* if the interval
   holds the threshold, *smaller* if all of it lies below. With fewer than the planned seeds nothing is
-  decided in the paper's own setting; elsewhere three give an interval.
+  decided.
 - *Older*: run before the rule was fixed, when its gain was known. Runs that the current code fails to
   reproduce are left out.
 - *Over the control*: the gain over the same network without what the claim is about. A baseline is
@@ -79,7 +79,7 @@ def answer_words(one: Measured) -> tuple[str, str]:
     if not one.gains:
         return "not measured", "not measured"
     if not one.decided:
-        undecided = f"not decided, {len(one.gains)} of {one.claim.seeds}"
+        undecided = f"not decided, {len(one.gains)} of {one.claim.seeds} seeds"
         return undecided, undecided
     return one.above_zero, one.as_printed
 
@@ -145,12 +145,11 @@ def others_words(answer: Answer) -> str:
         words = f"{run[0].specification.name}, {gain_words(run[0])}{near}"
         return f"Of {planned} other settings one has runs: {words}."
     run = sorted(run, key=lambda one: one.difference)
-    signs = [one.above_zero for one in run if one.gain()]
-    middle = f", median {statistics.median(one.difference for one in run):+.1f}" * (len(run) > 2)
-    words = (f"Of {planned} other settings {len(run)} have runs: {signs.count('yes')} with a gain above 0, "
-             f"{signs.count('open')} open, {signs.count('no')} below. The mean gains run from "
-             f"{run[0].difference:+.1f} ({run[0].specification.name}) to {run[-1].difference:+.1f} "
-             f"({run[-1].specification.name}){middle}.")
+    gains = [one.difference for one in run]
+    positive = sum(v > 0 for v in gains)
+    words = (f"Of {planned} other settings {len(run)} have runs; in {positive} the mean gain is above 0. Its "
+             f"median is {statistics.median(gains):+.1f}, from {gains[0]:+.1f} "
+             f"({run[0].specification.name}) to {gains[-1]:+.1f} ({run[-1].specification.name}).")
     for one in run:
         if answer.is_near(one):
             words += (f" In {one.specification.name}, where {answer.claim.methods[1]} is within {NEAR:g} "
@@ -185,9 +184,9 @@ def in_short(answer: Answer, records: Records) -> str:
     doubts = [notes_of(answer)] if notes_of(answer) != "-" else []
     if not one.decided:
         doubts.append(f"{claim.seeds - len(one.gains)} of {claim.seeds} seeds are missing")
-    verdict = [f"{words} seeds" if " of " in words else words for words in answer_words(one)]
+    above, as_printed = answer_words(one)
     return "\n".join([
-        f"- **Verdict** ({claim.says}): above 0: {verdict[0]}; as large as printed: {verdict[1]}.",
+        f"- **Verdict** ({claim.says}): above 0: {above}; as large as printed: {as_printed}.",
         f"- **Setting**: {one.specification.dataset}; {one.specification.why}.",
         f"- **Measured**: {gain_words(one)}; printed {answer.printed:+.1f}. {others_words(answer)}",
         f"- **What it takes**: {missing_words(answer, records)}",
@@ -244,13 +243,11 @@ def details(answer: Answer, records: Records, elsewhere: dict[tuple, list[Witnes
 
 def specification_line(answer: Answer, one: Measured) -> list:
     """A line of a claim's table."""
-    of, gain, baseline = one.specification, one.gain(), mean(one.values[one.claim.methods[1]])
+    of, baseline = one.specification, mean(one.values[one.claim.methods[1]])
     differs = of.other_data or ", ".join(f"{axis}: {value}" for axis, value in of.choices.items())
     near = answer.is_near(one) and not of.other_data
     level = "-" if baseline is None else f"{baseline:.1f}{' *' * near}"
-    answers = ("-", "-") if of.other_data or not gain else (one.above_zero, one.as_printed)
-    if one is answer.own:
-        answers = answer_words(one)
+    answers = ("-", "-") if of.other_data else answer_words(one)
     control = gain_words(one, one.claim.control) if one.claim.control else "-"
     seeds = f"{len(one.gains)} ({one.older} older)" if one.older else len(one.gains)
     return [of.name, differs or "-", seeds, gain_words(one), one.gain(LEVEL / CLAIMS) or "-",

@@ -149,10 +149,10 @@ def test_two_rising_curves(tmp_path):
 def test_too_few_seeds_have_a_mean_and_no_answer(tmp_path):
     one = measured(tmp_path, lines_of({"fdse": [0.91, 0.92], "fedavg": [0.90, 0.90, 0.90]}))
     assert gain_words(one) == "+1.5 (no interval: 2 seeds)"
-    assert answer_words(one) == ("not decided, 2 of 3",) * 2
+    assert answer_words(one) == ("not decided, 2 of 3 seeds",) * 2
     five = dataclasses.replace(one, claim=dataclasses.replace(CLAIM, seeds=5))
     five.values = {name: dict.fromkeys(range(4), 0.0) for name in one.values}
-    assert not five.decided and answer_words(five) == ("not decided, 4 of 5",) * 2
+    assert not five.decided and answer_words(five) == ("not decided, 4 of 5 seeds",) * 2
     none = measured(tmp_path, lines_of({"fdse": [0.91]}))
     assert gain_words(none) == "not measured yet" and answer_words(none) == ("not measured",) * 2
 
