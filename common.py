@@ -19,16 +19,16 @@ from plumbing import linear, schedules
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.batch_statistics import batch_statistics, per_channel
 from plumbing.capture import captured
-from plumbing.catalog import is_own, own_file
+from plumbing.catalog import custom_file, is_custom
 from plumbing.decoding import open_images
 from plumbing.devices import prepare
-from plumbing.errors import Stop, no_exit, one_line_on_failure, out_of_memory
-from plumbing.mixing import Together, pool
+from plumbing.errors import UserError, no_exit, one_line_on_failure, out_of_memory
+from plumbing.mixing import ConcatImages, pool
 from plumbing.mnist import load_digits, rotate, rotated_mnist
-from plumbing.networks import (from_torchvision, imagenet_weights, last_linear, load_pretrained, own_network,
-                               read_weights)
-from plumbing.optimizers import Kept, adam, going_on, optimizer_state, sgd
-from plumbing.own_data import content_of, open_own_data, scaled
+from plumbing.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
+                               load_pretrained, read_weights)
+from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
+from plumbing.own_data import content_of, open_custom_data, scaled
 from plumbing.parts import Rows, mixed_rows, parts_of, shares_of, source_rows, target_rows
 from plumbing.payloads import (check_answer, expected_layout, kept, layout, nbytes, shared, to_device,
                                watched)
@@ -45,8 +45,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Kept", "LinearArgs", "adam", "arg", "batch_statistics", "captured", "going_on", "optimizer_state",
-           "parse", "per_channel", "rotate", "schedules", "sgd", "source", "to_device"]  # for method files
+__all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "batch_statistics", "captured",
+           "optimizer_state", "parse", "per_channel", "restore_optimizer", "rotate", "schedules", "sgd",
+           "source", "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
@@ -100,20 +101,21 @@ def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -
     elif name.startswith("rotatedmnist"):
         domains = rotated_mnist(name, settings.seed, size, data, settings.archives)
         dataset = Dataset([Domain(*domain) for domain in domains], DIGITS, content_of(domains, DIGITS), True)
-    elif own_file(name):
-        domains, classes, content, prepare = open_own_data(own_file(name), settings)
+    elif custom_file(name):
+        domains, classes, content, prepare = open_custom_data(custom_file(name), settings)
         dataset = Dataset([Domain(*domain, prepare) for domain in domains], classes, content)
     else:
         images = open_images(name, size, data, settings.archives, settings.skip_broken,
-                             only if is_own(name) else "", agreed)
+                             only if is_custom(name) else "", agreed)
         domains = [Domain(*domain) for domain in images.domains]
         dataset = Dataset(domains, images.classes, images.content)
         for d in domains if images.given else ():
             d.given = images.given[d.name]
     if only:
         if only not in dataset.names or tuple(dataset.classes) != agreed:
-            raise Stop(f"expected the domain {only} and the classes {', '.join(agreed) or 'of --classes'}; "
-                       f"found {', '.join(dataset.names)} and {', '.join(dataset.classes)}", 2)
+            raise UserError(f"expected the domain {only} and the classes "
+                            f"{', '.join(agreed) or 'of --classes'}; found {', '.join(dataset.names)} and "
+                            f"{', '.join(dataset.classes)}", 2)
         dataset.domains = [d for d in dataset.domains if d.name == only]
     for d in dataset.domains:
         if settings.limit:
@@ -123,8 +125,8 @@ def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -
             d.given = None if d.given is None else d.given[rows]
         if len(d.labels) < len(dataset.classes):
             advice = "raise --limit" if settings.limit else "look at its folder"
-            raise Stop(f"domain {d.name} has {len(d.labels)} images, fewer than the "
-                       f"{len(dataset.classes)} classes; {advice}")
+            raise UserError(f"domain {d.name} has {len(d.labels)} images, fewer than the "
+                            f"{len(dataset.classes)} classes; {advice}")
     return dataset
 
 
@@ -136,7 +138,7 @@ class Data:
     """A part of a domain or of several: the images uint8 [N, C, H, W], and their rows `index` [n] with
     `labels` [n]."""
 
-    images: Tensor | Together
+    images: Tensor | ConcatImages
     index: Tensor
     labels: Tensor
     device: str
@@ -178,8 +180,8 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
     of one client. With --sources, domains that are neither source nor target are left out. `names`: all
     domains, if not all are on this machine."""
     if settings.dirichlet and settings.clients_per_domain == 1:
-        raise Stop(f"--dirichlet {settings.dirichlet} needs several clients in a domain: set "
-                   "--clients-per-domain", 2)
+        raise UserError(f"--dirichlet {settings.dirichlet} needs several clients in a domain: set "
+                        "--clients-per-domain", 2)
     targets = targets_of(settings, names or dataset.names)
     of_sources, of_targets, mixed, of_groups = [], [], [], {}
     for d in dataset.domains:
@@ -192,7 +194,7 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
         of_split = shares_of(settings, d.name in targets)
         if given is not None:
             given = completed(given, order, d.labels, of_split, of_groups)
-        in_parts = partial(parts_of, given, d.labels if is_own(settings.dataset) else None, of_split)
+        in_parts = partial(parts_of, given, d.labels if is_custom(settings.dataset) else None, of_split)
         if d.name in targets:
             rows = target_rows(settings, d.name, d.labels, in_parts, order)
             of_targets.append(client_data(settings, d, d.name, rows, unseen=True))
@@ -207,10 +209,10 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
         of_sources = mixed_clients(settings, *zip(*mixed))
     learned = set().union(*(client.train.labels.tolist() for client in of_sources))
     if settings.protocol != "linear" and len(learned) < 2 and not names:  # a node sees its own alone
-        raise Stop(f"the training images of {settings.dataset} are of one class: nothing can be learned")
+        raise UserError(f"the training images of {settings.dataset} are of one class: nothing can be learned")
     validated = set().union(*(client.val.labels.tolist() for client in of_sources))
     if settings.metric == "auc" and len(validated) < len(dataset.classes) and not names:
-        raise Stop(LACKS_A_CLASS, 2)
+        raise UserError(LACKS_A_CLASS, 2)
     return of_sources, of_targets
 
 
@@ -226,7 +228,7 @@ def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool =
 
 def mixed_clients(settings: Args, domains: tuple[Domain], partings: tuple, orders: tuple) -> list[ClientData]:
     """The clients of --clients, which may have images of several source domains."""
-    images = Together([d.images for d in domains])
+    images = ConcatImages([d.images for d in domains])
     labels = torch.cat([d.labels for d in domains])
     everything = Domain("", images, labels, domains[0].prepare)
     of_clients = mixed_rows(settings, list(zip(partings, orders)), images.starts)
@@ -316,7 +318,7 @@ def smallcnn(channels: int, size: int, kernel: int = 5) -> nn.Module:
 
     side = ((size - kernel + 1) // 2 - kernel + 1) // 2  # of 28 pixels: 4, with a kernel of 3 it is 5
     if side < 1:
-        raise Stop(f"--backbone smallcnn needs images of at least 16x16, not {size}x{size}", 2)
+        raise UserError(f"--backbone smallcnn needs images of at least 16x16, not {size}x{size}", 2)
     return xavier(nn.Sequential(*block(channels, 32), *block(32, 64), nn.Flatten(),
                                 nn.Linear(64 * side * side, 64)))
 
@@ -428,15 +430,16 @@ def backbone(args: Args, channels: int, classes: int, keep_last: bool = False) -
     in AlexNet), which keeps its weights."""
     origin, _, name = args.backbone.rpartition(":")
     if origin and origin != "torchvision":
-        return own_network(args, channels, classes, Net)
+        return custom_network(args, channels, classes, Net)
     chosen = of_any_torchvision(name) if origin else BACKBONES[args.backbone]
     if channels != 3 and not chosen.gray:
-        raise Stop(f"--backbone {args.backbone} takes colour images; those of {args.dataset} have one "
-                   "channel: use smallcnn or smallcnn_bn", 2)
+        raise UserError(f"--backbone {args.backbone} takes colour images; those of {args.dataset} have one "
+                        "channel: use smallcnn or smallcnn_bn", 2)
     body = chosen.build(channels, args.crop or args.image_size)
     if args.weights == "imagenet" and not chosen.imagenet:
         there = ", ".join(name for name, entry in BACKBONES.items() if entry.imagenet)
-        raise Stop(f"there are no ImageNet weights for --backbone {args.backbone}; there are for {there}", 2)
+        raise UserError(f"there are no ImageNet weights for --backbone {args.backbone}; there are for "
+                        f"{there}", 2)
     weights = read_weights(args.weights, chosen.imagenet)
     ours = weights is not None and any(name.startswith("body.") for name in weights)  # a state of `Net`
     if weights is not None and not ours:  # torchvision's names, so before the cut
@@ -542,11 +545,11 @@ def correct(model: nn.Module, data: Data, settings: Args) -> int:
             logits = model(x)
             hits += (logits.argmax(1) == y).sum()
             finite &= logits.amax(1).isfinite().all()
-    refuse_infinite(model, finite)
+    check_finite(model, finite)
     return int(hits)
 
 
-def refuse_infinite(model: nn.Module, finite: Tensor) -> None:
+def check_finite(model: nn.Module, finite: Tensor) -> None:
     """Stop unless all that a tested network gives is `finite`: NaN would count as class 0. The usual cause is
     a server that does more to BN's variances than to average them."""
     if finite:
@@ -557,7 +560,7 @@ def refuse_infinite(model: nn.Module, finite: Tensor) -> None:
             why = (f"{name} is negative: BN's statistics travel with the weights, and the server must "
                    "average them, whatever else it does")
             break
-    raise Stop(f"the network that is tested gives numbers that are not finite: {why}")
+    raise UserError(f"the network that is tested gives numbers that are not finite: {why}")
 
 
 @torch.no_grad()
@@ -567,7 +570,7 @@ def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor,
     model.eval()
     with autocast(settings):
         p, y = joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
-    refuse_infinite(model, p.isfinite().all())
+    check_finite(model, p.isfinite().all())
     return p, y
 
 
@@ -583,7 +586,7 @@ def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tenso
         zs.append(z.float().flatten(1).cpu())
         ys.append(y.cpu())
     z = torch.cat(zs)
-    refuse_infinite(model, z.isfinite().all())
+    check_finite(model, z.isfinite().all())
     return z, torch.cat(ys)
 
 
@@ -647,7 +650,7 @@ def validation_score(fed: Federation, t: int) -> float | None:
         found.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
     score = scores(*joined(found))[settings.metric]
     if score is None:
-        raise Stop(LACKS_A_CLASS, 2)
+        raise UserError(LACKS_A_CLASS, 2)
     return score
 
 
@@ -713,13 +716,13 @@ def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     with watched(client, t, f"{whose}: its train"):
         up = client.train(down, t)
     if not isinstance(up, dict):
-        raise Stop(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
+        raise UserError(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
     log = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
     for name, value in getattr(client, "log", {}).items():
         try:
             log[name] = float(value)
         except (TypeError, ValueError) as e:
-            raise Stop(f"{whose}: expected a number in its log as {name!r}; {e}") from e
+            raise UserError(f"{whose}: expected a number in its log as {name!r}; {e}") from e
     return up, log
 
 
@@ -739,7 +742,7 @@ def validate_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
 
 def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """The accuracies of linear classifiers on the frozen network, for each share of the target's labels.
-    `statistics` in the download are put in the place of the network's own."""
+    `statistics` in the download are put instead of the network's own."""
     client, settings = fed.clients[k], fed.settings
     model = client.model({part: v for part, v in down.items() if part != "statistics"})
     model.load_state_dict(down.get("statistics", {}), strict=False)
@@ -968,8 +971,8 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
     """The server and the clients of these data; `example` is a batch as theirs, [2, C, H, W]."""
     channels = example.shape[1]
     if settings.normalize == "imagenet" and channels != 3:
-        raise Stop(f"--normalize imagenet is for colour images; those of {settings.dataset} have one "
-                   "channel: use unit", 2)
+        raise UserError(f"--normalize imagenet is for colour images; those of {settings.dataset} have one "
+                        "channel: use unit", 2)
     seed_all(settings.seed, "init")
     try:
         net = build(settings, channels, len(dataset.classes))
@@ -979,9 +982,10 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
             raise
         flag = "--crop" if settings.crop else "--image-size"
         why = str(e).splitlines()[0][:80]
-        advice = "a backbone for them" if own_file(settings.dataset) else f"another {flag}"
+        advice = "a backbone for them" if custom_file(settings.dataset) else f"another {flag}"
         shape = "x".join(map(str, example.shape[1:]))
-        raise Stop(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give {advice}", 2)
+        raise UserError(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give "
+                        f"{advice}", 2)
     net.to(settings.device, memory_format=torch.channels_last)
     server = Server(settings, net, len(sources))
     clients = {}
@@ -991,7 +995,8 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
             setattr(clients[k], name, shared(value, getattr(clients[0], name)))
     names = [data.name for data in sources + targets]
     if len(set(names)) < len(names):
-        raise Stop(f"two of {', '.join(names)} have one name: rename a domain, it is named as a client", 2)
+        raise UserError(f"two of {', '.join(names)} have one name: rename a domain, it is named as a "
+                        "client", 2)
     sizes = [len(data.train) for data in sources]
     tested = sum(len(data.test) for data in targets)
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])

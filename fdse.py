@@ -50,7 +50,7 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batch_statistics,
+from common import (ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batch_statistics,
                     batches, captured, flatten, group_by, load, parse, per_channel, pick, run, sgd, source,
                     state, uniform)
 
@@ -362,7 +362,8 @@ class Client:
                     p.sub_(gradient, alpha=args.adapt_lr)  # line 7
         forget_batch(self.blocks)
         if not torch.isfinite(flatten(theta_v)).all():
-            raise Stop(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or --adapt-epochs")
+            raise UserError(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or "
+                            "--adapt-epochs")
 
 
 # The two aggregations
@@ -522,14 +523,14 @@ def build(args: Args, channels: int, classes: int) -> Net:
         replace_layers(args, net)
         if any(isinstance(module, DSEBlock) for module in net.modules()):
             return net
-    raise Stop("fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 and "
-               "vit_b8, the first two without --weights, and others that are built as torchvision's ResNets "
-               "or ViTs, or as nn.Sequential with Conv2d, BatchNorm2d, ReLU; not --backbone "
-               f"{args.backbone} --weights {args.weights} on {args.dataset}", 2)
+    raise UserError("fdse builds alexnet_bn (colour images), smallcnn_bn, resnet18, resnet50, resnet18_3x3 "
+                    "and vit_b8, the first two without --weights, and others that are built as torchvision's "
+                    "ResNets or ViTs, or as nn.Sequential with Conv2d, BatchNorm2d, ReLU; not --backbone "
+                    f"{args.backbone} --weights {args.weights} on {args.dataset}", 2)
 
 
 def replace_layers(args: Args, net: Net) -> None:
-    """Blocks in the place of what a network has of Sec. A8.1's layers, or of Table A6's."""
+    """Blocks instead of what a network has of Sec. A8.1's layers, or of Table A6's."""
     if isinstance(net.body, nn.Sequential):
         net.body = nn.Sequential(*replaced_layers(args, list(net.body)))
     elif hasattr(net.body, "layer4") or hasattr(getattr(net.body, "encoder", None), "layers"):

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import common
-from common import (BACKBONES, ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches,
+from common import (BACKBONES, ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batches,
                     load, optimizer_state, parse, run, seed_all, sgd, source, state, steps_in_epoch,
                     uniform)
 
@@ -98,12 +98,13 @@ class Args(common.Args):
         if self.noise == 0 and self.backbone in BACKBONES:
             self.noise = BACKBONES[self.backbone].dim // 2
 
-    def refuse(self) -> None:
+    def validate(self) -> None:
         length, unit = self.epochs, "--epochs"
         if self.steps:
             length, unit = self.steps, "--steps"
         if self.adversarial and self.E0 > length:
-            raise Stop(f"--E0 is {self.E0}, more than the round's {length} {unit}, of which it is a part", 2)
+            raise UserError(f"--E0 is {self.E0}, more than the round's {length} {unit}, of which it is a "
+                            "part", 2)
 
 
 # E0 + E1 = epochs. A validation part is ours, and so are the shares of PACS, which it splits as [16]. The

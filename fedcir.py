@@ -50,8 +50,8 @@ import math
 from dataclasses import dataclass
 
 import common
-from common import (BACKBONES, ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches,
-                    going_on, load, optimizer_state, parse, run, sgd, source, state, uniform)
+from common import (BACKBONES, ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batches,
+                    load, optimizer_state, parse, restore_optimizer, run, sgd, source, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -80,10 +80,10 @@ class Args(common.Args):
     samples: int = arg(20, "samples of z behind a prediction, Eq. (8); 0: the mean of z", low=0,
                        source="ours, as FedSR's code")
 
-    def refuse(self) -> None:
+    def validate(self) -> None:
         if self.backbone in BACKBONES and BACKBONES[self.backbone].head is not nn.Linear:
-            raise Stop(f"--backbone {self.backbone} has a classifier with a ReLU, and the loss of the "
-                       "generator, Eq. (15), takes linear ones: use smallcnn_bn", 2)
+            raise UserError(f"--backbone {self.backbone} has a classifier with a ReLU, and the loss of the "
+                            "generator, Eq. (15), takes linear ones: use smallcnn_bn", 2)
 
 
 # The values that it chose (the pairs of its search set are printed in swapped order).
@@ -360,7 +360,7 @@ class Server:
             opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr, foreach=True)  # few kernels
         else:
             opt = torch.optim.SGD(G.parameters(), lr=args.generator_lr)
-        going_on(opt, G, self.adam)
+        restore_optimizer(opt, G, self.adam)
         B = args.batch_size
         for _ in range(args.generator_steps):  # line 8: e = 1, ..., E_g
             y = torch.randint(G.classes, (B,), device=args.device)  # [B], p(y) uniform

@@ -236,11 +236,11 @@ class Learner(nn.Module):
         if ssl == "simclr":
             return nt_xent(self.project(torch.cat([x1, x2])), self.args.temperature)
         if ssl == "moco":
-            self.keys = self.aim(x2)
+            self.keys = self.target_projection(x2)
             return info_nce(self.project(x1), self.keys, self.queue, self.args.temperature)
         if ssl == "byol":
-            one_way = regression(self.q(self.project(x1)), self.aim(x2))
-            other_way = regression(self.q(self.project(x2)), self.aim(x1))
+            one_way = regression(self.q(self.project(x1)), self.target_projection(x2))
+            other_way = regression(self.q(self.project(x2)), self.target_projection(x1))
             return one_way + other_way
         z1, z2 = self.project(x1), self.project(x2)
         one_way = mean_cosine(self.q(z1), z2.detach())  # stop-gradient: SimSiam, Eq. (4)
@@ -248,7 +248,7 @@ class Learner(nn.Module):
         return -(one_way + other_way) / 2
 
     @torch.no_grad()
-    def aim(self, x: Tensor) -> Tensor:
+    def target_projection(self, x: Tensor) -> Tensor:
         """The target network's g'(f'(x)) [B, D'], in training mode as the network itself; no gradient."""
         return self.target["g"](self.target["f"](x))
 
@@ -338,7 +338,7 @@ def split(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict, 
 # The local alignment
 
 
-def units(names: list[str], unit: str) -> list[list[str]]:
+def layer_groups(names: list[str], unit: str) -> list[list[str]]:
     """Entries of a state by what they belong to: a layer (a module: conv1.weight and conv1.bias), or each
     tensor by itself."""
     if unit == "tensor":
@@ -456,7 +456,7 @@ class Client:
         """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
         reweighted). Returns the share of these layers."""
         args = self.args
-        layers = units(list(g_est), args.align_unit)
+        layers = layer_groups(list(g_est), args.align_unit)
         g_ij = {n: theta_i[n].grad for n in g_est}
         bad = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
         if args.local_alignment == "discard" and args.discard == "skip":

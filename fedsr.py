@@ -47,8 +47,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, Stop, adam, arg, autocast, average, backbone, batches, load,
-                    optimizer_state, parse, run, schedules, sgd, source, state, uniform, xavier)
+from common import (ClientData, Net, Payload, UserError, adam, arg, autocast, average, backbone, batches,
+                    load, optimizer_state, parse, run, schedules, sgd, source, state, uniform, xavier)
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +167,7 @@ class GaussianNet(nn.Module):
         ends_linear = isinstance(net.body, nn.Sequential) and isinstance(net.body[-1], nn.Linear)
         if not ends_linear:
             self.body, self.last = net.body, nn.Linear(D, outputs)
-        elif probabilistic:  # in the place of smallcnn's own layer to z
+        elif probabilistic:  # instead of smallcnn's own layer to z
             self.body, self.last = net.body[:-1], nn.Linear(net.body[-1].in_features, outputs)
         else:
             self.body, self.last = net.body[:-1], net.body[-1]
@@ -339,8 +339,8 @@ def build(args: Args, channels: int, classes: int) -> GaussianNet:
     """Encoder and classifier, and for a probabilistic encoder (FedSR's and FedCMI's) `r`."""
     probabilistic = args.variant not in ("fedl2r", "fedavg")
     if args.alpha_cmi and not probabilistic:
-        raise Stop(f"--variant {args.variant} has a deterministic encoder, so CMI is infinite: "
-                   f"leave --alpha-cmi at 0", 2)
+        raise UserError(f"--variant {args.variant} has a deterministic encoder, so CMI is infinite: "
+                        f"leave --alpha-cmi at 0", 2)
     net = GaussianNet(backbone(args, channels, classes), probabilistic, args.samples)
     if probabilistic:
         if args.backbone in ("smallcnn", "smallcnn3"):

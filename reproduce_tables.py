@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.settings import SCALES, Parser, add_version, existing_folder, shown_value
 from reproduce.budget import ANY_GPU, Budget, kind_here
 from reproduce.cells import Missing, missing
@@ -32,7 +32,7 @@ from reproduce.records import Place, Records
 from reproduce.rendering import claim_folder, render
 from reproduce.runner import run_all
 from reproduce.tables import read_tables
-from reproduce.witnesses import read_witnesses
+from reproduce.elsewhere import read_reported
 
 FOLDERS = {  # of each flag the repository's own, and what it is
     "tables": ("tables", "folder of the tables"),
@@ -141,11 +141,11 @@ def work(flags: argparse.Namespace) -> int:
     wanted = chosen(ids, flags.only)
     tables = [table for table in every if table.id in wanted]
     if flags.records.is_dir():
-        raise Stop(f"--records {flags.records} is a folder; expected a JSONL file", 2)
+        raise UserError(f"--records {flags.records} is a folder; expected a JSONL file", 2)
     records = Records(flags.records)
     for line in records.damaged:
         print(f"reproduce_tables: {line}", file=sys.stderr)
-    elsewhere = read_witnesses(flags.tables, every)
+    elsewhere = read_reported(flags.tables, every)
     place, code, plan = place_of(flags), 0, []
     if flags.plan or flags.run:
         seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
@@ -174,7 +174,7 @@ def chosen(ids: list[str], only: str) -> set[str]:
     patterns = words_of(only)
     for pattern in patterns:
         if not fnmatch.filter(ids, pattern):
-            raise Stop(f"--only {pattern} is no table and no claim; there are {', '.join(ids)}", 2)
+            raise UserError(f"--only {pattern} is no table and no claim; there are {', '.join(ids)}", 2)
     return {name for name in ids if not patterns or any(fnmatch.fnmatch(name, of) for of in patterns)}
 
 

@@ -23,7 +23,7 @@ Where FedCiR (there is no code) and this file differ (in full: docs/methods/cent
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, Stop, autocast, batches, load, optimizer_state, parse, run,
+from common import (ClientData, Payload, UserError, autocast, batches, load, optimizer_state, parse, run,
                     schedules, sgd, source, state)
 
 import torch
@@ -34,11 +34,11 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    def refuse(self) -> None:
+    def validate(self) -> None:
         if self.participation < 1:
-            raise Stop("centralized training has all images in each round: --participation is 1", 2)
+            raise UserError("centralized training has all images in each round: --participation is 1", 2)
         if self.drop:
-            raise Stop("centralized training has no clients that could fail: --drop is 0", 2)
+            raise UserError("centralized training has no clients that could fail: --drop is 0", 2)
 
 
 # FedCiR's settings of its federated methods, which it does not repeat for this row.

@@ -1,4 +1,4 @@
-"""Found in the place of ../common.py by `python baselines/NAME.py`, which Python starts in this folder: says
+"""Found instead of ../common.py by `python baselines/NAME.py`, which Python starts in this folder: says
 how a baseline is started."""
 
 import sys

@@ -39,8 +39,8 @@ WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full: docs/methods/fedfa.m
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, Stop, arg, autocast, average, backbone, batches, load, parse,
-                    run, schedules, sgd, source, state)
+from common import (ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batches, load,
+                    parse, run, schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -185,8 +185,8 @@ def build(args: Args, channels: int, classes: int) -> Net:
     size = args.crop or args.image_size
     places = PLACES.get(args.backbone) or places_in(net.body, torch.zeros(2, channels, size, size))
     if not places:
-        raise Stop("fedfa needs a body in which modules, or those of body.features, give [B, C, h, w]; "
-                   f"--backbone {args.backbone} has none", 2)
+        raise UserError("fedfa needs a body in which modules, or those of body.features, give [B, C, h, w]; "
+                        f"--backbone {args.backbone} has none", 2)
     for name, width in places.items():
         parent, _, last = name.rpartition(".")
         module = nn.Sequential(net.body.get_submodule(name), FFALayer(args, width))

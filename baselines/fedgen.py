@@ -45,8 +45,8 @@ full: docs/methods/fedgen.md. The paper was not at hand: its numbers of equation
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, backbone, batches, going_on, load,
-                    optimizer_state, parse, run, schedules, sgd, source, state)
+from common import (ClientData, Payload, arg, autocast, average, backbone, batches, load, optimizer_state,
+                    parse, restore_optimizer, run, schedules, sgd, source, state)
 from fedcir import ModelAndGenerator
 
 import torch
@@ -275,7 +275,7 @@ class Server:
         heads = [classifier_of(w) for w in uploaded]
         G = load(self.net.G, self.w_g).train().requires_grad_(True)
         opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr, foreach=True)  # few kernels
-        going_on(opt, G, self.adam)
+        restore_optimizer(opt, G, self.adam)
         for _ in range(args.generator_steps):
             y = torch.multinomial(self.p, args.batch_size, replacement=True)  # [B], from p^(y)
             epsilon = G.draw(len(y), y.device)  # [B, noise]

@@ -29,8 +29,8 @@ file differ; in full: docs/methods/lgfedavg.md
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, Stop, arg, autocast, average, batches, group_by, load, parse, pick,
-                    run, schedules, sgd, state, to_device)
+from common import (ClientData, Payload, UserError, arg, autocast, average, batches, group_by, load, parse,
+                    pick, run, schedules, sgd, state, to_device)
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ def shared_entries(w: dict[str, Tensor], args: Args) -> list[str]:
     """The names of theta_g; all other entries are theta_k."""
     layers = layers_of(w)
     if args.layers > len(layers):
-        raise Stop(f"--layers is {args.layers}; --backbone {args.backbone} has {len(layers)} layers", 2)
+        raise UserError(f"--layers is {args.layers}; --backbone {args.backbone} has {len(layers)} layers", 2)
     if args.shared == "top":
         layers = layers[-args.layers:]
     elif args.shared == "bottom":

@@ -12,7 +12,7 @@ Eq. (4), opt. II c_k+ = c_k - c + (x - y_k) / (S eta_l)          control_variate
 Eq. (5)          x <- x + eta_g mean_k (y_k - x)                 Server.update
 Eq. (5)          c <- c + 1/K sum_k (c_k+ - c_k)                 Server.update
 Symbols as in the paper, but for k, K and S, which are its i, N and K: client k of K, x the server's
-parameters, y_k the client's, S local steps at the rate eta_l. The paper sends y_k - x in the place of y_k.
+parameters, y_k the client's, S local steps at the rate eta_l. The paper sends y_k - x instead of y_k.
 The unseen client of --protocol lodo has the server's model. Left out: option I, c_k+ as the gradient at x
 over all images of the client; the paper's experiments have option II.
 
@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import common
-from common import (ClientData, Payload, Stop, arg, autocast, average, batches, entrywise, load, parameters,
-                    parse, pick, run, schedules, sgd, source, state, to_device, uniform)
+from common import (ClientData, Payload, UserError, arg, autocast, average, batches, entrywise, load,
+                    parameters, parse, pick, run, schedules, sgd, source, state, to_device, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +48,10 @@ class Args(common.Args):
     eta_g: float = arg(1.0, "the server's step eta_g, Eq. (5); 1: the mean of the clients' parameters",
                        above=0, source="text of SCAFFOLD, its experiments")
 
-    def refuse(self) -> None:
+    def validate(self) -> None:
         if self.momentum:
-            raise Stop(f"--momentum {self.momentum} does not go with SCAFFOLD: c_k is the way of a client "
-                       "divided by its steps, which with momentum is no mean of gradients", 2)
+            raise UserError(f"--momentum {self.momentum} does not go with SCAFFOLD: c_k is the way of a "
+                            "client divided by its steps, which with momentum is no mean of gradients", 2)
 
 
 # FDSE says nothing of its settings; FLGo-Bench, by the same author, has the rate 0.1 on all three.

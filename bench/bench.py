@@ -51,7 +51,7 @@ from pathlib import Path
 import common
 import fdse
 import fedavg
-from plumbing.errors import Stop, handled, interrupt
+from plumbing.errors import UserError, handled, interrupt
 from plumbing.files import output_file, write_json
 from plumbing.devices import choose_device, prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
@@ -142,7 +142,7 @@ def in_a_process(name: str, words: list[str]) -> str:
     done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise Stop(f"{name}: {why[:200]} (what it needs: python -m bench.bench --help)")
+        raise UserError(f"{name}: {why[:200]} (what it needs: python -m bench.bench --help)")
     return done.stdout
 
 
@@ -391,7 +391,7 @@ def beside_peers(flags) -> list[list]:
             try:
                 words = ["bench.bench", *flags.words, "--one", str(folder), "--with", peer]
                 seconds[peer] = float(in_a_process(peer, words).splitlines()[-1])
-            except Stop as stop:
+            except UserError as stop:
                 print(f"bench: {stop}", file=sys.stderr)
     first, count = seconds["ours, auto: training"], len(clients)
     return [[f"{name}, {count} clients", spent, spent / first] for name, spent in seconds.items()]

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 import common
-from common import Answer, Args, Payload, Stop
+from common import Answer, Args, Payload, UserError
 from plumbing.devices import prepare
 from plumbing.errors import one_line_on_failure
 from plumbing.files import load_file, save, write_whole
@@ -68,7 +68,7 @@ def parsed(words: list[str]) -> tuple[ModuleType, Args, argparse.Namespace]:
     elif settings.protocol != "indomain" and settings.target == "all" and not settings.sources:
         why = "a run has one --target, the node that never trains"
     if why:
-        raise Stop(f"{why}; on one machine: python -m {module.__name__}", 2)
+        raise UserError(f"{why}; on one machine: python -m {module.__name__}", 2)
     return module, settings, own
 
 
@@ -107,7 +107,7 @@ def on_node(message: Message, context: Context) -> Message:
     """The answer to the server, or the line that says why there is none."""
     try:
         content = answered(message.content, context)
-    except Stop as stop:
+    except UserError as stop:
         content = RecordDict({"stop": ConfigRecord({"why": str(stop)})})
     return Message(content, reply_to=message)
 
@@ -139,8 +139,8 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
     if client.keeps and last:
         saved = load_file(file, "kept state", "put the folder of --state back, or start with --no-resume")
         if not last <= saved["round"] <= t + 1:
-            raise Stop(f"{file} is of round {saved['round']}, the server has its round {last}: put that file "
-                       "back, or start with --no-resume")
+            raise UserError(f"{file} is of round {saved['round']}, the server has its round {last}: put that "
+                            "file back, or start with --no-resume")
         again = what == "train" and saved["round"] == t + 1
         common.restore(client, saved["before" if again else "after"], settings.device)
     before = copied(common.kept(client))
@@ -211,8 +211,8 @@ class Remote(common.Federation):
         answers = self.ask("train", {k: self.server.download(k) for k in S_t}, t)
         self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
         if len(answers) < self.own.min_clients:
-            raise Stop(f"round {t + 1}: {len(answers)} of {len(S_t)} clients have answered, and "
-                       f"--min-clients is {self.own.min_clients}: the same command goes on from here")
+            raise UserError(f"round {t + 1}: {len(answers)} of {len(S_t)} clients have answered, and "
+                            f"--min-clients is {self.own.min_clients}: the same command resumes from here")
         return {k: up for k, (up, _) in answers.items()}, {k: log for k, (_, log) in answers.items()}
 
     def test(self, of_client: Callable, who: Iterable[int], t: int,
@@ -235,7 +235,7 @@ class Remote(common.Federation):
                     up, numbers = payload_of(content), dict(content["numbers"])
                     self.check(what, k, t, downs[k], up, numbers)
                     answers[k] = up, numbers
-                except (Stop, KeyError, ValueError) as e:
+                except (UserError, KeyError, ValueError) as e:
                     print(f"{name} is left out: {e}", flush=True)
             if len(answers) == len(downs) or what == "train" or 0 < t < self.settings.rounds:
                 break
@@ -244,7 +244,7 @@ class Remote(common.Federation):
 
 
 def serve(grid: Grid, words: list[str]) -> dict:
-    """A run whose clients are on nodes; it goes on from its folder. Returns its result."""
+    """A run whose clients are on nodes; it resumes from its folder. Returns its result."""
     fed = Remote(grid, words)
     fed.dataset.content = id_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]}, 4)
     file = method_file(fed.module.Server, fed.module.Client)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from docs import equations
 from docs.equations import ROOT
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markdown_it import MarkdownIt
@@ -218,7 +218,7 @@ class Site:
                 if not known and not re.match(r"https?:", link):
                     lost.append(f"{page}: {link}")
         if lost:
-            raise Stop(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
+            raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
 
 
 for function in (code, statements, coloured, contents, formula, relative, equations.formulas,

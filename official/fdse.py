@@ -27,9 +27,9 @@ import math
 from dataclasses import dataclass
 
 import fdse
-from common import (Net, Payload, Stop, arg, autocast, batch_statistics, batches, captured, flatten, load,
-                    parse, per_channel, pick, run, sgd, source, state)
-from fdse import GAMMA, G, Server, bn_dfe_statistics, consistency, depth_weights, forget_batch
+from common import (Net, Payload, UserError, arg, autocast, batch_statistics, batches, captured, flatten,
+                    load, parse, per_channel, pick, run, sgd, source, state)
+from fdse import G, GAMMA, Server, bn_dfe_statistics, consistency, depth_weights, forget_batch
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +51,10 @@ class Args(fdse.Args):
     fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too",
                             source="text, Table A7")
 
-    def refuse(self) -> None:
+    def validate(self) -> None:
         if self.backbone == "alexnet_bn" and not self.pad and self.image_size < 160:
-            raise Stop("without padding in layers 3 to 5 (--no-pad, --variant official) images need 160 "
-                       f"pixels, not {self.image_size}: give --image-size 160, or --pad", 2)
+            raise UserError("without padding in layers 3 to 5 (--no-pad, --variant official) images need 160 "
+                            f"pixels, not {self.image_size}: give --image-size 160, or --pad", 2)
 
 
 PAPER = fdse.PAPER
@@ -134,7 +134,7 @@ def l_con(args: Args, blocks: list, glob: list, hat: list | tuple | None) -> tup
 class Client(fdse.Client):
 
     def train(self, down: Payload, t: int) -> Payload:
-        """As in fdse.py, with l_con in the place of consistency."""
+        """As in fdse.py, with l_con instead of consistency."""
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
@@ -177,7 +177,7 @@ class Client(fdse.Client):
         return up
 
     def adapt(self, model: Net) -> None:
-        """As in fdse.py, with l_con in the place of consistency; the release does not adapt."""
+        """As in fdse.py, with l_con instead of consistency; the release does not adapt."""
         args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0, augment="none")
         model.train()
         adapting = [b.bn_dse for b in self.blocks]
@@ -196,7 +196,8 @@ class Client(fdse.Client):
                     p.sub_(gradient, alpha=args.adapt_lr)
         forget_batch(self.blocks)
         if not torch.isfinite(flatten(theta_v)).all():
-            raise Stop(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or --adapt-epochs")
+            raise UserError(f"the adaptation to {self.data.name} diverges: lower --adapt-lr or "
+                            "--adapt-epochs")
 
 
 class Block(fdse.DSEBlock):
@@ -259,9 +260,9 @@ def build(args: Args, channels: int, classes: int) -> Net:
         return Net(body, 64, classes)
     if args.dse_relu and args.fc_identity:
         return fdse.build(args, channels, classes)
-    raise Stop("the released blocks are in alexnet_bn (colour images) and smallcnn_bn, without --weights; "
-               f"not in --backbone {args.backbone} --weights {args.weights} on {args.dataset}: add "
-               "--dse-relu --fc-identity, or run fdse.py", 2)
+    raise UserError("the released blocks are in alexnet_bn (colour images) and smallcnn_bn, without "
+                    f"--weights; not in --backbone {args.backbone} --weights {args.weights} on "
+                    f"{args.dataset}: add --dse-relu --fc-identity, or run fdse.py", 2)
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -209,7 +209,7 @@ class Network(FedADG):
             self.D.project.requires_grad_(True)
 
     def label(self, y: Tensor) -> Tensor:
-        """One-hot with --onehot-value in the place of 1."""
+        """One-hot with --onehot-value instead of 1."""
         return super().label(y) * self.onehot_value
 
 

@@ -106,7 +106,7 @@ class Server(fedgala.Server):
         models = [up["w"] for up in uploads.values()]
         units = [list(self.w)]
         if self.args.ga_unit != "model":
-            units = fedgala.units(list(self.w), self.args.ga_unit)
+            units = fedgala.layer_groups(list(self.w), self.args.ga_unit)
         new = {}
         for names in units:
             w = p

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from plumbing.catalog import Folders, own_folder, source_of
-from plumbing.errors import Stop
+from plumbing.catalog import Folders, custom_folder, source_of
+from plumbing.errors import UserError
 from plumbing.files import in_units, locked
 from plumbing.splits import SPLIT
 
@@ -67,8 +67,8 @@ def download(url: str, path: Path, md5: str | None = None) -> Path:
                 fetch(url, path, md5)
             return path
     except (OSError, ValueError, http.client.HTTPException) as e:
-        raise Stop(f"could not download {path.name} from {url} ({e}); download it by hand, under this name, "
-                   "and name its folder with --archives")
+        raise UserError(f"could not download {path.name} from {url} ({e}); download it by hand, under this "
+                        "name, and name its folder with --archives")
 
 
 def fetch(url: str, path: Path, md5: str | None) -> None:
@@ -91,7 +91,7 @@ def fetch(url: str, path: Path, md5: str | None) -> None:
 
 
 def receive(reply, part: Path, name: str) -> None:
-    """Write what a server answers to `part`, behind what is there if the server goes on from there."""
+    """Write what a server answers to `part`, behind what is there if the server resumes from there."""
     if "text/html" in (reply.headers["Content-Type"] or ""):
         raise OSError("the answer is a web page instead of the file: Google Drive asks for a confirmation "
                       "in a browser")
@@ -102,16 +102,16 @@ def receive(reply, part: Path, name: str) -> None:
             for block in iter(partial(reply.read, MIB), b""):
                 bar.update(file.write(block))
         if file.tell() < whole:
-            raise OSError(f"expected {whole} bytes, got {file.tell()}; the same command goes on from there")
+            raise OSError(f"expected {whole} bytes, got {file.tell()}; the same command resumes from there")
 
 
 def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
     """What a dataset is read from: its folder (`dataset` in `data`, or the archive's own in `archives` or
     `data`), or its archives; or none, and what is missing, in words."""
-    own, known = own_folder(dataset), source_of(dataset)
+    own, known = custom_folder(dataset), source_of(dataset)
     if own:
         if not own.is_dir():
-            raise Stop(f"{own} is no folder; expected one with images in <domain>/<class>/", 2)
+            raise UserError(f"{own} is no folder; expected one with images in <domain>/<class>/", 2)
         return [own], ""
     folders = [Path(data) / dataset]
     folders += [Path(base) / known.unpacked for base in (archives, data) if base and known.unpacked]
@@ -192,7 +192,7 @@ class ImageFiles:
         state = f"{sorted(self.keys)} {sorted(self.unread)}"
         return hashlib.blake2b(state.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
-    def refuse_other(self, source: Folders) -> None:
+    def check_md5(self, source: Folders) -> None:
         """Stop if an archive, also one given by hand, has not the md5 that the catalogue knows."""
         for path, (_, md5) in zip(self.paths, source.files.values()):
             if not md5 or path.is_dir():
@@ -200,8 +200,8 @@ class ImageFiles:
             with open(path, "rb") as file:
                 actual = hashlib.file_digest(file, "md5").hexdigest()
             if actual != md5:
-                raise Stop(f"{path}: expected md5 {md5}, found {actual}; it is another archive, or damaged: "
-                           "get it again, or give its images as your own, folder:PATH")
+                raise UserError(f"{path}: expected md5 {md5}, found {actual}; it is another archive, or "
+                                "damaged: get it again, or give its images as your own, folder:PATH")
 
     def scan(self, folder: Path) -> None:
         """Learn the names in all archives, and unpack their tables into `folder`. Stop if an archive is
@@ -216,7 +216,7 @@ class ImageFiles:
                         is_table = name.endswith(TABLE_ENDINGS)
                         sizes[name], total = size, total + size
                         of_tables += size if is_table else 0
-                        refuse_large(path, name, size, total, of_tables)
+                        check_size(path, name, size, total, of_tables)
                         self.inside[name] = folder / name
                         if is_table:
                             extract(folder)
@@ -227,8 +227,8 @@ class ImageFiles:
         needed = sum(sizes[name] for sizes in self.declared.values() for name in wanted & sizes.keys())
         free = shutil.disk_usage(folder.parent).free
         if needed > free:
-            raise Stop(f"{self}: its images take {in_units(needed)} for a while below {folder.parent}, where "
-                       f"{in_units(free)} are free: name another folder with --data, or make room")
+            raise UserError(f"{self}: its images take {in_units(needed)} for a while below {folder.parent}, "
+                            f"where {in_units(free)} are free: name another folder with --data, or make room")
         with tqdm(total=needed, unit="B", unit_scale=True, desc="unpacking", disable=None) as bar:
             for path, sizes in self.declared.items():
                 if wanted.isdisjoint(sizes):
@@ -243,7 +243,8 @@ class ImageFiles:
         """The text file whose path ends so: the folder it is in ("" or "x/y/") and its content."""
         names = [name for name in self.inside if f"/{name}".endswith(f"/{ending}")]
         if not names:
-            raise Stop(f"{self}: found no {ending}, which says what each image shows; get the archive again")
+            raise UserError(f"{self}: found no {ending}, which says what each image shows; get the archive "
+                            "again")
         name = min(names, key=lambda name: (len(name), name))
         folder = name.removesuffix(ending)
         return folder, self.inside[name].read_text("utf-8-sig", "replace")
@@ -258,8 +259,8 @@ class ImageFiles:
                     raise ValueError(f"row {len(values) + 1} has more or fewer values than the header")
                 values.append([row[column] for column in columns])
         except (csv.Error, ValueError, KeyError) as e:
-            raise Stop(f"{self}: {name} is no table with the columns {', '.join(columns)} ({e}); get it "
-                       "again")
+            raise UserError(f"{self}: {name} is no table with the columns {', '.join(columns)} ({e}); get it "
+                            "again")
         return folder, values
 
 
@@ -304,7 +305,7 @@ def refusing_damage(path: Path):
     except DAMAGE as e:
         if isinstance(e, OSError) and e.errno == errno.ENOSPC:
             raise
-        raise Stop(f"{path} is no whole archive ({e}); it may be truncated: get it again")
+        raise UserError(f"{path} is no whole archive ({e}); it may be truncated: get it again")
 
 
 def entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
@@ -326,7 +327,7 @@ def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]
             for entry in iter(tar.next, None):
                 tar.members.clear()  # it would keep them all: 1 KiB for each image
                 if entry.issym() or entry.islnk():
-                    raise Stop(f"{path}: the entry {entry.name} is a link; the archive is not used")
+                    raise UserError(f"{path}: the entry {entry.name} is a link; the archive is not used")
                 name = inner(path, entry.name).removeprefix("./")
                 if not entry.isdir():
                     yield name, entry.size, partial(tar.extract, entry, set_attrs=False, filter="data")
@@ -334,8 +335,8 @@ def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]
         for block in iter(partial(stream.read, MIB), b""):  # to the end, where gzip has its checksum
             behind += len(block)
             if behind > ENTRY:
-                raise Stop(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
-                           "used: get it again")
+                raise UserError(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
+                                "used: get it again")
 
 
 class BoundedEntry(tarfile.TarInfo):
@@ -353,11 +354,11 @@ def inner(archive: Path, name: str) -> str:
     """The name of an entry. Stop if it leads outside: such an archive is not what it says."""
     absolute = re.match(r"[/\\]|[A-Za-z]:", name)
     if absolute or ".." in re.split(r"[/\\]", name):
-        raise Stop(f"{archive}: the entry {name} leads outside the folder; the archive is not used")
+        raise UserError(f"{archive}: the entry {name} leads outside the folder; the archive is not used")
     return name
 
 
-def refuse_large(archive: Path, name: str, size: int, total: int, of_tables: int) -> None:
+def check_size(archive: Path, name: str, size: int, total: int, of_tables: int) -> None:
     """Stop if an image or a table, all entries up to it, or all tables among them declare too many bytes."""
     what = ""
     if size > ENTRY and name.lower().endswith(IMAGE_ENDINGS + TABLE_ENDINGS):
@@ -367,4 +368,4 @@ def refuse_large(archive: Path, name: str, size: int, total: int, of_tables: int
     elif of_tables > TABLES:
         what = f"its tables declare more than {in_units(TABLES)}"
     if what:
-        raise Stop(f"{archive}: {what}; the archive is not used: get it again")
+        raise UserError(f"{archive}: {what}; the archive is not used: get it again")

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from types import FunctionType
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.optimizers import adopt, copy, memory_of
 from plumbing.provenance import ROOT
 from plumbing.settings import Args
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-KEPT = weakref.WeakKeyDictionary()  # {network: {code of a step: Recordings}}, gone with the network
+RECORDED = weakref.WeakKeyDictionary()  # {network: {code of a step: Recordings}}, gone with the network
 side_stream = functools.cache(torch.cuda.Stream)  # of a GPU: libraries keep memory for each stream
 
 
@@ -32,11 +32,11 @@ def captured(args: Args, model: nn.Module, opt: torch.optim.Optimizer):
     def decorate(step):
         if not is_recorded(args, step.__code__.co_filename):
             return step
-        kept = KEPT.setdefault(model, {}).setdefault(step.__code__, Recordings(args.device))
+        kept = RECORDED.setdefault(model, {}).setdefault(step.__code__, Recordings(args.device))
         form = form_of(opt)
         if form != (kept.optimizer or form):
-            raise Stop("a recorded step has an optimizer of other parameters or values than in the round "
-                       "before: make it as then, or add --capture off")
+            raise UserError("a recorded step has an optimizer of other parameters or values than in the "
+                            "round before: make it as then, or add --capture off")
         kept.optimizer = form
         adopt(opt, kept.memory)
         parts = functools.cache(parts_of)
@@ -63,8 +63,8 @@ def captured(args: Args, model: nn.Module, opt: torch.optim.Optimizer):
             replay, outputs, form, before = kept.graphs[key]
             for name in read:
                 if read[name] != before[name]:
-                    raise Stop(f"a recorded step reads {name}, which has changed since: make it a tensor "
-                               "among the step's arguments, or add --capture off")
+                    raise UserError(f"a recorded step reads {name}, which has changed since: make it a "
+                                    "tensor among the step's arguments, or add --capture off")
             replay()
             results = tree_map_only(Tensor, torch.empty_like, outputs)
             copy(results, outputs)  # else the next replay would change them
@@ -86,8 +86,8 @@ def kind(v):
         return v.shape, v.dtype
     if v is None or isinstance(v, bool | str):
         return v
-    raise Stop(f"a recorded step takes tensors and bools; found a {type(v).__name__}: make it a tensor, or "
-               "add --capture off")
+    raise UserError(f"a recorded step takes tensors and bools; found a {type(v).__name__}: make it a tensor, "
+                    "or add --capture off")
 
 
 def seen(name: str, value, parts):
@@ -102,8 +102,8 @@ def seen(name: str, value, parts):
         return [id(value), [module.training for module in modules], at, numbers]
     if isinstance(value, FunctionType) and not value.__closure__:
         return value.__code__, value.__defaults__, value.__kwdefaults__
-    raise Stop(f"a recorded step reads {name}, a {type(value).__name__}: read what it needs before the step, "
-               "make tensors its arguments, or add --capture off")
+    raise UserError(f"a recorded step reads {name}, a {type(value).__name__}: read what it needs before the "
+                    "step, make tensors its arguments, or add --capture off")
 
 
 def parts_of(net: nn.Module) -> tuple[list, list, list]:
@@ -157,5 +157,5 @@ class Recordings:
             return graph.replay, *tree_flatten(self.beside(recording))
         except RuntimeError as e:
             first = e.__context__ if isinstance(e.__context__, RuntimeError) else e
-            raise Stop(f"the step cannot be recorded on this GPU ({str(first).splitlines()[0][:100]}): add "
-                       "--capture off")
+            raise UserError(f"the step cannot be recorded on this GPU ({str(first).splitlines()[0][:100]}): "
+                            "add --capture off")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plumbing.errors import Stop, printable
+from plumbing.errors import UserError, printable
 
 OWN = "folder:"  # --dataset folder:PATH, images of one's own
 
@@ -41,26 +41,26 @@ for name, table in TABLES.items():
 OWN_IMAGES = Folders(files={}, domains={}, classes=(), layout="in_own_folders")
 
 
-def own_folder(dataset: str) -> Path | None:
+def custom_folder(dataset: str) -> Path | None:
     """PATH of `folder:PATH`; None for the datasets above."""
     if dataset.startswith(OWN):
         return Path(dataset.removeprefix(OWN))
     return None
 
 
-def own_file(dataset: str) -> Path | None:
+def custom_file(dataset: str) -> Path | None:
     """The file of `data.py`, data of one's own; None for all else."""
-    return Path(dataset) if dataset.endswith(".py") and not own_folder(dataset) else None
+    return Path(dataset) if dataset.endswith(".py") and not custom_folder(dataset) else None
 
 
-def is_own(dataset: str) -> bool:
+def is_custom(dataset: str) -> bool:
     """Whether the data are one's own, and may change: their content follows their name in an identity."""
-    return own_folder(dataset) is not None or own_file(dataset) is not None
+    return custom_folder(dataset) is not None or custom_file(dataset) is not None
 
 
 def source_of(dataset: str) -> Folders:
     """What is known of a dataset of image files; KeyError if it is none."""
-    if own_folder(dataset):
+    if custom_folder(dataset):
         return OWN_IMAGES
     return FOLDERS[dataset]
 
@@ -68,13 +68,13 @@ def source_of(dataset: str) -> Folders:
 def short_name(dataset: str) -> str:
     """The name of a dataset in the names of files: of one's own that of the folder or file, without signs
     that a shell or a file system may take for others."""
-    own = own_folder(dataset) or own_file(dataset)
+    own = custom_folder(dataset) or custom_file(dataset)
     if own is None:
         return dataset
     return re.sub(r"[^A-Za-z0-9._-]+", "_", own.name.removesuffix(".py"))[:40] or "folder"
 
 
-def some(names: list[str]) -> str:
+def shortlist(names: list[str]) -> str:
     """The first names of a list."""
     return (", ".join(map(printable, names[:8])) or "none") + (", ..." if len(names) > 8 else "")
 
@@ -83,12 +83,12 @@ def some(names: list[str]) -> str:
 WORDS = ("all", "ALL", "AVG", "mean", "val", "target", "round", "metric")
 
 
-def refuse_names(where: str, domains: Iterable[str], classes: Iterable[str]) -> None:
+def check_names(where: str, domains: Iterable[str], classes: Iterable[str]) -> None:
     """Stop if one's own domains or classes have names that flags or results could not tell from other words,
     or that a terminal cannot show."""
     for name in domains:
         if name in (*WORDS, ".", "..") or {",", "/"} & {*name}:
-            raise Stop(f"{where}: a domain cannot have the name {name!r} here; rename it", 2)
+            raise UserError(f"{where}: a domain cannot have the name {name!r} here; rename it", 2)
     for name in (*domains, *classes):
         if not name or not name.isprintable():  # as in no UTF-8
-            raise Stop(f"{where}: a domain or class cannot have the name {name!r} here; rename it", 2)
+            raise UserError(f"{where}: a domain or class cannot have the name {name!r} here; rename it", 2)

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from plumbing.archives import ImageFiles, download_missing, locate
-from plumbing.catalog import Folders, own_folder, short_name, some, source_of
-from plumbing.errors import Stop
+from plumbing.catalog import Folders, custom_folder, short_name, shortlist, source_of
+from plumbing.errors import UserError
 from plumbing.files import locked
 from plumbing.listings import Listing, list_images
 from plumbing.splits import SPLIT, read_split
@@ -70,32 +70,32 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
         files.keys += [agreed] if only else []
         cache = Path(data) / "cache" / f"{short_name(dataset)}-{size}-{files.fingerprint()}"
         decode_once(files, source, size, cache, skip_broken)
-    own = own_folder(dataset)
+    own = custom_folder(dataset)
     split = own / SPLIT if own and (own / SPLIT).exists() else None
     try:
         domains, classes, index = open_cache(cache, source, size)
         names = json.loads((cache / "files.json").read_text()) if split else {}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise Stop(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
-                   "delete that folder and start again")
+        raise UserError(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
+                        "delete that folder and start again")
     if source.content not in ("", index["content"]):
-        raise Stop(f"{dataset}: its images are others than those of the official archive (their digest is "
-                   f"{index['content']}, expected {source.content}): get it again, or give them as images of "
-                   "your own, folder:PATH")
+        raise UserError(f"{dataset}: its images are others than those of the official archive (their digest "
+                        f"is {index['content']}, expected {source.content}): get it again, or give them as "
+                        "images of your own, folder:PATH")
     if index["broken"] and not skip_broken:
-        refuse_broken(dataset, index["broken"])
+        check_broken(dataset, index["broken"])
     for kind, what in TOLD.items():
         if index.get(kind):  # an older cache has not all of them
-            print(f"{dataset}: {what}; {len(index[kind])} in all: {some(index[kind])}", file=sys.stderr)
+            print(f"{dataset}: {what}; {len(index[kind])} in all: {shortlist(index[kind])}", file=sys.stderr)
     if not split:
         return Images(domains, classes, index["content"])
     content = hashlib.blake2b(index["content"].encode() + split.read_bytes(), digest_size=6).hexdigest()
     return Images(domains, classes, content, read_split(split, names))
 
 
-def refuse_broken(dataset: str, broken: list[str]) -> None:
-    raise Stop(f"{dataset}: {len(broken)} images cannot be decoded ({some(broken)}); replace or remove them, "
-               "get the archive again, or go on without them: --skip-broken")
+def check_broken(dataset: str, broken: list[str]) -> None:
+    raise UserError(f"{dataset}: {len(broken)} images cannot be decoded ({shortlist(broken)}); replace or "
+                    "remove them, get the archive again, or go on without them: --skip-broken")
 
 
 # The cache: all pixels, uint8 [N, S, S, 3], one domain behind the other; files.json, which file each row is,
@@ -135,8 +135,8 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
     """The cache of a dataset whose folder or archives are not here; None if there is none."""
     caches = caches_of(data, dataset, size)
     if len(caches) > 1:
-        raise Stop(f"{missing}, and there are several caches of it ({', '.join(map(str, caches))}): name the "
-                   "folder of the archive with --archives, or delete all but one")
+        raise UserError(f"{missing}, and there are several caches of it ({', '.join(map(str, caches))}): "
+                        "name the folder of the archive with --archives, or delete all but one")
     for cache in caches:
         print(f"{dataset}: {missing}; using the images that were decoded before, {cache}", file=sys.stderr)
     return caches[0] if caches else None
@@ -153,7 +153,8 @@ def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str
     classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are in its files
     names = list(source.domains or index["domains"])
     if list(classes) != index["classes"] or names != list(index["domains"]):
-        raise ValueError(f"it has {some([*index['domains']])} and the classes {some(index['classes'])}")
+        raise ValueError(f"it has {shortlist([*index['domains']])} and the classes "
+                         f"{shortlist(index['classes'])}")
     with warnings.catch_warnings():  # it is read-only: a copy-on-write map would have to fit into memory
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         mapped = np.memmap(cache / PIXELS, np.uint8, "r").reshape(-1, size, size, 3)
@@ -185,13 +186,13 @@ def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path, skip
             unpacked, decoded = Path(place, "unpacked"), Path(place, "decoded")
             unpacked.mkdir()
             decoded.mkdir()
-            files.refuse_other(source)
+            files.check_md5(source)
             files.scan(unpacked)
             listing = list_images(files, source)
             files.unpack(listing.names(), unpacked)
             index = write_pixels(files, listing, size, decoded)
             if index["broken"] and not skip_broken:
-                refuse_broken(str(files), index["broken"])
+                check_broken(str(files), index["broken"])
             (decoded / "index.json").write_text(json.dumps(index))
             shutil.rmtree(cache, ignore_errors=True)
             os.replace(decoded, cache)

@@ -7,7 +7,7 @@ import ctypes
 import os
 import re
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 
 import torch
 
@@ -16,7 +16,7 @@ def choose_device(device: str) -> str:
     """'auto' becomes cuda:N or cpu; a GPU that is named must exist. It is not opened for this: a program that
     only plans runs takes none of its memory."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device, re.ASCII):
-        raise Stop(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
+        raise UserError(f"--device is {device}; expected auto, cpu, cuda or cuda:N", 2)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
@@ -24,7 +24,7 @@ def choose_device(device: str) -> str:
     count = torch.cuda.device_count()
     number = device.partition(":")[2]
     if int(number or 0) >= count:
-        raise Stop(f"--device {device} cannot be used here: PyTorch finds {count} GPUs", 2)
+        raise UserError(f"--device {device} cannot be used here: PyTorch finds {count} GPUs", 2)
     return f"cuda:{int(number or 0)}"
 
 
@@ -32,7 +32,7 @@ def choose_precision(precision: str, device: str) -> str:
     """'auto' becomes bf16 where the processor has bf16 instructions, else fp32; tf32 needs a GPU."""
     cuda = device.startswith("cuda")
     if precision == "tf32" and not cuda:
-        raise Stop(f"--precision tf32 needs a GPU; the device is {device}: use fp32 or bf16", 2)
+        raise UserError(f"--precision tf32 needs a GPU; the device is {device}: use fp32 or bf16", 2)
     if precision != "auto":
         return precision
     has_bf16 = torch.cuda.is_bf16_supported() if cuda else torch.cpu._is_avx512_bf16_supported()
@@ -68,4 +68,4 @@ def prepare(args) -> None:
         torch.cuda.set_device(args.device)
         torch.empty(1, device=args.device)
     except (RuntimeError, AssertionError) as e:
-        raise Stop(f"--device {args.device} cannot be used here: {str(e).splitlines()[0]}", 2)
+        raise UserError(f"--device {args.device} cannot be used here: {str(e).splitlines()[0]}", 2)

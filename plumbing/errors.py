@@ -14,17 +14,17 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-ROOM = "make room or give another folder"
+FREE_SPACE = "make room or give another folder"
 RIGHTS = "give a file or folder that may be written and read"
 NO_FOLDER = "a file is where a folder is expected: give another folder"
-REMEDIES = {errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EACCES: RIGHTS, errno.EPERM: RIGHTS,
+REMEDIES = {errno.ENOSPC: FREE_SPACE, errno.EDQUOT: FREE_SPACE, errno.EACCES: RIGHTS, errno.EPERM: RIGHTS,
             errno.EROFS: RIGHTS, errno.ENOTDIR: NO_FOLDER, errno.EEXIST: NO_FOLDER,
             errno.EISDIR: "a folder is where a file is expected: give a file"}
 UP = "\x1b[A"  # moves the cursor up a line
 BUG = 70  # the exit code of a fault of the program: EX_SOFTWARE of sysexits.h
 
 
-class Stop(Exception):
+class UserError(Exception):
     """A run cannot go on: one line that says what was expected, what was found and what to do."""
 
     def __init__(self, message: str, code: int = 1):
@@ -43,7 +43,7 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
     The code is 2 for bad usage, 1 for failures, 130 for Ctrl-C, 128 + its number for another signal. `kept`
     says what is not lost. A fault of the program itself is raised again; it ends with a traceback and 70.
     """
-    if isinstance(e, Stop):
+    if isinstance(e, UserError):
         return str(e), e.code
     if isinstance(e, KeyboardInterrupt):
         code = getattr(e, "code", 130)
@@ -70,8 +70,8 @@ def no_exit():
         yield
     except SystemExit as e:
         place = traceback.extract_tb(e.__traceback__)[-1]
-        raise Stop(f"sys.exit({e.code!r}) was called within the run ({Path(place.filename).name}, line "
-                   f"{place.lineno}): return instead, or raise an error")
+        raise UserError(f"sys.exit({e.code!r}) was called within the run ({Path(place.filename).name}, line "
+                        f"{place.lineno}): return instead, or raise an error")
 
 
 def tell(program: str, message: str) -> None:
@@ -80,7 +80,7 @@ def tell(program: str, message: str) -> None:
         print(f"{program}: {printable(message)}", file=sys.stderr, flush=True)
 
 
-class Patient:
+class PatientStream:
     """An output whose reader may leave, as `head -1` does: then it is silent, and the program goes on. Escape
     codes of a name do not act on a terminal; UP is a progress bar's own."""
 
@@ -111,7 +111,7 @@ def patient_output():
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError):  # closed, or no file
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (Patient(stream or open(os.devnull, "w")) for stream in before)
+    sys.stdout, sys.stderr = (PatientStream(stream or open(os.devnull, "w")) for stream in before)
     try:
         yield
     finally:
@@ -195,7 +195,7 @@ def one_line_on_failure(program: str):
             return
         except (Exception, KeyboardInterrupt) as e:
             message, code = ending(e, "nothing that was written is lost: the same command without "
-                                      "--no-resume goes on from the last checkpoint, if there is one")
+                                      "--no-resume resumes from the last checkpoint, if there is one")
         tell(program, message)
         sys.exit(code)
 

@@ -12,11 +12,11 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 
 import torch
 
-MUCH = 16 << 20  # bytes of a file that are looked at
+READ_LIMIT = 16 << 20  # bytes of a file that are looked at
 
 
 def write_whole(path: Path, write: Callable) -> None:
@@ -39,13 +39,13 @@ def write_whole(path: Path, write: Callable) -> None:
 def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     """Stop unless nothing is at `path`, an empty file, or one that is ours by how it begins. Every flag that
     names a file to be written asks here, before anything is computed."""
-    refuse_special(path)
+    check_regular_file(path)
     if path.exists():
         with open(path, "rb") as file:
-            start = file.read(MUCH)
+            start = file.read(READ_LIMIT)
         if start and not is_ours(start):
-            raise Stop(f"{path} holds something else, which would be lost or spoiled: give another file; "
-                       "nothing was changed", 2)
+            raise UserError(f"{path} holds something else, which would be lost or spoiled: give another "
+                            "file; nothing was changed", 2)
 
 
 def output_folder(folder: Path, mark: str, words: str) -> None:
@@ -53,14 +53,14 @@ def output_folder(folder: Path, mark: str, words: str) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         file = folder / mark
         if not file.is_file() or words not in file.read_text(errors="replace"):
-            raise Stop(f"{folder} has files of something else, which might be lost: give another --out; "
-                       "nothing was changed", 2)
+            raise UserError(f"{folder} has files of something else, which might be lost: give another --out; "
+                            "nothing was changed", 2)
 
 
-def refuse_special(path: Path) -> Path:
+def check_regular_file(path: Path) -> Path:
     """The path. Stop if it is a pipe or a device: who opens it may wait for ever."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise Stop(f"{path} is a pipe or a device; expected a file", 2)
+        raise UserError(f"{path} is a pipe or a device; expected a file", 2)
     return path
 
 
@@ -110,12 +110,13 @@ def write_csv(path: Path, lines: list[list]) -> None:
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(refuse_special(path), "a") as file:
+    with open(check_regular_file(path), "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
-                raise Stop(f"another process is running in {path.parent}: wait for it, or give another --out")
+                raise UserError(f"another process is running in {path.parent}: wait for it, or give another "
+                                "--out")
             print(f"waiting for another process, which holds {path}", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file
@@ -124,7 +125,7 @@ def locked(path: Path, wait: bool = True):
 def load_file(path: Path, what: str, advice: str = "give another file or folder"):
     """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run. The
     checksums of its zip archive are compared here: torch.load does not look at them."""
-    refuse_special(path)
+    check_regular_file(path)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -136,10 +137,10 @@ def load_file(path: Path, what: str, advice: str = "give another file or folder"
             raise ValueError("tensors without plain values")
         is_finite = all(v.isfinite().all() for v in tensors_of(loaded))
     except (FileNotFoundError, NotADirectoryError):
-        raise Stop(f"{path}: no such file of {what}: {advice}", 2)
+        raise UserError(f"{path}: no such file of {what}: {advice}", 2)
     except Exception as e:
-        raise Stop(f"{path} cannot be read as a file of {what}: it is damaged or holds more than tensors "
-                   f"({type(e).__name__}): {advice}")
+        raise UserError(f"{path} cannot be read as a file of {what}: it is damaged or holds more than "
+                        f"tensors ({type(e).__name__}): {advice}")
     if not is_finite:
-        raise Stop(f"{path} has numbers that are not finite: {advice}")
+        raise UserError(f"{path} has numbers that are not finite: {advice}")
     return loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.seeding import seed_all
 from plumbing.settings import LinearArgs, ratios
 
@@ -49,8 +49,8 @@ def stratified(labels: Tensor, ratio: float, name: str = "the target",
         rows = order[labels[order] == c]
         chosen[rows[:max(1, round(ratio * len(rows)))]] = True
     if chosen.all():
-        raise Stop(f"{name} has {len(labels)} images, none of which is left to test with {ratio:g} of the "
-                   "labels: lower --label-ratio, or raise --limit", 2)
+        raise UserError(f"{name} has {len(labels)} images, none of which is left to test with {ratio:g} of "
+                        "the labels: lower --label-ratio, or raise --limit", 2)
     return chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]
 
 

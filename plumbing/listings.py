@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbing.archives import IMAGE_ENDINGS, ImageFiles
-from plumbing.catalog import Folders, refuse_names, some
-from plumbing.errors import Stop
+from plumbing.catalog import Folders, check_names, shortlist
+from plumbing.errors import UserError
 from plumbing.splits import SPLIT
 
-KEPT = 10  # cameras, and classes, of iWildCam
+LARGEST = 10  # cameras, and classes, of iWildCam
 NO_DOMAINS = ("train", "training", "test", "testing", "val", "valid", "validation")
 
 
@@ -37,21 +37,21 @@ def list_images(files: ImageFiles, source: Folders) -> Listing:
     unread = [name for name in files.unread if not is_hidden(name)
               and (not folders or any(f"/{folder}/" in f"/{name}/" for folder in folders))]
     if unread:
-        raise Stop(f"{files}: {len(unread)} entries are no files and no folders, closed, or folders that are "
-                   f"there twice by links: {some(sorted(unread))}; replace or remove them")
+        raise UserError(f"{files}: {len(unread)} entries are no files and no folders, closed, or folders "
+                        f"that are there twice by links: {shortlist(sorted(unread))}; replace or remove them")
     listing = LAYOUTS[source.layout](files, source)
     for domain, images in listing.images.items():
         images.sort(key=lambda image: (image[1], image[0]))  # by label, then by name
         folder, expected = source.domains.get(domain, (domain, None))
         if not images or expected not in (None, len(images)):
             odd = [name for name in listing.left_out if f"/{folder}/" in f"/{name}"]
-            raise Stop(f"{files}: domain {domain} has {len(images)} images in {folder}; expected "
-                       f"{expected or 'some'}; no images: {some(odd)}; get what is missing again")
+            raise UserError(f"{files}: domain {domain} has {len(images)} images in {folder}; expected "
+                            f"{expected or 'some'}; no images: {shortlist(odd)}; get what is missing again")
         found = collections.Counter(label for _, label in images)
         for c, (name, of_class) in enumerate(zip(listing.classes, source.counts.get(domain, ()))):
             if found[c] != of_class:
-                raise Stop(f"{files}: domain {domain} has {found[c]} images of {name}; expected {of_class}: "
-                           "get it again; folder:PATH takes images of your own")
+                raise UserError(f"{files}: domain {domain} has {found[c]} images of {name}; expected "
+                                f"{of_class}: get it again; folder:PATH takes images of your own")
     return listing
 
 
@@ -71,7 +71,7 @@ def the_file(files: ImageFiles, table: str, *names: str) -> str:
     for name in names:
         if name in files.inside:
             return name
-    raise Stop(f"{files}: {table} names {names[0]}, which is not there; get the archive again")
+    raise UserError(f"{files}: {table} names {names[0]}, which is not there; get the archive again")
 
 
 # Folders for classes
@@ -95,8 +95,8 @@ def in_folders(files: ImageFiles, source: Folders) -> Listing:
             names = [name for name in there if is_image(name)]
             if not names:
                 found = ", ".join(sorted(of_class[folder])) or "none"
-                raise Stop(f"{files}: found no images in {folder}/{c}; expected folders of "
-                           f"{', '.join(source.classes)}, found {found}")
+                raise UserError(f"{files}: found no images in {folder}/{c}; expected folders of "
+                                f"{', '.join(source.classes)}, found {found}")
             listing.images[domain] += [(name, label) for name in names]
             listing.left_out += [name for name in there if not is_image(name)]
     return listing
@@ -116,23 +116,26 @@ def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
         elif len(parts) > 2:
             listing.left_out.append(name)
         elif is_image(name):
-            raise Stop(f"{files}: the image {name} is in no folder of a class; expected "
-                       "<domain>/<class>/<image>", 2)
+            raise UserError(f"{files}: the image {name} is in no folder of a class; expected "
+                            "<domain>/<class>/<image>", 2)
     parts = [name for name in sorted(of_domain) if name.lower() in NO_DOMAINS]
     if parts:
-        raise Stop(f"{files}: the folders {some(parts)} are where those of domains are expected: bring their "
-                   f"images into <domain>/<class>/; a table {SPLIT} says what is for training and test", 2)
+        raise UserError(f"{files}: the folders {shortlist(parts)} are where those of domains are expected: "
+                        f"bring their images into <domain>/<class>/; a table {SPLIT} says what is for "
+                        "training and test", 2)
     if not of_domain and listing.left_out:
         ending, count = collections.Counter(Path(name).suffix for name in listing.left_out).most_common(1)[0]
-        raise Stop(f"{files}: no images; there are {count} {ending or 'other'} files: convert them to PNG or "
-                   "JPEG (DICOM: dcmj2pnm --write-png --min-max-window IN.dcm OUT.png, of DCMTK)", 2)
+        raise UserError(f"{files}: no images; there are {count} {ending or 'other'} files: convert them to "
+                        "PNG or JPEG (DICOM: dcmj2pnm --write-png --min-max-window IN.dcm OUT.png, of "
+                        "DCMTK)", 2)
     classes = sorted({c for images in of_domain.values() for _, c in images})
     if source.domains and set(classes) <= set(source.classes):  # one domain, whose classes are agreed
         classes = source.classes
     elif len(of_domain) < 2 or len(classes) < 2:
-        raise Stop(f"{files}: expected images in <domain>/<class>/ of at least two domains and two classes; "
-                   f"found the domains {some([*of_domain])} and the classes {some(classes)}", 2)
-    refuse_names(str(files), of_domain, classes)
+        raise UserError(f"{files}: expected images in <domain>/<class>/ of at least two domains and two "
+                        f"classes; found the domains {shortlist([*of_domain])} and the classes "
+                        f"{shortlist(classes)}", 2)
+    check_names(str(files), of_domain, classes)
     listing.classes, labels = tuple(classes), {c: label for label, c in enumerate(classes)}
     for domain, images in sorted(of_domain.items()):
         listing.images[domain] = [(name, labels[c]) for name, c in images]
@@ -159,8 +162,8 @@ def in_lists(files: ImageFiles, source: Folders) -> Listing:
                 image = line.rpartition(" ")[0]
                 _, _, c = image.rpartition("/")[0].rpartition("/")
                 if not c:
-                    raise Stop(f"{files}: expected lines such as 'real/bird/x.jpg 31' in {table}, found "
-                               f"'{line}'")
+                    raise UserError(f"{files}: expected lines such as 'real/bird/x.jpg 31' in {table}, found "
+                                    f"'{line}'")
                 if c in labels:
                     images.add((the_file(files, table, image, root + image), labels[c]))
         listing.images[domain] = list(images)
@@ -201,8 +204,8 @@ def read_annotations(files: ImageFiles) -> list[tuple[str, str, str]]:
             for animal in table["annotations"]:
                 shown.add((animal["image_id"], animal["category_id"]))
         except (ValueError, KeyError, TypeError, RecursionError) as e:
-            raise Stop(f"{files}: {name} is no list of images, categories and annotations "
-                       f"({type(e).__name__}: {e})")
+            raise UserError(f"{files}: {name} is no list of images, categories and annotations "
+                            f"({type(e).__name__}: {e})")
     return [(*images.get(image, ("", "")), categories.get(c, "")) for image, c in shown]
 
 
@@ -218,8 +221,8 @@ def in_camelyon17(files: ImageFiles, source: Folders) -> Listing:
         slide = f"patient_{patient}_node_{node}"
         name = f"{root}patches/{slide}/patch_{slide}_x_{x}_y_{y}.png"
         if center not in hospitals or tumor not in ("0", "1"):
-            raise Stop(f"{files}: metadata.csv names {name} of center {center} with tumor {tumor}; "
-                       f"expected a center of {', '.join(hospitals)}, and 0 or 1; get the archive again")
+            raise UserError(f"{files}: metadata.csv names {name} of center {center} with tumor {tumor}; "
+                            f"expected a center of {', '.join(hospitals)}, and 0 or 1; get the archive again")
         name = the_file(files, "metadata.csv", name)
         listing.images[hospitals[center]].append((name, int(tumor)))
     return listing
@@ -238,9 +241,9 @@ def in_iwildcam(files: ImageFiles, source: Folders) -> Listing:
     for camera in cameras:
         counts.update(c for _, c in of_camera[camera])
     classes = most_frequent(counts)
-    if len(cameras) < KEPT or len(classes) < KEPT:
-        raise Stop(f"{files}: expected at least {KEPT} cameras and {KEPT} classes with images in "
-                   f"metadata.csv, found {len(cameras)} and {len(classes)}; get the archive again")
+    if len(cameras) < LARGEST or len(classes) < LARGEST:
+        raise UserError(f"{files}: expected at least {LARGEST} cameras and {LARGEST} classes with images in "
+                        f"metadata.csv, found {len(cameras)} and {len(classes)}; get the archive again")
     listing = Listing(tuple(classes), {})
     for camera in cameras:
         listing.images[camera] = [(the_file(files, "metadata.csv", name), classes.index(c))
@@ -262,8 +265,8 @@ def animals_by_camera(files: ImageFiles) -> dict[str, list[tuple[str, str]]]:
 
 
 def most_frequent(counts: dict[str, int]) -> list[str]:
-    """The `KEPT` names with the largest counts, largest first."""
-    return sorted(sorted(counts), key=counts.get, reverse=True)[:KEPT]  # stable: ties in the order of names
+    """The `LARGEST` names with the largest counts, largest first."""
+    return sorted(sorted(counts), key=counts.get, reverse=True)[:LARGEST]  # ties in the order of names
 
 
 LAYOUTS = {

@@ -56,7 +56,7 @@ def dealt(n: int, shares: list[float], images: list[int]) -> list[int]:
     return counts
 
 
-class Together:
+class ConcatImages:
     """The images of several domains by rows that go through all of them. Nothing is copied: they may be
     larger than the memory."""
 

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 
 from plumbing.archives import download, find_archives
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.seeding import seed_all
 
 import numpy as np
@@ -76,7 +76,7 @@ def read_idx(name: str, data: str, archives: str, *, header: int) -> Tensor:
     expected = dict(MNIST.resources)[name]
     md5 = hashlib.md5(path.read_bytes()).hexdigest()
     if md5 != expected:
-        raise Stop(f"{path}: expected md5 {expected}, found {md5}; the file is damaged, get it again")
+        raise UserError(f"{path}: expected md5 {expected}, found {md5}; the file is damaged, get it again")
     with gzip.open(path) as file:
         raw = file.read()
     return torch.frombuffer(bytearray(raw[header:]), dtype=torch.uint8)

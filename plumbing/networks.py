@@ -10,8 +10,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from plumbing.catalog import own_file
-from plumbing.errors import Stop
+from plumbing.catalog import custom_file
+from plumbing.errors import UserError
 from plumbing.files import load_file
 from plumbing.own_data import module_in, one_line_of
 
@@ -59,7 +59,8 @@ def from_torchvision(name: str, **flags) -> nn.Module:
     from torchvision import models
     known = models.list_models(module=models)
     if name not in known:
-        raise Stop(f"--backbone torchvision:{name}: torchvision has no such classifier{near(name, known)}", 2)
+        raise UserError(f"--backbone torchvision:{name}: torchvision has no such "
+                        f"classifier{near(name, known)}", 2)
     if name in ("googlenet", "inception_v3"):
         flags = dict(aux_logits=False, init_weights=True)
     return models.get_model(name, **flags)
@@ -77,8 +78,8 @@ def last_linear(name: str) -> tuple[str, int]:
         layers = from_torchvision(name).named_modules()
     linear = [(layer, module) for layer, module in layers if isinstance(module, nn.Linear)]
     if not linear or linear[-1][1].out_features != 1000:
-        raise Stop(f"--backbone torchvision:{name} does not end with a linear layer, which would be "
-                   "replaced", 2)
+        raise UserError(f"--backbone torchvision:{name} does not end with a linear layer, which would be "
+                        "replaced", 2)
     layer, module = linear[-1]
     return layer, module.in_features
 
@@ -88,13 +89,14 @@ def from_timm(name: str, channels: int, pretrained: bool) -> nn.Module:
     try:
         import timm
     except ModuleNotFoundError:
-        raise Stop(f"--backbone timm:{name} needs a package that is not installed: pip install timm", 2)
+        raise UserError(f"--backbone timm:{name} needs a package that is not installed: pip install timm", 2)
     if not timm.is_model(name):
-        raise Stop(f"--backbone timm:{name}: timm has no such network{near(name, timm.list_models())}", 2)
+        raise UserError(f"--backbone timm:{name}: timm has no such "
+                        f"network{near(name, timm.list_models())}", 2)
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
     except (OSError, RuntimeError) as e:
-        raise Stop(f"--backbone timm:{name} cannot be made ({' '.join(str(e).split())[:120]})", 2)
+        raise UserError(f"--backbone timm:{name} cannot be made ({' '.join(str(e).split())[:120]})", 2)
 
 
 def near(name: str, known: list[str]) -> str:
@@ -104,7 +106,7 @@ def near(name: str, known: list[str]) -> str:
 
 
 @torch.no_grad()
-def refuse_shapes(net: nn.Module, backbone: str, x: Tensor, classes: int) -> None:
+def check_shapes(net: nn.Module, backbone: str, x: Tensor, classes: int) -> None:
     """Stop if `net.body` does not give the z [B, D] of its head, or the head no logits [B, classes], also in
     training."""
     for training in (False, True):
@@ -114,10 +116,10 @@ def refuse_shapes(net: nn.Module, backbone: str, x: Tensor, classes: int) -> Non
             found = getattr(tried, part)(x)
             what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             if what != shape:
-                raise Stop(f"--backbone {backbone}: of two images {part} gives {what}, not {shape}", 2)
+                raise UserError(f"--backbone {backbone}: of two images {part} gives {what}, not {shape}", 2)
 
 
-def own_network(args, channels: int, classes: int, Net: type) -> nn.Module:
+def custom_network(args, channels: int, classes: int, Net: type) -> nn.Module:
     """The network of timm, or of a file of one's own, a `Net`. With `--weights FILE` it has the state in that
     file."""
     origin, _, name = args.backbone.rpartition(":")
@@ -129,10 +131,10 @@ def own_network(args, channels: int, classes: int, Net: type) -> nn.Module:
     else:
         net = from_file(args.backbone, args, channels, classes)
     if not isinstance(net, Net) or type(net.head) is not nn.Linear:
-        raise Stop(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, dim, "
-                   "classes) with the head that it makes, nn.Linear", 2)
-    if not own_file(args.dataset):  # whose shape is not known here
-        refuse_shapes(net, args.backbone, x, classes)
+        raise UserError(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, "
+                        "dim, classes) with the head that it makes, nn.Linear", 2)
+    if not custom_file(args.dataset):  # whose shape is not known here
+        check_shapes(net, args.backbone, x, classes)
     if args.weights not in ("none", "imagenet"):
         load_pretrained(net, read_weights(args.weights, ""), skip="head", origin=args.weights)
     return net
@@ -144,18 +146,18 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
     if origin == "none":
         return None
     if not origin:
-        raise Stop("--weights is empty; expected none, imagenet or a file of weights", 2)
+        raise UserError("--weights is empty; expected none, imagenet or a file of weights", 2)
     if origin == "imagenet":
         import torchvision
         try:
             return torchvision.models.get_weight(imagenet).get_state_dict(progress=True, check_hash=True)
         except (OSError, RuntimeError) as e:
-            raise Stop(f"could not get the weights {imagenet} ({e}); download them by hand and give "
-                       "--weights FILE")
+            raise UserError(f"could not get the weights {imagenet} ({e}); download them by hand and give "
+                            "--weights FILE")
     weights = load_file(Path(origin), "weights")
     named = isinstance(weights, dict) and all(isinstance(name, str) for name in weights)
     if not named or not all(isinstance(v, Tensor) for v in weights.values()):
-        raise Stop(f"--weights {origin} is no file of weights: expected a dict of names and tensors", 2)
+        raise UserError(f"--weights {origin} is no file of weights: expected a dict of names and tensors", 2)
     return weights
 
 
@@ -170,6 +172,6 @@ def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: 
     wrong = [name for name, v in kept.items() if name not in have or v.shape != have[name].shape]
     wrong += [name for name in have if name not in kept and not (skip and name.startswith(f"{skip}."))]
     if wrong:
-        raise Stop(f"--weights {origin} does not fit the network: {len(wrong)} tensors are missing or do not "
-                   f"fit, such as {wrong[0]}", 2)
+        raise UserError(f"--weights {origin} does not fit the network: {len(wrong)} tensors are missing or "
+                        f"do not fit, such as {wrong[0]}", 2)
     module.load_state_dict(kept, strict=False)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.settings import Args
 
 import torch
 from torch import Tensor, nn
 
-Kept = dict[str, dict[str, Tensor]]  # what an optimizer remembers of each parameter, by the parameter's name
+OptimizerState = dict[str, dict[str, Tensor]]  # by the parameter's name
 
 
-def sgd(module: nn.Module, settings: Args, t: int, kept: Kept | None = None) -> torch.optim.SGD:
-    """Local SGD at the learning rate of round t, lr * lr_decay^t; it goes on from what `optimizer_state` has
+def sgd(module: nn.Module, settings: Args, t: int, kept: OptimizerState | None = None) -> torch.optim.SGD:
+    """Local SGD at the learning rate of round t, lr * lr_decay^t; it resumes from what `optimizer_state` has
     kept."""
     trained = [p for p in module.parameters() if p.requires_grad]
     rate = settings.lr * settings.lr_decay ** t
     opt = torch.optim.SGD(trained, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay,
                           fused=True)
-    return going_on(on_device(opt, settings, rate), module, kept)
+    return restore_optimizer(on_device(opt, settings, rate), module, kept)
 
 
-def adam(module: nn.Module, settings: Args, t: int, kept: Kept | None = None) -> torch.optim.Adam:
+def adam(module: nn.Module, settings: Args, t: int, kept: OptimizerState | None = None) -> torch.optim.Adam:
     """The same with Adam."""
     trained = [p for p in module.parameters() if p.requires_grad]
     rate = settings.lr * settings.lr_decay ** t
     opt = torch.optim.Adam(trained, lr=rate, weight_decay=settings.weight_decay, fused=True)
-    return going_on(on_device(opt, settings, rate), module, kept)
+    return restore_optimizer(on_device(opt, settings, rate), module, kept)
 
 
 def on_device(opt: torch.optim.Optimizer, settings: Args, rate: float) -> torch.optim.Optimizer:
@@ -43,7 +43,8 @@ def on_device(opt: torch.optim.Optimizer, settings: Args, rate: float) -> torch.
     return opt
 
 
-def going_on(opt: torch.optim.Optimizer, module: nn.Module, kept: Kept | None) -> torch.optim.Optimizer:
+def restore_optimizer(opt: torch.optim.Optimizer, module: nn.Module,
+                      kept: OptimizerState | None) -> torch.optim.Optimizer:
     """The optimizer with what another one of the same module remembered; a copy, as its steps change it in
     place."""
     parameters = dict(module.named_parameters())
@@ -52,7 +53,7 @@ def going_on(opt: torch.optim.Optimizer, module: nn.Module, kept: Kept | None) -
     return opt
 
 
-def optimizer_state(module: nn.Module, opt: torch.optim.Optimizer) -> Kept:
+def optimizer_state(module: nn.Module, opt: torch.optim.Optimizer) -> OptimizerState:
     """What the optimizer remembers of each parameter (momentum; Adam's moments and number of steps), by its
     name."""
     kept = {}
@@ -67,7 +68,8 @@ def memory_of(opt: torch.optim.Optimizer) -> list[tuple[Tensor, list[dict[str, T
     memory = []
     for group in opt.param_groups:
         if not isinstance(group["lr"], Tensor):
-            raise Stop("a recorded step needs an optimizer of common.sgd or common.adam, or --capture off")
+            raise UserError("a recorded step needs an optimizer of common.sgd or common.adam, or --capture "
+                            "off")
         memory.append((group["lr"], [dict(opt.state.get(p, {})) for p in group["params"]]))
     return memory
 

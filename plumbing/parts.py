@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plumbing import linear
-from plumbing.catalog import is_own
-from plumbing.errors import Stop
+from plumbing.catalog import is_custom
+from plumbing.errors import UserError
 from plumbing.mixing import client_shares, dealt, skewed
 from plumbing.settings import Args, flag_of, ratios, shares
 from plumbing.splits import SPLIT, Rows, cut, parts_by_class
@@ -52,8 +52,8 @@ def target_rows(settings: Args, name: str, labels: Tensor, in_parts: Parting, or
     if settings.target_part == "heldout":
         val, test = val[:0], torch.cat([val, test])
     if len(test) < 2:
-        raise Stop(f"the target {name} has {len(test)} images to test; it needs 2: raise --limit or the "
-                   "share in --split")
+        raise UserError(f"the target {name} has {len(test)} images to test; it needs 2: raise --limit or the "
+                        "share in --split")
     if settings.protocol == "linear":
         for ratio in ratios(settings.label_ratio):
             linear.stratified(labels[test], ratio, name)  # stops if it leaves too few
@@ -65,8 +65,8 @@ def source_rows(settings: Args, name: str, labels: Tensor, in_parts: Parting, or
     """{client: its rows} of the clients of a source domain."""
     least, M = fewest(settings), settings.clients_per_domain
     if M > len(order):
-        raise Stop(f"--clients-per-domain is {M}, more than the {len(order)} images of domain {name}: give "
-                   "fewer")
+        raise UserError(f"--clients-per-domain is {M}, more than the {len(order)} images of domain {name}: "
+                        "give fewer")
 
     def enough(rows: Tensor) -> bool:
         return all(len(part) >= count for part, count in zip(in_parts(rows), least))
@@ -80,13 +80,13 @@ def source_rows(settings: Args, name: str, labels: Tensor, in_parts: Parting, or
         if getattr(settings, flag) != getattr(Args, flag):
             advice.append(f"{better} {flag_of(flag)}")
     advice.append("other shares in --split")
-    if is_own(settings.dataset):
+    if is_custom(settings.dataset):
         advice.append(f"another {SPLIT}")
     found = {}
     for m, rows in enumerate(piles):
         client = name if M == 1 else f"{name}-{m}"
         found[client] = in_parts(rows)
-        refuse_few(client, found[client], least, f"give {', or '.join(advice)}")
+        check_part_sizes(client, found[client], least, f"give {', or '.join(advice)}")
     return found
 
 
@@ -100,8 +100,8 @@ def mixed_rows(settings: Args, domains: list[tuple[Parting, Tensor]],
     sizes = [sum(map(len, of_part)) for of_part in zip(*of_domains)]
     if any(size < C * count for size, count in zip(sizes, least)):
         has, needs = ("/".join(map(str, counts)) for counts in (sizes, least))
-        raise Stop(f"--clients is {C}, too many for {has} images to train, validate and test: each needs at "
-                   f"least {needs}; give fewer")
+        raise UserError(f"--clients is {C}, too many for {has} images to train, validate and test: each "
+                        f"needs at least {needs}; give fewer")
     of_clients = client_shares([len(order) for _, order in domains], C, settings.domain_mix)
     pieces = [([], [], []) for _ in range(C)]  # of each client and part: rows of each domain
     totals = [[0] * C for _ in least]
@@ -115,16 +115,16 @@ def mixed_rows(settings: Args, domains: list[tuple[Parting, Tensor]],
     for k, of_parts in enumerate(pieces):
         client = f"client-{k}"
         found[client] = tuple(torch.cat(rows) for rows in of_parts)
-        refuse_few(client, found[client], least, "fewer --clients or a larger --limit")
+        check_part_sizes(client, found[client], least, "fewer --clients or a larger --limit")
     return found
 
 
-def refuse_few(client: str, parts: Rows, least: tuple[int, int, int], advice: str) -> None:
+def check_part_sizes(client: str, parts: Rows, least: tuple[int, int, int], advice: str) -> None:
     """Stop if a client has too few images in a part."""
     has, needs = ("/".join(map(str, counts)) for counts in (map(len, parts), least))
     if any(len(part) < count for part, count in zip(parts, least)):
-        raise Stop(f"client {client} has {has} images to train, validate and test; it needs at least "
-                   f"{needs}: {advice}")
+        raise UserError(f"client {client} has {has} images to train, validate and test; it needs at least "
+                        f"{needs}: {advice}")
 
 
 def table_of_images(of_clients: list, classes: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.files import tensors_of
 
 import torch
@@ -59,15 +59,15 @@ def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict
     found = layout(up)
     for name in expected | found:
         if found.get(name) != expected.get(name):
-            raise Stop(f"{whose}: expected {expected.get(name, 'nothing')} in {name} of the upload; found "
-                       f"{found.get(name, 'nothing')}: mend the client's train")
+            raise UserError(f"{whose}: expected {expected.get(name, 'nothing')} in {name} of the upload; "
+                            f"found {found.get(name, 'nothing')}: mend the client's train")
     n = up.get("n", torch.ones(1))
     if not isinstance(n, Tensor) or n.is_complex() or not n.numel() or n.min() < 1:
         shown = n.tolist() if isinstance(n, Tensor) else type(n).__name__
-        raise Stop(f"{whose}: n is {shown} in the upload; expected at least 1")
+        raise UserError(f"{whose}: n is {shown} in the upload; expected at least 1")
     if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
-        raise Stop(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, if "
-                   "one was due before, is in the output folder: lower --lr, or set --clip")
+        raise UserError(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, "
+                        "if one was due before, is in the output folder: lower --lr, or set --clip")
 
 
 def kept(member) -> dict:
@@ -84,12 +84,12 @@ def watched(member, t: int, what: str):
     for name, found in layout(kept(member)).items():
         expected = layout_before.get(name, found)  # a dict may get and lose entries
         if expected not in ("no tensor", found):
-            raise Stop(f"{what} leaves {found} in {name}; expected {expected}, as it was (counters of batch "
-                       "normalization are integers)")
+            raise UserError(f"{what} leaves {found} in {name}; expected {expected}, as it was (counters of "
+                            "batch normalization are integers)")
     for name, values in unnamed(member).items() if t < 2 else ():
         if values != before.get(name):
-            raise Stop(f"{what} changes {name}, which `keeps` does not name: a resumed run would have other "
-                       f"numbers. Add {name!r} to keeps, or make it a local variable")
+            raise UserError(f"{what} changes {name}, which `keeps` does not name: a resumed run would have "
+                            f"other numbers. Add {name!r} to keeps, or make it a local variable")
 
 
 def unnamed(member) -> dict[str, list[bytes]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.files import locked, output_file, write_whole
 from plumbing.settings import Args, flag_with
 
@@ -73,7 +73,7 @@ def numbers_of(protocol: str, history: list[dict]) -> dict:
     return found
 
 
-def refuse_accuracies(outcome: dict) -> None:
+def check_accuracies(outcome: dict) -> None:
     """ValueError unless all numbers, but those of rounds, are accuracies; gaps of a curve are None."""
     for name, value in numbers_in(outcome):
         for one in value if isinstance(value, list) else [value]:
@@ -81,7 +81,7 @@ def refuse_accuracies(outcome: dict) -> None:
                 raise ValueError(f"{name} is {one}, expected 0 to 1")
 
 
-def refuse_result(result: dict) -> None:
+def check_result(result: dict) -> None:
     """ValueError if a result or a record lacks something, or has accuracies or costs that no run has."""
     for name, kind in RESULT.items():
         if not isinstance(result.get(name), kind):
@@ -89,7 +89,7 @@ def refuse_result(result: dict) -> None:
     if not result["curve"].get("round"):
         raise ValueError("curve: no rounds")
     for part in ("best", "last", "curve"):
-        refuse_accuracies(result[part])
+        check_accuracies(result[part])
     costs = {name: result.get(name, 0) for name in ("images_per_second", "peak_memory_mib")}
     for name, cost in (result["seconds"] | costs).items():
         if not 0 <= cost < float("inf"):
@@ -197,11 +197,11 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
         yield name, value
 
 
-def refuse_record(path: Path) -> None:
+def check_record_file(path: Path) -> None:
     """Stop, before anything is trained, if `--record` is no file of records that can be added to, or has the
     name of one that runs write."""
     if path.resolve().name in (*FILES, SEEDS):
-        raise Stop(f"--record {path} has the name of a file of runs: give another one", 2)
+        raise UserError(f"--record {path} has the name of a file of runs: give another one", 2)
     path.parent.mkdir(parents=True, exist_ok=True)
     output_file(path, is_records)
     with open(path, "ab"):

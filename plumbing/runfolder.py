@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from copy import deepcopy as copied
 from pathlib import Path
 
-from plumbing.catalog import is_own, short_name, some
-from plumbing.errors import AfterTheRound, Interrupted, Stop, handled, tell
-from plumbing.files import in_units, load_file, locked, refuse_special, save, write_json, write_whole
+from plumbing.catalog import is_custom, short_name, shortlist
+from plumbing.errors import AfterTheRound, Interrupted, UserError, handled, tell
+from plumbing.files import check_regular_file, in_units, load_file, locked, save, write_json, write_whole
 from plumbing.parts import table_of_images
 from plumbing.payloads import nbytes
 from plumbing.provenance import code, hardware
-from plumbing.results import (FILES, best_of, draw_curves, id_of, numbers_in, numbers_of, outcome, record,
-                              refuse_accuracies, refuse_record, refuse_result, result_of, summary, untrained)
+from plumbing.results import (FILES, best_of, check_accuracies, check_record_file, check_result, draw_curves,
+                              id_of, numbers_in, numbers_of, outcome, record, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
 import numpy as np
@@ -34,7 +34,7 @@ from tqdm import tqdm
 STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
          "clients": dict}  # what a checkpoint has
 ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear"}  # a line of metrics
-INSTEAD = "give another --out, or --no-resume to replace it"
+OTHER_OUT = "give another --out, or --no-resume to replace it"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
 
@@ -66,9 +66,9 @@ class Run:
         """A run whose folder is locked and read; of a finished one with its `result`."""
         with contextlib.ExitStack() as stack:
             run = cls(args, key, method_file, stack)
-            refuse_foreign(run.path)
+            check_foreign_files(run.path)
             if args.record:
-                refuse_record(Path(args.record))
+                check_record_file(Path(args.record))
             if os.access(run.path, os.W_OK) or not (run.path / "result.json").exists():
                 stack.enter_context(locked(run.path / ".lock", wait=False))  # else it can only be shown
             if args.resume:
@@ -79,17 +79,17 @@ class Run:
         """What the folder holds of this run: its checkpoint with the metrics up to there, and its result."""
         result, file = read_result(self.path), self.path / "checkpoint.pt"
         if file.exists():
-            self.saved = read_state(file, INSTEAD)
-            refuse_another(self.path, self.saved, self.args, self.key)
+            self.saved = read_state(file, OTHER_OUT)
+            check_same_settings(self.path, self.saved, self.args, self.key)
             self.history = read_history(self.path, self.saved["identity"], self.saved["round"])
         elif result:
             theirs = {"identity": result["args"], "round": self.args.rounds}
-            refuse_another(self.path, theirs, self.args, self.key)
+            check_same_settings(self.path, theirs, self.args, self.key)
         if result and result["args"] == self.key:
             self.result = result
         state = self.saved or self.result
         if state and not self.args.any_code:
-            refuse_other_code(self.path, state["code"], self.code)
+            check_same_code(self.path, state["code"], self.code)
 
     def begin(self, federation) -> None:
         """Restore what was saved; tell the user what starts; write the settings."""
@@ -106,7 +106,7 @@ class Run:
         self.clean()
         self.announce(data, sum(federation.sizes), federation.tested)
         own = [client.data for client in federation.clients.values()]
-        if own and is_own(self.args.dataset):
+        if own and is_custom(self.args.dataset):
             print(table_of_images(own, tuple(data["classes"])), flush=True)
         wide = sys.stderr.isatty()
         title = f"{self.key['method']} {short_name(self.args.dataset)}"
@@ -129,7 +129,7 @@ class Run:
             federation.restore(self.saved)
         except DAMAGED as e:
             why = " ".join(f"{type(e).__name__}: {e}".split())[:100]  # torch names tensors on many lines
-            raise Stop(f"{self.path / 'checkpoint.pt'} does not fit this method ({why}): {INSTEAD}")
+            raise UserError(f"{self.path / 'checkpoint.pt'} does not fit this method ({why}): {OTHER_OUT}")
         self.saved = None  # its memory is free again
 
     def clean(self) -> None:
@@ -149,10 +149,10 @@ class Run:
         """Who takes part and what the images show, on a line, and each setting that differs from its
         default."""
         clients, targets, classes = data["clients"], data["targets"], data["classes"]
-        who = f"{len(clients)} clients ({some(clients)}), {len(classes)} classes ({some(classes)}), "
-        who += f"{trained:,} training images"
+        who = (f"{len(clients)} clients ({shortlist(clients)}), {len(classes)} classes "
+               f"({shortlist(classes)}), {trained:,} training images")
         if targets:
-            who += f", tested on {some(targets)} ({tested:,} images), which no client has"
+            who += f", tested on {shortlist(targets)} ({tested:,} images), which no client has"
         print(f"output in {self.path}\n{who}\nsettings that differ from the defaults, by origin (all: "
               "settings.json or --show-settings):")
         print("\n".join(differences(self.args)))
@@ -207,17 +207,17 @@ class Run:
         if (number or stopped) and not last:
             if number:
                 raise Interrupted(number, f"round {self.t} of {self.args.rounds} is kept in {self.path}: the "
-                                          "same command without --no-resume goes on from there")
+                                          "same command without --no-resume resumes from there")
             raise Interrupted(0, f"stopped after round {self.t} of {self.args.rounds}, as --stop-after asks; "
-                                 f"it is kept in {self.path}: the same command without --stop-after goes on")
+                                 f"it is kept in {self.path}: the same command without --stop-after resumes")
 
     def write(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
         if not (self.path / "checkpoint.pt").exists():
             size, free = 3 * nbytes(state), shutil.disk_usage(self.path).free  # two are kept, one is written
             if size > free:
-                raise Stop(f"checkpoints need up to {in_units(size)} of disk, {in_units(free)} are free in "
-                           f"{self.path}: make room there, or give another --out")
+                raise UserError(f"checkpoints need up to {in_units(size)} of disk, {in_units(free)} are free "
+                                f"in {self.path}: make room there, or give another --out")
         with open(self.path / "metrics.jsonl", "rb") as lines:
             os.fsync(lines.fileno())  # a checkpoint never knows of more rounds than they do
         if self.best_state:
@@ -227,7 +227,7 @@ class Run:
 
     def best(self) -> dict:
         """The state after the best validation round."""
-        return read_state(self.path / "best.pt", INSTEAD)
+        return read_state(self.path / "best.pt", OTHER_OUT)
 
     def finish(self, of_classes: list[int], measures: dict, content: str) -> dict:
         """The finished run's result, in result.json, curves.png and `--record`. `of_classes`: the tested
@@ -285,7 +285,7 @@ def read_state(file: Path, advice: str) -> dict:
         whole = whole and 1 <= saved["round"] <= saved["identity"]["rounds"] and is_code(saved["code"])
         if whole and min(saved["images"], *saved["seconds"].values()) >= 0:
             return saved
-    raise Stop(f"{file} is no whole checkpoint: {advice}")
+    raise UserError(f"{file} is no whole checkpoint: {advice}")
 
 
 def is_code(parts: list[dict]) -> bool:
@@ -296,11 +296,11 @@ def is_code(parts: list[dict]) -> bool:
 def read_result(path: Path) -> dict | None:
     """A finished run's result, its accuracies and curves by the history; None without one, or if it is
     damaged: a checkpoint makes it again."""
-    with contextlib.suppress(OSError, Stop, *DAMAGED):
-        result = json.loads(refuse_special(path / "result.json").read_text())
+    with contextlib.suppress(OSError, UserError, *DAMAGED):
+        result = json.loads(check_regular_file(path / "result.json").read_text())
         history = read_history(path, result["args"], result["last"]["round"])
         result |= numbers_of(result["args"]["protocol"], history)
-        refuse_result(result)
+        check_result(result)
         return result if summary(result) and is_code(result["code"]) else None
     return None
 
@@ -308,13 +308,13 @@ def read_result(path: Path) -> dict | None:
 def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]:
     """The metrics of the first rounds, or of all, of the run with the identity `key`. Stop if they are not
     all there, or if one lacks what such a run has, or has numbers that no run has."""
-    file = refuse_special(path / "metrics.jsonl")
+    file = check_regular_file(path / "metrics.jsonl")
     with contextlib.suppress(OSError, *DAMAGED):
         history = [json.loads(line) for line in file.read_text().splitlines()[:rounds]]
         every = key["rounds"] if key["protocol"] == "linear" else key["eval_every"]
         for t, entry in enumerate(history, 1):
             of_round = {name: entry[name] for name in ("val", "test", "target", "linear") if name in entry}
-            refuse_accuracies(of_round)
+            check_accuracies(of_round)
             if t % every == 0 or t == key["rounds"]:
                 numbers_of(key["protocol"], [entry])  # an error without accuracies
             logged = [value for _, value in numbers_in(entry["clients"])]
@@ -324,24 +324,24 @@ def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]
                 raise ValueError
         if rounds in (None, len(history)):
             return history
-    raise Stop(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: {INSTEAD}")
+    raise UserError(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: {OTHER_OUT}")
 
 
-def refuse_foreign(path: Path) -> None:
+def check_foreign_files(path: Path) -> None:
     """Stop if the folder has files of a run's names that no run has written: they would be lost. A run writes
     its settings first."""
     for name in FILES:
-        refuse_special(path / name)
+        check_regular_file(path / name)
     with contextlib.suppress(OSError, *DAMAGED):
         if "identity" in json.loads((path / "settings.json").read_text()):
             return
     there = [name for name in (*FILES, "tensorboard") if (path / name).exists()]
     if there:
-        raise Stop(f"{path} has files that are of no run ({', '.join(there)}): give another --out; nothing "
-                   "was changed", 2)
+        raise UserError(f"{path} has files that are of no run ({', '.join(there)}): give another --out; "
+                        "nothing was changed", 2)
 
 
-def refuse_another(path: Path, saved: dict, args: Args, key: dict) -> None:
+def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
     """Stop if the folder's run has other arguments, and say which. A run of fewer rounds goes on to more."""
     theirs = saved["identity"]
     different = [name for name in sorted(theirs | key) if theirs.get(name) != key.get(name)]
@@ -350,7 +350,7 @@ def refuse_another(path: Path, saved: dict, args: Args, key: dict) -> None:
     words = ", ".join(f"{name} {theirs.get(name)}, not {key.get(name)}" for name in different[:3])
     if len(different) > 3:
         words += ", ..."
-    advice = INSTEAD
+    advice = OTHER_OUT
     if different == ["rounds"] and theirs["rounds"] < key["rounds"]:
         why = args.depends_on_rounds()
         if saved["round"] % args.eval_every or args.test_rounds == "best":
@@ -358,15 +358,15 @@ def refuse_another(path: Path, saved: dict, args: Args, key: dict) -> None:
         if not why:
             return
         advice = f"it cannot go on to more rounds, because {why}: {advice}"
-    raise Stop(f"{path} holds a run of other arguments ({words}): {advice}", 2)
+    raise UserError(f"{path} holds a run of other arguments ({words}): {advice}", 2)
 
 
-def refuse_other_code(path: Path, parts: list[dict], now: dict) -> None:
+def check_same_code(path: Path, parts: list[dict], now: dict) -> None:
     """Stop if a part of the folder's run was computed by other bytes than those of now."""
     for part in parts:
         if part["sha256"] == now["sha256"]:
             continue
         names = sorted(part["files"] | now["files"])
         changed = [name for name in names if part["files"].get(name) != now["files"].get(name)]
-        raise Stop(f"{path} holds a run by other code ({', '.join(changed[:3])}): a training with "
-                   "--no-resume makes it anew, --any-code takes it as it is", 2)
+        raise UserError(f"{path} holds a run by other code ({', '.join(changed[:3])}): a training with "
+                        "--no-resume makes it anew, --any-code takes it as it is", 2)

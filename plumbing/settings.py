@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from plumbing.augment import AUGMENTATIONS
-from plumbing.catalog import FOLDERS, OWN, is_own, own_file, own_folder
+from plumbing.catalog import FOLDERS, OWN, custom_file, custom_folder, is_custom
 from plumbing.devices import choose_device, choose_precision
-from plumbing.errors import Stop, printable
+from plumbing.errors import UserError, printable
 from plumbing.networks import ELSEWHERE, canonical_network, hash_of, near, network_file
 from plumbing.provenance import ROOT, version_line
 from plumbing.scores import METRICS
@@ -140,7 +140,7 @@ class RunArgs:
     scale: str = arg("paper", "paper: the paper's setting; laptop: minutes on two cores; smoke: seconds",
                      choices=("paper", "laptop", "smoke"))
     seed: int = arg(0, "seed of the split, the initial weights, the batches and all other randomness", low=0)
-    seeds: str = arg("", "several seeds in the place of --seed, such as 0,1,2: a run of each, one after the "
+    seeds: str = arg("", "several seeds instead of --seed, such as 0,1,2: a run of each, one after the "
                          "other, and at the end mean and deviation over them", numbers=False)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor has it, "
@@ -171,7 +171,7 @@ class RunArgs:
                        numbers=False)
     any_code: bool = arg(False, "go on with a run that other code began, or show its result",
                          numbers=False)
-    stop_after: int = arg(0, "end after this round, which is kept; the same command without it goes on; 0: "
+    stop_after: int = arg(0, "end after this round, which is kept; the same command without it resumes; 0: "
                              "never", low=0, numbers=False)
     checkpoint_every: float = arg(30.0, "seconds between checkpoints, at least; 0: after each round",
                                   low=0, numbers=False)
@@ -195,7 +195,7 @@ class Args(RunArgs, TrainingArgs, DataArgs):
             raise dataclasses.FrozenInstanceError(f"settings are fixed once parsed, and so is {name}")
         super().__setattr__(name, value)
 
-    def refuse(self) -> None:
+    def validate(self) -> None:
         """Stop if values do not go together, before any data is read; a method's own rule."""
 
     def depends_on_rounds(self) -> str:
@@ -262,7 +262,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     given = vars(parser.parse_args(argv))
     show = given.pop("show_settings", False)
     dataset = given.get("dataset", cls.dataset)
-    own_data = dataset if is_own(dataset) else ""
+    own_data = dataset if is_custom(dataset) else ""
     if own_data:
         dataset = LIKE_OWN
     scale = given.get("scale", cls.scale)
@@ -282,7 +282,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         layers.append((scale, (own or {}).get(dataset, {})))
     if own_data:
         layers.append(("own data", {"target_part": "all"}))  # on PACS it is as its paper has it
-    if own_file(own_data):
+    if custom_file(own_data):
         layers.append(("own data", {"augment": "none", "normalize": "unit"}))
     layers.append(("flag", given))
     if follows:
@@ -300,8 +300,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         for f in dataclasses.fields(cls):
             if getattr(args, f.name) != values[f.name]:  # derived by the class itself
                 origins[f.name] = f"derived: {f.metadata['source']}" if f.metadata["source"] else "derived"
-        refuse_wrong(args, origins)
-    except Stop as stop:
+        check_settings(args, origins)
+    except UserError as stop:
         parser.error(str(stop))
     args.origins = origins
     if show:
@@ -321,33 +321,34 @@ def merge(layers: list[tuple[str, dict]]) -> tuple[dict, dict[str, str]]:
     return values, origins
 
 
-def refuse_wrong(args: Args, origins: dict[str, str]) -> None:
+def check_settings(args: Args, origins: dict[str, str]) -> None:
     """Stop if a value is outside its limits, or if values do not go together."""
     for f in dataclasses.fields(args):
         value = getattr(args, f.name)
         limits = violation(value, f.metadata)
         if limits:
-            raise Stop(f"{flag_of(f.name)} is {value}; it must be a finite number {limits}", 2)
+            raise UserError(f"{flag_of(f.name)} is {value}; it must be a finite number {limits}", 2)
     if args.seeds and seed_numbers(args.seeds) and origins["seed"] == "flag":
-        raise Stop("--seed and --seeds do not go together: give one of them", 2)
+        raise UserError("--seed and --seeds do not go together: give one of them", 2)
     if args.clients and (args.clients_per_domain > 1 or args.dirichlet):
-        raise Stop("--clients deals out the images of all domains: it does not go with --clients-per-domain "
-                   "and --dirichlet", 2)
+        raise UserError("--clients deals out the images of all domains: it does not go with "
+                        "--clients-per-domain and --dirichlet", 2)
     if args.domain_mix != 1 and not args.clients:
-        raise Stop(f"--domain-mix {args.domain_mix} needs --clients, the number of all clients", 2)
-    own = own_folder(args.dataset)
+        raise UserError(f"--domain-mix {args.domain_mix} needs --clients, the number of all clients", 2)
+    own = custom_folder(args.dataset)
     for flag, folder in (("--out", args.out or "runs"), ("--data", args.data)) if own else ():
         if Path(folder).resolve().is_relative_to(own.resolve()):
-            raise Stop(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for images of "
-                       "a domain: give another one", 2)
+            raise UserError(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for "
+                            "images of a domain: give another one", 2)
     if args.record.endswith("/"):
-        raise Stop(f"--record {args.record} is a folder; expected a JSONL file", 2)
+        raise UserError(f"--record {args.record} is a folder; expected a JSONL file", 2)
     shares(args.split)
     if args.protocol == "linear" and ratios(args.label_ratio) and args.metric != "accuracy":
-        raise Stop(f"--metric {args.metric} chooses a round by labels, which --protocol linear has not", 2)
+        raise UserError(f"--metric {args.metric} chooses a round by labels, which --protocol linear has "
+                        "not", 2)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise Stop("--tensorboard needs a package that is not installed: pip install tensorboard", 2)
-    args.refuse()
+        raise UserError("--tensorboard needs a package that is not installed: pip install tensorboard", 2)
+    args.validate()
 
 
 def violation(value, limits) -> str:
@@ -457,7 +458,7 @@ def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
     path = dataset.removeprefix(OWN)
     if dataset.startswith(OWN) and path:
         return OWN + os.path.abspath(os.path.expanduser(path))
-    if own_file(dataset):
+    if custom_file(dataset):
         return os.path.abspath(os.path.expanduser(dataset))
     if dataset == "officecaltech10":
         return "officecaltech"
@@ -523,7 +524,7 @@ def differences(args: Args) -> list[str]:
     return [f"  {origin}: {', '.join(found)}" for origin, found in of_origin.items()]
 
 
-# What a run is known by
+# What a run is identified by
 
 
 def method_name(file: str | Path) -> str:
@@ -536,7 +537,8 @@ def method_name(file: str | Path) -> str:
         return path.stem
     for folder in (ROOT, ROOT / "baselines"):
         if (folder / path.name).exists():
-            raise Stop(f"{path} has the name of a method of this repository: give the file another name", 2)
+            raise UserError(f"{path} has the name of a method of this repository: give the file another "
+                            "name", 2)
     return path.stem
 
 
@@ -554,8 +556,8 @@ def identity(args: Args, method: str = "", content: str = "") -> dict:
     for f in dataclasses.fields(args):
         if f.metadata["numbers"]:
             key[f.name] = getattr(args, f.name)
-    if content and is_own(args.dataset):
-        start = args.dataset if own_file(args.dataset) else OWN + own_folder(args.dataset).name
+    if content and is_custom(args.dataset):
+        start = args.dataset if custom_file(args.dataset) else OWN + custom_folder(args.dataset).name
         key["dataset"] = f"{start} {content}"
     if Path(args.weights).is_file():
         key["weights"] += " " + hash_of(Path(args.weights))
@@ -574,7 +576,7 @@ def written(flag: str, text: str, separator: str, kind: type, fits: Callable, ex
         numbers = [kind(word) for word in text.split(separator)]
         if fits(numbers):
             return numbers
-    raise Stop(f"{flag} is {text}; expected {expected}", 2)
+    raise UserError(f"{flag} is {text}; expected {expected}", 2)
 
 
 def shares(split: str) -> list[float]:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from plumbing.catalog import is_own, short_name, source_of
-from plumbing.errors import Stop
+from plumbing.catalog import is_custom, short_name, source_of
+from plumbing.errors import UserError
 from plumbing.files import output_file, write_json
 from plumbing.mnist import ANGLES
 from plumbing.results import SEEDS, id_of
@@ -25,7 +25,7 @@ def known_domains(dataset: str) -> list[str]:
         return [f"d{angle}" for angle in ANGLES]
     if dataset.startswith("rotatedmnist"):
         return [f"m{angle}" for angle in ANGLES]
-    return [] if is_own(dataset) else list(source_of(dataset).domains)
+    return [] if is_custom(dataset) else list(source_of(dataset).domains)
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:
@@ -38,16 +38,17 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
         named.append(("--target", settings.target))
     for flag, name in named:
         if name not in names:
-            raise Stop(f"{flag} {name} is not a domain of {settings.dataset}; its domains are "
-                       f"{', '.join(names)}", 2)
+            raise UserError(f"{flag} {name} is not a domain of {settings.dataset}; its domains are "
+                            f"{', '.join(names)}", 2)
     if settings.protocol == "indomain":
         if settings.target != "all":
-            raise Stop(f"--target {settings.target} goes with --protocol lodo; the protocol is indomain", 2)
+            raise UserError(f"--target {settings.target} goes with --protocol lodo; the protocol is "
+                            "indomain", 2)
         return []
     rest = [name for name in names if not sources or name not in sources]
     if not rest or len(set(sources)) < len(sources) or settings.target in sources:
-        raise Stop(f"--sources {settings.sources} leaves no target: expected some of {', '.join(names)}, "
-                   "each once, and a --target that is none of them", 2)
+        raise UserError(f"--sources {settings.sources} leaves no target: expected some of "
+                        f"{', '.join(names)}, each once, and a --target that is none of them", 2)
     return rest if settings.target == "all" else [settings.target]
 
 

@@ -7,8 +7,8 @@ import operator
 import statistics
 from pathlib import Path
 
-from plumbing.catalog import some
-from plumbing.errors import Stop
+from plumbing.catalog import shortlist
+from plumbing.errors import UserError
 
 import torch
 from torch import Tensor
@@ -34,13 +34,13 @@ def read_split(file: Path, names: dict[str, list[str]]) -> dict[str, Tensor]:
     rows = read_rows(file)
     unknown = rows.keys() - set().union(*names.values())
     if unknown or not rows:
-        raise Stop(f"{file} names {len(rows)} files; no images of this folder are "
-                   f"{some(sorted(unknown))}; expected <domain>/<class>/<image>", 2)
+        raise UserError(f"{file} names {len(rows)} files; no images of this folder are "
+                        f"{shortlist(sorted(unknown))}; expected <domain>/<class>/<image>", 2)
     of_group, numbers, found = {}, {}, {}
     for name, (part, group) in rows.items():
         if part and group and of_group.setdefault(group, part) != part:
-            raise Stop(f"{file}: the group {group} is in {of_group[group]} and, with {name}, in {part}: "
-                       "give it one part", 2)
+            raise UserError(f"{file}: the group {group} is in {of_group[group]} and, with {name}, in {part}: "
+                            "give it one part", 2)
     for domain, images in names.items():
         given = []
         for name in images:
@@ -67,7 +67,7 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
                                      f"none of {', '.join(PARTS)}")
                 rows[name] = part, group
     except (csv.Error, ValueError) as e:
-        raise Stop(f"{file} is no table with the columns file, part and, if you like, group ({e})", 2)
+        raise UserError(f"{file} is no table with the columns file, part and, if you like, group ({e})", 2)
     return rows
 
 

@@ -13,13 +13,13 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-from plumbing.catalog import own_file
+from plumbing.catalog import custom_file
 from plumbing.devices import choose_device
-from plumbing.errors import Stop
-from plumbing.files import refuse_special
+from plumbing.errors import UserError
+from plumbing.files import check_regular_file
 from plumbing.networks import canonical_network, hash_of, network_file
 from plumbing.provenance import ROOT, code
-from plumbing.runfolder import DAMAGED, read_state, refuse_other_code
+from plumbing.runfolder import DAMAGED, check_same_code, read_state
 from plumbing.settings import Args, canonical, method_name
 
 PARTS = ("Server", "Client", "Args", "arguments")  # what a method's file has
@@ -40,24 +40,24 @@ def method(name) -> ModuleType:
             module = importlib.import_module(module_name)
             if all(hasattr(module, part) for part in PARTS) and method_name(module.__file__) == name:
                 return module
-    raise Stop(f"{str(name)[:60]!r} is no method of this repository: expected the name of a file with "
-               "Server, Client and Args; load_run and predict take a file elsewhere as script", 2)
+    raise UserError(f"{str(name)[:60]!r} is no method of this repository: expected the name of a file with "
+                    "Server, Client and Args; load_run and predict take a file elsewhere as script", 2)
 
 
 def read_run(folder, which: str) -> dict:
     """The best or the last state in a run's folder, and `data`, who takes part. Stop if there is none."""
     folder, advice = Path(folder), "give the output folder of a run"
     if which not in ("best", "last"):
-        raise Stop(f"which is {which!r}; expected best or last", 2)
+        raise UserError(f"which is {which!r}; expected best or last", 2)
     saved = read_state(folder / "checkpoint.pt", advice)
     if which == "best" and saved["identity"]["protocol"] != "linear":
         saved = read_state(folder / "best.pt", advice)
     try:
-        settings = json.loads(refuse_special(folder / "settings.json").read_text())
+        settings = json.loads(check_regular_file(folder / "settings.json").read_text())
         dataset = str(settings["settings"]["dataset"]["value"])  # where the data were
         return saved | {"data": settings["data"], "dataset": dataset, "folder": folder}
     except (OSError, *DAMAGED) as e:
-        raise Stop(f"{folder / 'settings.json'} cannot be read ({type(e).__name__}): {advice}", 2)
+        raise UserError(f"{folder / 'settings.json'} cannot be read ({type(e).__name__}): {advice}", 2)
 
 
 def settings_from(run: dict, device: str, data: str, archives: str, any_code: bool,
@@ -69,15 +69,15 @@ def settings_from(run: dict, device: str, data: str, archives: str, any_code: bo
     key = run["identity"]
     module = module or method(key["method"])
     if not any_code:
-        refuse_other_code(run["folder"], run["code"], code(Path(module.__file__)))
+        check_same_code(run["folder"], run["code"], code(Path(module.__file__)))
     values = {"data": data, "archives": archives, "out": str(run["folder"]), "device": choose_device(device)}
     for f in dataclasses.fields(module.Args):
         if f.name in key and f.name != "device":
             values[f.name] = key[f.name]
     values["dataset"] = run["dataset"]
-    if bool(own_file(values["dataset"])) != bool(dataset):
-        raise Stop(f"the data of this run are {values['dataset']}: dataset= of load_run names them again if "
-                   "they are a file of one's own, and only then", 2)
+    if bool(custom_file(values["dataset"])) != bool(dataset):
+        raise UserError(f"the data of this run are {values['dataset']}: dataset= of load_run names them "
+                        "again if they are a file of one's own, and only then", 2)
     if dataset:
         values["dataset"] = canonical(dataset, ())
     if values["weights"] not in ("none", "imagenet"):  # a file; its hash follows its name
@@ -91,12 +91,12 @@ def allowed_file(of_run: str, given: str, any_code: bool) -> str:
     """The file of a network of one's own. It is code, so the caller names it again: a folder cannot."""
     name, _, content = of_run.rpartition(" ")
     if not given or not network_file(of_run):
-        raise Stop(f"the network of this run is {name or content}: backbone= of load_run, or --backbone of "
-                   "predict, names it again if it is a file of one's own, and only then", 2)
+        raise UserError(f"the network of this run is {name or content}: backbone= of load_run, or --backbone "
+                        "of predict, names it again if it is a file of one's own, and only then", 2)
     try:
         given = canonical_network(given, ())
     except argparse.ArgumentTypeError as e:
-        raise Stop(f"backbone: {e}", 2)
+        raise UserError(f"backbone: {e}", 2)
     if not any_code and hash_of(network_file(given)) != content:
-        raise Stop(f"{given} has another content than when the run was made", 2)
+        raise UserError(f"{given} has another content than when the run was made", 2)
     return given

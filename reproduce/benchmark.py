@@ -5,7 +5,7 @@
 
 A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. Each value of --tune is tried
 by the methods that have the flag and do not set it themselves, with all seeds; the one with the best
-validation counts. The same command goes on where it was stopped; a run by other code or data is refused.
+validation counts. The same command resumes where it was stopped; a run by other code or data is refused.
 The folder gets benchmark.md, benchmark.csv, table.tex, curves.png, forest.png.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 from plumbing.catalog import short_name
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.files import output_folder, write_json
 from plumbing.runfolder import read_result
 from plumbing.settings import Parser, existing_folder, flag_of, method_name, seed_numbers
@@ -89,7 +89,7 @@ def entry_of(text: str) -> Entry:
     try:
         words = tuple(shlex.split(flags))
     except ValueError as e:
-        raise Stop(f"--methods {text}: {e}", 2)
+        raise UserError(f"--methods {text}: {e}", 2)
     if what.endswith(".py"):
         file = Path(what).resolve()
         name, start = method_name(file), (str(file),)
@@ -107,7 +107,7 @@ def grid_of(texts: list[str]) -> dict[str, list[str]]:
     for text in texts:
         name, _, values = text.partition("=")
         if not name or not all(values.split(",")):
-            raise Stop(f"--tune {text}: expected a flag and its values, such as lr=0.01,0.1", 2)
+            raise UserError(f"--tune {text}: expected a flag and its values, such as lr=0.01,0.1", 2)
         found[name] = values.split(",")
     return found
 
@@ -118,7 +118,7 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
     fields = [f for f in dataclasses.fields(entry.module.Args) if f.metadata["numbers"] and f.name != "seed"]
     given = {word.partition("=")[0] for word in (*common, *entry.flags)}
     if taken := given & {"--seed", "--seeds", "--data", "--archives", "--out"}:
-        raise Stop(f"{entry.label}: {', '.join(sorted(taken))} is a flag of the benchmark itself", 2)
+        raise UserError(f"{entry.label}: {', '.join(sorted(taken))} is a flag of the benchmark itself", 2)
     own = {flag_of(f.name).removeprefix("--") for f in fields if flag_of(f.name) not in given}
     tuned = {name: values for name, values in grid.items() if name in own}
     trials = []
@@ -131,7 +131,7 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
         args = entry.module.arguments([*flags, *place, "--out", str(out)])
         targets_of(args, known_domains(args.dataset))
         if args.protocol == "linear" and tuned:
-            raise Stop(f"{entry.label} trains without labels and has no validation to tune with", 2)
+            raise UserError(f"{entry.label} trains without labels and has no validation to tune with", 2)
         slug = hashlib.blake2b(" ".join([*entry.start, *flags]).encode(), digest_size=4).hexdigest()
         folder = out / "runs" / f"{entry.name}-{slug}"
         commands = {}
@@ -171,7 +171,7 @@ def run_all(trials: list[Trial], jobs: int) -> list[str]:
 
 def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
-    with one_line_on_stop("benchmark", "finished rounds are kept; the same command goes on"):
+    with one_line_on_stop("benchmark", "finished rounds are kept; the same command resumes"):
         compare(flags)
 
 
@@ -180,7 +180,7 @@ def compare(flags: argparse.Namespace) -> None:
     entries = [entry_of(text.strip()) for text in flags.methods.split(",")]
     labels = [entry.label for entry in entries]
     if len(entries) < 2 or len(set(labels)) < len(labels):
-        raise Stop(f"--methods {flags.methods}: expected two or more, each once", 2)
+        raise UserError(f"--methods {flags.methods}: expected two or more, each once", 2)
     seeds, grid = seed_numbers(flags.seeds), grid_of(flags.tune)
     settings = ["--dataset", flags.dataset, "--scale", flags.scale]
     if flags.targets:
@@ -191,11 +191,12 @@ def compare(flags: argparse.Namespace) -> None:
     trials = [trials_of(entry, grid, settings, seeds, place, out) for entry in entries]
     unused = set(grid) - {name for of_entry in trials for name, _ in of_entry[0].values}
     if unused:
-        raise Stop(f"--tune {', '.join(sorted(unused))}: no method has such a flag", 2)
+        raise UserError(f"--tune {', '.join(sorted(unused))}: no method has such a flag", 2)
     protocols = {of_entry[0].entry.label: of_entry[0].protocol for of_entry in trials}
     if len(set(protocols.values())) > 1:
         theirs = ", ".join(f"{protocol} of {label}" for label, protocol in protocols.items())
-        raise Stop(f"there is nothing to compare in {theirs}: give --targets, or --flags '--protocol ...'", 2)
+        raise UserError(f"there is nothing to compare in {theirs}: give --targets, or --flags '--protocol "
+                        "...'", 2)
     output_folder(out, "benchmark.json", "command")
     command = ["python", "-m", "reproduce.benchmark", *(sys.argv[1:] if flags.argv is None else flags.argv)]
     write_json(out / "benchmark.json", {"command": command})
@@ -203,7 +204,7 @@ def compare(flags: argparse.Namespace) -> None:
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
-        raise Stop(f"{len(problems)} runs failed; the same command tries them again")
+        raise UserError(f"{len(problems)} runs failed; the same command tries them again")
     chosen = [max(of_entry, key=Trial.validation) if len(of_entry) > 1 else of_entry[0]
               for of_entry in trials]
     print(benchmark_pages.write(out, chosen, trials, flags.which, shlex.join(command)))

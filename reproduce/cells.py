@@ -71,7 +71,7 @@ class Cell:
     precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
     of_columns: float | None = None  # the published deviation of a mean, by those of its columns
-    elsewhere: list[str] = field(default_factory=list)  # what others print of it, see witnesses.py
+    elsewhere: list[str] = field(default_factory=list)  # what others print of it, see elsewhere.py
     verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
 
     @property

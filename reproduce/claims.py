@@ -15,8 +15,8 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plumbing.errors import Stop
-from plumbing.files import refuse_special
+from plumbing.errors import UserError
+from plumbing.files import check_regular_file
 from reproduce.cells import found_at, run_with
 from reproduce.methods import ROOT, arguments
 from reproduce.records import Records, Run
@@ -218,15 +218,15 @@ class Answer:
 
 
 def read_claims(folder: Path = ROOT / "claims") -> list[Paper]:
-    """All papers' claims, in the papers' order. Stop, with the file's name, if one has none."""
+    """All papers' claims, in the papers' order. UserError, with the file's name, if one has none."""
     papers = []
     for name in PAPERS:
         path = folder / f"{name}.toml"
         try:
             if path.exists():
-                papers.append(read_paper(name, tomllib.loads(refuse_special(path).read_text())))
+                papers.append(read_paper(name, tomllib.loads(check_regular_file(path).read_text())))
         except (KeyError, TypeError, ValueError) as e:
-            raise Stop(f"{path} has no claims ({type(e).__name__}: {e})", 2)
+            raise UserError(f"{path} has no claims ({type(e).__name__}: {e})", 2)
     return papers
 
 

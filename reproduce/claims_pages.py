@@ -17,7 +17,7 @@ from reproduce.plan import seconds_of
 from reproduce.records import Records
 from reproduce.statistics import LEVEL, mean, paired
 from reproduce.tables import PAPERS
-from reproduce.witnesses import Witness
+from reproduce.elsewhere import Reported
 
 from jinja2 import Environment, StrictUndefined
 from tabulate import tabulate
@@ -43,7 +43,7 @@ LEGEND = (f"""How to read it ([the rule](../../claims/RULE.md) of {COMMITTED[:10
 
 
 def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records,
-                elsewhere: dict[tuple, list[Witness]]) -> None:
+                elsewhere: dict[tuple, list[Reported]]) -> None:
     """A page and a specification curve for each paper, and the plot of answers A."""
     for paper in papers:
         own = [one for one in every if one.paper is paper]
@@ -193,7 +193,7 @@ def in_short(answer: Answer, records: Records) -> str:
         f"- **Doubts**: {'; '.join(doubts) or 'none noted'}."])
 
 
-def page(paper: Paper, every: list[Answer], records: Records, elsewhere: dict[tuple, list[Witness]]) -> str:
+def page(paper: Paper, every: list[Answer], records: Records, elsewhere: dict[tuple, list[Reported]]) -> str:
     """The claims of a paper on one screen; below it each with its specifications, and their commands."""
     fill = Environment(undefined=StrictUndefined).from_string
     known = functions(every)
@@ -215,7 +215,7 @@ def page(paper: Paper, every: list[Answer], records: Records, elsewhere: dict[tu
     return "\n\n".join(text) + "\n"
 
 
-def details(answer: Answer, records: Records, elsewhere: dict[tuple, list[Witness]]) -> str:
+def details(answer: Answer, records: Records, elsewhere: dict[tuple, list[Reported]]) -> str:
     """A claim with all its specifications."""
     claim, deviation = answer.claim, answer.own.deviation
     spread = f" ± {deviation:.1f}, by the printed deviations" if deviation else ""
@@ -288,7 +288,7 @@ def by_domain(one: Measured) -> list[str]:
     return [f"By domain: {', '.join(words)}."]
 
 
-def reported(answer: Answer, elsewhere: dict[tuple, list[Witness]]) -> list[str]:
+def reported(answer: Answer, elsewhere: dict[tuple, list[Reported]]) -> list[str]:
     """What others print of the two rows in nearly the paper's setting, and the gain between the two."""
     lines, by_source = [], {}
     for row in answer.claim.rows:
@@ -307,7 +307,7 @@ def reported(answer: Answer, elsewhere: dict[tuple, list[Witness]]) -> list[str]
             gains.append(f"{a - b:+.1f} by {column} ({source})")
     words = f"Reported elsewhere, gains of {', '.join(gains)}:" if gains else "Reported elsewhere:"
     head = ["method", "column", "accuracy", "where", "protocol"]
-    return [f"{words}\n\n{table(lines, head)}\n\n[All that others print](../witnesses.md)."]
+    return [f"{words}\n\n{table(lines, head)}\n\n[All that others print](../elsewhere.md)."]
 
 
 def specification_words(paper: Paper, name: str, every: list[Answer]) -> str:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 
-from plumbing.errors import Stop, handled, interrupt
+from plumbing.errors import UserError, handled, interrupt
 from reproduce.budget import GRACE, Budget
 from reproduce.methods import ROOT
 from reproduce.records import Place, Run
@@ -24,7 +24,8 @@ def parameters_of(text: str) -> dict[str, int | str]:
     for word in text.split():
         name, equals, value = word.partition("=")
         if not equals:
-            raise Stop(f"--slurm is {text!r}; expected parameters such as 'timeout_min=720 mem_gb=32'", 2)
+            raise UserError(f"--slurm is {text!r}; expected parameters such as 'timeout_min=720 "
+                            "mem_gb=32'", 2)
         parameters[name] = int(value) if value.isdecimal() else value
     return parameters
 
@@ -44,9 +45,9 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict, cluster: str
         executor = submitit.AutoExecutor(folder=str(ROOT / "runs" / "slurm"), cluster=cluster)
         executor.update_parameters(**parameters)
     except ImportError:
-        raise Stop("--executor slurm needs submitit: pip install submitit", 2)
+        raise UserError("--executor slurm needs submitit: pip install submitit", 2)
     except (RuntimeError, NameError, TypeError) as e:
-        raise Stop(f"--executor slurm: {e}", 2)
+        raise UserError(f"--executor slurm: {e}", 2)
     with handled(interrupt), tqdm(total=len(runs), unit="run", desc="jobs", disable=not runs) as bar:
         try:
             job = Job(budget.end if budget else math.inf)
@@ -88,7 +89,7 @@ class Job:
         return execute_group(group, place, processes)
 
     def checkpoint(self, group: list[Run], place: Place):
-        """submitit calls it when the job's time is over: it is queued again, and its run goes on from its
+        """submitit calls it when the job's time is over: it is queued again, and its run resumes from its
         last checkpoint."""
         import submitit
         for run in group:

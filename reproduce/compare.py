@@ -16,13 +16,13 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.errors import Stop
-from plumbing.files import refuse_special
+from plumbing.errors import UserError
+from plumbing.files import check_regular_file
 from plumbing.results import no_formula
 from plumbing.runfolder import DAMAGED, read_history
 from plumbing.settings import Parser
 from reproduce.commands import one_line_on_stop
-from reproduce.drawing import draw_line, new_panel, refuse_figure, write_figure
+from reproduce.drawing import check_figure_path, draw_line, new_panel, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 
 from tabulate import tabulate
@@ -60,7 +60,8 @@ def runs_in(folders: list[str]) -> list[OneRun]:
     for folder in folders:
         here = [path.parent for path in sorted(Path(folder).rglob("metrics.jsonl"))]
         if not here:
-            raise Stop(f"{folder} has no run with a metrics.jsonl in it: give the output folder of a run", 2)
+            raise UserError(f"{folder} has no run with a metrics.jsonl in it: give the output folder of a "
+                            "run", 2)
         for path in here:
             found.setdefault(path.resolve(), path)
     return [read(path) for path in found.values()]
@@ -69,17 +70,17 @@ def runs_in(folders: list[str]) -> list[OneRun]:
 def read(folder: Path) -> OneRun:
     """A run from its folder."""
     rounds, logged = [], set()
-    file = refuse_special(folder / "settings.json")
-    refuse_special(folder / "metrics.jsonl")
-    with contextlib.suppress(OSError, Stop, *DAMAGED):
+    file = check_regular_file(folder / "settings.json")
+    check_regular_file(folder / "metrics.jsonl")
+    with contextlib.suppress(OSError, UserError, *DAMAGED):
         key = json.loads(file.read_text())["identity"]
         for entry in read_history(folder, key):
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
             logged = logged.union(*entry["clients"].values())
         if rounds and all(isinstance(key[name], kind) for name, kind in KEY.items()):
             return OneRun(folder, key, rounds, logged)
-    raise Stop(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for each "
-               "round", 2)
+    raise UserError(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for "
+                    "each round", 2)
 
 
 def grouped(runs: list[OneRun], metric: str) -> list[Group]:
@@ -89,7 +90,7 @@ def grouped(runs: list[OneRun], metric: str) -> list[Group]:
         text = json.dumps(run.key | {"seed": None}, sort_keys=True)
         other = by_arguments.setdefault(text, {}).setdefault(run.key["seed"], run)
         if other is not run:
-            raise Stop(f"{other.folder} and {run.folder} are the same run: give one of them", 2)
+            raise UserError(f"{other.folder} and {run.folder} are the same run: give one of them", 2)
     every = [list(members.values()) for members in by_arguments.values()]
     names = labels_of([members[0].key for members in every], ("seed",))
     return [group_of(name, members, metric) for name, members in zip(names, every)]
@@ -106,7 +107,7 @@ def group_of(label: str, members: list[OneRun], metric: str) -> Group:
         best.append(curves[-1].get(max(validated, key=validated.get, default=0)))
         if not curves[-1]:
             names = ", ".join(dict.fromkeys(name for at in run.rounds for name in at))
-            raise Stop(f"{run.folder} has no {metric!r}; it has {names}", 2)
+            raise UserError(f"{run.folder} has no {metric!r}; it has {names}", 2)
     if len(members) > 1:
         label += f", {len(members)} seeds"
     if done < key["rounds"]:
@@ -150,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
     with one_line_on_stop("compare", "the runs are as they were"):
         if flags.out:
-            refuse_figure(flags.out)
+            check_figure_path(flags.out)
         runs = runs_in(flags.folders)
         with_target = all("target" in run.rounds[-1] for run in runs)
         metric = flags.metric or ("target" if with_target else "ALL")

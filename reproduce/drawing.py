@@ -6,7 +6,7 @@ import io
 import statistics
 from pathlib import Path
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.files import output_file, write_whole
 from plumbing.results import empty_figure
 
@@ -56,14 +56,14 @@ def draw_line(panel, points: dict[int, list[float]], label: str, method: str) ->
 
 def write_figure(path, figure, mark: str | None = OURS) -> None:
     """Write a figure whole, in the format of the file's ending: png, pdf or svg. `mark` stands in it for who
-    made it, in the place of matplotlib and its version: the same figure has the same bytes."""
+    made it, instead of matplotlib and its version: the same figure has the same bytes."""
     content, ending = io.BytesIO(), figure_format(path)
     made_by = {"Software" if ending == "png" else "Creator": mark}
     figure.savefig(content, dpi=150, format=ending, metadata=made_by)
     write_whole(Path(path), lambda file: file.write(content.getvalue()))
 
 
-def refuse_figure(path) -> None:
+def check_figure_path(path) -> None:
     """Stop if a flag's path cannot be a figure, or is a file that is no figure of ours."""
     figure_format(path)
     output_file(Path(path), lambda start: OURS.encode() in start)
@@ -73,5 +73,5 @@ def figure_format(path) -> str:
     """png, pdf or svg. Stop if a path ends in something else or is a folder."""
     ending = Path(path).suffix.lower()[1:]
     if ending not in ("png", "pdf", "svg") or Path(path).is_dir():
-        raise Stop(f"{path} cannot be a figure: give a file that ends in .png, .pdf or .svg", 2)
+        raise UserError(f"{path} cannot be a figure: give a file that ends in .png, .pdf or .svg", 2)
     return ending

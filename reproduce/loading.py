@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import common
-from common import Args, ClientData, Data, Dataset, Federation, Stop
-from plumbing.catalog import is_own, own_file
+from common import Args, ClientData, Data, Dataset, Federation, UserError
+from plumbing.catalog import custom_file, is_custom
 from plumbing.devices import prepare
 from plumbing.own_data import module_in, one_line_of, scaled
 from plumbing.settings import method_name
@@ -37,12 +37,13 @@ class Trained:
     def inputs(self, pixels: Tensor) -> Tensor:
         """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them;
         data of one's own as its file gives them. Stop if they are others."""
-        if own_file(self.args.dataset):
+        if custom_file(self.args.dataset):
             return self.prepare(pixels.to(self.args.device))
         expected = (self.channels, self.args.image_size, self.args.image_size)
         if pixels.dtype != torch.uint8 or pixels.shape[1:] != expected:
-            raise Stop(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as this "
-                       f"run's images are; found {pixels.dtype} of the shape {tuple(pixels.shape)}", 2)
+            raise UserError(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as "
+                            f"this run's images are; found {pixels.dtype} of the shape "
+                            f"{tuple(pixels.shape)}", 2)
         whole = torch.arange(len(pixels))
         data = Data(pixels, whole, torch.zeros_like(whole), self.args.device, self.args.normalize)
         x, _ = data.batch(whole)
@@ -86,18 +87,18 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
         names = told["clients"] + told["targets"]
         k = number_of(client, names, len(told["clients"]))
         adapts = any(f.metadata["at_test"] for f in dataclasses.fields(settings))
-        if images or own_file(settings.dataset) or (k >= len(told["clients"]) and adapts):
+        if images or custom_file(settings.dataset) or (k >= len(told["clients"]) and adapts):
             dataset = common.open_dataset(settings)
-            if is_own(settings.dataset) and not saved["identity"]["dataset"].endswith(dataset.content):
-                raise Stop(f"the images in {settings.dataset} are not those of the run in {folder}: put "
-                           "those back, or run it anew", 2)
+            if is_custom(settings.dataset) and not saved["identity"]["dataset"].endswith(dataset.content):
+                raise UserError(f"the images in {settings.dataset} are not those of the run in {folder}: put "
+                                "those back, or run it anew", 2)
             fed = common.federation(module.Server, module.Client, settings, build, dataset)
         else:
             fed = without_images(module, settings, build, **told)
         fed.restore(saved)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
         why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
-        raise Stop(f"the state in {folder} does not fit {module.__name__} as it is now ({why})", 2)
+        raise UserError(f"the state in {folder} does not fit {module.__name__} as it is now ({why})", 2)
     return fed, saved
 
 
@@ -106,7 +107,7 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
     not the method `name`, or none."""
     path, calls = Path(script).resolve(), {}
     if not path.is_file() or method_name(path) != name:
-        raise Stop(f"script is {script}; expected the file {name}.py, whose run this is", 2)
+        raise UserError(f"script is {script}; expected the file {name}.py, whose run this is", 2)
     sys.path.append(str(path.parent))  # of the files that it imports
     with one_line_of(f"script {script}"):
         names = vars(module_in(path))
@@ -114,7 +115,8 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
             if isinstance(node, ast.Call):
                 calls[ast.unparse(node.func).rpartition(".")[2]] = node
         if not calls.keys() >= {"run", "arguments"}:
-            raise Stop(f"script {script} is no method: expected run(Server, Client, arguments()) in it", 2)
+            raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in "
+                            "it", 2)
         given = dict(zip(("Server", "Client", "settings", "build"), calls["run"].args))
         given |= {word.arg: word.value for word in calls["run"].keywords}
         given |= {"arguments": calls["arguments"].func}
@@ -146,5 +148,5 @@ def number_of(client: str | int | None, names: list[str], K: int) -> int:
         return names.index(client)
     if str(client).isdecimal() and int(client) < len(names):
         return int(client)
-    raise Stop(f"{client!r} is no client of this run; it has {', '.join(names)} (or their numbers, 0 to "
-               f"{len(names) - 1})", 2)
+    raise UserError(f"{client!r} is no client of this run; it has {', '.join(names)} (or their numbers, 0 to "
+                    f"{len(names) - 1})", 2)

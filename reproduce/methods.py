@@ -8,7 +8,7 @@ import io
 from types import ModuleType
 
 import common
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.provenance import ROOT
 from plumbing.settings import Args
 from plumbing.trained import file_of, method
@@ -34,4 +34,4 @@ def arguments(module: str, flags: tuple[str, ...]) -> Args:
         with contextlib.redirect_stderr(said):
             return method(short_name(module)).arguments(list(flags))
     except SystemExit:
-        raise Stop(f"{module} {' '.join(flags)}: {said.getvalue().strip()}", 2)
+        raise UserError(f"{module} {' '.join(flags)}: {said.getvalue().strip()}", 2)

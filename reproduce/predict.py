@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 import common
-from plumbing.catalog import own_file
+from plumbing.catalog import custom_file
 from plumbing.decoding import to_gray, to_rgb
-from plumbing.errors import Stop, printable, tell
-from plumbing.files import output_file, refuse_special, write_csv
+from plumbing.errors import UserError, printable, tell
+from plumbing.files import check_regular_file, output_file, write_csv
 from plumbing.listings import is_image
 from plumbing.settings import Parser
 from reproduce.commands import about, add_run_flags, one_line_on_stop
@@ -37,11 +37,11 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     for each file that cannot be read. Stop if the network has no classifier."""
     run = net.run
     if run.args.protocol == "linear":
-        raise Stop("this run had no labels: its network gives representations and no classes; "
-                   "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
-    if own_file(run.args.dataset):
-        raise Stop(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of them, by "
-                   "net.run.inputs", 2)
+        raise UserError("this run had no labels: its network gives representations and no classes; "
+                        "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
+    if custom_file(run.args.dataset):
+        raise UserError(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of "
+                        "them, by net.run.inputs", 2)
     rows, problems = [], []
     size = max(run.args.batch_size, 100)
     for start in range(0, len(files), size):
@@ -60,7 +60,7 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
 
 def read_image(file: Path, run: Trained) -> Tensor:
     """The pixels of a file as the run's are, uint8 [C, S, S]."""
-    size, content = run.args.image_size, refuse_special(file).read_bytes()
+    size, content = run.args.image_size, check_regular_file(file).read_bytes()
     if run.channels == 3:
         return torch.from_numpy(np.array(to_rgb(content, size))).permute(2, 0, 1)
     gray = torch.from_numpy(np.array(to_gray(content)))
@@ -74,7 +74,7 @@ def probabilities(net: nn.Module, pixels: Tensor) -> Tensor:
     x = run.inputs(pixels.contiguous(memory_format=torch.channels_last))
     with common.autocast(run.args):
         p = common.as_probabilities(net(x))
-    common.refuse_infinite(net, p.isfinite().all())
+    common.check_finite(net, p.isfinite().all())
     return p
 
 
@@ -84,7 +84,7 @@ def files_of(paths: list[str]) -> list[Path]:
     files, left_out = [], []
     for path in map(Path, paths):
         if not path.exists():
-            raise Stop(f"{path}: no such file or folder; expected images, or folders with images", 2)
+            raise UserError(f"{path}: no such file or folder; expected images, or folders with images", 2)
         if not path.is_dir():
             files.append(path)
         for file in sorted(path.rglob("*")):
@@ -95,7 +95,7 @@ def files_of(paths: list[str]) -> list[Path]:
         tell("predict", "files that are no images by their names were left out; "
              f"{len(left_out)} in all, such as {left_out[0]}")
     if not files:
-        raise Stop(f"there is no image in {', '.join(paths)}", 2)
+        raise UserError(f"there is no image in {', '.join(paths)}", 2)
     return files
 
 

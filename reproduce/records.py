@@ -1,6 +1,6 @@
 """Runs and the records of finished runs: results/runs.jsonl, a line for each, only ever appended to.
 
-A run is known by its method and the arguments that decide its numbers, so that one which serves several
+A run is identified by its method and the arguments that decide its numbers, so that one which serves several
 tables is run once. Of several records of a run the newest counts. Beside the records lies checked.json, which
 says whether the current code still gives their numbers (check.py).
 """
@@ -15,9 +15,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.errors import Stop
-from plumbing.files import refuse_special
-from plumbing.results import id_of, refuse_result
+from plumbing.errors import UserError
+from plumbing.files import check_regular_file
+from plumbing.results import check_result, id_of
 from plumbing.runfolder import folder_of
 from plumbing.settings import Args, flag_with, identity, violation
 from reproduce.methods import ROOT, arguments, method, short_name
@@ -156,19 +156,19 @@ class Records:
         self.by_work: dict[str, dict[str, dict]] = {}  # {work: {precision: record}}
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
         self.damaged: list[str] = []
-        content = refuse_special(path).read_bytes() if path.exists() else b""
+        content = check_regular_file(path).read_bytes() if path.exists() else b""
         for number, line in enumerate(content.splitlines(), 1):
             try:
                 if line.strip():
                     self.add(line)
-            except (Stop, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
+            except (UserError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
                 self.damaged.append(f"{path}, line {number} is skipped: {str(e)[:80]}")
         self.checked = read_checked(path.with_name("checked.json"))
 
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
-        record = json.loads(line, parse_constant=refuse_number)
-        refuse_result(record)
+        record = json.loads(line, parse_constant=check_number)
+        check_result(record)
         record = moved(record)
         record["commit"] = record["commit"] or "unknown"  # of a copy without git
         record["setting"] = setting_of(record)
@@ -214,7 +214,7 @@ class Records:
         return self.seeds.get((short_name(module), dataset, scale), set())
 
 
-def refuse_number(text: str) -> None:
+def check_number(text: str) -> None:
     raise ValueError(f"{text} is no finite number")
 
 
@@ -226,7 +226,7 @@ def command_of(record: dict) -> str:
     flags = shlex.split(re.sub(r" --record[ =]\S+", "", record["command"]))[len(start):]
     try:
         now = arguments(module, tuple(flags))
-    except Stop:  # a flag that its file no longer has
+    except UserError:  # a flag that its file no longer has
         flags, now = [], None
     words = shlex.join([*start, *flags, *flags_of(record, now)])
     for flag, part in (("precision", "args"), ("threads", "hardware")):
@@ -247,9 +247,9 @@ def flags_of(record: dict, known: Args | None = None) -> list[str]:
 def read_checked(path: Path) -> dict[str, dict]:
     """{setting: what --check has found}; nothing if there is no file."""
     try:
-        return dict(json.loads(refuse_special(path).read_text())) if path.exists() else {}
+        return dict(json.loads(check_regular_file(path).read_text())) if path.exists() else {}
     except (TypeError, ValueError) as e:
-        raise Stop(f"{path} is damaged ({e}): take the committed one again, or remove it", 2)
+        raise UserError(f"{path} is damaged ({e}): take the committed one again, or remove it", 2)
 
 
 def has_gaps(record: dict) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
-from reproduce import figures, witnesses
+from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.claims import COMMITTED, Answer, Paper, answers
 from reproduce.claims_pages import answer_words, name_of, paper_sentence, table_of_all, write_pages
@@ -19,7 +19,7 @@ from reproduce.records import Records, command_of
 from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.statistics import BySeed, deviation, mean, paired
 from reproduce.tables import PAPERS, Row, Table
-from reproduce.witnesses import Witness, attach
+from reproduce.elsewhere import Reported, attach, draw_reported, reported_page
 
 from tabulate import tabulate
 
@@ -47,7 +47,7 @@ CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "pub
 
 
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
-           papers: list[Paper] | None = None, elsewhere: dict[tuple, list[Witness]] | None = None) -> str:
+           papers: list[Paper] | None = None, elsewhere: dict[tuple, list[Reported]] | None = None) -> str:
     """Write tables/*.md, the figures and, if these are all tables, results.csv, README.md and
     the pages of the papers' claims into `out`; returns the text for the terminal."""
     shown, of_scales, counts, seen, lines = [], {}, Counter(), set(), [CSV_HEAD]
@@ -83,8 +83,8 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
         if every:
             write_pages(papers, every, out, records, elsewhere or {})
         if elsewhere:
-            write_text(out / "witnesses.md", witnesses.page(elsewhere, tables))
-            witnesses.draw(elsewhere, tables, out / "witnesses.png")
+            write_text(out / "elsewhere.md", reported_page(elsewhere, tables))
+            draw_reported(elsewhere, tables, out / "elsewhere.png")
         write_csv(out / "results.csv", lines + claim_lines(every))
         write_text(out / "README.md", overview(of_scales, state, records, every))
         readme = out.parent / "README.md"
@@ -119,7 +119,7 @@ def overview(of_scales: dict[str, tuple], state: str, records: Records, every: l
         pages = ", ".join(f"[{name}](claims/{paper}.md)" for paper, name in papers.items())
         text += [f"Does it hold? A page for each paper: {pages}. By [one rule](../claims/RULE.md) of "
                  f"{COMMITTED[:10]}; runs that are older are marked. "
-                 "[How far published values lie apart](witnesses.md).",
+                 "[How far published values lie apart](elsewhere.md).",
                  "![Gain of every claim: printed, and measured in the paper's own setting](claims.png)",
                  table_of_all(every)]
     text += [state,

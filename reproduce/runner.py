@@ -4,7 +4,7 @@ Runs that differ in flags that act at test time alone are trained once: the firs
 test what it has trained (measures/adaptation.py).
 
 Nothing is lost or repeated. A run's process holds the lock of its folder, also when its runner is gone, so
-that another runner passes it by. A run that was cut off goes on from its checkpoint. A finished one writes
+that another runner passes it by. A run that was cut off resumes from its checkpoint. A finished one writes
 its own record. What it prints is in log.txt in its folder.
 """
 

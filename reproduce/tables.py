@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_origin, get_type_hints
 
-from plumbing.errors import Stop
-from plumbing.files import refuse_special
+from plumbing.errors import UserError
+from plumbing.files import check_regular_file
 from reproduce.methods import ROOT, file_of
 from reproduce.published import read_published, take
 
@@ -96,21 +96,21 @@ class Table:
 
 
 def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
-    """All tables of a folder, in the papers' order. Stop, with the file's name, if one is no table."""
+    """All tables of a folder, in the papers' order. UserError, with the file's name, if one is no table."""
     tables = []
     for path in sorted(folder.glob("*.toml")):
         try:
             tables.append(read_table(path))
         except (AttributeError, KeyError, TypeError, ValueError) as e:  # TOMLDecodeError too
-            raise Stop(f"{path} is no table ({type(e).__name__}: {e})", 2)
+            raise UserError(f"{path} is no table ({type(e).__name__}: {e})", 2)
     if not tables:
-        raise Stop(f"{folder} has no tables", 2)
+        raise UserError(f"{folder} has no tables", 2)
     return sorted(tables, key=lambda table: [*PAPERS].index(table.paper))
 
 
 def read_table(path: Path) -> Table:
     """One table with its published numbers; ValueError, KeyError or TypeError say what is wrong with it."""
-    content = tomllib.loads(refuse_special(path).read_text())
+    content = tomllib.loads(check_regular_file(path).read_text())
     rows = {row["method"]: typed(Row, row) for row in content.pop("rows")}
     columns = [typed(Column, column) for column in content.pop("columns", [])]
     blocks = [block_of(block, rows, columns) for block in content.pop("blocks")]

@@ -3,7 +3,7 @@ to, and who says it. `python -m tests.settings_table` writes the table again; it
 
 A row holds for the methods and the data sets that it names. Only what differs stands there: at a smaller
 scale from the paper's, of a variant from what is used without it, of that from the flag's default, whose row
-has an asterisk in the place of data sets.
+has an asterisk instead of data sets.
 """
 
 import argparse

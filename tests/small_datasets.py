@@ -10,7 +10,7 @@ from pathlib import Path
 
 import common
 from plumbing.catalog import FOLDERS
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def check(loaded, images: Images, classes: tuple[str, ...]) -> None:
 
 def stops(message: str, function: Callable, *args) -> str:
     """function(*args) ends with one line that matches `message`."""
-    with pytest.raises(Stop, match=message) as e:
+    with pytest.raises(UserError, match=message) as e:
         function(*args)
     assert "\n" not in str(e.value) and e.value.code == 1
     return str(e.value)

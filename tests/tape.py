@@ -37,7 +37,7 @@ class Tape(TorchDispatchMode):
 
 def record(kept, step):
     """In place of Recordings.record: recording computes the step, which a graph does not, so it is undone."""
-    tensors = [v for net in capture.KEPT for v in (*net.parameters(), *net.buffers())]
+    tensors = [v for net in capture.RECORDED for v in (*net.parameters(), *net.buffers())]
     for rate, states in kept.memory:
         tensors += [rate, *(v for of_parameter in states for v in of_parameter.values())]
     before = [v.detach().clone() for v in tensors]

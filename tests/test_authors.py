@@ -50,7 +50,7 @@ class Images:
         return self.x[rows], self.y[rows]
 
     def epochs(self, *_) -> list:
-        """The batches of two epochs, in the place of common.batches."""
+        """The batches of two epochs, instead of common.batches."""
         return 2 * list(zip(self.x.split(3), self.y.split(3)))
 
 

@@ -96,7 +96,7 @@ def files_below(path: Path) -> dict[Path, bytes]:
 
 
 def damage(path: Path, how: str) -> None:
-    """Put something in the place of a file or folder: `gone`, `half`, `:` and a text, `/old/new/`, ..."""
+    """Put something instead of a file or folder: `gone`, `half`, `:` and a text, `/old/new/`, ..."""
     before = path.read_bytes() if path.is_file() else b""
     if path.is_dir():
         shutil.rmtree(path)

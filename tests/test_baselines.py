@@ -113,7 +113,7 @@ GENERATOR = 4 * (74 * 256 + 4 * 256 + 256 * 64 + 64) + 8 + 4 * 10  # and the sha
     (partialfed, 0, 0),
     (feddyn, 0, -8),  # no number of images
     (fedheal, 0, -8),
-    (feddg_ga, 0, 8),  # two errors in the place of it
+    (feddg_ga, 0, 8),  # two errors instead of it
     (fedbn, -OF_BN, -OF_BN),
     (fedfa, 4 * 4 * (32 + 64), 4 * 4 * (32 + 64)),
     (scaffold, 4 * PARAMETERS, 4 * PARAMETERS - 8),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import common
 import fdse
-from common import Stop, captured
+from common import UserError, captured
 from plumbing import capture
 from tests.conftest import PROGRAMS, interrupted, metrics, parsed, run_here
 from tests.tape import Tape, taped
@@ -88,7 +88,7 @@ def test_a_number_that_changes_stops_the_run(monkeypatch):
     small = Small(monkeypatch)
     for _ in range(3):
         small.step(2.0)(small.x)
-    with pytest.raises(Stop, match="reads factor, which has changed since: .* --capture off"):
+    with pytest.raises(UserError, match="reads factor, which has changed since: .* --capture off"):
         small.step(3.0)(small.x)
 
 
@@ -97,12 +97,12 @@ def test_a_network_in_another_state_stops_the_run(monkeypatch):
     for _ in range(3):
         small.step()(small.x)
     small.net.eval()
-    with pytest.raises(Stop, match="reads net, which has changed since"):
+    with pytest.raises(UserError, match="reads net, which has changed since"):
         small.step()(small.x)
     small.net.train()
     small.step()(small.x)
     small.net[0].weight.data = small.net[0].weight.data.clone()
-    with pytest.raises(Stop, match="reads net, which has changed since"):
+    with pytest.raises(UserError, match="reads net, which has changed since"):
         small.step()(small.x)
 
 
@@ -113,7 +113,7 @@ def test_an_optimizer_of_another_form_stops_the_run(monkeypatch):
         small.step()(small.x)
     for opt in (common.sgd(small.net, parsed("fedavg"), 0), common.sgd(small.net[0], small.args, 0)):
         small.opt = opt
-        with pytest.raises(Stop, match="an optimizer of other parameters or values"):
+        with pytest.raises(UserError, match="an optimizer of other parameters or values"):
             small.step()
 
 
@@ -129,11 +129,11 @@ def test_numbers_of_modules_and_helpers_stop_the_run(monkeypatch):
     run()
     run()
     helper.__defaults__ = (2.0,)
-    with pytest.raises(Stop, match="reads helper, which has changed since"):
+    with pytest.raises(UserError, match="reads helper, which has changed since"):
         run()
     helper.__defaults__ = (1.0,)
     small.net[1].momentum = 0.5
-    with pytest.raises(Stop, match="reads net, which has changed since"):
+    with pytest.raises(UserError, match="reads net, which has changed since"):
         run()
 
 
@@ -144,9 +144,9 @@ def test_what_could_change_unseen_is_refused(monkeypatch, read):
     if callable(read):
         def inner():
             return read
-    with pytest.raises(Stop, match="step reads inner, a (Tensor|object|function): .*--capture off"):
+    with pytest.raises(UserError, match="step reads inner, a (Tensor|object|function): .*--capture off"):
         captured(small.args, small.net, small.opt)(lambda x: inner)(small.x)
-    with pytest.raises(Stop, match="takes tensors and bools; found a float: make it a tensor"):
+    with pytest.raises(UserError, match="takes tensors and bools; found a float: make it a tensor"):
         small.step()(0.5)
 
 
@@ -181,7 +181,7 @@ def test_recordings_go_with_the_network(monkeypatch):
     for _ in range(3):
         small.step()(small.x)
     network = weakref.ref(small.net)
-    assert small.net in capture.KEPT
+    assert small.net in capture.RECORDED
     del small
     gc.collect()
     assert network() is None
@@ -252,7 +252,7 @@ def test_a_graph_and_its_faults(monkeypatch, fault):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     kept = capture.Recordings("cuda:0")
     if fault:
-        with pytest.raises(Stop, match=r"on this GPU \(CUDA error: not permitted\): add --capture off"):
+        with pytest.raises(UserError, match=r"on this GPU \(CUDA error: not permitted\): add --capture off"):
             kept.record(lambda: ask("step"))
         return
     replay, *_ = kept.record(lambda: ask("step"))

@@ -137,7 +137,7 @@ def test_one_run_of_each_setting_and_a_sample_of_all_methods():
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_compared(folder, made):
-    """And the next check goes on from there."""
+    """And the next check resumes from there."""
     write_records(folder / "runs.jsonl", made[:2])
     flags = ["reproduce_tables.py", "--check", "--tables", folder / "tables", "--records",
              folder / "runs.jsonl", "--out", folder / "out"]

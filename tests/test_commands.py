@@ -178,7 +178,7 @@ OTHERS = [command for command in RUN if command not in TRAINING]
 
 
 def tiny_dataset(args: common.Args) -> common.Dataset:
-    """In the place of common.open_dataset: domains of noise with the names and classes of the dataset."""
+    """Instead of common.open_dataset: domains of noise with the names and classes of the dataset."""
     names = common.known_domains(args.dataset) or [f"camera_{i}" for i in range(10)]
     classes, channels = common.DIGITS, 1
     if args.dataset in FOLDERS:

@@ -157,7 +157,7 @@ def test_weights_with_our_names(tmp_path):
     del fewer["body.layer4.1.bn2.running_var"]
     torch.save(fewer, tmp_path / "fewer.pth")
     for name, file in (("resnet50", "ours.pth"), ("resnet18", "fewer.pth")):
-        with pytest.raises(common.Stop, match="does not fit the network: .* tensors are missing"):
+        with pytest.raises(common.UserError, match="does not fit the network: .* tensors are missing"):
             network(name, tmp_path / file, 7)
 
 # What many clients cost

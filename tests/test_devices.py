@@ -5,7 +5,7 @@ import dataclasses
 import os
 
 from plumbing import devices
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.provenance import hardware
 from plumbing.settings import identity
 from tests.conftest import parsed
@@ -45,7 +45,7 @@ def test_the_device_of_a_run(two_gpus, asked, found):
     ("gpu", "expected auto, cpu, cuda or cuda:N"),
 ])
 def test_a_gpu_that_is_not_there(two_gpus, asked, words):
-    with pytest.raises(Stop, match=f"--device (is )?{asked}.*{words}") as stop:
+    with pytest.raises(UserError, match=f"--device (is )?{asked}.*{words}") as stop:
         devices.choose_device(asked)
     assert stop.value.code == 2
 
@@ -54,7 +54,7 @@ def test_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.choose_device("auto") == "cpu"
-    with pytest.raises(Stop, match="--device cuda cannot be used here: PyTorch finds 0 GPUs"):
+    with pytest.raises(UserError, match="--device cuda cannot be used here: PyTorch finds 0 GPUs"):
         devices.choose_device("cuda")
 
 
@@ -91,7 +91,7 @@ def test_a_gpu_that_cannot_be_opened_is_one_line(two_gpus, backends, monkeypatch
     args = dataclasses.replace(parsed("fedavg", "--device", "cpu"), device="cuda:0")
     monkeypatch.setattr(devices.torch, "empty", busy)
     words = "^--device cuda:0 cannot be used here: CUDA error: all .* are busy$"
-    with pytest.raises(Stop, match=words) as stop:
+    with pytest.raises(UserError, match=words) as stop:
         devices.prepare(args)
     assert stop.value.code == 2
 

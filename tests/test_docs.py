@@ -18,7 +18,7 @@ for library in ("markdown_it", "pygments", "math_core"):
 
 from docs import methods_pages  # noqa: E402
 from docs.pages import Site  # noqa: E402
-from plumbing.errors import Stop  # noqa: E402
+from plumbing.errors import UserError  # noqa: E402
 
 SIZE, OF_A_RUN = 5e6, 6e3  # bytes of all pages: without a run, and more for each that is on record
 
@@ -50,7 +50,7 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path, link):
     made = Site(tmp_path)
     made.write(Path("page.html"), "file.html", "Page", note=Path("x.md"), text="# x", file=None)
     made.links = {"page.html": [link]}
-    with pytest.raises(Stop, match=f"1 links of the pages lead nowhere: page.html: {link}"):
+    with pytest.raises(UserError, match=f"1 links of the pages lead nowhere: page.html: {link}"):
         made.finish()
     made.links = {"page.html": ["#x", "page.html#x", "https://example.org"]}
     made.finish()

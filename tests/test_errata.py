@@ -89,7 +89,7 @@ def test_the_equations_it_names_are_the_papers(paper):
 def test_the_averages_it_has_are_those_that_do_not_match():
     """A printed average that is not the mean of its row, by more than rounding, is in the paper's section."""
     found = 0
-    of_papers = set((ROOT / "tables" / "published").glob("*-*.csv"))  # witnesses.csv is others'
+    of_papers = set((ROOT / "tables" / "published").glob("*-*.csv"))  # elsewhere.csv is others'
     for path in sorted(of_papers):
         rows = defaultdict(dict)
         for cell in csv.DictReader(path.open()):

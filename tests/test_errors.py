@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 
-from plumbing.errors import Interrupted, Stop, ending, out_of_memory, patient_output
+from plumbing.errors import Interrupted, UserError, ending, out_of_memory, patient_output
 from plumbing.provenance import git
 
 import pytest
@@ -15,8 +15,8 @@ from .conftest import ROOT, parsed, run_all, start
 
 
 @pytest.mark.parametrize("error, line, code", [
-    (Stop("no such domain", 2), "no such domain", 2),
-    (Stop("it is damaged"), "it is damaged", 1),
+    (UserError("no such domain", 2), "no such domain", 2),
+    (UserError("it is damaged"), "it is damaged", 1),
     (KeyboardInterrupt(), "interrupted; the rounds are kept", 130),
     (MemoryError(), "out of memory (MemoryError): give smaller batches or images", 1),
     (torch.OutOfMemoryError("CUDA out of memory.\nTried"),

@@ -272,7 +272,7 @@ def test_the_adaptation_that_diverges_says_so():
     server, clients, net, _ = federation(args)
     one_round(server, clients)
     client = fdse.Client(args, net, 5, target_of(args))
-    with pytest.raises(common.Stop, match="adaptation to d75 diverges: lower --adapt-lr or --adapt-epochs"):
+    with pytest.raises(common.UserError, match="to d75 diverges: lower --adapt-lr or --adapt-epochs"):
         client.model(server.download(5))
 
 

@@ -118,7 +118,7 @@ def prediction_by_hand(model, w, x, args):
 ])
 def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
     """Every parameter and every statistic of uploads, model and generator, the moments, Adam's memory and the
-    logged terms, after each round; the calculation goes on from its own numbers, never from the file's."""
+    logged terms, after each round; the calculation resumes from its own numbers, never from the file's."""
     flags = [*FLAGS, "--variant", variant, "--generator-optimizer", optimizer, "--reg-from", reg_from]
     if "reg" in terms:
         flags += ["--lambda-reg", 0.7]

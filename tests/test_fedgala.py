@@ -72,8 +72,8 @@ def test_unaligned_by_hand():
         "c.weight": tensor([0.0]),
     }
     names = list(change)
-    tensors = fedgala.units(names, "tensor")
-    layers = fedgala.units(names, "layer")
+    tensors = fedgala.layer_groups(names, "tensor")
+    layers = fedgala.layer_groups(names, "layer")
     assert tensors == [["a.weight"], ["a.bias"], ["b.weight"], ["c.weight"]]
     assert layers == [["a.weight", "a.bias"], ["b.weight"], ["c.weight"]]
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import common
-from common import Stop
+from common import UserError
 from plumbing.files import tensors_of
 from tests.conftest import METHODS, fails, metrics, one_run, parsed, run_here
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
@@ -92,14 +92,14 @@ def test_a_node_opens_its_own_domain_alone(tmp_path, monkeypatch):
     folder = write_images(tmp_path / "images", ("a", "b", "c"))
     (folder / "b" / "ill").rename(folder / "b" / "odd")  # of which the other nodes know nothing
     args = parsed("fedavg", "--dataset", f"folder:{folder}", *OWN_FLAGS, "--data", tmp_path / "data")
-    with pytest.raises(Stop, match="expected the domain d7 and the classes 0, 1; found d0, d15"):
+    with pytest.raises(UserError, match="expected the domain d7 and the classes 0, 1; found d0, d15"):
         common.open_dataset(dataclasses.replace(args, dataset="digits", image_size=8), "d7", ("0", "1"))
     listed, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or scandir(path))
     one = common.open_dataset(args, "c", ("healthy", "ill"))
     assert listed and all(path.startswith(str(folder / "c")) for path in listed if str(folder) in path)
     assert one.names == ["c"] and one.classes == ("healthy", "ill")
-    with pytest.raises(Stop, match="two domains"):
+    with pytest.raises(UserError, match="two domains"):
         common.open_dataset(args, "b", ("healthy", "ill"))  # odd is none of the agreed classes
 
 class Grid:
@@ -171,7 +171,7 @@ def test_every_method_is_the_same_on_separate_machines(tmp_path, method):
 
 @pytest.mark.slow
 def test_centralized_has_no_nodes(tmp_path):
-    with pytest.raises(Stop, match="clients in one place; on one machine: python -m baselines.centralized"):
+    with pytest.raises(UserError, match="in one place; on one machine: python -m baselines.centralized"):
         deployed(tmp_path, "baselines.centralized")
 
 
@@ -197,7 +197,7 @@ def test_a_client_that_fails_rejoins_with_what_it_keeps(tmp_path, fault):
     assert entry["dropped"] == ["d30"] and "d30" not in entry["clients"] and "val" in entry
     assert "dropped" not in metrics(tmp_path / "nodes")[2]
     assert [who for who in grid.asked if who[:3] == ("train", 2, 2)] == [("train", 2, 2, "")]
-    with pytest.raises(Stop, match="round 2: 5 of 6 clients have answered, and --min-clients is 6"):
+    with pytest.raises(UserError, match="round 2: 5 of 6 clients have answered, and --min-clients is 6"):
         deployed(tmp_path / "stopped", "fdse", "--rounds", 3, own=["--min-clients", 6],
                  fault=lambda node, what, t: fault if (node, what, t) == (2, "train", 1) else "")
     # The server's next start asks the same training again: those that had done it go back before it.
@@ -217,9 +217,9 @@ def test_bad_answers_are_left_out_by_name(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_state_that_is_gone_is_not_made_up(tmp_path):
-    with pytest.raises(Stop, match="--min-clients"):
+    with pytest.raises(UserError, match="--min-clients"):
         deployed(tmp_path / "run", "fdse", "--rounds", 2, own=["--min-clients", 6],
                  fault=lambda node, what, t: "lost" if (node, what, t) == (0, "train", 1) else "")
     next((tmp_path / "run-state").glob("d45-*")).unlink()
-    with pytest.raises(Stop, match="5 of 6 clients"):
+    with pytest.raises(UserError, match="5 of 6 clients"):
         deployed(tmp_path / "run", "fdse", "--rounds", 2, own=["--min-clients", 6])

@@ -72,7 +72,7 @@ def test_replayed_steps_are_those_of_plain_ones(tmp_path, monkeypatch, method, f
 
 @pytest.mark.parametrize("optimizer", [common.sgd, common.adam])
 def test_an_optimizer_in_a_recorded_step(optimizer):
-    """Over rounds with rates of their own, of which the second goes on from what was kept."""
+    """Over rounds with rates of their own, of which the second resumes from what was kept."""
     weights = []
     for mode in ("off", "on"):
         torch.manual_seed(0)

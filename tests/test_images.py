@@ -127,7 +127,7 @@ def test_a_damaged_cache_is_named(tmp_path, archive, damage):
     pixels, = (tmp_path / "data").rglob("pixels.bin")
     index, = (tmp_path / "data").rglob("index.json")
     damage(pixels, index)
-    with pytest.raises(common.Stop, match="cache .* is damaged.*delete that folder"):
+    with pytest.raises(common.UserError, match="cache .* is damaged.*delete that folder"):
         loaded(tmp_path)
 
 class OneFile(http.server.BaseHTTPRequestHandler):
@@ -169,7 +169,7 @@ def url(monkeypatch):
 
 def test_download_goes_on_where_it_stopped(tmp_path, url):
     path = tmp_path / "downloads" / "x.zip"
-    with pytest.raises(common.Stop, match="could not download.*--archives"):
+    with pytest.raises(common.UserError, match="could not download.*--archives"):
         download(url, path)
     assert not path.exists()
     assert download(url, path).read_bytes() == OneFile.content

@@ -1,4 +1,4 @@
-"""Processes that are killed or told to end at any moment: the same command goes on to the same bytes.
+"""Processes that are killed or told to end at any moment: the same command resumes to the same bytes.
 
     KILLS=5 python -m pytest -m slow tests/test_killed.py      # so many of each method, drawn by KILL_SEED
 

@@ -97,5 +97,5 @@ def test_the_top_may_be_the_whole_network():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     args = lgfedavg.Args(layers=2)
     assert lgfedavg.shared_entries(net.state_dict(), args) == list(net.state_dict())
-    with pytest.raises(common.Stop, match="--layers is 3; --backbone smallcnn_bn has 2 layers"):
+    with pytest.raises(common.UserError, match="--layers is 3; --backbone smallcnn_bn has 2 layers"):
         lgfedavg.shared_entries(net.state_dict(), lgfedavg.Args(layers=3))

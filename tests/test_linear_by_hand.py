@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import common
 import fedgala
 from plumbing import linear
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from tests.conftest import metrics, parsed
 from tests.plain_torch import adam_step
 from tests.recording import number, shuffled
@@ -192,7 +192,7 @@ def test_a_smaller_share_of_labels_is_part_of_a_larger_one():
     assert set(fewer.tolist()) < set(more.tolist())
     assert sorted([*more.tolist(), *rest.tolist()]) == list(range(198))
     assert y[more].bincount().tolist() == [30, 11, 1, 1, 16]
-    with pytest.raises(Stop, match="none of which is left"):
+    with pytest.raises(UserError, match="none of which is left"):
         linear.stratified(torch.arange(3), 0.5)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import common
 from reproduce import compare, loading
 from reproduce.benchmark import entry_of
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.files import load_file
 from tests.conftest import interrupted, run_here
 from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
@@ -27,7 +27,7 @@ def runs(tmp_path_factory) -> Path:
 def no_images(monkeypatch):
     """Whoever asks for images gets an error."""
     def asked(args):
-        raise Stop("asked for images")
+        raise UserError("asked for images")
 
     monkeypatch.setattr(common, "open_dataset", asked)
 
@@ -59,7 +59,7 @@ def test_what_is_known_of_it(runs):
                                     torch.zeros(3, 28, 28, dtype=torch.uint8)])
 def test_other_pixels_are_refused(pixels):
     run = loading.Trained(common.Args(device="cpu"), "a", 1, ("x", "y"), 3)
-    with pytest.raises(Stop, match="uint8 of the shape .N, 3, 28, 28., as this run's images are"):
+    with pytest.raises(UserError, match="uint8 of the shape .N, 3, 28, 28., as this run's images are"):
         run.inputs(pixels)
 
 
@@ -99,15 +99,15 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path, text):
     common.run(mine.Server, mine.Client, args)
     assert loading.load_run(tmp_path / "run", script=script).run.round > 0
     assert compare.runs_in([tmp_path / "run"])[0].key["method"] == entry_of(str(script)).name == "mine"
-    with pytest.raises(Stop, match="'mine' is no method of this repo.* take a file elsewhere as script"):
+    with pytest.raises(UserError, match="'mine' is no method of this repo.* take a file elsewhere as script"):
         loading.load_run(tmp_path / "run")
-    with pytest.raises(Stop, match="expected the file mine.py, whose run this is"):
+    with pytest.raises(UserError, match="expected the file mine.py, whose run this is"):
         loading.load_run(tmp_path / "run", script=tmp_path / "other.py")
 
 def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
     for name, client in (("fedavg-indomain", 3), ("fedavg-lodo", "d0"), ("fdse-lodo", "d15")):
         loading.load_run(runs / name, client)
-    with pytest.raises(Stop, match="asked for images"):
+    with pytest.raises(UserError, match="asked for images"):
         loading.load_run(runs / "fdse-lodo", "d0")
 
 
@@ -126,7 +126,7 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert loading.load_run(tmp_path).run.round == best["round"]
     (tmp_path / "best.pt").unlink()
-    with pytest.raises(Stop, match="best.pt: no such file of checkpoint"):
+    with pytest.raises(UserError, match="best.pt: no such file of checkpoint"):
         loading.load_run(tmp_path)
 
 class Runs:
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_state_or_could_run_code(runs, tmp_path, monkeypatch, 
     folder = changed_copy(runs / "fedavg-indomain", tmp_path / "a", "best.pt", b"damaged")
     if content is not None:
         torch.save(content, folder / "best.pt")
-    with pytest.raises(Stop, match="best.pt (cannot be read|is no whole checkpoint)"):
+    with pytest.raises(UserError, match="best.pt (cannot be read|is no whole checkpoint)"):
         loading.load_run(folder)
     assert not Path("was_run").exists()
 
@@ -152,7 +152,7 @@ def test_a_state_of_another_network(runs, tmp_path):
     saved = load_file(tmp_path / "a" / "best.pt", "checkpoint")
     del saved["server"]["w"]["head.bias"]
     torch.save(saved, tmp_path / "a" / "best.pt")
-    with pytest.raises(Stop, match="does not fit fedavg as it is now"):
+    with pytest.raises(UserError, match="does not fit fedavg as it is now"):
         loading.load_run(tmp_path / "a")
 
 
@@ -163,7 +163,7 @@ def test_a_run_by_other_code(runs, tmp_path):
         saved["code"][0]["sha256"] = "0123"
         saved["code"][0]["files"]["common.py"] = "0123"
         torch.save(saved, tmp_path / "a" / name)
-    with pytest.raises(Stop, match="a run by other code .common.py.: .*--any-code takes it") as stopped:
+    with pytest.raises(UserError, match="a run by other code .common.py.: .*--any-code takes it") as stopped:
         loading.load_run(tmp_path / "a")
     assert stopped.value.code == 2
     expected = common.state(loading.load_run(runs / "fedavg-indomain"))

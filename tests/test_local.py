@@ -22,7 +22,7 @@ def made(*flags):
 
 
 def test_three_rounds_by_hand():
-    """Each client goes on from its own model; one that is not in a round stays where it is."""
+    """Each client resumes from its own model; one that is not in a round stays where it is."""
     args, server, clients, data = made("--select", "last")
     hand, norms = [in_double(clients[0].w)] * 3, []
     for t, chosen in enumerate(ROUNDS):

@@ -7,7 +7,7 @@ import common
 import fdse
 import fedgala
 from common import batches, flatten, load, seed_all
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from reproduce.measures.command import main
 from reproduce.measures.finished import history, labels_of, numbers_of, rebuilt
 from reproduce.measures.gradients import gradient_pairs, mutual_information
@@ -162,7 +162,7 @@ def test_pad_is_balanced_repeats_and_takes_tensors():
     assert first != proxy_a_distance(a, b, 4)
     scale = [1, 1e6, 1e-6]
     assert proxy_a_distance(a * scale + 7, b * scale + 7, 3) == pytest.approx(first, abs=1e-9)
-    with pytest.raises(Stop, match="needs 4 images"):
+    with pytest.raises(UserError, match="needs 4 images"):
         proxy_a_distance(a[:3], b)
 
 

@@ -6,7 +6,7 @@ import types
 import common
 import fdse
 from plumbing import networks
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.settings import identity
 from reproduce import loading
 from tests.conftest import MODULES, fails, one_run, parsed, run_here
@@ -159,13 +159,13 @@ def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monk
     assert identity(args) != before
     fails(capsys, 2, "holds a run of other arguments .backbone .*my_net.py:build", run_here, "fedavg",
           tmp_path / "run", "--backbone", "my_net.py:build")
-    with pytest.raises(Stop, match="has another content than when the run was made"):
+    with pytest.raises(UserError, match="has another content than when the run was made"):
         loading.load_run(tmp_path / "run", backbone="my_net.py:build")
 
 
 def test_a_folder_cannot_have_a_file_run(tmp_path, mine):
     run_here("fedavg", tmp_path / "run", "--backbone", f"{mine}:build")
-    with pytest.raises(Stop, match="my_net.py:build: backbone= .* names it again"):
+    with pytest.raises(UserError, match="my_net.py:build: backbone= .* names it again"):
         loading.load_run(tmp_path / "run")
 
 

@@ -246,7 +246,7 @@ def fdses_alexnet(w, x):
 @pytest.mark.parametrize("name", ["alexnet_bn", "resnet18", "resnet50", "resnet18_3x3", "vit_b8"])
 @torch.no_grad()
 def test_fdses_blocks_in_other_networks(name):
-    """Sec. A8.1: in the place of the last convolution of a residual block, or of the last linear layer of a
+    """Sec. A8.1: instead of the last convolution of a residual block, or of the last linear layer of a
     feed-forward layer, before the addition."""
     net = filled(fdse.build, args_of(name, "fdse"), 3, 5)
     if name == "vit_b8":

@@ -1,7 +1,7 @@
 """Data of one's own, --dataset FILE.py: tables, a torch Dataset, and text as token ids."""
 
 import common
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.own_data import content_of, scaled
 from reproduce.loading import load_run
 from tests.conftest import parsed, run_here
@@ -60,7 +60,7 @@ def test_a_table(tmp_path):
     assert result["last"]["ALL"] > 0.8
     assert result["args"]["dataset"].startswith(f"{file} ")
     own = {"dataset": str(file), "backbone": f"{file}:build"}
-    with pytest.raises(Stop, match="dataset= of load_run names them again"):  # it is code
+    with pytest.raises(UserError, match="dataset= of load_run names them again"):  # it is code
         load_run(tmp_path / "run", "little", "last", backbone=own["backbone"])
     net = load_run(tmp_path / "run", "little", "last", **own)
     x = torch.randn(5, 13)

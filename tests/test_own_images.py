@@ -13,7 +13,7 @@ from pathlib import Path
 import common
 from plumbing.catalog import short_name
 from plumbing.decoding import to_rgb
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
 from reproduce import predict
 from tests.conftest import MODULES, ROOT, fails, parsed, run_all
@@ -157,7 +157,7 @@ def not_readable(folder: Path) -> None:
 ])
 def test_bad_folders(folder, change, code, words):
     change(folder)
-    with pytest.raises(Stop, match=words) as stopped:
+    with pytest.raises(UserError, match=words) as stopped:
         load(folder)
     assert stopped.value.code == code and "\n" not in str(stopped.value)
     assert not caches(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import common
 from baselines.local import Ensemble
-from plumbing.errors import Stop, printable
+from plumbing.errors import UserError, printable
 from reproduce import predict
 from reproduce.loading import Trained, load_run
 from tests.conftest import run_here
@@ -130,13 +130,13 @@ def test_an_ensembles_outputs_are_probabilities_already(own):
 def test_a_network_that_gives_nan_says_nothing(own):
     net = load_run(own / "run")
     net.state_dict()["body.1.running_var"].fill_(-1)
-    with pytest.raises(Stop, match="body.1.running_var is negative"):
+    with pytest.raises(UserError, match="body.1.running_var is negative"):
         predict.probabilities(net, torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
 
 
 def test_a_run_without_labels_has_no_classes():
     net = common.Net(torch.nn.Flatten(), 4, 2)
     net.run = Trained(common.LinearArgs(), "a", 1, ("x", "y"), 3)
-    with pytest.raises(Stop, match="this run had no labels") as stopped:
+    with pytest.raises(UserError, match="this run had no labels") as stopped:
         predict.predict(net, [])
     assert stopped.value.code == 2

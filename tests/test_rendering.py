@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 
 import reproduce_tables
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from reproduce import figures
 from reproduce.cells import Cell, FilledBlock, FilledRow
 from reproduce.claims import read_claims
 from reproduce.records import Records
 from reproduce.rendering import MARKS, render
 from reproduce.tables import read_tables
-from reproduce.witnesses import HEAD, read_witnesses
+from reproduce.elsewhere import HEAD, read_reported
 from tests.conftest import ROOT, fails
 from tests.small_table import small_folder
 
@@ -69,7 +69,7 @@ def test_the_results_are_those_of_the_records(tmp_path):
     emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text())
     (tmp_path / "README.md").write_text(emptied)
     tables = read_tables()
-    elsewhere = read_witnesses(ROOT / "tables", tables)
+    elsewhere = read_reported(ROOT / "tables", tables)
     render(tables, Records(ROOT / "results" / "runs.jsonl"), results, True, read_claims(), elsewhere)
     for path in [tmp_path / "README.md", *results.glob("*.*"), *(results / "tables").iterdir(),
                  *(results / "claims").glob("*.md")]:
@@ -81,7 +81,7 @@ def test_the_results_are_those_of_the_records(tmp_path):
 
 
 def write(folder, *lines: str) -> None:
-    (folder / "tables" / "published" / "witnesses.csv").write_text("\n".join([",".join(HEAD), *lines]) + "\n")
+    (folder / "tables" / "published" / "elsewhere.csv").write_text("\n".join([",".join(HEAD), *lines]) + "\n")
 
 
 @pytest.mark.parametrize("line, words", [
@@ -92,8 +92,8 @@ def test_a_number_beside_no_cell_is_refused(tmp_path, line, words):
     """Also beside one that the text has lost."""
     small_folder(tmp_path)
     write(tmp_path, line)
-    with pytest.raises(Stop, match=words):
-        read_witnesses(tmp_path / "tables", read_tables(tmp_path / "tables"))
+    with pytest.raises(UserError, match=words):
+        read_reported(tmp_path / "tables", read_tables(tmp_path / "tables"))
 
 
 BY_ID = {table.id: table for table in read_tables() if table.figure}

@@ -18,7 +18,7 @@ import torch
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """Of one's own, with the splits of the papers' data sets, which have no strata."""
-    monkeypatch.setattr(common, "is_own", lambda dataset: False)
+    monkeypatch.setattr(common, "is_custom", lambda dataset: False)
     return write_data(tmp_path / "data.py")
 
 

@@ -2,7 +2,7 @@
 
 import common
 import fedavg
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.scores import scores
 from tests.conftest import fails, metrics, parsed, run_here
 
@@ -48,7 +48,7 @@ def test_a_network_that_gives_nan_is_not_scored(tmp_path, monkeypatch, capsys, n
     net.state_dict()[name].fill_(value)  # the network's own tensor
     tested = [common.correct, common.probabilities]
     for measure in tested if name == "head.bias" else [*tested, common.representations]:
-        with pytest.raises(Stop, match=words):
+        with pytest.raises(UserError, match=words):
             measure(net, data, args)
 
 

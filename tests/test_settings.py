@@ -18,7 +18,7 @@ import fedsr
 import reproduce_tables
 from baselines import fedprox
 from plumbing import schedules
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.payloads import check_answer, layout
 from plumbing.settings import Args, LinearArgs, flag_of, method_name, parse
 from tests.conftest import METHODS, MODULES, PROGRAMS, ROOT, fails, parsed
@@ -102,7 +102,7 @@ def test_a_flag_without_arg_is_named(capsys):
     (torch.zeros(0), "[]"), (torch.tensor(1j), "1j"), (torch.tensor(0), "0"), ({"a": torch.ones(1)}, "dict"),
 ])
 def test_counts_that_are_none(n, shown):
-    with pytest.raises(Stop, match=re.escape(f"n is {shown} in the upload; expected at least 1")):
+    with pytest.raises(UserError, match=re.escape(f"n is {shown} in the upload; expected at least 1")):
         check_answer("client a", {"n": n}, {}, layout({"n": n}))
 
 
@@ -120,7 +120,7 @@ def test_runs_are_known_by_the_name_of_the_file(path, name):
 
 
 def test_a_file_elsewhere_must_not_have_the_name_of_a_method(tmp_path):
-    with pytest.raises(common.Stop, match="has the name of a method of this repository"):
+    with pytest.raises(common.UserError, match="has the name of a method of this repository"):
         method_name(tmp_path / "fedprox.py")
 
 

@@ -3,7 +3,7 @@
 import re
 import tomllib
 
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from reproduce.cells import run_of
 from reproduce.methods import arguments
 from reproduce.published import HEAD
@@ -125,7 +125,7 @@ def test_bad_tables(tmp_path, change, words):
     assert TABLE.count(change[0]) == 1
     path = write_table(tmp_path, "fdse-9", "", PUBLISHED)
     path.write_text(TABLE.replace(*change), encoding="latin-1")
-    with pytest.raises(Stop, match=re.escape(words)) as stop:
+    with pytest.raises(UserError, match=re.escape(words)) as stop:
         read_tables(tmp_path)
     assert stop.value.code == 2 and str(path) in str(stop.value)
 
@@ -143,14 +143,14 @@ LINE = "fdse,9,digits,,FedAvg,ALL,accuracy_percent,90.0,2.0,measured\n"
 def test_bad_published_numbers(tmp_path, change, words):
     assert PUBLISHED.count(change[0]) == 1
     write_table(tmp_path, "fdse-9", TABLE, PUBLISHED.replace(*change))
-    with pytest.raises(Stop, match=re.escape(words)):
+    with pytest.raises(UserError, match=re.escape(words)):
         read_tables(tmp_path)
 
 
 def test_every_file_of_published_numbers_is_of_a_table():
     ids = {table.id for table in EVERY}
     named = {path.stem for path in (ROOT / "tables" / "published").glob("*.csv")}
-    assert named - {"witnesses"} <= ids
+    assert named - {"elsewhere"} <= ids
     for table in EVERY:
         for block in table.blocks:
             names = {column.name for column in block.columns}

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 import common
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.provenance import git
-from plumbing.results import id_of, record, refuse_record
-from plumbing.settings import Args, Parser, add_flag, refuse_wrong, flag_of
+from plumbing.results import check_record_file, id_of, record
+from plumbing.settings import Args, Parser, add_flag, check_settings, flag_of
 from reproduce.measures.finished import Rebuilt, finished, rebuilt
 
 import torch
@@ -70,21 +70,21 @@ def changed_flags(words: list[str], run: Rebuilt) -> dict:
     """["--adapt-lr", "0"] -> {"adapt_lr": 0.0}."""
     own = flags_at_test(run.args)
     if run.args.protocol != "lodo" or not own:
-        raise Stop(f"{run.folder} has no flags that act on a left-out domain alone: give a run of fdse or "
-                   "fedbn with --protocol lodo", 2)
+        raise UserError(f"{run.folder} has no flags that act on a left-out domain alone: give a run of fdse "
+                        "or fedbn with --protocol lodo", 2)
     parser = Parser(prog="adaptation --flags", allow_abbrev=False, add_help=False)
     for f in dataclasses.fields(run.args):
         if f.metadata["at_test"]:
             add_flag(parser, f, ())
     given = vars(parser.parse_args(words))
-    refuse_wrong(dataclasses.replace(run.args, **given), {"seed": ""})
+    check_settings(dataclasses.replace(run.args, **given), {"seed": ""})
     return given or own
 
 
 def show(flags) -> list[dict]:
     """A row for each run and its flags, and a record of each if one is wanted."""
     if flags.record:
-        refuse_record(Path(flags.record))
+        check_record_file(Path(flags.record))
     rows, numbers = [], []
     for folder in flags.folders:
         result = finished(folder)
@@ -93,10 +93,10 @@ def show(flags) -> list[dict]:
         runs = {which: rebuilt(folder, which, *places) for which in ("best", "last")}
         args, name = runs["last"].args, runs["last"].label
         if args.device.split(":")[0] != result["args"]["device"]:
-            raise Stop(f"{folder} is a run on {result['args']['device']}: test it again on one", 2)
+            raise UserError(f"{folder} is a run on {result['args']['device']}: test it again on one", 2)
         for words in flags.flags or [[]]:
             changed, accuracy = changed_flags(words, runs["last"]), None
-            with contextlib.suppress(Stop):  # the adaptation diverges
+            with contextlib.suppress(UserError):  # the adaptation diverges
                 found = tested_with(result, runs, changed)
                 record(dataclasses.replace(args, record=flags.record), found)
                 accuracy = found[flags.which]["target"]

@@ -9,7 +9,7 @@ from plumbing.files import output_file, write_json
 from plumbing.settings import Parser
 from reproduce import measures
 from reproduce.commands import about, add_run_flags, one_line_on_stop
-from reproduce.drawing import refuse_figure
+from reproduce.drawing import check_figure_path
 from reproduce.measures import adaptation, gradients, overhead, pad, risks, shares, tsne
 
 # Of each command the module that has its flags and shows its numbers.
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
     with one_line_on_stop("measures", "the runs are as they were"):
         if flags.out:
-            refuse_figure(flags.out)
+            check_figure_path(flags.out)
         if flags.json:
             output_file(Path(flags.json), lambda start: start.split(None, 2)[1:2] == [b'"runs":'])
         numbers = COMMANDS[flags.what].show(flags)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import common
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.results import curves, mean_logs
 from plumbing.runfolder import read_history, read_result
 from plumbing.settings import Args, shown_value
@@ -21,8 +21,8 @@ def finished(folder) -> dict:
     """result.json of a run's folder. Stop if there is none or it is no result."""
     result = read_result(Path(folder))
     if not result:
-        raise Stop(f"{Path(folder) / 'result.json'} is missing or damaged: give the output folder of a "
-                   "finished run", 2)
+        raise UserError(f"{Path(folder) / 'result.json'} is missing or damaged: give the output folder of a "
+                        "finished run", 2)
     return result
 
 
@@ -92,7 +92,7 @@ def name_of(key: dict) -> str:
     elsewhere has the name that its runs have."""
     try:
         module, variant = method(key["method"]), key.get("variant")
-    except Stop:
+    except UserError:
         return key["method"]
     name = (module.__doc__ or key["method"]).split(":")[0].split("\n")[0]
     return name if variant in (None, getattr(module.Args, "variant", None)) else f"{name} ({variant})"

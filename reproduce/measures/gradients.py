@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 
 from common import Data, autocast, batches, seed_all
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from reproduce.drawing import new_panel, write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
 
@@ -28,8 +28,8 @@ def gradient_pairs(run: Rebuilt, number: int = 16) -> dict:
     """
     travelling = run.federation.server.download(0).get("w")
     if travelling is None:
-        raise Stop(f"{run.folder} is a run of {run.label}, whose clients do not get a whole "
-                   f"network w; gradients needs one, as of fedavg, fedsr, fedcir or fedgala", 2)
+        raise UserError(f"{run.folder} is a run of {run.label}, whose clients do not get a whole "
+                        f"network w; gradients needs one, as of fedavg, fedsr, fedcir or fedgala", 2)
     gradients, parts = {}, {}
     for k, (client, model) in enumerate(run.tested()):
         data = client.data
@@ -77,8 +77,8 @@ def mutual_information(a: Data, b: Data, size: int = 32, seed: int = 0) -> tuple
         counts[int(c)] = min(int((a.labels == c).sum()), int((b.labels == c).sum()))
     x, y = pixels(a, counts, generator, size), pixels(b, counts, generator, size)
     if len(x) < 8:
-        raise Stop(f"two domains have {len(x)} pairs of images of the same class; the mutual information "
-                   f"needs at least 8", 2)
+        raise UserError(f"two domains have {len(x)} pairs of images of the same class; the mutual "
+                        f"information needs at least 8", 2)
     shuffled = [y[torch.randperm(len(y), generator=generator)] for _ in range(5)]
     return information(x, y), float(np.mean([information(x, other) for other in shuffled]))
 
@@ -121,7 +121,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def show(flags) -> list[dict]:
     """A table, the figure, and the numbers."""
     if flags.batches < 1:
-        raise Stop(f"--batches is {flags.batches}; it must be at least 1", 2)
+        raise UserError(f"--batches is {flags.batches}; it must be at least 1", 2)
     runs, table = [], []
     for run in all_rebuilt(flags):
         found = gradient_pairs(run, flags.batches)

@@ -8,7 +8,7 @@ import functools
 import sys
 
 from common import images_in_round, seed_all
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from reproduce.measures.finished import Rebuilt, all_rebuilt, finished, history
 from reproduce.methods import arguments, builder_of
 
@@ -73,7 +73,7 @@ def cost_to_reach(run: Rebuilt, accuracy: float) -> dict | None:
     """
     result, entries = finished(run.folder), history(run.folder)
     if not any("test" in entry for entry in entries):
-        raise Stop(f"{run.folder}/metrics.jsonl has no accuracy AVG", 2)
+        raise UserError(f"{run.folder}/metrics.jsonl has no accuracy AVG", 2)
     fed, images, exchanged = run.federation, 0, 0
     sizes = dict(zip(fed.names, fed.sizes))
     for entry in entries:
@@ -97,7 +97,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def show(flags) -> list[dict]:
     """A table, and the numbers."""
     if not 0 < flags.accuracy <= 1:
-        raise Stop(f"the accuracy to reach is {flags.accuracy}; expected a share such as 0.6", 2)
+        raise UserError(f"the accuracy to reach is {flags.accuracy}; expected a share such as 0.6", 2)
     flags.which, runs, table = "last", [], []
     for run in all_rebuilt(flags):
         cost = cost_to_reach(run, flags.accuracy)

@@ -7,7 +7,7 @@ import itertools
 import warnings
 
 from common import ClientProtocol, representations, seed_all
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.settings import Args
 from reproduce.drawing import new_panel, write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
@@ -27,10 +27,10 @@ def represented(client: ClientProtocol, model: nn.Module, args: Args, part: str)
     parts = [data.train, data.val, data.test] if part == "all" else [data.test]
     found = [representations(model, images, args) for images in parts if len(images)]
     if not found:
-        raise Stop(f"all images of {data.name} are for training: give --part all", 2)
+        raise UserError(f"all images of {data.name} are for training: give --part all", 2)
     z, y = torch.cat([z for z, _ in found]), torch.cat([y for _, y in found])
     if not torch.isfinite(z).all():
-        raise Stop(f"the representations of {data.name} are not finite: the run has diverged")
+        raise UserError(f"the representations of {data.name} are not finite: the run has diverged")
     return z, y
 
 
@@ -48,8 +48,8 @@ def proxy_a_distance(a, b, seed: int = 0) -> float:
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     n = min(len(a), len(b))
     if n < 4:
-        raise Stop(f"a proxy A-distance needs 4 images of each domain; there are {len(a)} and {len(b)}: give "
-                   "--part all", 2)
+        raise UserError(f"a proxy A-distance needs 4 images of each domain; there are {len(a)} and {len(b)}: "
+                        "give --part all", 2)
     generator = seed_all(seed, "pad")
     a = a[torch.randperm(len(a), generator=generator)[:n].numpy()]
     b = b[torch.randperm(len(b), generator=generator)[:n].numpy()]
@@ -74,7 +74,7 @@ def pad_table(run: Rebuilt, part: str) -> dict:
         if not client.data.unseen:  # a target is no client
             z[client.data.name], _ = represented(client, model, run.args, part)
     if len(z) < 2:
-        raise Stop(f"{run.folder} has one client; a distance needs two", 2)
+        raise UserError(f"{run.folder} has one client; a distance needs two", 2)
     for a, b in itertools.combinations(z, 2):
         pairs[f"{a} / {b}"] = proxy_a_distance(z[a], z[b])
     pool = torch.cat(list(z.values()))
@@ -94,7 +94,7 @@ def draw_pad(path, run_a: dict, run_b: dict) -> None:
     star: the mean PAD of the mixture and a client. Below the diagonal A's is the smaller."""
     a, b = run_a["method"], run_b["method"]
     if run_a["pairs"].keys() != run_b["pairs"].keys():
-        raise Stop(f"{a} and {b} have different clients: compare runs on the same domains", 2)
+        raise UserError(f"{a} and {b} have different clients: compare runs on the same domains", 2)
     x = [run_b["pairs"][pair] for pair in run_a["pairs"]]
     panel = new_panel(4.8, 4.8)
     panel.axline((0, 0), slope=1, linestyle="--", color="0.5", linewidth=1, label="equal")
@@ -114,7 +114,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def show(flags) -> list[dict]:
     """A table, the figure of two runs, and the numbers."""
     if flags.out and len(flags.folders) != 2:
-        raise Stop(f"--out draws one run against another: give two folders, not {len(flags.folders)}", 2)
+        raise UserError(f"--out draws one run against another: give two folders, not {len(flags.folders)}", 2)
     runs, table = [pad_table(run, flags.part) for run in all_rebuilt(flags)], []
     for run in runs:
         means = {"mean of the pairs": run["mean_pairs"], "mean of mixture and client": run["mean_global"]}

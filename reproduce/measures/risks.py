@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common import Data, autocast, in_order
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.settings import Args
 from reproduce.drawing import new_panel, write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
@@ -30,8 +30,8 @@ def local_risks(run: Rebuilt) -> dict:
     """Cross-entropy of the network that each client is tested with on its images, in nats, their mean, and
     that on the images of a left-out domain."""
     if run.args.protocol == "linear":
-        raise Stop(f"{run.folder} was trained without labels: its networks have no classifier and no "
-                   f"cross-entropy", 2)
+        raise UserError(f"{run.folder} was trained without labels: its networks have no classifier and no "
+                        f"cross-entropy", 2)
     clients, target = {}, {}
     for client, model in run.tested():
         data = client.data
@@ -53,7 +53,7 @@ def draw_risks(path, runs: list[dict]) -> None:
     for i, run in enumerate(runs):
         risks = run["clients"] | {"mean": run["mean"]}
         if [*risks] != names:
-            raise Stop("the runs have different clients: compare runs on the same domains", 2)
+            raise UserError("the runs have different clients: compare runs on the same domains", 2)
         x = np.arange(len(names)) + (i + 0.5) * width - 0.4
         panel.bar(x, [risks[name]["test"] for name in names], 0.9 * width, label=run["method"])
         panel.plot(x, [risks[name]["train"] for name in names], ".", color="0.2")

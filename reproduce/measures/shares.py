@@ -12,7 +12,7 @@ import copy
 import dataclasses
 
 import common
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.settings import flag_of
 from reproduce.measures.finished import Rebuilt, all_rebuilt
 
@@ -54,7 +54,8 @@ def gradient(run: Rebuilt, k: int, step: int, **changed) -> Tensor:
         for hook in hooks:
             hook.remove()
     if not found:
-        raise Stop(f"{run.folder}: {client.data.name} takes fewer than {step} steps: give another --step", 2)
+        raise UserError(f"{run.folder}: {client.data.name} takes fewer than {step} steps: give another "
+                        "--step", 2)
     return torch.cat(found)
 
 
@@ -65,10 +66,10 @@ def shares(run: Rebuilt, name: str, step: int | None) -> dict:
     last = min(args.steps or args.epochs * common.steps_in_epoch(n, args) for n in run.federation.sizes)
     step = min(10, last) if step is None else step
     if not 1 <= step <= last:
-        raise Stop(f"--step is {step}; a round of {run.folder} has the steps 1 to {last}", 2)
+        raise UserError(f"--step is {step}; a round of {run.folder} has the steps 1 to {last}", 2)
     if not isinstance(coefficient, float) or not coefficient:
-        raise Stop(f"{flag_of(name)} is {coefficient} in {run.folder}; expected a coefficient of its loss "
-                   "that is not 0", 2)
+        raise UserError(f"{flag_of(name)} is {coefficient} in {run.folder}; expected a coefficient of its "
+                        "loss that is not 0", 2)
     found = {}
     for k, client in run.federation.clients.items():
         if not client.data.unseen:
@@ -94,7 +95,7 @@ def show(flags) -> list[dict]:
         fields = {flag_of(name): name for name in vars(run.args)}
         field = fields.get("--" + flags.coefficient)
         if field is None:
-            raise Stop(f"--coefficient {flags.coefficient} is no flag of {run.folder}'s method", 2)
+            raise UserError(f"--coefficient {flags.coefficient} is no flag of {run.folder}'s method", 2)
         numbers.append(shares(run, field, flags.step))
         for client, share in [*numbers[-1]["clients"].items(), ("mean", numbers[-1]["mean"])]:
             table.append([run.label, client, share])

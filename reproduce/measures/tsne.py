@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from common import seed_all
-from plumbing.errors import Stop
+from plumbing.errors import UserError
 from plumbing.results import empty_figure
 from reproduce.drawing import write_figure
 from reproduce.measures.finished import Rebuilt, all_rebuilt
@@ -24,7 +24,7 @@ def points_of(run: Rebuilt, domains: list[str], part: str, most: int) -> Points:
     """The representations of some domains by a run, of all without names; at most `most` images of each."""
     points, names = {}, run.federation.names
     for name in set(domains) - set(names):
-        raise Stop(f"{run.folder}: --domains names {name!r}; its domains are {', '.join(names)}", 2)
+        raise UserError(f"{run.folder}: --domains names {name!r}; its domains are {', '.join(names)}", 2)
     for client, model in run.tested():
         name = client.data.name
         if not domains or name in domains:
@@ -39,7 +39,7 @@ def embed(points: Points) -> dict[str, np.ndarray]:
     from sklearn.manifold import TSNE
     z = torch.cat([z for z, _ in points.values()])
     if len(z) < 5:
-        raise Stop(f"a t-SNE needs at least 5 images; there are {len(z)}", 2)
+        raise UserError(f"a t-SNE needs at least 5 images; there are {len(z)}", 2)
     places = TSNE(init="pca", perplexity=min(30, (len(z) - 1) / 3), random_state=0).fit_transform(z.numpy())
     ends = np.cumsum([len(y) for _, y in points.values()])
     return dict(zip(points, np.split(places, ends[:-1])))
@@ -80,10 +80,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def show(flags) -> list[dict]:
     """The figure, and what it shows."""
     if flags.images < 4:
-        raise Stop(f"--images is {flags.images}; it must be at least 4", 2)
+        raise UserError(f"--images is {flags.images}; it must be at least 4", 2)
     domains, runs = flags.domains.split(",") if flags.domains else [], all_rebuilt(flags)
     if len({run.federation.dataset.classes for run in runs}) > 1:
-        raise Stop("the runs have different classes: draw those of one dataset together", 2)
+        raise UserError("the runs have different classes: draw those of one dataset together", 2)
     points = [points_of(run, domains, flags.part, flags.images) for run in runs]
     out = flags.out or str(Path(flags.folders[0]) / "tsne.png")
     draw(out, runs, points, [embed(of_run) for of_run in points])

@@ -1,4 +1,4 @@
-"""The house: who imports whom, that files look alike; the broken copies, which are noticed in a long test."""
+"""The architecture: who imports whom, that files look alike; the broken copies, noticed in a long test."""
 
 import ast
 import subprocess
@@ -130,7 +130,7 @@ def test_a_diff_to_fedavg_shows_the_method(method):
     """From `class Client` on, most lines of fedavg.py recur; the parts above are each method's own.
 
     The fewest recur in FedADG, whose local loop alternates three optimizers, and in FDSE, which sends four
-    parts in the place of w. The lines that make the step a recorded one do not count.
+    parts instead of w. The lines that make the step a recorded one do not count.
     """
     reference = code_lines("fedavg.py")
     reference = [line for line in reference[reference.index("class Client:"):] if line not in RECORDED]
