@@ -66,7 +66,7 @@ fi
 export GPU_TESTS_ON=$device PYTHONUNBUFFERED=1
 few="(fedavg or fdse or says or equals) and not official and not replayed and not optimizer"
 step tests 60 bash -c 'bad=0; for few in "replayed or optimizer" "$1"; do "$0" -m pytest -m gpu -n 0 -vv -rs -p no:cacheprovider --tb=short -k "$few" \
-    tests/test_gpu.py tests/test_augment.py; code=$?; [[ $code == [05] ]] || bad=$code; done; exit $bad' "$python" "$few"
+    tests/machinery/test_gpu.py tests/machinery/test_augment.py; code=$?; [[ $code == [05] ]] || bad=$code; done; exit $bad' "$python" "$few"
 limit=60 && [[ $steps == *runs* ]] || limit=$(left)
 step comparison "$limit" "$python" -m bench.bench "${folders[@]}" --device "$device" "${figures[@]}" --seconds 8 --limit $((limit - 15)) --out "$out/comparison.json"
 minutes=$(awk "BEGIN {print ($(left) > 40 ? $(left) - 35 : 5) / 60}")  # the rest is for the start and the pages

@@ -13,7 +13,8 @@ places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. 
 A place is a function or class of the method's file, or of another module: `common.rounds`. The tag stands
 there in a comment or docstring: `Eq. (8)`, `line 7`, `step c5`. Where it does not say enough, the entry has a
 `mark` of the place: code that stands there once, or the first and the last statement, "mu = ... var =".
-What the released code has in its place is in `official`. tests/test_equations.py holds all of it together.
+What the released code has in its place is in `official`. tests/docs/test_equations.py holds all of it
+together.
 """
 
 import ast
@@ -300,11 +301,17 @@ def formulas(entry: dict, of: Table) -> list[str]:
 # Tests and the sum
 
 
+def file_of(test: str) -> str:
+    """The file of "test_fdse::test_eq9_three_clients_by_hand"; empty if there is none."""
+    name, _, _ = test.partition("::")
+    return next((str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob(f"*/{name}.py")), "")
+
+
 @functools.cache
 def tests_in(file: str) -> dict[str, tuple[int, str]]:
-    """{test: its first line, and the first paragraph of its docstring} of tests/<file>.py."""
-    path, found = ROOT / "tests" / f"{file}.py", {}
-    for node in ast.parse(path.read_text()).body if path.is_file() else []:
+    """{test: its first line, and the first paragraph of its docstring} of a file."""
+    found = {}
+    for node in ast.parse((ROOT / file).read_text()).body if file else []:
         if isinstance(node, ast.FunctionDef):
             paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
             found[node.name] = (node.lineno, " ".join(paragraph.split()))
@@ -312,9 +319,8 @@ def tests_in(file: str) -> dict[str, tuple[int, str]]:
 
 
 def test_of(test: str) -> tuple[int, str]:
-    """Line and words of "test_fdse::test_eq9_three_clients_by_hand": what it holds the code against."""
-    file, _, name = test.partition("::")
-    return tests_in(file).get(name, (0, ""))
+    """Line and words of a test: what it holds the code against."""
+    return tests_in(file_of(test)).get(test.partition("::")[2], (0, ""))
 
 
 def counts(of: Table) -> tuple[int, int, int]:

@@ -222,7 +222,7 @@ class Site:
 
 
 for function in (code, statements, coloured, contents, formula, relative, equations.formulas,
-                 equations.test_of, equations.located):
+                 equations.test_of, equations.file_of, equations.located):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}
 TEMPLATES.filters["slug"] = equations.slug

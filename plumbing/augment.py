@@ -3,7 +3,7 @@
     x = augment(x, AUGMENTATIONS["fedsr"])      # x float32 [B, C, H, W] in [0, 1], before any normalization
 
 Steps, distributions and formulas are those of torchvision's RandomResizedCrop (bilinear, antialias),
-RandomHorizontalFlip, RandomApply of ColorJitter, and RandomGrayscale, in this order (tests/test_augment.py
+RandomHorizontalFlip, RandomApply of ColorJitter, and RandomGrayscale, in this order (test_augment.py
 compares them). All parameters come from torch's CPU generator: a seed gives the same ones on every device.
 """
 

@@ -1,7 +1,7 @@
 """The settings under which the papers compare FedAvg and other methods: rounds, steps, optimizer, images.
 
 fedavg.py and the baselines take theirs from here, a row of a table by the name of its dataset. A paper's own
-method has its settings in its own file; tests/test_settings.py holds both equal where they should be.
+method has its settings in its own file; test_settings.py holds both equal where they should be.
 """
 
 from __future__ import annotations

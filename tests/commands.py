@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plumbing.catalog import FOLDERS
 from tests.conftest import ROOT
-from tests.test_architecture import tracked
+from tests.machinery.test_architecture import tracked
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/methods/*.md", "results/README.md",
              "tables/README.md", "deploy/README.md"]

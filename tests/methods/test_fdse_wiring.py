@@ -8,7 +8,7 @@ import sys
 import common
 import fdse
 import official.fdse
-from tests.test_fdse import federation, nearest_to_zero, small_args, target_of
+from tests.methods.test_fdse import federation, nearest_to_zero, small_args, target_of
 
 import pytest
 import torch

@@ -3,13 +3,12 @@ neutral value; and the numbers of the official classes. The batches and the orde
 drawn are the file's."""
 
 import json
-from pathlib import Path
 
 import common
 import fedsr
 import official.fedsr
 from plumbing.runfolder import copied
-from tests.conftest import parsed
+from tests.conftest import ROOT, parsed
 from tests.plain_torch import (ClippedSGD, adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear,
                                log_probability)
 from tests.three_clients import federation, mean
@@ -137,7 +136,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     assert max(norms) > args.clip
     assert local == (variant == "official")
 
-OFFICIAL = json.loads((Path(__file__).parent / "fixtures" / "fedsr.json").read_text())
+OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedsr.json").read_text())
 
 
 def numbers(*shape, shift=0.0):

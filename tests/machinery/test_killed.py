@@ -1,6 +1,6 @@
 """Processes that are killed or told to end at any moment: the same command resumes to the same bytes.
 
-    KILLS=5 python -m pytest -m slow tests/test_killed.py      # so many of each method, drawn by KILL_SEED
+    KILLS=5 python -m pytest -m slow tests/machinery/test_killed.py  # of each method; KILL_SEED draws
 
 A method is run straight through, and then again with SIGKILL at moments that a seed draws: in the seconds
 before the first round, between rounds, while a checkpoint is written, and behind the last round.

@@ -5,7 +5,7 @@ from plumbing.errors import UserError
 from plumbing.own_data import content_of, scaled
 from reproduce.loading import load_run
 from tests.conftest import parsed, run_here
-from tests.test_own_page import FILES
+from tests.docs.test_own_page import FILES
 
 import pytest
 import torch

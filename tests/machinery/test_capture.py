@@ -13,7 +13,7 @@ from common import UserError, captured
 from plumbing import capture
 from tests.conftest import PROGRAMS, interrupted, metrics, parsed, run_here
 from tests.tape import Tape, taped
-from tests.test_every_method import same_metrics
+from tests.methods.test_every_method import same_metrics
 
 import pytest
 import torch

@@ -3,12 +3,12 @@ switch away from its neutral value, and what the official code gave on the same 
 rates, networks (tests/fixtures/fedadg.json)."""
 
 import json
-from pathlib import Path
 
 import common
 import fedadg
 import official.fedadg
-from tests.test_fedadg import C, federation, of_d, of_release, parsed, small_args, train, with_d
+from tests.conftest import ROOT
+from tests.methods.test_fedadg import C, federation, of_d, of_release, parsed, small_args, train, with_d
 
 import pytest
 import torch
@@ -206,7 +206,7 @@ def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
 # The official code
 
 
-OFFICIAL = json.loads((Path(__file__).parent / "fixtures" / "fedadg.json").read_text())
+OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedadg.json").read_text())
 CLASSES = {"vlcs": 5, "pacs": 7}
 F_OF_TEST = "net.body.1.weight", "net.body.1.bias"
 C_OF_TEST = "net.head.weight", "net.head.bias"

@@ -12,8 +12,8 @@ from plumbing.errors import UserError
 from tests.conftest import metrics, parsed
 from tests.plain_torch import adam_step
 from tests.recording import number, shuffled
-from tests.test_networks_by_hand import bn, conv, smallcnn_bn
-from tests.test_networks_by_hand import linear as product
+from tests.methods.test_networks_by_hand import bn, conv, smallcnn_bn
+from tests.methods.test_networks_by_hand import linear as product
 
 import numpy as np
 import pytest

@@ -3,7 +3,6 @@ figures, and what others print beside the papers' cells."""
 
 import re
 import shutil
-from pathlib import Path
 
 import reproduce_tables
 from plumbing.errors import UserError
@@ -19,7 +18,7 @@ from tests.small_table import small_folder
 
 import pytest
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 
 
 def test_rendering_against_the_golden_file(tmp_path):

@@ -87,9 +87,9 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
             address = "" if file == of.file else f"../../{file}.html"
             assert {f"{address}#L{n}" for n in lines} <= set(card.links)
         for test in entry["tests"]:
-            file, _, name = test.partition("::")
+            name = test.partition("::")[2]
             line, words = equations.test_of(test)
-            assert f"tests/{file}.py:{line} {name}" in cards[equations.slug(entry["tag"])]
+            assert f"{equations.file_of(test)}:{line} {name}" in cards[equations.slug(entry["tag"])]
             assert words in unescape(cards[equations.slug(entry["tag"])])
     used, whole, _ = equations.counts(of)
     assert f"{whole} of {used} equations and lines located and tested" in text

@@ -9,7 +9,7 @@ from baselines import fedema
 from fedgala import Learner
 from tests.conftest import parsed
 from tests.plain_torch import ClippedSGD, State, batch_norm, in_double, is_trained, leaves_of, linear
-from tests.test_fedgala_wiring import ROUNDS, SIZES, three_clients, two_layers
+from tests.methods.test_fedgala_wiring import ROUNDS, SIZES, three_clients, two_layers
 
 import pytest
 import torch

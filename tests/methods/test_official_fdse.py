@@ -6,17 +6,16 @@ server held after a round, its sum and its product with other numbers.
 """
 
 import json
-from pathlib import Path
 
 import common
 import official.fdse
-from tests.conftest import fails, parsed
-from tests.test_fdse import mib, multiply_adds
+from tests.conftest import ROOT, fails, parsed
+from tests.methods.test_fdse import mib, multiply_adds
 
 import pytest
 import torch
 
-FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "fdse.json").read_text())
+FIXTURES = json.loads((ROOT / "tests" / "fixtures" / "fdse.json").read_text())
 FLAGS = ("--lambda", 3.0, "--beta", 0.4, "--tau", 0.2, "--lr", 0.1, "--clip", 0.8, "--weight-decay", 0.02,
          "--precision", "fp32", "--device", "cpu")
 

@@ -36,7 +36,7 @@ def test_every_method_has_a_row_in_every_table():
 
 def test_the_tests_that_pages_name_are_there():
     defined = set()
-    for path in (ROOT / "tests").glob("*.py"):
+    for path in (ROOT / "tests").rglob("*.py"):
         defined |= {path.stem, *re.findall(r"^def (test_\w+)", path.read_text(), flags=re.M)}
     for path in (ROOT / "docs").rglob("*.md"):
         named = set(re.findall(r"\btest_\w+", path.read_text()))

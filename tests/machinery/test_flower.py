@@ -12,7 +12,7 @@ from common import UserError
 from plumbing.files import tensors_of
 from tests.conftest import METHODS, fails, metrics, one_run, parsed, run_here
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
-from tests.test_every_method import ALL, keeping, same_metrics, small_run
+from tests.methods.test_every_method import ALL, keeping, same_metrics, small_run
 
 import pytest
 import torch

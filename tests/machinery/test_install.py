@@ -10,7 +10,7 @@ from pathlib import Path
 
 from plumbing import provenance
 from tests.conftest import ROOT
-from tests.test_architecture import METHOD_FILES, tracked
+from tests.machinery.test_architecture import METHOD_FILES, tracked
 
 import pytest
 from packaging.requirements import Requirement

@@ -15,7 +15,7 @@ from plumbing.devices import choose_device
 from plumbing.capture import Recordings
 from reproduce.measures.finished import rebuilt
 from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, parsed, run_here
-from tests.test_every_method import same_metrics
+from tests.methods.test_every_method import same_metrics
 
 import pytest
 

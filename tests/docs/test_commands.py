@@ -31,7 +31,7 @@ TABLES = read_tables()
 CLAIMS = [claim for paper in read_claims() for claim in paper.claims]
 IDS = [table.id for table in TABLES] + [f"claim-{claim.id}" for claim in CLAIMS]
 
-KNOWN = tomllib.loads(Path(__file__).with_name("commands.toml").read_text())
+KNOWN = tomllib.loads((ROOT / "tests" / "commands.toml").read_text())
 SUBSTITUTES, NOT_RUN, FOLDER_OF = KNOWN["substitutes"], KNOWN["not_run"], KNOWN["folder_of"]
 A_RUN = re.compile(r"runs/(\w+)-\.\.\.")  # runs/fdse-...: RUN fdse
 SHOWING = {"--help", "--show-settings", "--version"}  # with which a method trains nothing

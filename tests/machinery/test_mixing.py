@@ -5,7 +5,7 @@ import dataclasses
 import common
 from plumbing.mixing import client_shares, dealt
 from tests.conftest import one_run, parsed, run_here
-from tests.test_common import LODO, federated
+from tests.machinery.test_common import LODO, federated
 
 import numpy as np
 import pytest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import common
 from tests.conftest import MODULES
-from tests.test_start import ROOT, blocks, module_of
+from tests.docs.test_start import ROOT, blocks, module_of
 
 import pytest
 

@@ -12,7 +12,7 @@ import fedgala
 import official.fedgala
 from tests.conftest import ROOT, metrics, parsed, run_here
 from tests.plain_torch import State, adam_step, batch_norm, in_double, is_trained, leaves_of, linear
-from tests.test_fedgala import aligned_weights, unit
+from tests.methods.test_fedgala import aligned_weights, unit
 
 import pytest
 import torch

@@ -32,7 +32,7 @@ from tests.small_table import small_folder
 import pytest
 import torch
 
-with open(Path(__file__).with_name("bad_inputs.csv"), newline="", encoding="utf-8") as opened:
+with open((ROOT / "tests" / "bad_inputs.csv"), newline="", encoding="utf-8") as opened:
     HEADS, *ROWS = csv.reader(opened)
 TOO_LONG = 60  # seconds of a row: it waits for something that does not come
 
