@@ -28,8 +28,8 @@ import official.fdse
 import official.fedadg
 import official.fedgala
 import official.fedsr
-from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedproc,
-                       fedprox, lgfedavg, local, moon, partialfed, scaffold)
+from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedopt,
+                       fedproc, fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from plumbing.catalog import FOLDERS
 from plumbing.runfolder import Run
 from tests.finished_runs import once
@@ -105,6 +105,7 @@ LISTED = [
     Tested(moon, "", USUAL, 65, 0.5, 0.75),
     Tested(lgfedavg, f"{LODO} --evaluated trained", USUAL, 60, 0.5, 0.75),
     Tested(fedproc, f"--participation 0.5 {LODO}", USUAL, 60, 0.6, 0.75),
+    Tested(fedopt, f"--participation 0.5 {LODO}", "--rounds 8 --lr 0.03", 55, 0.6, 0.8),
     Tested(feddg_ga, f"--participation 0.8 {LODO}", USUAL, 65, 0.5, 0.7),
 ]
 TESTED = {method.module.__name__: method for method in LISTED}

@@ -6,7 +6,7 @@ import fedadg
 import fedavg
 import fedcir
 import fedsr
-from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedproc,
+from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedopt, fedproc,
                        fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from tests.conftest import parsed
 from tests.plain_torch import body_of_smallcnn_bn, linear
@@ -108,6 +108,7 @@ GENERATOR = 4 * (74 * 256 + 4 * 256 + 256 * 64 + 64) + 8 + 4 * 10  # and the sha
 
 @pytest.mark.parametrize("module,down,up", [
     (fedprox, 0, 0),
+    (fedopt, 0, 0),
     (moon, 0, 0),
     (ditto, 0, 0),
     (partialfed, 0, 0),
@@ -133,7 +134,7 @@ def test_what_travels(module, down, up):
 
 
 OF_GLOBAL_MODEL = (fedprox, moon, ditto, partialfed, feddyn, fedheal, feddg_ga, fedfa, scaffold, fedproc,
-                   fedgen)
+                   fedgen, fedopt)
 
 
 @pytest.mark.parametrize("module", OF_GLOBAL_MODEL)
