@@ -44,6 +44,8 @@ from plumbing.scores import METRICS
 LARGEST = (1 << 63) - 1  # a whole number that torch takes
 LARGEST_FLOAT = 3.4e38  # about what a float32 takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
+USUAL = ("dataset", "protocol", "target", "augment", "image_size", "backbone", "rounds", "epochs",
+         "batch_size", "lr", "scale", "seed", "seeds", "out", "archives")  # the flags of --help beside a method's own
 SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
 ELSEWHERE_CALLED = {"--learning-rate": "--lr", "--model": "--backbone", "--local-epochs": "--epochs"}
 LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}
@@ -253,8 +255,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     """The settings of a run from the command line, by the layers above.
 
     `paper`, `laptop` and `smoke` are tables dataset -> values, `variants` one more level; `follows(values)`
-    gives the derived values. Bad usage ends the program with one line on stderr and exit code 2; --help and
-    --show-settings end it with 0.
+    gives the derived values. Bad usage ends the program with one line on stderr and exit code 2; --help,
+    --help-all and --show-settings end it with 0.
     """
     parser = parser_of(cls, tuple(paper))
     if argv is None:  # those of a file that takes them from another method
@@ -363,7 +365,10 @@ def violation(value, limits) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
+    """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2.
+    --help leaves out the flags in `rare`, which --help-all explains too."""
+
+    rare = frozenset()
 
     def error(self, message):
         if message.startswith("unrecognized arguments: "):
@@ -377,9 +382,17 @@ class Parser(argparse.ArgumentParser):
                 meant = [f"--dataset {OWN}{flag}"]
             if meant:
                 message += f"; did you mean {meant[0]}?"
-        self.exit(2, f"{self.prog}: {printable(message)} (--help explains every flag)\n")
+        self.exit(2, f"{self.prog}: {printable(message)} ({self.every} explains every flag)\n")
+
+    @property
+    def every(self) -> str:
+        """The flag that explains all others."""
+        return "--help-all" if self.rare else "--help"
 
     def print_help(self, file=None):
+        for action in self._actions:
+            if action.dest in self.rare:
+                action.help = argparse.SUPPRESS
         print_and_exit(self.format_help())
 
 
@@ -391,7 +404,8 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
                     formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
                                             width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
-                           "own:\n--show-settings lists what these flags lead to, with origins.")
+                           "own:\n--show-settings lists what these flags lead to, with origins. "
+                           "--help-all explains every flag.")
     groups = {}
     for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
         if issubclass(cls, base):
@@ -401,6 +415,10 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
             parser.error(f"{f.name} of Args is no flag: give it as arg(default, text)")
         owners = [base for base in (DataArgs, TrainingArgs, RunArgs, LinearArgs) if hasattr(base, f.name)]
         add_flag(groups[owners[0] if owners else Args], f, datasets)
+    names = [f.name for base in (DataArgs, TrainingArgs, RunArgs) for f in dataclasses.fields(base)]
+    parser.rare = {*names} - {*USUAL}
+    groups[RunArgs].add_argument("--help-all", action=ShowLine, nargs=0, default=argparse.SUPPRESS,
+                                 const=Parser.format_help, help="explain every flag, and stop")
     groups[RunArgs].add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
                                  help="print every setting with its origin, and stop")
     add_version(groups[RunArgs])
@@ -409,15 +427,17 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
 
 def add_version(group) -> None:
     """--version, which ends the program after one line."""
-    group.add_argument("--version", action=ShowVersion, nargs=0, default=argparse.SUPPRESS,
+    group.add_argument("--version", action=ShowLine, nargs=0, default=argparse.SUPPRESS,
+                       const=lambda parser: f"{parser.prog}: {version_line()}",
                        help="print version, commit, torch and Python, and stop")
 
 
-class ShowVersion(argparse.Action):
-    """Answers --version as soon as it is read: what else stands on the command line does not matter."""
+class ShowLine(argparse.Action):
+    """Prints what its function makes of the parser, as soon as it is read: what else stands on the command
+    line does not matter."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print_and_exit(f"{parser.prog}: {version_line()}")
+        print_and_exit(self.const(parser))
 
 
 def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:

@@ -105,7 +105,7 @@ LISTED = [
     Tested(moon, "", USUAL, 65, 0.5, 0.75),
     Tested(lgfedavg, f"{LODO} --evaluated trained", USUAL, 60, 0.5, 0.75),
     Tested(fedproc, f"--participation 0.5 {LODO}", USUAL, 60, 0.6, 0.75),
-    Tested(fedopt, f"--participation 0.5 {LODO}", "--rounds 8 --lr 0.03", 55, 0.6, 0.8),
+    Tested(fedopt, f"--participation 0.5 {LODO}", "--rounds 8 --lr 0.03", 65, 0.33, 0.8),
     Tested(feddg_ga, f"--participation 0.8 {LODO}", USUAL, 65, 0.5, 0.7),
 ]
 TESTED = {method.module.__name__: method for method in LISTED}
