@@ -39,7 +39,6 @@ DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, zlib.error, R
 
 # Bytes at most, unpacked. The largest official archives have some 12 GB of images of a few MB each.
 ENTRY = 256 * MIB  # of an image or a table
-TABLES = 1024 * MIB  # of the tables of an archive together
 TOTAL = 65536 * MIB  # of an archive
 NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
          tarfile.GNUTYPE_LONGLINK)  # the headers of a tar archive that tarfile reads whole
@@ -189,7 +188,7 @@ class ImageFiles:
 
     def fingerprint(self) -> str:
         """12 hexadecimal digits that change when a file of a folder does, or the content of an archive."""
-        state = f"{sorted(self.keys)} {sorted(self.unread)}"
+        state = f"{sorted(self.keys, key=repr)} {sorted(self.unread)}"
         return hashlib.blake2b(state.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
     def check_md5(self, source: Folders) -> None:
@@ -210,15 +209,13 @@ class ImageFiles:
             if path.name.lower().endswith(TABLE_ENDINGS):
                 self.inside[path.name] = path
             elif path.is_file():
-                sizes, total, of_tables = self.declared.setdefault(path, {}), 0, 0
+                sizes, total = self.declared.setdefault(path, {}), 0
                 with refusing_damage(path):
                     for name, size, extract in entries(path):
-                        is_table = name.endswith(TABLE_ENDINGS)
                         sizes[name], total = size, total + size
-                        of_tables += size if is_table else 0
-                        check_size(path, name, size, total, of_tables)
+                        check_size(path, name, size, total)
                         self.inside[name] = folder / name
-                        if is_table:
+                        if name.endswith(TABLE_ENDINGS):
                             extract(folder)
 
     def unpack(self, names: Iterable[str], folder: Path) -> None:
@@ -268,33 +265,15 @@ class ImageFiles:
 
 
 def key_of(path: Path) -> tuple:
-    """Of an archive what changes with each file in it, and its bytes: of gzip the end, which has a checksum
-    of all; of zip the directory, which has those of each; else the whole, or the time of a large one."""
+    """Of an archive what changes with each file in it: of zip the checksums in its directory, else its size
+    and its end, where gzip has the checksum of all. A copy of it has the same."""
+    if zipfile.is_zipfile(path):
+        with refusing_damage(path), zipfile.ZipFile(path) as archive:
+            return tuple((entry.filename, entry.CRC) for entry in archive.infolist())
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        start = max(0, size - MIB)
-        if zipfile.is_zipfile(file):
-            start -= bytes_before(file, start)
-        else:
-            file.seek(0)
-            is_gzip = file.read(2) == b"\x1f\x8b"
-            if not is_gzip and size > ENTRY:
-                return size, path.stat().st_mtime_ns
-            start = start if is_gzip else 0
-        file.seek(start)
+        file.seek(max(0, size - MIB))
         return size, hashlib.blake2b(file.read()).hexdigest()
-
-
-def bytes_before(file, start: int) -> int:
-    """How many bytes of a zip archive's directory lie before `start`, in its last MiB."""
-    file.seek(start)
-    end = file.read()
-    at = end.rfind(b"PK\5\6")
-    length = int.from_bytes(end[at + 12:at + 16], "little")
-    if end[at - 76:at - 72] == b"PK\6\6":  # ZIP64: a second record, and where that is, lie before
-        at -= 76
-        length = int.from_bytes(end[at + 40:at + 48], "little")
-    return min(start, max(0, length - at))
 
 
 @contextlib.contextmanager
@@ -331,12 +310,8 @@ def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]
                 name = inner(path, entry.name).removeprefix("./")
                 if not entry.isdir():
                     yield name, entry.size, partial(tar.extract, entry, set_attrs=False, filter="data")
-        behind = 0
-        for block in iter(partial(stream.read, MIB), b""):  # to the end, where gzip has its checksum
-            behind += len(block)
-            if behind > ENTRY:
-                raise UserError(f"{path}: more than {in_units(ENTRY)} are behind its end; the archive is not "
-                                "used: get it again")
+        while stream.read(MIB):  # to the end, where gzip has its checksum
+            pass
 
 
 class BoundedEntry(tarfile.TarInfo):
@@ -358,14 +333,12 @@ def inner(archive: Path, name: str) -> str:
     return name
 
 
-def check_size(archive: Path, name: str, size: int, total: int, of_tables: int) -> None:
-    """Stop if an image or a table, all entries up to it, or all tables among them declare too many bytes."""
+def check_size(archive: Path, name: str, size: int, total: int) -> None:
+    """Stop if an image or a table, or all entries up to it, declare too many bytes."""
     what = ""
     if size > ENTRY and name.lower().endswith(IMAGE_ENDINGS + TABLE_ENDINGS):
         what = f"the entry {name} declares {in_units(size)}; expected at most {in_units(ENTRY)}"
     elif total > TOTAL:
         what = f"its entries declare more than {in_units(TOTAL)}"
-    elif of_tables > TABLES:
-        what = f"its tables declare more than {in_units(TABLES)}"
     if what:
         raise UserError(f"{archive}: {what}; the archive is not used: get it again")

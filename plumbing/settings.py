@@ -45,7 +45,7 @@ LARGEST = (1 << 63) - 1  # a whole number that torch takes
 LARGEST_FLOAT = 3.4e38  # about what a float32 takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
 USUAL = ("dataset", "protocol", "target", "augment", "image_size", "backbone", "rounds", "epochs",
-         "batch_size", "lr", "scale", "seed", "seeds", "out", "archives")  # the flags of --help beside a method's own
+         "batch_size", "lr", "scale", "seed", "seeds", "out", "archives")  # in --help
 SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
 ELSEWHERE_CALLED = {"--learning-rate": "--lr", "--model": "--backbone", "--local-epochs": "--epochs"}
 LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}

@@ -15,9 +15,9 @@ from plumbing.catalog import FOLDERS
 import pytest
 from PIL import Image
 
-from .conftest import ROOT
-from .own_images import write_images
-from .small_datasets import (check, load, names_in, pictures, stops, vlcs, write_tar,
+from tests.conftest import ROOT
+from tests.own_images import write_images
+from tests.small_datasets import (check, load, names_in, pictures, stops, vlcs, write_tar,
                              write_vlcs, write_zip)
 
 CLASSES = FOLDERS["vlcs"].classes

@@ -11,7 +11,7 @@ from plumbing.provenance import git
 import pytest
 import torch
 
-from .conftest import ROOT, parsed, run_all, start
+from tests.conftest import ROOT, parsed, run_all, start
 
 
 @pytest.mark.parametrize("error, line, code", [

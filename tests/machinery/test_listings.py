@@ -8,8 +8,8 @@ from pathlib import Path
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import open_images
 
-from .small_datasets import (Images, check, expect, load, names_in, nothing_is_left, picture, pictures, stops,
-                             vlcs, write_tar, write_vlcs, write_zip)
+from tests.small_datasets import (Images, check, expect, load, names_in, nothing_is_left, picture, pictures,
+                                  stops, vlcs, write_tar, write_vlcs, write_zip)
 
 import pytest
 
