@@ -2,6 +2,7 @@
 refused. That it has the recorded accuracies: test_every_method.py."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from reproduce import compare, loading
 from reproduce.benchmark import entry_of
 from plumbing.errors import UserError
 from plumbing.files import load_file
-from tests.conftest import interrupted, run_here
+from tests.conftest import ROOT, interrupted, run_here
 from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
 from tests.three_clients import same
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 
 @pytest.fixture
@@ -52,6 +54,19 @@ def test_what_is_known_of_it(runs):
     assert torch.equal(run.inputs(pixels), pixels.float() / 255)
     best = json.loads((runs / "fedavg-indomain" / "result.json").read_text())["best"]["round"]
     assert loading.load_run(runs / "fedavg-indomain").run.round == best
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fdse"])
+def test_the_exported_network_gives_the_same_of_any_batch(runs, method, tmp_path, monkeypatch):
+    """The lines of docs/runs.md, but for the run's folder."""
+    page = (ROOT / "docs" / "runs.md").read_text()
+    (lines,) = [lines for lines in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "export" in lines]
+    monkeypatch.chdir(tmp_path)
+    given = {}
+    exec(lines.replace("runs/fdse-...", str(runs / f"{method}-indomain")), given)
+    x = torch.rand(5, 1, 28, 28)
+    exported = torch.export.load("fdse.pt2").module()
+    assert_close(exported(x), given["net"](x))
 
 
 @pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28, dtype=torch.uint8),
