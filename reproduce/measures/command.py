@@ -10,11 +10,11 @@ from plumbing.settings import Parser
 from reproduce import measures
 from reproduce.commands import about, add_run_flags, one_line_on_stop
 from reproduce.drawing import check_figure_path
-from reproduce.measures import adaptation, gradients, overhead, pad, risks, shares, tsne
+from reproduce.measures import adaptation, confusion, gradients, overhead, pad, risks, shares, tsne
 
 # Of each command the module that has its flags and shows its numbers.
 COMMANDS = {"tsne": tsne, "pad": pad, "risk": risks, "cost": overhead, "gradients": gradients,
-            "adaptation": adaptation, "shares": shares}
+            "adaptation": adaptation, "shares": shares, "confusion": confusion}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -38,7 +38,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a finished run")
         command.add_argument("--out", default="", metavar="FILE",
-                             help="figure of pad, risk, gradients [none]; tsne [tsne.png in first FOLDER]")
+                             help="figure of pad, risk, gradients, confusion [none]; of tsne "
+                                  "[tsne.png in first FOLDER]")
         command.add_argument("--json", default="", metavar="FILE", help="file for the numbers [none]")
         add_run_flags(command)
         if hasattr(module, "add_flags"):

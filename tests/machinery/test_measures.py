@@ -9,12 +9,12 @@ import fedgala
 from common import batches, flatten, load, seed_all
 from plumbing.errors import UserError
 from reproduce.measures.command import main
-from reproduce.measures.finished import history, labels_of, numbers_of, rebuilt
+from reproduce.measures.finished import finished, history, labels_of, numbers_of, rebuilt
 from reproduce.measures.gradients import gradient_pairs, mutual_information
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
 from reproduce.measures.pad import pad_table, proxy_a_distance
 from reproduce.measures.risks import local_risks
-from tests.conftest import run_here
+from tests.conftest import fails, run_here
 from tests.finished_runs import labelled_runs, unlabelled_runs
 
 import numpy as np
@@ -60,6 +60,26 @@ def test_pad_and_risk_draw_and_show_a_table(runs, tmp_path, capsys):
     assert (tmp_path / "r.pdf").read_bytes().startswith(b"%PDF")
     said = capsys.readouterr().out
     assert "mean of mixture and client" in said and "d0 (left out)" in said
+
+
+def test_confusion_matrices(runs, tmp_path, capsys):
+    """Of a run with a left-out domain: the pooled one is the sum of the clients' and has the recorded AVG and
+    ALL of their test images; the target's is beside it."""
+    folder, numbers = runs / "fdse-lodo", tmp_path / "c.json"
+    shown("confusion", folder, "--out", tmp_path / "c.png", "--json", numbers)
+    (found,), best = json.loads(numbers.read_text())["runs"], finished(folder)["best"]
+    matrices = {name: np.array(matrix) for name, matrix in found["confusion"].items()}
+    target, pooled = matrices.pop("d0"), matrices.pop("all clients")
+    assert (pooled == sum(matrices.values())).all() and len(matrices) == 5
+    assert target.trace() / target.sum() == best["target"]
+    assert pooled.trace() / pooled.sum() == best["ALL"]
+    said = capsys.readouterr().out.splitlines()
+    assert said[3].split() == ["0", *map(str, pooled[0])]
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_confusion_matrices_without_labels(unlabelled, capsys):
+    fails(capsys, 2, "has no confusion matrices", shown, "confusion", unlabelled / "paper")
 
 
 def test_cost_and_labels(runs, tmp_path, capsys):

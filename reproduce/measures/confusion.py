@@ -1,0 +1,74 @@
+"""Confusion matrices of the tested images: which class is taken for which, of all clients and of each."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from plumbing.errors import UserError
+from plumbing.results import empty_figure
+from reproduce.drawing import write_figure
+from reproduce.measures.finished import finished, labels_of
+
+import numpy as np
+from tabulate import tabulate
+
+POOLED = "all clients"
+
+
+def matrices(folder: str, which: str) -> dict[str, np.ndarray]:
+    """{"all clients" or a client's or target's name: its images by true and predicted class, int64 [C, C]}
+    after the best or the last round. A left-out domain is not among the clients."""
+    result = finished(folder)
+    if not result.get("measures"):
+        raise UserError(f"{folder} has no confusion matrices: its networks have no classifier, or its "
+                        "clients are on other machines", 2)
+    found = {name: np.array(of["confusion"]) for name, of in result["measures"][which].items()}
+    pooled = sum(matrix for name, matrix in found.items() if name != result["args"]["target"])
+    return {POOLED: pooled} | found
+
+
+def classes_of(folder: str) -> list[str]:
+    """The names of a finished run's classes."""
+    return json.loads((Path(folder) / "settings.json").read_text())["data"]["classes"]
+
+
+def draw(path: str, label: str, found: dict[str, np.ndarray], classes: list[str]) -> None:
+    """A panel for each matrix, coloured by the share of a true class; with few classes their numbers too."""
+    from sklearn.metrics import ConfusionMatrixDisplay
+    across = min(3, len(found))
+    down = math.ceil(len(found) / across)
+    figure = empty_figure((4.4 * across, 4.2 * down))
+    for panel, (name, matrix) in zip(figure.subplots(down, across, squeeze=False).flat, found.items()):
+        shown = ConfusionMatrixDisplay(matrix / matrix.sum(1, keepdims=True).clip(1), display_labels=classes)
+        shown.plot(ax=panel, cmap="Blues", colorbar=False, include_values=len(classes) <= 12,
+                   xticks_rotation="vertical", im_kw={"vmin": 0, "vmax": 1})
+        for text, count in zip(shown.text_.flat if shown.text_ is not None else (), matrix.flat):
+            text.set_text(count or "")
+        panel.set(title=f"{name}: {matrix.trace()} of {matrix.sum()} right", xlabel="predicted",
+                  ylabel="true")
+    for panel in figure.axes[len(found):]:
+        panel.set_axis_off()
+    figure.suptitle(label)
+    write_figure(path, figure)
+
+
+def show(flags) -> list[dict]:
+    """The matrix of all clients together, the accuracy of each, the figure of one run, and the numbers."""
+    if flags.out and len(flags.folders) != 1:
+        raise UserError(f"--out draws the matrices of one run: give one folder, not {len(flags.folders)}", 2)
+    labels, numbers = labels_of([finished(folder)["args"] for folder in flags.folders]), []
+    for folder, label in zip(flags.folders, labels):
+        found, classes = matrices(folder, flags.which), classes_of(folder)
+        rows = [[name, *row] for name, row in zip(classes, found[POOLED].tolist())]
+        print(f"{label}, {POOLED}: images of each true class (rows) by predicted class")
+        print(tabulate(rows, ["", *classes], disable_numparse=True))
+        rows = [[name, f"{100 * matrix.trace() / matrix.sum():.2f}", matrix.sum()]
+                for name, matrix in found.items()]
+        print(tabulate(rows, ["", "accuracy (%)", "images"], disable_numparse=True))
+        if flags.out:
+            draw(flags.out, label, found, classes)
+        numbers.append({"folder": folder, "method": label, "which": flags.which, "classes": classes,
+                        "confusion": {name: matrix.tolist() for name, matrix in found.items()}})
+    return numbers
