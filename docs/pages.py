@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,7 +17,7 @@ from plumbing.errors import UserError
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from math_core import LatexToMathML
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -29,10 +29,17 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 NOTES = ROOT / "docs" / "methods"
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
                         autoescape=select_autoescape(["html", "svg"]))
-ORDER = {"docs/start.html": "Start", "docs/exercises.html": "Exercises",
+NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results.html": "Results",
+       "docs/errata.html": "Errata", "docs/own.html": "Your data"}  # at the top
+ORDER = {"index.html": "CleanFDG", "docs/start.html": "Start", "docs/exercises.html": "Exercises",
          **{f"docs/methods/{method}.html": title for method, title in TITLES.items()},
-         "results.html": "Results", "docs/errata.html": "Errata"}  # of reading, and of the links at the top
+         "results.html": "Results", "docs/errata.html": "Errata"}  # of reading
 CLAIMS = {f"results/claims/{method}.html": f"{title}'s claims" for method, title in [*TITLES.items()][1:]}
+SIGNS = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "Delta": "Δ", "epsilon": "ε", "eta": "η",
+         "theta": "θ", "Theta": "Θ", "lambda": "λ", "mu": "μ", "nu": "ν", "pi": "π", "sigma": "σ", "tau": "τ",
+         "hat": "\u0302", "bar": "\u0304"}  # docs/page.js has them too
+SYMBOL = re.compile(rf"(?<![\w-])({'|'.join(SIGNS)}|BN|[A-Za-z])(?:_(hat|bar)\b|_([A-Za-z0-9]+(?:,[a-z])?))?(?![\w-])")
+CLAUSE = re.compile(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\([^)]*\)|(Alg|App|Eqs?|Figs?|Sec)\.|[^`[(])*?[.:;](?= |$)")
 HEADING = re.compile(r'<h([23])[^>]*? id="([^"]+)"[^>]*>(.*?)</h\1>', flags=re.S)
 PLAIN = re.compile(r'<span class="(?:n|p|o|w)">([^<]*)</span>')  # a token that docs/page.css gives no colour
 
@@ -100,6 +107,23 @@ def statements(file: str, method: str, lines: list[int], address: str) -> Markup
     return Markup(f'<div class="code">{"".join(html)}</div>')
 
 
+def symbols(text: str) -> Markup:
+    """Prose in which theta_u is θ with an index, mu_hat has its hat."""
+    def as_printed(found: re.Match) -> str:
+        name, accent, index = found.groups()
+        if name not in SIGNS and not index:
+            return found[0]
+        index = f"<sub>{index}</sub>" if index else ""
+        return SIGNS.get(name, name) + SIGNS.get(accent, "") + index
+    return SYMBOL.sub(as_printed, str(escape(text)))
+
+
+def clause(text: str) -> tuple[str, str]:
+    """The first clause of a text in Markdown, and the rest."""
+    first = CLAUSE.match(text)[0]
+    return first, text[len(first):].strip()
+
+
 def contents(html: str) -> list[tuple[str, str, str]]:
     """(level, anchor, words) of the headings of a page."""
     return [(level, anchor, Markup(words).striptags()) for level, anchor, words in HEADING.findall(html)]
@@ -111,6 +135,7 @@ class Site:
     def __init__(self, out: Path):
         self.out = out
         self.waiting, self.seen = [], set()
+        self.rows = defaultdict(list)  # {a PNG of claims: its rows, which are shown instead}
         self.anchors = Counter()  # of (page, anchor)
         self.ids, self.links, self.sections = {}, {}, []  # of each page written; what the search knows
         urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
@@ -153,8 +178,11 @@ class Site:
             if named and source.parent == Path("docs/methods"):
                 tokens[i - 1].attrSet("id", f"note-{equations.slug(named[1])}")
             for child in token.children or []:
+                if child.type == "text":
+                    child.type, child.content = "html_inline", symbols(child.content)
                 self.relink(child, source, page)
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
+        html = re.sub(r'<p>(<table class="forest".*?</p>)</p>', r"\1", html, flags=re.S)
         html = html.replace("<table>", '<div class="wide" tabindex="0"><table>')
         html = html.replace("</table>", "</table></div>").replace("<th></th>", "<td></td>")
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
@@ -172,6 +200,11 @@ class Site:
         if not target.is_file():
             return
         target = target.relative_to(ROOT)
+        if str(target) in self.rows:
+            rows = self.rows[str(target)]
+            token.type, token.content = "html_inline", TEMPLATES.get_template("forest.html").render(
+                rows=rows, of_specifications=target.parent.name == "claims")
+            return
         if target.suffix == ".py" and page_of(target) == page:
             anchor = anchor or "L1"  # the file of a method's note is on the same page
         address = self.address(page, target, anchor)
@@ -181,13 +214,12 @@ class Site:
     def write(self, page: Path, template: str, title: str, **values) -> None:
         path = self.out / page
         path.parent.mkdir(parents=True, exist_ok=True)
-        nav = {relative(address, page): name for address, name in ORDER.items()}
-        names = CLAIMS if str(page) in CLAIMS else {"index.html": "CleanFDG", **ORDER}
+        names = CLAIMS if str(page) in CLAIMS else ORDER
         places = [*names]
         here = places.index(str(page)) if str(page) in places else len(places) + 1
         around = {"Previous": places[here - 1:here], "Next": places[here + 1:here + 2]}
-        made = TEMPLATES.get_template(template).render(title=title, nav=nav, around=around, names=names,
-                                                       here=page.name, page=page, site=self, **values)
+        made = TEMPLATES.get_template(template).render(title=title, nav=NAV, around=around, names=names,
+                                                       page=page, site=self, **values)
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
@@ -221,7 +253,7 @@ class Site:
             raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
 
 
-for function in (code, statements, coloured, contents, formula, relative, equations.formulas,
+for function in (code, statements, clause, contents, formula, relative, equations.formulas,
                  equations.test_of, equations.file_of, equations.located):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}
