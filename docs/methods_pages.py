@@ -8,15 +8,23 @@ from pathlib import Path
 from docs import equations, results
 from docs.answers import by_claim, by_specification, read_answers
 from docs.equations import ROOT
-from docs.pages import NAV, NOTES, ORDER, TITLES, Site, page_of, source_of
+from docs.pages import NAV, NOTES, ORDER, TEMPLATES, TITLES, Site, page_of, source_of
 from reproduce.claims import Answer
+
+
+def with_table(method: str) -> str:
+    """A method's note, in which the table of its equations is made anew of docs/equations/."""
+    before, start, rest = (NOTES / f"{method}.md").read_text().partition("<!-- equations -->\n\n")
+    _, end, after = rest.partition("\n<!-- end of equations -->")
+    made = TEMPLATES.get_template("equations.md").render(entries=equations.table(method).entries)
+    return before + start + made + end + after
 
 
 def method_page(site: Site, method: str, claims: list[Answer]) -> None:
     """The note: its idea and its picture, then the equations beside their code, then the rest."""
     note = Path("docs/methods") / f"{method}.md"
     of, text = equations.table(method), (ROOT / note).read_text()
-    before, _, after = text.partition("<!-- equations -->")
+    before, _, after = text.partition("<!-- end of equations -->")
     head, what, who, *_ = before.split("\n## ")  # the last one is what GitHub shows in place of the equations
     used, whole, unused = equations.counts(of)
     site.write(page_of(note), "method.html", TITLES[method], of=of, head=head, what=what, who=who,

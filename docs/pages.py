@@ -35,11 +35,10 @@ ORDER = {"index.html": "CleanFDG", "docs/start.html": "Start", "docs/exercises.h
          **{f"docs/methods/{method}.html": title for method, title in TITLES.items()},
          "results.html": "Results", "docs/errata.html": "Errata"}  # of reading
 CLAIMS = {f"results/claims/{method}.html": f"{title}'s claims" for method, title in [*TITLES.items()][1:]}
-SIGNS = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "Delta": "Δ", "epsilon": "ε", "eta": "η",
-         "theta": "θ", "Theta": "Θ", "lambda": "λ", "mu": "μ", "nu": "ν", "pi": "π", "sigma": "σ", "tau": "τ",
-         "hat": "\u0302", "bar": "\u0304"}  # docs/page.js has them too
-SYMBOL = re.compile(rf"(?<![\w-])({'|'.join(SIGNS)}|BN|[A-Za-z])(?:_(hat|bar)\b|_([A-Za-z0-9]+(?:,[a-z])?))?(?![\w-])")
-CLAUSE = re.compile(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\([^)]*\)|(Alg|App|Eqs?|Figs?|Sec)\.|[^`[(])*?[.:;](?= |$)")
+SIGNS = dict(zip("alpha beta gamma delta Delta epsilon eta theta Theta lambda mu nu pi sigma tau sum".split(),
+                 "αβγδΔεηθΘλμνπστΣ"))
+SYMBOL = re.compile(rf"(?<![\w-])({'|'.join(SIGNS)}|BN|var|[A-Za-z])(?:_([A-Za-z0-9]+(?:,[a-z])?))?(?![\w-])")
+CLAUSE = re.compile(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\([^)]*\)|(Alg|App|Eqs?|Figs?|Sec)\.|[^`[(])*?[.;](?= |$)")
 HEADING = re.compile(r'<h([23])[^>]*? id="([^"]+)"[^>]*>(.*?)</h\1>', flags=re.S)
 PLAIN = re.compile(r'<span class="(?:n|p|o|w)">([^<]*)</span>')  # a token that docs/page.css gives no colour
 
@@ -108,13 +107,12 @@ def statements(file: str, method: str, lines: list[int], address: str) -> Markup
 
 
 def symbols(text: str) -> Markup:
-    """Prose in which theta_u is θ with an index, mu_hat has its hat."""
+    """Prose in which theta_u is θ with an index."""
     def as_printed(found: re.Match) -> str:
-        name, accent, index = found.groups()
-        if name not in SIGNS and not index:
-            return found[0]
-        index = f"<sub>{index}</sub>" if index else ""
-        return SIGNS.get(name, name) + SIGNS.get(accent, "") + index
+        name, index = found.groups()
+        if index:
+            return f"{SIGNS.get(name, name)}<sub>{index}</sub>"
+        return name if name == "sum" else SIGNS.get(name, name)
     return SYMBOL.sub(as_printed, str(escape(text)))
 
 
@@ -237,7 +235,7 @@ class Site:
 
     def finish(self) -> None:
         """The files that all pages load. Stop if a link leads nowhere."""
-        for name in ("page.css", "page.js"):
+        for name in ("page.css", "page.js", "interactive.js"):
             shutil.copyfile(ROOT / "docs" / name, self.out / name)
         known = json.dumps(self.sections, ensure_ascii=False)
         (self.out / "search.js").write_text(f"const SECTIONS = {known}\n")
