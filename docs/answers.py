@@ -69,5 +69,5 @@ def learning(one: Measured, megabytes: bool = False) -> dict[str, list[tuple[flo
     return curves
 
 
-for function in (answer_words, budget, by_claim, gain_words, learning, limits, nearest, notes_of, others_words):
+for function in (answer_words, budget, by_claim, gain_words, learning, limits, notes_of, others_words):
     TEMPLATES.globals[function.__name__] = function

@@ -81,7 +81,7 @@ function handle(svg, vector, origin, name, reach, show) {
 }
 
 function playConsensus(svg, says) {
-  put(svg, { viewBox: "-130 -130 260 260" })
+  put(svg, { viewBox: "-150 -130 300 260" })
   const delta = [[95, 25], [80, -45], [-35, 60]], here = [0, 0], scale = 50
   const hull = shape(svg, "polygon", { class: "hull" }), lines = delta.map(() => shape(svg, "line", { class: "client" }))
   const mean = shape(svg, "line", { class: "mean" }), found = shape(svg, "line", { class: "step" })

@@ -63,8 +63,8 @@ def build(out: Path) -> None:
         site.rows["results/claims.png"] += by_claim(claims)
     for method in equations.METHODS:
         method_page(site, method, known.get(method, []))
-    site.write(Path("index.html"), "index.html", "Federated domain generalization", titles=TITLES, answers=known,
-               baselines=baselines(), sentence=equations.sentence(), table=equations.table)
+    site.write(Path("index.html"), "index.html", "Federated domain generalization", titles=TITLES,
+               answers=known, baselines=baselines(), sentence=equations.sentence(), table=equations.table)
     results.build(site)
     for address in NAV | ORDER:
         site.add(Path(address).with_suffix(".md"))

@@ -81,29 +81,17 @@ def coloured(path: Path) -> list[str]:
     return PLAIN.sub(r"\1", html).rstrip("\n").split("\n")
 
 
-def code(path: Path) -> Markup:
-    """A whole file; each line has its number and an anchor. What stands before the imports is folded."""
-    html = []
-    for n, line in enumerate(coloured(path), 1):
-        html.append(f'<span class="line" id="L{n}"><a class="number" href="#L{n}">{n}</a>{line}\n</span>')
-    docstring = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
-    if docstring:
-        last = docstring[0].count("\n")
-        folded = f"<details><summary>docstring, {last} lines</summary>{''.join(html[:last])}</details>"
-        html = [folded, *html[last:]]
-    return Markup(f'<div class="code">{"".join(html)}</div>')
+def docstring(path: Path) -> int:
+    """How many lines stand before the imports of a file, which are folded."""
+    found = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
+    return found[0].count("\n") if found else 0
 
 
-def statements(file: str, method: str, lines: list[int], address: str) -> Markup:
-    """Some statements of a file without their indentation; the numbers lead to the file's page."""
-    shown, coloured_lines = equations.code(file, method).shown(lines), coloured(Path(file))
+def statements(file: str, method: str, lines: list[int]) -> list[tuple[int, str]]:
+    """(number, HTML) of some statements of a file without their indentation; 0 for what is left out."""
+    shown = equations.code(file, method).shown(lines)
     margin = min(len(text) - len(text.lstrip()) for _, text in shown if text)
-    html = []
-    for n, text in shown:
-        number = f'<a class="number" href="{address}#L{n}">{n}</a>' if n else ""
-        line = coloured_lines[n - 1][margin:] if n else text[margin:]
-        html.append(f'<span class="line">{number}{line}\n</span>')
-    return Markup(f'<div class="code">{"".join(html)}</div>')
+    return [(n, coloured(Path(file))[n - 1][margin:] if n else text[margin:]) for n, text in shown]
 
 
 def symbols(text: str) -> Markup:
@@ -212,12 +200,9 @@ class Site:
     def write(self, page: Path, template: str, title: str, **values) -> None:
         path = self.out / page
         path.parent.mkdir(parents=True, exist_ok=True)
-        names = CLAIMS if str(page) in CLAIMS else ORDER
-        places = [*names]
-        here = places.index(str(page)) if str(page) in places else len(places) + 1
-        around = {"Previous": places[here - 1:here], "Next": places[here + 1:here + 2]}
-        made = TEMPLATES.get_template(template).render(title=title, nav=NAV, around=around, names=names,
-                                                       page=page, site=self, **values)
+        order = CLAIMS if str(page) in CLAIMS else ORDER
+        made = TEMPLATES.get_template(template).render(title=title, nav=NAV, order=order, page=page,
+                                                       site=self, **values)
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
@@ -251,7 +236,7 @@ class Site:
             raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
 
 
-for function in (code, statements, clause, contents, formula, relative, equations.formulas,
+for function in (coloured, docstring, statements, clause, contents, formula, relative, equations.formulas,
                  equations.test_of, equations.file_of, equations.located):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}

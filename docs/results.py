@@ -68,12 +68,6 @@ class Place:
         """The accuracy of guessing; None where the number is no accuracy."""
         return chance(self.block, self.column)
 
-    @property
-    def note(self) -> Path | None:
-        """The note of the row's method."""
-        path = Path("docs/methods") / f"{self.row.module.rpartition('.')[2]}.md"
-        return path if (ROOT / path).is_file() else None
-
 
 @dataclass
 class Filled:

@@ -1,17 +1,24 @@
-"""docs/start.md: its commands are command lines; its FedProx, the README's, is baselines/fedprox.py."""
+"""docs/start.md: its commands are command lines; its FedProx, the README's, is baselines/fedprox.py;
+its picture of a domain is of the digits."""
 
+import base64
 import importlib.util
+import io
 import re
 import sys
 from pathlib import Path
 
 import fedavg
 from baselines import fedprox
+from plumbing.mnist import ANGLES, rotate
 from plumbing.runfolder import copied
 from tests.conftest import ROOT
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
 
+import numpy as np
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
 PAGE = ROOT / "docs" / "start.md"
@@ -71,3 +78,16 @@ def test_the_changed_line_is_fedavgs(tmp_path, monkeypatch):
     uploads = {k: clients[k].train(copied(server.download(k)), 0) for k in (0, 1, 2)}
     server.update(uploads, 0)
     assert_close(server.w, uploads[0]["w"], rtol=0, atol=0)
+
+
+def test_the_picture_of_the_domains_is_one_digit_with_the_accuracies_of_the_table():
+    """docs/domains.svg: a digit of scikit-learn's as the data set turns it, and what `one client` reaches."""
+    picture = (ROOT / "docs" / "domains.svg").read_text()
+    raw = load_digits().images[[3]] * (255 / 16)
+    digit = torch.from_numpy(raw).round().to(torch.uint8)[:, None]
+    for angle, png in zip(ANGLES, re.findall(r"base64,([^\"]*)", picture), strict=True):
+        pixels = torch.from_numpy(np.array(Image.open(io.BytesIO(base64.b64decode(png)))))
+        assert torch.equal(pixels, rotate(digit, angle, 28)[0, 0])
+    row = re.search(r"\| one client \|[^|]*\|(.*)\|", PAGE.read_text())[1]
+    table = [f"{float(cell.split('±')[0]):.0f}" for cell in row.split("|")]
+    assert re.findall(r">(\d+)%<", picture) == table
