@@ -172,19 +172,19 @@ class Site:
         html = html.replace("<table>", '<div class="wide" tabindex="0"><table>')
         html = html.replace("</table>", "</table></div>").replace("<th></th>", "<td></td>")
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
-        html = re.sub(r"<a>(.*?)</a>", r"\1", html, flags=re.S)  # what has no page and no address
+        html = re.sub(r'<a href="">(.*?)</a>', r"\1", html, flags=re.S)  # what has no page and no address
         return Markup(html)
 
     def relink(self, token, source: Path, page: Path) -> None:
         name = {"link_open": "href", "image": "src"}.get(token.type)
         if not name or re.match(r"[a-z]+:|#", token.attrGet(name)):
             return
-        path, _, anchor = token.attrs.pop(name).partition("#")
+        path, _, anchor = token.attrGet(name).partition("#")
         target = (ROOT / source.parent / path).resolve()
+        if not target.exists():
+            return  # as it is, so that the build ends with it
         if target.is_dir():
             target = target / "README.md"
-        if not target.is_file():
-            return
         target = target.relative_to(ROOT)
         if str(target) in self.rows:
             rows = self.rows[str(target)]
@@ -193,9 +193,7 @@ class Site:
             return
         if target.suffix == ".py" and page_of(target) == page:
             anchor = anchor or "L1"  # the file of a method's note is on the same page
-        address = self.address(page, target, anchor)
-        if address:
-            token.attrSet(name, address)
+        token.attrSet(name, self.address(page, target, anchor) if (ROOT / target).exists() else "")
 
     def write(self, page: Path, template: str, title: str, **values) -> None:
         path = self.out / page

@@ -172,13 +172,14 @@ def curves_of(record: dict, logged: str = "") -> dict[str, list[tuple[int, float
 
 
 def plotted(curves: dict[str, list[tuple[float, float]]], xlabel: str, ylabel: str = "accuracy, %",
-            best: int | None = None) -> Markup:
-    """Curves in percent as SVG. Empty without a line."""
+            best: int | None = None, floor: int = 0) -> Markup:
+    """Curves in percent as SVG, from `floor` on. Empty without a line."""
     ends = [t for points in curves.values() for t, _ in points]
     if not ends:
         return Markup()
     return Markup(TEMPLATES.get_template("curve.svg").render(
-        curves=curves, ends=[min(ends), max(ends)], xlabel=xlabel, ylabel=ylabel, best=best))
+        curves=curves, ends=[min(ends), max(ends)], xlabel=xlabel, ylabel=ylabel, best=best,
+        floor=floor))
 
 
 def drawing(record: dict, column: Column | None = None) -> Markup:
