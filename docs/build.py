@@ -4,9 +4,12 @@
     python docs/build.py
 
 A method's page has its note, then each equation beside the statements that compute it, then the whole file.
-The results have docs/results.py. A link that leads nowhere ends the build. Tests have no page here. They are
-links if pyproject.toml has the repository's address ([project.urls], Repository). The pages need no server
-and fetch nothing from elsewhere. They read without docs/page.js. The HTML is in docs/templates/.
+The results have docs/results.py, the claims docs/answers.py. Two equations can be played with
+(docs/interactive.js). A link that leads nowhere ends the build. Tests have no page here. They are links if
+pyproject.toml has the repository's address ([project.urls], Repository). The pages need no server and fetch
+nothing from elsewhere. They read without a script. The HTML is in docs/templates/.
+
+The tables of the equations in docs/methods/*.md are written anew too, from docs/equations/*.toml.
 """
 
 import sys
@@ -15,8 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `python docs/build.py` has docs/ there
 
-from docs.methods_pages import build  # noqa: E402
-from plumbing.files import output_folder  # noqa: E402
+from docs.equations import METHODS  # noqa: E402
+from docs.methods_pages import build, with_table  # noqa: E402
+from docs.pages import NOTES  # noqa: E402
+from plumbing.files import output_folder, write_text  # noqa: E402
 from plumbing.settings import Parser  # noqa: E402
 from reproduce.commands import one_line_on_stop  # noqa: E402
 
@@ -27,6 +32,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with one_line_on_stop("docs/build.py", "the pages are written"):
         output_folder(args.out, "index.html", "CleanFDG")
+        for method in METHODS:
+            write_text(NOTES / f"{method}.md", with_table(method))
         build(args.out)
     print(f"open {args.out / 'index.html'}")
 

@@ -328,10 +328,9 @@ def counts(of: Table) -> tuple[int, int, int]:
     paper has that the method does not use."""
     used = whole = 0
     for entry in of.entries:
+        found = [lines for _, _, lines in located(entry, of)] + [test_of(test)[0] for test in entry["tests"]]
         used += len(of.tags_of(entry))
-        tested = entry["tests"] and all(test_of(test)[0] for test in entry["tests"])
-        if tested and all(lines for _, _, lines in located(entry, of)):
-            whole += len(of.tags_of(entry))
+        whole += len(of.tags_of(entry)) if entry["tests"] and all(found) else 0
     return used, whole, sum(len(of.tags_of(entry)) for entry in of.unused)
 
 

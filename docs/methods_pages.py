@@ -6,34 +6,29 @@ import shutil
 from pathlib import Path
 
 from docs import equations, results
+from docs.answers import by_claim, by_specification, read_answers
 from docs.equations import ROOT
-from docs.pages import NOTES, TITLES, Site, page_of, source_of
-from reproduce.claims import answers, read_claims
-from reproduce.claims_pages import HEAD, line_of
-from reproduce.records import Records
-from reproduce.tables import read_tables
+from docs.pages import NAV, NOTES, ORDER, TEMPLATES, TITLES, Site, page_of, source_of
+from reproduce.claims import Answer
 
 
-def method_page(site: Site, method: str, idea: str, claims: list[list]) -> None:
+def with_table(method: str) -> str:
+    """A method's note, in which the table of its equations is made anew of docs/equations/."""
+    before, start, rest = (NOTES / f"{method}.md").read_text().partition("<!-- equations -->\n\n")
+    _, end, after = rest.partition("\n<!-- end of equations -->")
+    made = TEMPLATES.get_template("equations.md").render(entries=equations.table(method).entries)
+    return before + start + made + end + after
+
+
+def method_page(site: Site, method: str, claims: list[Answer]) -> None:
     """The note: its idea and its picture, then the equations beside their code, then the rest."""
     note = Path("docs/methods") / f"{method}.md"
     of, text = equations.table(method), (ROOT / note).read_text()
-    before, _, after = text.partition("<!-- equations -->")
+    before, _, after = text.partition("<!-- end of equations -->")
     head, what, who, *_ = before.split("\n## ")  # the last one is what GitHub shows in place of the equations
     used, whole, unused = equations.counts(of)
     site.write(page_of(note), "method.html", TITLES[method], of=of, head=head, what=what, who=who,
-               after=after, note=note, used=used, whole=whole, unused=unused, idea=idea, claims=claims,
-               head_of_claims=HEAD[1:])
-
-
-def summaries() -> dict[str, tuple[str, list[list]]]:
-    """{method: (its idea, a line for each of its claims)}; FedAvg claims nothing here."""
-    papers = read_claims()
-    found = {method: (equations.table(method).idea, []) for method in equations.METHODS}
-    every = answers(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
-    for paper in papers:
-        found[paper.id] = paper.idea, [line_of(one)[1:] for one in every if one.paper is paper]
-    return found
+               after=after, note=note, used=used, whole=whole, unused=unused, claims=claims)
 
 
 def baselines() -> dict[Path, str]:
@@ -62,14 +57,17 @@ def file_page(site: Site, source: Path) -> None:
 
 def build(out: Path) -> None:
     """Write the site: the methods' pages, the results', and what these link to."""
-    site, known = Site(out), summaries()
+    site, known = Site(out), read_answers()
+    for method, claims in known.items():
+        site.rows[f"results/claims/{method}.png"] = by_specification(claims[0])
+        site.rows["results/claims.png"] += by_claim(claims)
     for method in equations.METHODS:
-        method_page(site, method, *known[method])
+        method_page(site, method, known.get(method, []))
     site.write(Path("index.html"), "index.html", "Federated domain generalization", titles=TITLES,
-               summaries=known, baselines=baselines(), sentence=equations.sentence(), table=equations.table)
+               answers=known, baselines=baselines(), sentence=equations.sentence(), table=equations.table)
     results.build(site)
-    for name in ("start", "exercises", "errata"):
-        site.add(Path("docs") / f"{name}.md")
+    for address in NAV | ORDER:
+        site.add(Path(address).with_suffix(".md"))
     while site.waiting:
         source = site.waiting.pop()
         if str(page_of(source)) not in site.ids:

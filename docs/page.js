@@ -14,23 +14,29 @@ function made(tag, parent, properties) {
 const scheme = document.documentElement.style
 try { scheme.colorScheme = localStorage.getItem("scheme") || "" } catch { /* not kept */ }
 
+// A Greek letter is found by its sign and by its word, with and without the underscore of an index
+const SIGNS = { alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ε", theta: "θ", lambda: "λ", sigma: "σ",
+  eta: "η", tau: "τ", mu: "μ", nu: "ν", pi: "π" }
+const signed = word => word.replace(/_/g, "").replace(RegExp(`^(${Object.keys(SIGNS).join("|")})(?=.{0,3}$)`), name => SIGNS[name])
+
 // Search: all words must be in a section; those in its heading count most
 const input = made("input", tools, { type: "search", placeholder: "Search", ariaLabel: "Search all pages" })
 const found = made("div", tools, { className: "found" })
 function search() {
-  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean)
+  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean), both = words.flatMap(word => [word, signed(word)])
+  const has = (text, word) => text.includes(word) || text.includes(signed(word))
   if (typeof SECTIONS === "undefined") return  // search.js calls again when it is there
   const hits = []
   for (const [title, heading, address, text] of words.length ? SECTIONS : []) {
     const head = `${title} ${heading}`.toLowerCase(), body = text.toLowerCase()
-    if (!words.every(word => head.includes(word) || body.includes(word))) continue
-    hits.push([words.filter(word => head.includes(word)).length, title, heading, address, text])
+    if (!words.every(word => has(head, word) || has(body, word))) continue
+    hits.push([words.filter(word => has(head, word)).length, title, heading, address, text])
   }
   hits.sort((a, b) => b[0] - a[0])
   found.replaceChildren()
   for (const [, title, heading, address, text] of hits.slice(0, 12)) {
     const link = made("a", found, { href: ROOT + address, textContent: heading ? `${title}: ${heading}` : title })
-    marked(made("small", link), excerpt(text, words), words)
+    marked(made("small", link), excerpt(text, both), both)
   }
   if (words.length && !hits.length) found.textContent = "Nothing has all of these words."
 }

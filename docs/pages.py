@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,7 +17,7 @@ from plumbing.errors import UserError
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from math_core import LatexToMathML
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -29,10 +29,16 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 NOTES = ROOT / "docs" / "methods"
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
                         autoescape=select_autoescape(["html", "svg"]))
-ORDER = {"docs/start.html": "Start", "docs/exercises.html": "Exercises",
+NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results.html": "Results",
+       "docs/errata.html": "Errata", "docs/own.html": "Your data"}  # at the top
+ORDER = {"index.html": "CleanFDG", "docs/start.html": "Start", "docs/exercises.html": "Exercises",
          **{f"docs/methods/{method}.html": title for method, title in TITLES.items()},
-         "results.html": "Results", "docs/errata.html": "Errata"}  # of reading, and of the links at the top
+         "results.html": "Results", "docs/errata.html": "Errata"}  # of reading
 CLAIMS = {f"results/claims/{method}.html": f"{title}'s claims" for method, title in [*TITLES.items()][1:]}
+SIGNS = dict(zip("alpha beta gamma delta Delta epsilon eta theta Theta lambda mu nu pi sigma tau sum".split(),
+                 "αβγδΔεηθΘλμνπστΣ"))
+SYMBOL = re.compile(rf"(?<![\w-])({'|'.join(SIGNS)}|BN|var|[A-Za-z])(?:_([A-Za-z0-9]+(?:,[a-z])?))?(?![\w-])")
+CLAUSE = re.compile(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\([^)]*\)|(Alg|App|Eqs?|Figs?|Sec)\.|[^`[(])*?[.;](?= |$)")
 HEADING = re.compile(r'<h([23])[^>]*? id="([^"]+)"[^>]*>(.*?)</h\1>', flags=re.S)
 PLAIN = re.compile(r'<span class="(?:n|p|o|w)">([^<]*)</span>')  # a token that docs/page.css gives no colour
 
@@ -75,29 +81,33 @@ def coloured(path: Path) -> list[str]:
     return PLAIN.sub(r"\1", html).rstrip("\n").split("\n")
 
 
-def code(path: Path) -> Markup:
-    """A whole file; each line has its number and an anchor. What stands before the imports is folded."""
-    html = []
-    for n, line in enumerate(coloured(path), 1):
-        html.append(f'<span class="line" id="L{n}"><a class="number" href="#L{n}">{n}</a>{line}\n</span>')
-    docstring = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
-    if docstring:
-        last = docstring[0].count("\n")
-        folded = f"<details><summary>docstring, {last} lines</summary>{''.join(html[:last])}</details>"
-        html = [folded, *html[last:]]
-    return Markup(f'<div class="code">{"".join(html)}</div>')
+def docstring(path: Path) -> int:
+    """How many lines stand before the imports of a file, which are folded."""
+    found = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
+    return found[0].count("\n") if found else 0
 
 
-def statements(file: str, method: str, lines: list[int], address: str) -> Markup:
-    """Some statements of a file without their indentation; the numbers lead to the file's page."""
-    shown, coloured_lines = equations.code(file, method).shown(lines), coloured(Path(file))
+def statements(file: str, method: str, lines: list[int]) -> list[tuple[int, str]]:
+    """(number, HTML) of some statements of a file without their indentation; 0 for what is left out."""
+    shown = equations.code(file, method).shown(lines)
     margin = min(len(text) - len(text.lstrip()) for _, text in shown if text)
-    html = []
-    for n, text in shown:
-        number = f'<a class="number" href="{address}#L{n}">{n}</a>' if n else ""
-        line = coloured_lines[n - 1][margin:] if n else text[margin:]
-        html.append(f'<span class="line">{number}{line}\n</span>')
-    return Markup(f'<div class="code">{"".join(html)}</div>')
+    return [(n, coloured(Path(file))[n - 1][margin:] if n else text[margin:]) for n, text in shown]
+
+
+def symbols(text: str) -> Markup:
+    """Prose in which theta_u is θ with an index."""
+    def as_printed(found: re.Match) -> str:
+        name, index = found.groups()
+        if index:
+            return f"{SIGNS.get(name, name)}<sub>{index}</sub>"
+        return name if name == "sum" else SIGNS.get(name, name)
+    return SYMBOL.sub(as_printed, str(escape(text)))
+
+
+def clause(text: str) -> tuple[str, str]:
+    """The first clause of a text in Markdown, and the rest."""
+    first = CLAUSE.match(text)[0]
+    return first, text[len(first):].strip()
 
 
 def contents(html: str) -> list[tuple[str, str, str]]:
@@ -111,6 +121,7 @@ class Site:
     def __init__(self, out: Path):
         self.out = out
         self.waiting, self.seen = [], set()
+        self.rows = defaultdict(list)  # {a PNG of claims: its rows, which are shown instead}
         self.anchors = Counter()  # of (page, anchor)
         self.ids, self.links, self.sections = {}, {}, []  # of each page written; what the search knows
         urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
@@ -153,41 +164,43 @@ class Site:
             if named and source.parent == Path("docs/methods"):
                 tokens[i - 1].attrSet("id", f"note-{equations.slug(named[1])}")
             for child in token.children or []:
+                if child.type == "text":
+                    child.type, child.content = "html_inline", symbols(child.content)
                 self.relink(child, source, page)
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
+        html = re.sub(r'<p>(<table class="forest".*?</p>)</p>', r"\1", html, flags=re.S)
         html = html.replace("<table>", '<div class="wide" tabindex="0"><table>')
         html = html.replace("</table>", "</table></div>").replace("<th></th>", "<td></td>")
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
-        html = re.sub(r"<a>(.*?)</a>", r"\1", html, flags=re.S)  # what has no page and no address
+        html = re.sub(r'<a href="">(.*?)</a>', r"\1", html, flags=re.S)  # what has no page and no address
         return Markup(html)
 
     def relink(self, token, source: Path, page: Path) -> None:
         name = {"link_open": "href", "image": "src"}.get(token.type)
         if not name or re.match(r"[a-z]+:|#", token.attrGet(name)):
             return
-        path, _, anchor = token.attrs.pop(name).partition("#")
+        path, _, anchor = token.attrGet(name).partition("#")
         target = (ROOT / source.parent / path).resolve()
+        if not target.exists():
+            return  # as it is, so that the build ends with it
         if target.is_dir():
             target = target / "README.md"
-        if not target.is_file():
-            return
         target = target.relative_to(ROOT)
+        if str(target) in self.rows:
+            rows = self.rows[str(target)]
+            token.type, token.content = "html_inline", TEMPLATES.get_template("forest.html").render(
+                rows=rows, of_specifications=target.parent.name == "claims")
+            return
         if target.suffix == ".py" and page_of(target) == page:
             anchor = anchor or "L1"  # the file of a method's note is on the same page
-        address = self.address(page, target, anchor)
-        if address:
-            token.attrSet(name, address)
+        token.attrSet(name, self.address(page, target, anchor) if (ROOT / target).exists() else "")
 
     def write(self, page: Path, template: str, title: str, **values) -> None:
         path = self.out / page
         path.parent.mkdir(parents=True, exist_ok=True)
-        nav = {relative(address, page): name for address, name in ORDER.items()}
-        names = CLAIMS if str(page) in CLAIMS else {"index.html": "CleanFDG", **ORDER}
-        places = [*names]
-        here = places.index(str(page)) if str(page) in places else len(places) + 1
-        around = {"Previous": places[here - 1:here], "Next": places[here + 1:here + 2]}
-        made = TEMPLATES.get_template(template).render(title=title, nav=nav, around=around, names=names,
-                                                       here=page.name, page=page, site=self, **values)
+        order = CLAIMS if str(page) in CLAIMS else ORDER
+        made = TEMPLATES.get_template(template).render(title=title, nav=NAV, order=order, page=page,
+                                                       site=self, **values)
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
@@ -205,7 +218,7 @@ class Site:
 
     def finish(self) -> None:
         """The files that all pages load. Stop if a link leads nowhere."""
-        for name in ("page.css", "page.js"):
+        for name in ("page.css", "page.js", "interactive.js"):
             shutil.copyfile(ROOT / "docs" / name, self.out / name)
         known = json.dumps(self.sections, ensure_ascii=False)
         (self.out / "search.js").write_text(f"const SECTIONS = {known}\n")
@@ -221,7 +234,7 @@ class Site:
             raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
 
 
-for function in (code, statements, coloured, contents, formula, relative, equations.formulas,
+for function in (coloured, docstring, statements, clause, contents, formula, relative, equations.formulas,
                  equations.test_of, equations.file_of, equations.located):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}

@@ -68,12 +68,6 @@ class Place:
         """The accuracy of guessing; None where the number is no accuracy."""
         return chance(self.block, self.column)
 
-    @property
-    def note(self) -> Path | None:
-        """The note of the row's method."""
-        path = Path("docs/methods") / f"{self.row.module.rpartition('.')[2]}.md"
-        return path if (ROOT / path).is_file() else None
-
 
 @dataclass
 class Filled:
@@ -149,76 +143,10 @@ def linked(notes: list[str]) -> str:
     return re.sub(r"\((claims/\w+.md)\)", r"([claims](../results/\1))", text)
 
 
-# The words of a cell
-
-
-def published_words(place: Place) -> str:
-    """What stands behind the published number, or in its place."""
-    printed = place.cells["paper"].printed
-    if not printed:
-        if place.row.ours:
-            return "nothing: the paper does not have this row"
-        return "not printed" if place.table.figure else "lost when the paper was read as text"
-    if place.row.quoted:
-        return ", which the paper quotes from another one"
-    if len(printed) < 2:
-        return ", without a deviation"
-    trials = f"{place.table.trials} trials" if place.table.trials else "an unknown number of trials"
-    return f" (mean ± deviation of {trials})"
-
-
-def measured_words(place: Place, scale: str) -> str:
-    """What stands behind our number at a scale."""
-    cell = place.cells[scale]
-    if cell.computed:
-        return ", computed from the network, without a run"
-    several = f"mean ± deviation of {len(cell.values)} seeds" if len(cell.values) > 1 else "one seed"
-    words = f" ({several}: {', '.join(map(str, cell.values))})"
-    return words if place.chance is None else f"{words}; chance is {number(place.chance)}"
-
-
-def budgets(cell: Cell) -> str:
-    """Images and rounds of a cell's runs."""
-    return "; ".join(dict.fromkeys(budget(record["args"]) for record in cell.records.values()))
-
-
-def reason(place: Place, scale: str) -> str:
-    """Why there is no number; empty if a command would make it."""
-    kind = place.column.kind
-    if place.row.quoted:
-        return "the paper has not measured it itself"
-    if place.cells[scale].records:
-        return "a curve, in the runs below"
-    if kind == "mean":
-        return "not run: the mean of the other columns, of the seeds that all of them have"
-    if scale != "paper" and (kind == "cost" or not command(place, scale)):
-        return "none: there is nothing to make smaller"
-    return ""
-
-
 def command(place: Place, scale: str) -> str:
     """What runs seed 0 of a cell, and records it; empty where a smaller scale has none."""
     run = run_of(place.block, place.row, place.column, scale, 0)
     return f"{run.command} --record results/runs.jsonl" if run else ""
-
-
-def verdict_words(cell: Cell) -> str:
-    """The interval behind a verdict, or why there is none."""
-    difference = f"the difference is {cell.difference:+.2f}"
-    if cell.computed:
-        return f"the difference is {cell.difference:+.5f}, and one in the last printed digit is allowed"
-    half = cell.half_width
-    if half is not None:
-        low, high = cell.difference - half, cell.difference + half
-        return f"{difference}, by Welch's 95% interval {low:+.2f} to {high:+.2f}"
-    why = "neither side has a deviation"
-    if len(cell.values) < 2:
-        why = "there is one seed here, and it takes two"
-    elif len(cell.published) < 2:
-        why = "the paper prints no deviation"
-    elif cell.trials < 2:
-        why = "the paper does not say of how many trials its deviation is"
-    return f"{difference}; no interval, since {why}"
 
 
 # The runs
@@ -243,46 +171,26 @@ def curves_of(record: dict, logged: str = "") -> dict[str, list[tuple[int, float
     return found
 
 
-def drawing(record: dict, column: Column | None = None) -> Markup:
-    """The curve of a run: its accuracies, or the log that a column shows. Empty without a line."""
-    logged = column.path if column and column.kind == "logs" else ""
-    curves = curves_of(record, logged)
-    if not curves:
+def plotted(curves: dict[str, list[tuple[float, float]]], xlabel: str, ylabel: str = "accuracy, %",
+            best: int | None = None, floor: int = 0) -> Markup:
+    """Curves in percent as SVG, from `floor` on. Empty without a line."""
+    ends = [t for points in curves.values() for t, _ in points]
+    if not ends:
         return Markup()
-    rounds = sorted({t for points in curves.values() for t, _ in points})
-    best = record["best"].get("round") if "val" in record["curve"] else None
     return Markup(TEMPLATES.get_template("curve.svg").render(
-        curves=curves, rounds=[rounds[0], rounds[-1]], best=best, ylabel=f"{logged or 'accuracy'}, %"))
+        curves=curves, ends=[min(ends), max(ends)], xlabel=xlabel, ylabel=ylabel, best=best,
+        floor=floor))
 
 
-def facts(record: dict) -> dict[str, str]:
-    """{what: words} of a run, beside its command."""
-    changed = ", with changes that no commit has" if record.get("dirty") else ""
-    hardware, versions = record["hardware"], record["versions"]
-    libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
-    minutes = sum(record["seconds"].values()) / 60
-    return {"Code": f"commit {record['commit'][:12]}{changed}",
-            "Best validation round, %": ", ".join(accuracies("", record["best"])),
-            "Last round, %": ", ".join(accuracies("", record["last"])),
-            "Budget": f"{budget(record['args'])}; {record['args']['backbone']}",
-            "Machine": f"{record['args']['precision']}, threads: {hardware.get('threads', '?')}, "
-                       f"{hardware.get('gpu') or hardware.get('cpu')}; {libraries}",
-            "Time": f"{minutes:.1f} minutes; ended {record['finished']}"}
-
-
-def accuracies(name: str, part: dict | float) -> list[str]:
-    """"ALL 90.00" and so on, in percent: pooled, averaged, and of each client or target."""
-    if not isinstance(part, dict):
-        return [f"{name} {100 * part:.2f}"]
-    found = []
-    for inner, value in part.items():
-        if inner != "round":
-            found += accuracies("" if inner == "clients" else f"{name} {inner}".strip(), value)
-    return found
+def drawing(record: dict, column: Column | None = None) -> Markup:
+    """The curve of a run: its accuracies, or the log that a column shows."""
+    logged = column.path if column and column.kind == "logs" else ""
+    best = record["best"].get("round") if "val" in record["curve"] else None
+    return plotted(curves_of(record, logged), "rounds", f"{logged or 'accuracy'}, %", best)
 
 
 # What the templates of these pages use.
-for function in (number, ours, cell_text, comparisons, published_words, measured_words, budgets, reason,
-                 command, verdict_words, drawing, facts, command_of):
+for function in (number, ours, cell_text, comparisons, command, drawing, plotted, command_of):
     TEMPLATES.globals[function.__name__] = function
+TEMPLATES.filters["budget"] = budget
 TEMPLATES.globals |= {"WORDS": WORDS, "SCALES": SCALES, "WIDE": WIDE}

@@ -1,45 +1,24 @@
-"""What the tests of the pages of docs/build.py share: a page that is read, and one in a browser."""
+"""What the tests of the pages of docs/build.py share: the words of a page, and one in a browser."""
 
-from html.parser import HTMLParser
+import re
+from contextlib import contextmanager
+from html import unescape
 from pathlib import Path
 
 
-class Read(HTMLParser):
-    """Of a page, or a part of one, its ids, its links and what it loads, its scripts and formulas."""
-
-    def __init__(self, page: Path | str):
-        super().__init__()
-        self.ids, self.links, self.loads = [], [], []
-        self.scripts = self.formulas = 0
-        self.feed(page.read_text() if isinstance(page, Path) else page)
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        if "id" in found:
-            self.ids.append(found["id"])
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
-        if tag != "a":
-            self.loads += [found[name] for name in ("src", "href") if name in found]
-        self.scripts += tag == "script"
-        self.formulas += tag == "math"
+def words_of(html: str) -> str:
+    """What a reader sees, in one line."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
-class Opened:
-    """A page in the browser, and what it complained of."""
-
-    def __init__(self, browser, site: Path, page: str, width: int = 1400, **how):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **how)
-        self.tab = self.context.new_page()
-        self.complaints = []
-        self.tab.on("console", lambda message: self.complaints.append(message.text))
-        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.tab.on("requestfailed", lambda request: self.complaints.append(request.url))
-        self.address = f"file://{site / page}"
-        self.tab.goto(self.address)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.context.close()
+@contextmanager
+def opened(browser, site: Path, page: str, width: int = 1400, **how):
+    """A page in a tab of the browser, and the list of what it complains of."""
+    context, complaints = browser.new_context(viewport={"width": width, "height": 900}, **how), []
+    tab = context.new_page()
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("requestfailed", lambda request: complaints.append(request.url))
+    tab.goto(f"file://{site / page}")
+    yield tab, complaints
+    context.close()

@@ -26,6 +26,9 @@ def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
     if of.numbers:
         assert sorted(tags) == sorted(of.printed())
     assert all(entry["why"] for entry in of.unused)
+    for test in [test for entry in of.entries + of.parts for test in entry["tests"]]:
+        line, words = equations.test_of(test)
+        assert line and words, test
     used, whole, _ = equations.counts(of)
     assert used == whole > 8
     known = set(tags)
@@ -44,10 +47,8 @@ def test_every_equation_has_its_place_and_its_tests(method, entry):
     of = equations.table(method)
     assert set(entry) <= KEYS and entry["name"] and entry["says"].endswith(".")
     assert not MEASURED.search(entry.get("measured", ""))
-    assert entry["place"] and entry["tests"]
     seen = set()
-    for file, name, lines in equations.located(entry, of):
-        assert lines, name
+    for file, name, _ in equations.located(entry, of):
         source = equations.code(file, method)
         if name in entry.get("mark", {}):
             first, last = source.spans[name]
@@ -56,9 +57,6 @@ def test_every_equation_has_its_place_and_its_tests(method, entry):
             seen |= set(of.tags_of(entry))
         seen |= {tag for tag, owner, _ in source.mentions if equations.within(owner, name)}
     assert set(of.tags_of(entry)) <= seen
-    for test in entry["tests"]:
-        line, words = equations.test_of(test)
-        assert line and words, test
 
 
 @every_entry
@@ -98,9 +96,6 @@ def test_every_part_has_its_place_and_its_tests(method):
             file, name = equations.place_of(place, of)
             source = equations.code(file, method)
             assert name in source.spans or any(line.startswith(f"{name} = ") for line in source.lines)
-        for test in part["tests"]:
-            line, words = equations.test_of(test)
-            assert line and words, test
 
 
 def test_the_sum_in_the_readme():

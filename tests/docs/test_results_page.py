@@ -3,15 +3,13 @@ which command and which code, and what that says. In a real browser, where there
 leads to its cell, a click selects a command, and nothing needs a script."""
 
 import re
-from collections import Counter
-from html import unescape
 from pathlib import Path
 
 from docs.equations import ROOT, slug
 from reproduce.published import read_published
 from reproduce.records import Records, command_of
-from reproduce.scoreboard import counts_of
 from reproduce.tables import read_tables
+from tests.pages import words_of
 from tests.small_table import recorded, small_folder, write_records
 
 import pytest
@@ -26,11 +24,6 @@ from docs import pages, results  # noqa: E402
 def tables() -> list[results.Filled]:
     records = Records(ROOT / "results" / "runs.jsonl")
     return [results.read(table, records) for table in read_tables()]
-
-
-def words_of(html: str) -> str:
-    """What a reader sees, in one line."""
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
 def cards_of(path: Path) -> dict[str, str]:
@@ -52,11 +45,6 @@ def test_every_published_cell_has_one_square_and_one_card(site, tables):
         lines = read_published(ROOT / "tables" / "published" / f"{each.table.id}.csv")
         expected = 0 if each.table.figure else sum(line["kind"] != "quoted" for line in lines)
         assert len(own) == expected, each.table.id
-        counts = counts_of(each.blocks, each.smaller)
-        if own:
-            uncounted = {"fdse-4": 3, "fedcir-2": 1, "fedcir-3": 18}.get(each.table.id, 0)  # times; a repeat
-            states = Counter({slug(state): n for state, n in counts.items()})
-            assert Counter(own.values()) == states + Counter({"not-run": uncounted})
         for place in each.places:
             card = cards[place.anchor]
             if place.state == "not run" and place.column.kind != "mean":
@@ -66,21 +54,22 @@ def test_every_published_cell_has_one_square_and_one_card(site, tables):
 
 
 def test_every_run_of_a_cell_is_there_with_its_command_and_code(site, tables):
-    """Once on each page that has it, and each cell names its seeds' values."""
+    """Once on each page that has it, and each cell names its seeds' values. What seeds share of a command is
+    said once."""
     seen = 0
     for each in tables:
         text, cards = (site / each.page).read_text(), cards_of(site / each.page)
-        words = words_of(text)
+        runs = dict(re.findall(r'<section class="run" id="run-(\w+)">(.*?)</section>', text, flags=re.S))
+        assert len(runs) == text.count('<section class="run"')
         for place in each.places:
             for cell in place.cells.values():
                 for seed, record in cell.records.items():
                     seen += 1
-                    assert text.count(f'id="run-{record["id"]}"') == 1
-                    assert " ".join(command_of(record).split()) in words
-                    assert (record["commit"])[:12] in words
+                    words, whole = words_of(runs[record["id"]]), " ".join(command_of(record).split())
+                    assert f"Command the same with --seed {seed} " in words or f"Command {whole} " in words
+                    assert record["commit"][:12] in words
                     value = f": {results.number(cell.values[seed])}" if seed in cell.values else ""
-                    said = re.search(rf"Seed {seed} at [a-z' ]+{re.escape(value)}", cards[place.anchor])
-                    assert said, (each.table.id, place.anchor, seed)
+                    assert re.search(rf"Seed {seed} at [a-z' ]+{re.escape(value)}", cards[place.anchor])
     assert seen > 50
 
 @pytest.fixture(scope="module")
@@ -114,20 +103,13 @@ def test_the_words_of_a_cell(small, anchor, parts):
         assert part in small[anchor], small[anchor]
 
 def test_a_curve_has_its_points_axes_and_words():
-    svg = results.drawing({"curve": {"round": [1, 2, 3], "ALL": [0.0, None, 1.0], "val": [0.3, 0.5, None]},
-                           "best": {"round": 2}})
+    """Of a record without gaps, in percent, and without one that is there twice; or of one of its logs."""
+    curve = {"round": [1, 2, 3], "ALL": [0.0, None, 1.0], "d0 0.1": [0.0, None, 1.0], "val": [0.3, 0.5, None]}
+    record = {"curve": curve, "logs": {"loss": [0.5, 0.25]}, "best": {"round": 2}}
+    svg = results.drawing(record)
     assert re.findall(r'points="([^"]*)"', svg) == ["40.0,138.0 324.0,34.0 ", "40.0,106.8 182.0,86.0 "]
     assert re.findall(r'text-anchor="middle">([^<]*)', svg) == ["rounds 1 to 3"]
     assert 'class="best" d="M182.0,34V138"' in svg and "accuracy, %</text>" in svg
-    assert "ALL 0.0 in round 1, 100.0 in round 3, at most 100.0" in svg
-    assert results.drawing({"curve": {}, "best": {}}) == ""
-
-
-def test_a_curve_of_a_record():
-    """Without gaps, in percent, and without one that is there twice."""
-    record = {"curve": {"round": [1, 2, 3], "val": [0.1, 0.2, 0.3], "ALL": [0.5, None, 0.6],
-                        "d0 0.1": [0.7, 0.7, 0.7], "target": [0.7, 0.7, 0.7]}, "logs": {"loss": [0.5, 0.25]}}
-    curves = results.curves_of(record)
-    assert list(curves) == ["ALL", "d0 0.1", "validation"]
-    assert curves["ALL"] == [(1, 50.0), (3, 60.0)]
+    assert "ALL 0.0 at 1, 100.0 at 3, at most 100.0; validation 30.0" in svg
     assert results.curves_of(record, "loss") == {"loss": [(1, 50.0), (2, 25.0)]}
+    assert results.drawing({"curve": {}, "best": {}}) == ""

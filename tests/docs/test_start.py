@@ -1,17 +1,23 @@
-"""docs/start.md: its commands are command lines; its FedProx, the README's, is baselines/fedprox.py."""
+"""docs/start.md: its commands are command lines; its FedProx, the README's, is baselines/fedprox.py;
+its picture of a domain is of the digits."""
 
+import base64
 import importlib.util
+import io
 import re
 import sys
 from pathlib import Path
 
 import fedavg
 from baselines import fedprox
+from plumbing.mnist import ANGLES, rotate
 from plumbing.runfolder import copied
 from tests.conftest import ROOT
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
 
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
 PAGE = ROOT / "docs" / "start.md"
@@ -71,3 +77,15 @@ def test_the_changed_line_is_fedavgs(tmp_path, monkeypatch):
     uploads = {k: clients[k].train(copied(server.download(k)), 0) for k in (0, 1, 2)}
     server.update(uploads, 0)
     assert_close(server.w, uploads[0]["w"], rtol=0, atol=0)
+
+
+def test_the_picture_of_the_domains_is_one_digit_with_the_accuracies_of_the_table():
+    """docs/domains.svg: a digit of scikit-learn's as the data set turns it, and what `one client` reaches."""
+    picture = (ROOT / "docs" / "domains.svg").read_text()
+    raw = torch.from_numpy(load_digits().images[[3]] * (255 / 16)).round().to(torch.uint8)
+    for angle, png in zip(ANGLES, re.findall(r"base64,([^\"]*)", picture), strict=True):
+        shown = Image.open(io.BytesIO(base64.b64decode(png)))
+        assert shown.tobytes() == rotate(raw[None], angle, 28).numpy().tobytes()
+    row = re.search(r"\| one client \|[^|]*\|(.*)\|", PAGE.read_text())[1]
+    accuracies = [round(float(cell)) for cell in re.findall(r"([\d.]+) ±", row)]
+    assert [int(shown) for shown in re.findall(r">(\d+)%<", picture)] == accuracies

@@ -1,0 +1,73 @@
+"""What is measured of the papers' claims, for rows with a picture each (templates/forest.html), and the
+learning curves of a method beside those of the method that it is to beat."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from docs.equations import ROOT
+from docs.pages import TEMPLATES
+from reproduce.claims import Answer, Measured, answers, curve_name, metric_of, read_claims
+from reproduce.claims_pages import answer_words, gain_words, notes_of, others_words
+from reproduce.records import Records
+from reproduce.rendering import budget
+from reproduce.tables import read_tables
+
+WIDEST = 25.0  # points: an interval of few seeds may be longer, and is cut there
+
+
+def read_answers() -> dict[str, list[Answer]]:
+    """{paper: its claims with what is measured of them}."""
+    papers = read_claims()
+    every = answers(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
+    return {paper.id: [answer for answer in every if answer.paper is paper] for paper in papers}
+
+
+def nearest(answer: Answer) -> Measured:
+    """A claim in the paper's own setting, or else in the first other one that has runs."""
+    return next((one for one in answer.measured if one.gains), answer.own)
+
+
+def by_claim(every: list[Answer]) -> list[tuple[Answer, Measured]]:
+    """The rows of a figure of several claims."""
+    return [(answer, nearest(answer)) for answer in every]
+
+
+def by_specification(answer: Answer) -> list[tuple[Answer, Measured]]:
+    """The rows of a claim's specification plot: those with runs, by their gain."""
+    with_runs = [one for one in answer.measured if one.gains]
+    return [(answer, one) for one in sorted(with_runs, key=lambda one: one.difference)]
+
+
+def limits(rows: list[tuple[Answer, Measured]]) -> tuple[float, float]:
+    """Where the axis of a figure begins and ends, in points."""
+    ends = [0.0]
+    for _, one in rows:
+        ends.append(one.printed)
+        if one.gains:
+            ends.append(one.difference)
+        if one.gain():
+            ends += one.gain().interval
+    return max(min(ends), -WIDEST) - 1, min(max(ends), WIDEST) + 1
+
+
+def learning(one: Measured, megabytes: bool = False) -> dict[str, list[tuple[float, float]]]:
+    """{method: [(round, percent)]}: its mean accuracy over seeds and targets; or after how many megabytes
+    that travelled, up and down."""
+    metric, curves = metric_of(one.claim, one.specification), {}
+    for name in one.claim.methods:
+        records = [of_seed[seed] for of_seed in one.cases[name] for seed in one.gains]
+        per_round = fmean(r["bytes"]["up_per_round"] + r["bytes"]["down_per_round"] for r in records) / 1e6
+        by_round = {}
+        for record in records:
+            for t, value in zip(record["curve"]["round"], record["curve"][curve_name(record, metric)]):
+                if value is not None:
+                    by_round.setdefault(t, []).append(100 * value)
+        unit = per_round if megabytes else 1
+        whole = [(t * unit, fmean(values)) for t, values in by_round.items() if len(values) == len(records)]
+        curves[name] = whole
+    return curves
+
+
+for function in (answer_words, budget, by_claim, gain_words, learning, limits, notes_of, others_words):
+    TEMPLATES.globals[function.__name__] = function
