@@ -145,7 +145,7 @@ def work(flags: argparse.Namespace) -> int:
     records = Records(flags.records)
     for line in records.damaged:
         print(f"reproduce_tables: {line}", file=sys.stderr)
-    elsewhere = read_reported(flags.tables, every)
+    read_reported(flags.tables, every)
     place, code, plan = place_of(flags), 0, []
     if flags.plan or flags.run:
         seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
@@ -163,7 +163,7 @@ def work(flags: argparse.Namespace) -> int:
     if flags.run or flags.check:
         records = Records(flags.records)
         tables = every  # what was run may stand in others too, and the overviews are of all
-    print(render(tables, records, flags.out, len(tables) == len(every), papers, elsewhere))
+    print(render(tables, records, flags.out, len(tables) == len(every), papers))
     if flags.minutes:
         print(left_text(plan, records, seeds))
     return code

@@ -188,6 +188,7 @@ class Answer:
     own: Measured  # answer A
     others: list[Measured]  # answer B
     illustrations: list[Measured]
+    elsewhere: list = field(default_factory=list)  # what others print of its rows in nearly its setting
 
     @property
     def measured(self) -> list[Measured]:
@@ -296,7 +297,13 @@ def answer_of(paper: Paper, claim: Claim, tables: dict[str, Table], records: Rec
         measured[name] = measure(paper, claim, of, records, printed, deviation, tables[claim.table].trials)
     others = [measured[name] for name in claim.others]
     illustrations = [measured[name] for name in claim.illustrations]
-    return Answer(paper, claim, printed, levels, measured[claim.own], others, illustrations)
+    elsewhere = []
+    for one in tables[claim.table].elsewhere:
+        of_claim = one.dataset == claim.dataset and one.method in claim.rows and one.column in claim.columns
+        if of_claim and one.near == "yes":
+            elsewhere.append(one)
+    elsewhere.sort(key=lambda one: claim.rows.index(one.method))
+    return Answer(paper, claim, printed, levels, measured[claim.own], others, illustrations, elsewhere)
 
 
 def measure(paper: Paper, claim: Claim, of: Specification, records: Records, *printed) -> Measured:
