@@ -288,17 +288,20 @@ def line_of_plot(label: str, answer: Answer, one: Measured) -> Line:
 
 
 def draw_specifications(answer: Answer, path: Path) -> None:
-    """The specification curve of a claim: gains sorted, each with the choices in which it differs."""
-    lines = []
-    for one in sorted((one for one in answer.measured if one.gains), key=lambda one: one.difference):
+    """The specification curve of a claim: gains sorted, each with the choices in which it differs; nothing
+    without a run."""
+    lines, shown = [], [one for one in answer.measured if one.gains]
+    if not shown:
+        return path.unlink(missing_ok=True)
+    for one in sorted(shown, key=lambda one: one.difference):
         of, words = one.specification, [f"{one.specification.name} ({len(one.gains)} seeds)"]
         words += [f"{axis}: {value}" for axis, value in of.choices.items() if value not in of.name]
         if answer.is_near(one):
             words.append(f"baseline within {NEAR:g} points of print")
         lines.append(line_of_plot(textwrap.fill("; ".join(words), 50), answer, one))
-    hollow = "; hollow: other data or scale" if any(line.hollow for line in lines) else ""
-    draw_forest(path, lines, f"{textwrap.fill(answer.claim.says, 70)}\ngain, points (95%); |: printed; grey: what counts as "
-                f"printed{hollow}", (answer.printed - MARGIN, answer.printed))
+    words = "gain, points (95%); |: printed; grey: what counts as printed; hollow: other data or scale"
+    draw_forest(path, lines, f"{textwrap.fill(answer.claim.says, 70)}\n{words}",
+                (answer.printed - MARGIN, answer.printed))
 
 
 def draw_domains(answer: Answer, path: Path) -> None:

@@ -48,11 +48,12 @@ CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "pub
             "difference", "low", "high", "status", "precision", "differs_now", "runs", "commits", "module"]
 LEADERBOARDS = """## Leaderboards
 
-What the records have, best first: mean ± sample deviation over the seeds (how many), in percent, of the best
-validation round, or of the last one where no labels are trained on. A row is a method in one setting with three seeds
-or more; its flags are those that differ from what the method's command has now. Rows of one table may differ in their
-length and rates: for a comparison see the claims and [the benchmark](../docs/own.md). *Current code* is what `--check`
-has found: whether it repeats the recorded digits."""
+What the records have, best first: mean ± sample deviation over the seeds (how many), in percent, of the
+best validation round, or of the last one where no labels are trained on. A row is a method in one setting
+with three seeds or more. Its flags are those that differ from what the method's command has now. Rows of
+one table may differ in their length and rates: for a comparison see the claims and [the
+benchmark](../docs/own.md). *Current code* is what `--check` has found: whether it repeats the recorded
+digits."""
 LEAST = 3  # seeds of a row
 REPEATS = {"equal": "repeats it", "differs": "gives other numbers", "not comparable": "not on this processor"}
 BUDGET_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size")  # of `budget`
@@ -144,7 +145,9 @@ def records_words(records: Records) -> str:
              "[results.csv](results.csv). "
              f"`--check` has begun one run of {sum(found)} of the {len(settings)} settings again: {found[0]} "
              f"give the recorded digits, {found[1]} differ (†). {outcomes['not comparable']} more ran on "
-             "another processor than the one that checked.")
+             "another processor than the one that checked. "
+             f"{sum(bool(record['content']) for record in records.every)} records have the digest of their "
+             "images, of their own or from [digests.jsonl](digests.jsonl), whose first line says how.")
     withdrawn = records.path.with_name("withdrawn.jsonl")
     if withdrawn.exists():
         lines = len(withdrawn.read_text().splitlines())

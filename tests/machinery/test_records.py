@@ -3,6 +3,8 @@
 import json
 
 import reproduce.records
+from common import UserError, open_dataset
+from plumbing.catalog import FOLDERS
 from plumbing.settings import identity
 from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
@@ -123,3 +125,25 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
     assert not records.every and not records.by_key and not records.seeds
     assert len(records.damaged) == 1 and "line 1 is skipped" in records.damaged[0]
     assert len(missing(read_tables(tmp_path / "tables"), records, "paper", [0])) == 3
+
+
+def test_digests_of_older_records(tmp_path):
+    """Each is of one record that has none of its own, and is the one that the code makes now of the digits or
+    that the catalogue has. A damaged file is named."""
+    path = ROOT / "results" / "runs.jsonl"
+    lines = (path.with_name("digests.jsonl")).read_text().splitlines()
+    assert [*json.loads(lines[0])] == ["about"]
+    given = {(one["id"], one["finished"]): one["content"] for one in map(json.loads, lines[1:])}
+    without = {(one["id"], one["finished"]) for one in recorded(path) if "content" not in one}
+    assert len(given) == len(lines) - 1 and given.keys() <= without
+    of_dataset = {}
+    for one in Records(path).every:
+        if one["content"]:
+            of_dataset.setdefault(one["args"]["dataset"], set()).add(one["content"])
+            assert given.get((one["id"], one["finished"]), one["content"]) == one["content"]
+    assert of_dataset["officecaltech"] == {FOLDERS["officecaltech"].content}
+    assert of_dataset["digits"] == {open_dataset(arguments("fedavg", ())).content}
+    assert len(of_dataset["rotatedmnist"]) == 5  # DIRT's lists: one for each seed
+    (tmp_path / "digests.jsonl").write_text("{}\n[]")
+    with pytest.raises(UserError, match="digests.jsonl is damaged"):
+        Records(tmp_path / "runs.jsonl")
