@@ -222,7 +222,7 @@ def missing_words(answer: Answer, records: Records) -> str:
     time = " or ".join(times) or "an unknown time"
     return (f"To reach {claim.seeds} seeds: {len(lacking)} runs (with any control), about {time} by recorded "
             f"ones; it may still be open then. `python reproduce_tables.py --run --only claim-{claim.id} "
-            f"--seeds {claim.seeds}`")
+            "--seeds paper`")
 
 
 def table_of_elsewhere(answer: Answer) -> str:

@@ -2,8 +2,8 @@
 
 A run is identified by its method and the arguments that decide its numbers, so that one which serves several
 tables is run once. Of several records of a run the newest counts. Beside the records lie checked.json, which
-says whether the current code still gives their numbers (check.py), and digests.jsonl: the digest of the images
-(`content`) of records that were made before records had one.
+says whether the current code still gives their numbers (check.py), and digests.jsonl: the digest of the
+images (`content`) of records that were made before records had one.
 """
 
 from __future__ import annotations

@@ -68,7 +68,11 @@ def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
     page = (out / "benchmark.md").read_text()
     rows = list(csv.DictReader((out / "benchmark.csv").read_text().splitlines()))
     assert {row["method"] for row in rows} == {"mine", "fedavg --lr 0.2"}
-    assert {row["column"] for row in rows} == {"ALL", "AVG"} and len(rows) == 12
+    domains = [f"d{angle}" for angle in range(0, 90, 15)]
+    assert {row["column"] for row in rows} == {"ALL", "AVG", *domains} and len(rows) == 2 * 3 * 8
+    latex = (out / "table.tex").read_text()
+    assert all(f" {name} " in latex for name in domains) and "minutes" not in latex
+    assert latex.count(r"\textbf{") >= 8 and "**" not in latex and "**" in page
     scores = {}
     for line in page.split("## Tuning")[1].splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -120,15 +124,15 @@ def test_differences_are_paired_and_corrected():
     test = stats.ttest_rel([5, 6, 9], [4, 5.5, 8])
     assert b.interval == pytest.approx(tuple(test.confidence_interval()))
     assert corrected.interval == pytest.approx(tuple(test.confidence_interval(0.975)))
-    assert c.difference == pytest.approx(3.5 / 3) and verdict(c) == "cannot be told apart"
-    assert verdict(b) == "above"
+    assert c.difference == pytest.approx(3.5 / 3) and verdict(c, c) == "cannot be told apart"
+    assert verdict(b, b) == "above"
 
 
 def test_the_probability_of_improvement():
     """Pairs by hand: (1 + 0 + 1/2 + 0) / 4 and 1; the bootstrap of values without spread is one point."""
     tasks = [(np.array([2.0, 1.0]), np.array([1.0, 3.0])), (np.array([5.0]), np.array([4.0]))]
     assert chance_better(tasks) == pytest.approx((0.375 + 1) / 2)
-    assert improvement({"t": [2.0, 2.0]}, {"t": [1.0, 1.0]}) == (1.0, 1.0, 1.0)
+    assert improvement({"t": {0: 2.0, 1: 2.0}}, {"t": {0: 1.0, 1: 1.0}}) == (1.0, 1.0, 1.0)
 
 
 def test_the_columns_that_are_compared():
