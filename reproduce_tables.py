@@ -73,8 +73,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: every setting")
     add("--only", "", "ids of tables and claims, such as 'fdse-1,claim-fedsr-*'; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
-    add("--seeds", "0", "seeds of each cell, such as 0,1,2, as of a method's file; paper: from 0 on as many as "
-        "the paper's trials, one where they are not stated, and of a claim as many as are planned")
+    add("--seeds", "0", "seeds of each cell, such as 0,1,2, as of a method; paper: from 0 on as many as "
+        "the paper's trials, one where they are not stated; of a claim those that are planned")
     add("--jobs", 1, "runs at a time")
     add("--minutes", 0.0, "time for the runs; 0: no limit. Runs of claims come first, all methods of a seed "
         "together, then the cheapest cells. None begins that cannot end, by what like runs took on this kind "

@@ -199,6 +199,16 @@ class Answer:
         """Of answer B."""
         return [one for one in self.others if one.gains]
 
+    @property
+    def older_alone(self) -> bool:
+        """Whether all runs of answer B are older than the rule."""
+        return all(one.older == len(one.gains) for one in self.with_runs)
+
+    def below_print(self) -> list[tuple[str, float]]:
+        """(method, points) by which answer A's two accuracies are above the printed ones, or below."""
+        names = self.claim.methods
+        return [(name, mean(self.own.values[name]) - level) for name, level in zip(names, self.levels)]
+
     def is_near(self, one: Measured) -> bool:
         """Whether the baseline is at the printed level."""
         level = mean(one.values[self.claim.methods[1]])

@@ -22,7 +22,7 @@ from reproduce.records import Records
 from reproduce.statistics import LEVEL, mean, paired
 from reproduce.tables import PAPERS
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tabulate import tabulate
 
 NOTHING = "not measured yet"
@@ -30,16 +30,17 @@ HEAD = ["paper", "what it says", "printed", "measured (95%)", "above 0?", "as pr
 HEAD_OF_ONE = ["specification", "differs in", "seeds", "gain (95%)", "corrected", "above 0?", "as printed?",
                "over the control", "baseline", "slope of the gain"]
 HEAD_ELSEWHERE = ["method", "column", "accuracy", "where", "protocol"]
-TEMPLATES = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+TEMPLATES = Environment(undefined=StrictUndefined, keep_trailing_newline=True, extensions=["jinja2.ext.do"],
+                        loader=FileSystemLoader(ROOT / "claims"))
 
 
 def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records) -> None:
     """A page and a specification curve for each paper, bars by domain, and the plot of answers A."""
-    template = TEMPLATES.from_string((ROOT / "claims" / "page.md.jinja").read_text())
+    template = TEMPLATES.get_template("page.md.jinja")
     for paper in papers:
         own = [one for one in every if one.paper is paper]
         bears = [TEMPLATES.from_string(line).render(functions(every)) for line in paper.decides]
-        words = template.render(WORDS, title=PAPERS[paper.id], paper=paper, every=own, records=records,
+        words = template.render(title=PAPERS[paper.id], paper=paper, every=own, records=records,
                                 bears=[line for line in bears if NOTHING not in line])
         write_text(out / "claims" / f"{paper.id}.md", words)
         draw_specifications(own[0], out / "claims" / f"{paper.id}.png")
@@ -84,29 +85,11 @@ def answer_words(one: Measured) -> tuple[str, str]:
     return one.above_zero, one.as_printed
 
 
-def notes_of(answer: Answer) -> str:
-    """What a reader of answer A should know: levels, slope, and how many seeds are older than the rule."""
-    one, notes = answer.own, []
-    if not one.gains:
-        return "-"
-    for name, printed in zip(one.claim.methods, answer.levels):
-        below = mean(one.values[name]) - printed
-        if abs(below) > NEAR:
-            notes.append(f"{name} is {abs(below):.1f} points {'below' if below < 0 else 'above'} print")
-    if one.slope and one.slope.interval[0] > 0:
-        notes.append(f"the gain still rises, {one.slope} in the last fifth")
-    if one.older:
-        notes.append(f"{one.older} seeds are older than the rule")
-    if one.deviation is None:
-        notes.append("without a printed deviation")
-    return "; ".join(notes) or "-"
-
-
 def line_of(answer: Answer) -> list:
     """A claim's line in the table of all."""
     one = answer.own
     return [name_of(answer.paper), answer.claim.says, f"{answer.printed:+.1f}", gain_words(one),
-            *answer_words(one), f"{len(one.gains)} of {one.claim.seeds}", notes_of(answer)]
+            *answer_words(one), f"{len(one.gains)} of {one.claim.seeds}", in_words("notes", answer)]
 
 
 def table_of_all(every: Iterable[Answer], own_column: bool = True) -> str:
@@ -115,49 +98,10 @@ def table_of_all(every: Iterable[Answer], own_column: bool = True) -> str:
     return table([line_of(one)[start:] for one in every], HEAD[start:])
 
 
-def paper_sentence(every: list[Answer]) -> str:
-    """What holds of a paper, by its first claim: answer A, then answer B."""
-    one = every[0]
-    own = one.own
-    words = f"**{name_of(one.paper)}** prints {one.printed:+.1f} points: {one.claim.says}."
-    if not own.gains:
-        words += " In the paper's own setting it is not measured."
-    elif not own.decided:
-        words += (f" In the paper's own setting it is not decided: {gain_words(own)} with "
-                  f"{len(own.gains)} of {own.claim.seeds} seeds.")
-    else:
-        above = {"yes": "above 0", "no": "below 0", "open": "0 is in the interval"}[own.above_zero]
-        as_large = {"yes": "as large as printed", "smaller": "smaller than printed",
-                    "open": "it may be as large as printed"}[own.as_printed]
-        words += f" In the paper's own setting it is {own.gain()}: {above}, {as_large}."
-        if notes_of(one) != "-":
-            words += f" There {notes_of(one)}."
-    return f"{words} {others_words(one)} [More](results/claims/{one.paper.id}.md)."
-
-
-def others_words(answer: Answer) -> str:
-    """Answer B in a sentence."""
-    planned, run = len(answer.others), answer.with_runs
-    if not run:
-        few = "One other setting is" if planned == 1 else f"{planned} other settings are"
-        return f"{few} planned at its data and scale; none has runs."
-    if len(run) == 1:
-        near = f", with a baseline within {NEAR:g} points of print" * answer.is_near(run[0])
-        words = f"{run[0].specification.name}, {gain_words(run[0])}{near}"
-        return f"Of {planned} other settings one has runs: {words}."
-    run = sorted(run, key=lambda one: one.difference)
-    gains = [one.difference for one in run]
-    positive = sum(v > 0 for v in gains)
-    words = (f"Of {planned} other settings {len(run)} have runs; in {positive} the mean gain is above 0. Its "
-             f"median is {statistics.median(gains):+.1f}, from {gains[0]:+.1f} "
-             f"({run[0].specification.name}) to {gains[-1]:+.1f} ({run[-1].specification.name}).")
-    for one in run:
-        if answer.is_near(one):
-            words += (f" In {one.specification.name}, where {answer.claim.methods[1]} is within {NEAR:g} "
-                      f"points of its printed accuracy, the gain is {gain_words(one)}.")
-    if all(one.older == len(one.gains) for one in run):
-        words += " All these runs are older than the rule."
-    return words
+def in_words(what: str, answer: Answer) -> str:
+    """A sentence of claims/words.jinja: `notes` on answer A, answer B (`others`), or what holds of a `paper`
+    by its first claim."""
+    return str(getattr(TEMPLATES.get_template("words.jinja").module, what)(answer))
 
 
 def functions(every: list[Answer]) -> dict:
@@ -177,16 +121,6 @@ def functions(every: list[Answer]) -> dict:
 
 
 # A paper's page
-
-
-def doubts_of(answer: Answer) -> str:
-    """What speaks against the first claim's answer A."""
-    one, doubts = answer.own, []
-    if notes_of(answer) != "-":
-        doubts.append(notes_of(answer))
-    if not one.decided:
-        doubts.append(f"{one.claim.seeds - len(one.gains)} of {one.claim.seeds} seeds are missing")
-    return "; ".join(doubts) or "none noted"
 
 
 def table_of_specifications(answer: Answer, every: list[Measured]) -> str:
@@ -318,6 +252,7 @@ def draw_domains(answer: Answer, path: Path) -> None:
         write_figure(path, panel.figure, None)
 
 
-WORDS = {function.__name__: function for function in (
-    answer_words, by_domain, commands_of, doubts_of, gain_words, gains_elsewhere, missing_words, others_words,
-    table_of_all, table_of_elsewhere, table_of_specifications)} | {"rule": rule}  # of the template
+for function in (answer_words, by_domain, commands_of, gain_words, gains_elsewhere, missing_words, name_of,
+                 statistics.median, table_of_all, table_of_elsewhere, table_of_specifications):
+    TEMPLATES.globals[function.__name__] = function
+TEMPLATES.globals["rule"] = rule

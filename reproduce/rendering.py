@@ -18,7 +18,7 @@ from plumbing.several import accuracies_of
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.claims import COMMITTED, Answer, Paper, answers
-from reproduce.claims_pages import answer_words, name_of, paper_sentence, table_of_all, write_pages
+from reproduce.claims_pages import answer_words, in_words, name_of, table_of_all, write_pages
 from reproduce.elsewhere import write_reported
 from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import arguments, method
@@ -118,9 +118,11 @@ def claim_folder(out: Path) -> None:
 def readme_words(papers: list[Paper], every: list[Answer]) -> str:
     """The README's block: a plot of answers A, and a sentence for each paper."""
     picture = "![Gain of every claim: printed, and measured in the paper's own setting](results/claims.png)"
-    lines = [paper_sentence([one for one in every if one.paper is paper]) for paper in papers]
-    filled_lines = [textwrap.fill(f"- {line}", 150, subsequent_indent="  ") for line in lines]
-    return "\n".join([picture, "", *filled_lines])
+    lines = [picture, ""]
+    for paper in papers:
+        first = next(one for one in every if one.paper is paper)
+        lines.append(textwrap.fill(f"- {in_words('paper', first)}", 150, subsequent_indent="  "))
+    return "\n".join(lines)
 
 
 def claims_words(every: list[Answer]) -> list[str]:

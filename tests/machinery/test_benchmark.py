@@ -9,11 +9,9 @@ import sys
 
 import fedavg
 from reproduce import benchmark
-from reproduce.benchmark_pages import chance_better, compared, headline, improvement, verdict
+from reproduce.benchmark_pages import headline
 
-import numpy as np
 import pytest
-from scipy import stats
 
 MINE = '''
 import fedavg
@@ -114,25 +112,6 @@ def test_bad_usage_is_refused_before_a_run(place, capsys, more, line):
     with pytest.raises(SystemExit):
         benchmark.main(words(place, *more, "--out", str(place / "refused")))
     assert line in capsys.readouterr().err and not (place / "refused").exists()
-
-
-def test_differences_are_paired_and_corrected():
-    """By scipy: each of two at half the level."""
-    values = {"a": {"ALL": {0: 5.0, 1: 6.0, 2: 9.0}}, "b": {"ALL": {0: 4.0, 1: 5.5, 2: 8.0}},
-              "c": {"ALL": {0: 5.5, 1: 2.0, 2: 9.0}}}
-    (_, _, b, corrected), (_, _, c, _) = compared(values, ["ALL"])
-    test = stats.ttest_rel([5, 6, 9], [4, 5.5, 8])
-    assert b.interval == pytest.approx(tuple(test.confidence_interval()))
-    assert corrected.interval == pytest.approx(tuple(test.confidence_interval(0.975)))
-    assert c.difference == pytest.approx(3.5 / 3) and verdict(c, c) == "cannot be told apart"
-    assert verdict(b, b) == "above"
-
-
-def test_the_probability_of_improvement():
-    """Pairs by hand: (1 + 0 + 1/2 + 0) / 4 and 1; the bootstrap of values without spread is one point."""
-    tasks = [(np.array([2.0, 1.0]), np.array([1.0, 3.0])), (np.array([5.0]), np.array([4.0]))]
-    assert chance_better(tasks) == pytest.approx((0.375 + 1) / 2)
-    assert improvement({"t": {0: 2.0, 1: 2.0}}, {"t": {0: 1.0, 1: 1.0}}) == (1.0, 1.0, 1.0)
 
 
 def test_the_columns_that_are_compared():

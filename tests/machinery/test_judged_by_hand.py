@@ -55,7 +55,7 @@ def test_the_bootstrap_by_hand():
     apart, same = {"t": by_seed(1.0, 3.0)}, {"t": by_seed(2.0, 2.0)}
     assert improvement(apart, same) == improvement(same, apart) == (0.5, 0.0, 1.0)
     of_two = {"t": by_seed(1.0), "u": by_seed(3.0)}, {"t": by_seed(2.0), "u": by_seed(2.0)}
-    assert improvement(*of_two) == (0.5, 0.5, 0.5)
+    assert improvement(*of_two) == improvement(same, same) == (0.5, 0.5, 0.5)  # a tie is half
 
 
 def test_costs_and_deviations_by_hand():

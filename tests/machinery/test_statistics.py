@@ -21,15 +21,6 @@ def test_a_mean_over_columns_has_the_seeds_of_all():
     assert means_over_columns([{0: 1.0}, {}]) == {}
 
 
-def test_paired_at_another_level():
-    """A test's probability is the level at which 0 just leaves the interval."""
-    a, b = {0: 5.0, 1: 6.0, 2: 10.0, 3: 7.0}, {0: 4.0, 1: 4.0, 2: 7.0, 3: 7.5}
-    pair = paired(a, b)
-    probability = stats.ttest_rel([5, 6, 10, 7], [4, 4, 7, 7.5]).pvalue
-    low, high = paired(a, b, probability).interval
-    assert low == pytest.approx(0, abs=1e-9) and high == pytest.approx(2 * pair.difference)
-
-
 def test_welch_by_hand():
     """Student's t of sqrt(1/3 + 4/4) with the degrees of freedom of Welch and Satterthwaite."""
     three = {0: 95.0, 1: 97.0, 2: 96.0}
