@@ -25,6 +25,7 @@ UNKNOWN = 0.5  # of the given time: what a run is taken to need while nothing is
 EARLY = 4.0  # seconds before the end at which runs are told to end, after their round
 GRACE = 8.0  # seconds between that and their being killed
 ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
+CLOCK = 1.0  # seconds by which the times of files may lie behind
 RECENT = 20  # rounds by which a run's speed is judged: it changes with what else is going on
 ENDS = 3.0  # seconds of a process before its first round, and after its last
 
@@ -75,7 +76,7 @@ class Budget:
             distance = unlike(run, short_name(other.module), vars(arguments(other.module, other.flags)))
             seconds, written = so_far(path)
             rounds = len(seconds) - before
-            if distance == math.inf or written < since or rounds < 2:
+            if distance == math.inf or written + CLOCK < since or rounds < 2:
                 continue
             recent = min(RECENT, rounds - 1)
             of_round = (seconds[-1] - seconds[-1 - recent]) / recent
