@@ -10,11 +10,10 @@ from pathlib import Path
 from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
 from plumbing.several import accuracies_of
-from reproduce.drawing import OURS, Line, draw_forest, draw_line, new_panel, write_figure
+from reproduce.drawing import OURS, Line, draw_forest, draw_line, new_panel, table_text, write_figure
 from reproduce.statistics import LEVEL, BySeed, Paired, mean, paired
 
 import numpy as np
-from tabulate import tabulate
 
 DRAWS = 2000  # of the bootstrap
 WIDEST = 12  # domains that a table has a column for; the CSV file has all
@@ -43,18 +42,18 @@ def write(out: Path, chosen: list, trials: list[list], which: str, command: str)
     page = ["# Benchmark", f"`{command}`",
             f"Accuracy (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
             f"the seeds {seeds}; the best of each column is bold.",
-            tabulate(table, heads, "github", disable_numparse=True),
+            table_text(table, heads),
             *differences, *forest, "![Accuracy over the rounds](curves.png)", *tuning_words(chosen, trials),
             "## The commands, seed by seed", "```\n" + "\n".join(commands) + "\n```"]
     write_text(out / "benchmark.md", "\n\n".join(page) + "\n")
-    latex = tabulate(table, heads, "latex_booktabs", disable_numparse=True)
+    latex = table_text(table, heads, "latex_booktabs")
     write_text(out / "table.tex", re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex) + "\n")
     write_csv(out / "benchmark.csv", tidy(chosen, every))
     lines = [Line(f"{words}, {name}", [one.difference], one.interval, corrected.interval)
              for words, name, one, corrected in contrasts]
     draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
     draw_curves(out / "curves.png", chosen)
-    plain = tabulate(table, heads, "plain", disable_numparse=True).replace("**", "")
+    plain = table_text(table, heads, "plain").replace("**", "")
     return "\n\n".join([plain, *differences])
 
 
@@ -187,7 +186,7 @@ def contrast_words(contrasts: list, tasks: dict[str, dict]) -> list[str]:
                      "{:+.2f} to {:+.2f}".format(*corrected.interval), verdict(one, corrected),
                      f"{p:.2f} ({low:.2f} to {high:.2f})"])
     heads = ["difference", "column", "points", "95% interval", "corrected", "verdict", "P(better)"]
-    return [tabulate(rows, heads, "github", disable_numparse=True),
+    return [table_text(rows, heads),
             "Differences are paired by seed, with Student's 95% interval. *Corrected* intervals are wider: "
             f"all {len(rows)} hold together (Bonferroni). The verdict is of the plain interval; where the "
             "corrected one says less, it says so. P(better): the probability that a run of the first is "
@@ -218,7 +217,7 @@ def tuning_words(chosen: list, trials: list[list]) -> list[str]:
     if not rows:
         return []
     return ["## Tuning", "Mean validation accuracy (%) of the last ten evaluations, over seeds and targets.",
-            tabulate(rows, ["method", "values", "validation", ""], "github", disable_numparse=True)]
+            table_text(rows, ["method", "values", "validation", ""])]
 
 
 def tidy(chosen: list, values: dict[str, dict[str, BySeed]]) -> list[list]:

@@ -15,7 +15,7 @@ from plumbing.splits import cut
 from reproduce import claims as rule
 from reproduce.claims import (CLAIMS, MARGIN, NEAR, Answer, Measured, Paper, Specification, accuracies,
                               metric_of, runs_for)
-from reproduce.drawing import INK, PALE, Line, draw_forest, new_panel, write_figure
+from reproduce.drawing import INK, PALE, Line, draw_forest, new_panel, table_text, write_figure
 from reproduce.methods import ROOT
 from reproduce.plan import seconds_of
 from reproduce.records import Records
@@ -23,7 +23,6 @@ from reproduce.statistics import LEVEL, mean, paired
 from reproduce.tables import PAPERS
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from tabulate import tabulate
 
 NOTHING = "not measured yet"
 HEAD = ["paper", "what it says", "printed", "measured (95%)", "above 0?", "as printed?", "seeds", "notes"]
@@ -60,10 +59,6 @@ def name_of(paper: Paper) -> str:
     return PAPERS[paper.id].split(" (")[0]
 
 
-def table(lines: list[list], head: list[str]) -> str:
-    return tabulate(lines, head, "github", disable_numparse=True)
-
-
 def gain_words(one: Measured, over: str = "", level: float = LEVEL) -> str:
     """The gain with its interval; without one its mean and how many seeds there are."""
     gain = one.gain(level, over)
@@ -95,7 +90,7 @@ def line_of(answer: Answer) -> list:
 def table_of_all(every: Iterable[Answer], own_column: bool = True) -> str:
     """Answers A; the page of a paper has no column with its name."""
     start = 0 if own_column else 1
-    return table([line_of(one)[start:] for one in every], HEAD[start:])
+    return table_text([line_of(one)[start:] for one in every], HEAD[start:])
 
 
 def in_words(what: str, answer: Answer) -> str:
@@ -136,7 +131,7 @@ def table_of_specifications(answer: Answer, every: list[Measured]) -> str:
         seeds = f"{len(one.gains)} ({one.older} older)" if one.older else len(one.gains)
         lines.append([of.name, differs or "-", seeds, gain_words(one), one.gain(LEVEL / CLAIMS) or "-",
                       *answers, control, level, one.slope or "-"])
-    return table(lines, HEAD_OF_ONE)
+    return table_text(lines, HEAD_OF_ONE)
 
 
 def missing_words(answer: Answer, records: Records) -> str:
@@ -162,7 +157,7 @@ def missing_words(answer: Answer, records: Records) -> str:
 def table_of_elsewhere(answer: Answer) -> str:
     """What others print of the two rows, in nearly the paper's setting."""
     lines = [[one.method, one.column, one.value, one.source, one.protocol] for one in answer.elsewhere]
-    return table(lines, HEAD_ELSEWHERE)
+    return table_text(lines, HEAD_ELSEWHERE)
 
 
 def gains_elsewhere(answer: Answer) -> list[str]:

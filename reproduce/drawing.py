@@ -1,4 +1,5 @@
-"""What all figures share: an empty one, a line with its band, and the file that it becomes."""
+"""What all figures and tables share: an empty figure, a line with its band, a forest plot, the file that a
+figure becomes; a table as text."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from plumbing.files import output_file, write_whole
 from plumbing.results import empty_figure
 
 import numpy as np
+from tabulate import tabulate
 
 OURS = "CleanFDG"  # the mark of figures that a flag names
 INK, PALE = "#1b5e9b", "#8a8a8a"  # what is measured; beside it
@@ -29,6 +31,11 @@ def colour_of(method: str) -> str:
     if name in PAPERS_METHODS:
         return to_hex(colormaps["tab10"](PAPERS_METHODS.index(name)))
     return to_hex(colormaps["tab20b"](sum(map(ord, name)) % 20))
+
+
+def table_text(lines: list[list], heads: list[str], form: str = "github") -> str:
+    """A table in markdown or another form of tabulate; numbers stand as they are given."""
+    return tabulate(lines, heads, form, disable_numparse=True)
 
 
 def new_panel(width: float, height: float):

@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 from plumbing.errors import UserError
 from plumbing.files import check_regular_file, write_text
-from reproduce.drawing import Line, draw_forest
+from reproduce.drawing import Line, draw_forest, table_text
 from reproduce.tables import Table
-
-from tabulate import tabulate
 
 PAGE = """# How far published values lie apart
 
@@ -86,7 +84,7 @@ def write_reported(tables: list[Table], out: Path) -> None:
             label = f"{one.dataset}, {one.column} ({one.table}: {one.paper})"
             of_fedavg.setdefault(label, []).append(one.difference)
     if every:
-        page = tabulate(lines, COLUMNS, "github", disable_numparse=True)
+        page = table_text(lines, COLUMNS)
         write_text(out / "elsewhere.md", f"{PAGE}{page}\n")
         draw_forest(out / "elsewhere.png", [Line(*of_cell) for of_cell in of_fedavg.items()],
                     "FedAvg, others' accuracy less the paper's, points")

@@ -22,12 +22,12 @@ from plumbing.files import check_regular_file, output_file, write_csv
 from plumbing.listings import is_image
 from plumbing.settings import Parser
 from reproduce.commands import about, add_run_flags, one_line_on_stop
+from reproduce.drawing import table_text
 from reproduce.loading import Trained, load_run
 
 import numpy as np
 import torch
 from PIL import Image
-from tabulate import tabulate
 from torch import Tensor, nn
 
 Row = tuple[Path, str, list[float]]
@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
             write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
         else:
             lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
-            print(tabulate(lines, ["class", "probability", "file"], "plain", disable_numparse=True))
+            print(table_text(lines, ["class", "probability", "file"], "plain"))
         for problem in problems:
             tell("predict", problem)
         if problems:

@@ -17,8 +17,9 @@ from plumbing.settings import SCALES
 from plumbing.several import accuracies_of
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
-from reproduce.claims import COMMITTED, Answer, Paper, answers
-from reproduce.claims_pages import answer_words, in_words, name_of, table_of_all, write_pages
+from reproduce.claims import Answer, Paper, answers
+from reproduce.claims_pages import TEMPLATES, answer_words, write_pages
+from reproduce.drawing import table_text
 from reproduce.elsewhere import write_reported
 from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import arguments, method
@@ -26,8 +27,6 @@ from reproduce.records import Records, command_of, flags_of
 from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.statistics import BySeed, deviation, mean, means_over_columns, paired
 from reproduce.tables import PAPERS, Row, Table
-
-from tabulate import tabulate
 
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
@@ -46,14 +45,6 @@ VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": "
 CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "published",
             "published_deviation", "printed_elsewhere", "ours", "ours_deviation", "seeds", "values",
             "difference", "low", "high", "status", "precision", "differs_now", "runs", "commits", "module"]
-LEADERBOARDS = """## Leaderboards
-
-What the records have, best first: mean ± sample deviation over the seeds (how many), in percent, of the
-best validation round, or of the last one where no labels are trained on. A row is a method in one setting
-with three seeds or more. Its flags are those that differ from what the method's command has now. Rows of
-one table may differ in their length and rates: for a comparison see the claims and [the
-benchmark](../docs/own.md). *Current code* is what `--check` has found: whether it repeats the recorded
-digits."""
 LEAST = 3  # seeds of a row
 REPEATS = {"equal": "repeats it", "differs": "gives other numbers", "not comparable": "not on this processor"}
 BUDGET_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size")  # of `budget`
@@ -96,15 +87,17 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
         write_pages(papers, every, out, records)
     write_reported(tables, out)
     write_csv(out / "results.csv", lines + claim_lines(every))
-    text = [*claims_words(every), state, records_words(records), LEADERBOARDS, *leaderboards(records),
-            "## Tables", bullets(listed), *(["## Figures", *pictures] if pictures else [])]
-    write_text(out / "README.md", "\n\n".join(["# Results", *text]) + "\n")
+    facts = {"every": every, "state": state}
+    page = facts | {"records": records, "made_by": MADE_BY, "boards": leaderboards(records),
+                    "listed": listed, "pictures": pictures, "checked": checked_settings(records),
+                    "withdrawn": withdrawn(records)}
+    write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
         content, (first, last) = readme.read_text(), MARKS
         before, after = content.split(first)[0], content.split(last)[1]
-        text = f"{readme_words(papers or [], every)}\n\n{textwrap.fill(state, 150)}"
-        write_text(readme, f"{before}{first}\n{text}\n{last}{after}")
+        text = TEMPLATES.get_template("readme.md.jinja").render(facts, fill=textwrap.fill)
+        write_text(readme, f"{before}{first}\n{text}{last}{after}")
     return "\n\n".join([*shown, state])
 
 
@@ -115,46 +108,16 @@ def claim_folder(out: Path) -> None:
         write_text(out / "README.md", f"# Results\n\n{MADE_BY}.\n")
 
 
-def readme_words(papers: list[Paper], every: list[Answer]) -> str:
-    """The README's block: a plot of answers A, and a sentence for each paper."""
-    picture = "![Gain of every claim: printed, and measured in the paper's own setting](results/claims.png)"
-    lines = [picture, ""]
-    for paper in papers:
-        first = next(one for one in every if one.paper is paper)
-        lines.append(textwrap.fill(f"- {in_words('paper', first)}", 150, subsequent_indent="  "))
-    return "\n".join(lines)
-
-
-def claims_words(every: list[Answer]) -> list[str]:
-    """The claims in results/README.md: links, plot and table."""
-    if not every:
-        return []
-    papers = {one.paper.id: name_of(one.paper) for one in every}
-    pages = ", ".join(f"[{name}](claims/{paper}.md)" for paper, name in papers.items())
-    return [f"Does it hold? A page for each paper: {pages}. By [one rule](../claims/RULE.md) of "
-            f"{COMMITTED[:10]}; runs that are older are marked. "
-            "[How far published values lie apart](elsewhere.md).",
-            "![Gain of every claim: printed, and measured in the paper's own setting](claims.png)",
-            table_of_all(every)]
-
-
-def records_words(records: Records) -> str:
-    """How many records there are, what --check has found, and how many are withdrawn."""
+def checked_settings(records: Records) -> Counter:
+    """{what --check has found: settings}; None is nothing."""
     settings = {record["setting"]: record for record in records.every}
-    outcomes = Counter(records.check_of(record).get("outcome") for record in settings.values())
-    found = outcomes["equal"], outcomes["differs"]
-    words = (f"{MADE_BY} from {len(records.every)} recorded runs. Every number, one a line: "
-             "[results.csv](results.csv). "
-             f"`--check` has begun one run of {sum(found)} of the {len(settings)} settings again: {found[0]} "
-             f"give the recorded digits, {found[1]} differ (†). {outcomes['not comparable']} more ran on "
-             "another processor than the one that checked. "
-             f"{sum(bool(record['content']) for record in records.every)} records have the digest of their "
-             "images, of their own or from [digests.jsonl](digests.jsonl), whose first line says how.")
-    withdrawn = records.path.with_name("withdrawn.jsonl")
-    if withdrawn.exists():
-        lines = len(withdrawn.read_text().splitlines())
-        words += f" {lines} withdrawn records, each with its reason: [withdrawn.jsonl](withdrawn.jsonl)."
-    return words
+    return Counter(records.check_of(record).get("outcome") for record in settings.values())
+
+
+def withdrawn(records: Records) -> int:
+    """How many records are withdrawn."""
+    path = records.path.with_name("withdrawn.jsonl")
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 # Leaderboards
@@ -193,7 +156,7 @@ def leaderboard(settings: list[list[dict]], records: Records) -> str:
             ranked.append((rank, [*setting_words(of_setting[0]), *cells, repeats(of_setting, records)]))
     ranked.sort(key=lambda row: row[0], reverse=True)
     heads = ["method", "flags", "budget", *columns, "current code"]
-    return tabulate([row for _, row in ranked], heads, "github", disable_numparse=True) if ranked else ""
+    return table_text([row for _, row in ranked], heads) if ranked else ""
 
 
 def values_of(of_setting: list[dict]) -> dict[str, BySeed]:
@@ -354,7 +317,7 @@ def grid(block: FilledBlock, scale: str) -> str:
     if scale != "paper":
         accuracies = [chance(block.block, column) for column in columns]
         lines.append(["chance", *("-" if accuracy is None else number(accuracy) for accuracy in accuracies)])
-    return tabulate(lines, ["", *(column.name for column in columns)], "github", disable_numparse=True)
+    return table_text(lines, ["", *(column.name for column in columns)])
 
 
 def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
