@@ -2,7 +2,7 @@
 
     python reproduce_tables.py                          # render what is recorded; nothing is trained
     python reproduce_tables.py --plan --scale laptop    # what is missing, and what it would take
-    python reproduce_tables.py --run --only fdse-1 --scale laptop --seeds 3 --jobs 2
+    python reproduce_tables.py --run --only fdse-1 --scale laptop --seeds 0,1,2 --jobs 2
     python reproduce_tables.py --check --sample 10      # does the current code give the recorded numbers?
 
 The tables are files in tables/, the claims in claims/. results/runs.jsonl has a line for each finished run
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from plumbing.errors import UserError
-from plumbing.settings import SCALES, Parser, add_version, existing_folder, shown_value
+from plumbing.settings import SCALES, Parser, add_version, existing_folder, seed_numbers, shown_value
 from reproduce.budget import ANY_GPU, Budget, kind_here
 from reproduce.cells import Missing, missing
 from reproduce.check import check
@@ -73,8 +73,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: every setting")
     add("--only", "", "ids of tables and claims, such as 'fdse-1,claim-fedsr-*'; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
-    add("--seeds", "1", "seeds of each cell, 0 to SEEDS - 1; paper: as many as the paper's trials, one where "
-        "they are not stated")
+    add("--seeds", "0", "seeds of each cell, such as 0,1,2, as of a method; paper: from 0 on as many as "
+        "the paper's trials, one where they are not stated; of a claim those that are planned")
     add("--jobs", 1, "runs at a time")
     add("--minutes", 0.0, "time for the runs; 0: no limit. Runs of claims come first, all methods of a seed "
         "together, then the cheapest cells. None begins that cannot end, by what like runs took on this kind "
@@ -103,14 +103,11 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
     """(whether it is made, what is wrong) of each mistake in the flags."""
-    seeds, gpus = flags.seeds, words_of(flags.gpus)
-    whole = seeds.isascii() and seeds.isdigit() and len(seeds) < 5 and int(seeds) > 0
+    gpus = words_of(flags.gpus)
     numbers = all(number.isdecimal() for number in gpus) and len(set(gpus)) == len(gpus) > 0
     elsewhere = (flags.tables or flags.records) and not flags.out
     lacking = flags.records and not Path(flags.records).exists()
     return [
-        (seeds != "paper" and not whole,
-         f"--seeds is {seeds}; it must be at least 1 and at most 9999, or paper"),
         (not 1 <= flags.jobs <= 10_000, f"--jobs is {flags.jobs}; it must be at least 1 and at most 10000"),
         (not 0 <= flags.sample < math.inf,
          f"--sample is {flags.sample:g}; it must be a finite number at least 0"),
@@ -136,6 +133,7 @@ def words_of(text: str) -> list[str]:
 
 def work(flags: argparse.Namespace) -> int:
     """What the command line asks for; returns the exit code."""
+    seeds = None if flags.seeds == "paper" else seed_numbers(flags.seeds)
     every, papers = read_tables(flags.tables), read_claims(flags.tables.parent / "claims")
     ids = [table.id for table in every] + [f"claim-{claim.id}" for paper in papers for claim in paper.claims]
     wanted = chosen(ids, flags.only)
@@ -145,10 +143,9 @@ def work(flags: argparse.Namespace) -> int:
     records = Records(flags.records)
     for line in records.damaged:
         print(f"reproduce_tables: {line}", file=sys.stderr)
-    elsewhere = read_reported(flags.tables, every)
+    read_reported(flags.tables, every)
     place, code, plan = place_of(flags), 0, []
     if flags.plan or flags.run:
-        seeds = None if flags.seeds == "paper" else range(int(flags.seeds))
         of_claims = runs_for(papers, wanted, seeds, records)
         lacking = missing(tables, records, flags.scale, seeds, of_claims)
         plan = planned(lacking, records, place, claims=flags.minutes > 0)
@@ -163,7 +160,7 @@ def work(flags: argparse.Namespace) -> int:
     if flags.run or flags.check:
         records = Records(flags.records)
         tables = every  # what was run may stand in others too, and the overviews are of all
-    print(render(tables, records, flags.out, len(tables) == len(every), papers, elsewhere))
+    print(render(tables, records, flags.out, len(tables) == len(every), papers))
     if flags.minutes:
         print(left_text(plan, records, seeds))
     return code

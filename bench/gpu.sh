@@ -2,7 +2,7 @@
 # What waits for a GPU, in three steps: docs/gpu.md. All of it comes into $OUT, or runs/gpu-<time>: eight files.
 #
 #   bash bench/gpu.sh --archives FOLDER --steps tests,comparison --seconds 150
-#   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --jobs 2 --seconds 590 -- --seeds 8
+#   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --jobs 2 --seconds 590 -- --seeds paper
 #   bash bench/gpu.sh --device cpu --seconds 300           # digits at smoke scale, to see that it runs
 #
 # --archives FOLDER, --data FOLDER, --only IDS, --jobs N   as of reproduce_tables.py; what follows -- goes there too

@@ -268,11 +268,6 @@ def to_rgb(content: bytes, size: int) -> np.ndarray:
     return as_rgb(upright(content)[0], size)
 
 
-def to_gray(content: bytes) -> np.ndarray:
-    """An encoded image of any mode -> uint8 [h, w], as large as it is."""
-    return np.asarray(upright(content)[0].convert("L"))
-
-
 def upright(content: bytes) -> tuple[Image.Image, bool]:
     """An encoded image of any mode with 8 bits a pixel and channel, turned as its EXIF data say; and whether
     its pixels have 16 bits, the upper four of them unused."""

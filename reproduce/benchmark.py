@@ -3,15 +3,17 @@
     python -m reproduce.benchmark --methods mine.py,fedavg,fedprox,fdse --dataset pacs --scale laptop
     python -m reproduce.benchmark --methods mine.py,fedavg --tune lr=0.01,0.05 --tune gamma=0.1,1 --jobs 2
 
-A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. Each value of --tune is tried
-by the methods that have the flag and do not set it themselves, with all seeds; the one with the best
-validation counts. The same command resumes where it was stopped; a run by other code or data is refused.
-The folder gets benchmark.md, benchmark.csv, table.tex, curves.png, forest.png.
+A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. One whose flags have commas
+stands in double quotes: '"fedavg:--sources d0,d15",fdse'. Each value of --tune is tried by the methods that
+have the flag and do not set it themselves, with all seeds; the one with the best validation counts. The same
+command resumes where it was stopped; a run by other code or data is refused. The folder gets benchmark.md,
+benchmark.csv, table.tex, curves.png, forest.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import hashlib
 import itertools
@@ -177,7 +179,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def compare(flags: argparse.Namespace) -> None:
     """Plan, run, choose, and write the pages."""
-    entries = [entry_of(text.strip()) for text in flags.methods.split(",")]
+    (methods,) = csv.reader([flags.methods], skipinitialspace=True) if flags.methods else [[""]]
+    entries = [entry_of(text.strip()) for text in methods]
     labels = [entry.label for entry in entries]
     if len(entries) < 2 or len(set(labels)) < len(labels):
         raise UserError(f"--methods {flags.methods}: expected two or more, each once", 2)
@@ -222,7 +225,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
                         help="as of a method's file [paper]")
     parser.add_argument("--targets", default="", metavar="NAME",
                         help="leave this domain out, or each in turn: all [as each method's settings say]")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds of each method [0,1,2]")
+    parser.add_argument("--seeds", default="0,1,2", help="seeds of each method, as of its file [0,1,2]")
     parser.add_argument("--tune", action="append", default=[], metavar="FLAG=V,V",
                         help="values to choose from on validation; may be given several times")
     parser.add_argument("--flags", default="", type=shlex.split, metavar="'--FLAG VALUE ...'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import statistics
 from pathlib import Path
@@ -9,43 +10,51 @@ from pathlib import Path
 from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
 from plumbing.several import accuracies_of
-from reproduce.drawing import draw_line, new_panel, write_figure
+from reproduce.drawing import OURS, Line, draw_forest, draw_line, new_panel, table_text, write_figure
 from reproduce.statistics import LEVEL, BySeed, Paired, mean, paired
 
 import numpy as np
-from tabulate import tabulate
 
 DRAWS = 2000  # of the bootstrap
+WIDEST = 12  # domains that a table has a column for; the CSV file has all
 
 
 def write(out: Path, chosen: list, trials: list[list], which: str, command: str) -> str:
     """Write all files; returns table and differences. `chosen`: of each method the trial that counts, of
     `trials`."""
-    which = "last" if "linear" in chosen[0].results()[min(chosen[0].commands)][0]["last"] else which
-    values = {one.entry.label: columns_of(one.results(), which) for one in chosen}
-    shared = [name for name in next(iter(values.values())) if all(name in of for of in values.values())]
-    heads = headline(shared)
-    table = [[label, *(cell(of[name]) for name in shared), *costs(one.results())]
-             for (label, of), one in zip(values.items(), chosen)]
-    names = ["method", *shared, "minutes a run", "MB a round"]
-    contrasts = compared(values, heads)
-    tasks = {one.entry.label: tasks_of(one.results(), which) for one in chosen}
-    differences = contrast_words(contrasts, tasks)
+    runs = {one.entry.label: one.results() for one in chosen}
+    first, *_ = runs.values()
+    which = "last" if "linear" in next(iter(first.values()))[0]["last"] else which
+    values = {label: columns_of(of, which) for label, of in runs.items()}
+    tasks = {label: tasks_of(of, which) for label, of in runs.items()}
+    columns = distinct(values)
+    domains = [name for name in shared_names(tasks) if name not in columns]
+    names = columns + (domains if len(domains) <= WIDEST else [])
+    every = {label: values[label] | tasks[label] for label in runs}
+    table = [[*row, megabytes(of)] for row, of in zip(accuracy_rows(every, names), runs.values())]
+    heads = ["method", *names, "MB a round"]
+    contrasts = compared(values, headline(columns))
+    differences = [*contrast_words(contrasts, tasks), *untrained_words(chosen)]
     forest = ["![Differences with their intervals](forest.png)"] if contrasts else []
     commands = [shlex.join(["export", f"PYTHONPATH={ROOT}"])]
     commands += [shlex.join(["python", *words]) for one in chosen for words in one.commands.values()]
     seeds = ", ".join(map(str, chosen[0].commands))
     page = ["# Benchmark", f"`{command}`",
             f"Accuracy (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
-            f"the seeds {seeds}.", tabulate(table, names, "github", disable_numparse=True),
+            f"the seeds {seeds}; the best of each column is bold.",
+            table_text(table, heads),
             *differences, *forest, "![Accuracy over the rounds](curves.png)", *tuning_words(chosen, trials),
             "## The commands, seed by seed", "```\n" + "\n".join(commands) + "\n```"]
     write_text(out / "benchmark.md", "\n\n".join(page) + "\n")
-    write_text(out / "table.tex", tabulate(table, names, "latex_booktabs", disable_numparse=True) + "\n")
-    write_csv(out / "benchmark.csv", tidy(chosen, values))
-    draw_forest(out / "forest.png", contrasts)
+    latex = table_text(table, heads, "latex_booktabs")
+    write_text(out / "table.tex", re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex) + "\n")
+    write_csv(out / "benchmark.csv", tidy(chosen, every))
+    lines = [Line(f"{words}, {name}", [one.difference], one.interval, corrected.interval)
+             for words, name, one, corrected in contrasts]
+    draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
     draw_curves(out / "curves.png", chosen)
-    return "\n\n".join([tabulate(table, names, "plain", disable_numparse=True), *differences])
+    plain = table_text(table, heads, "plain").replace("**", "")
+    return "\n\n".join([plain, *differences])
 
 
 # Numbers
@@ -60,21 +69,37 @@ def columns_of(of_seeds: dict[int, list[dict]], which: str) -> dict[str, BySeed]
     return found
 
 
+def shared_names(values: dict[str, dict]) -> list[str]:
+    """The columns that all methods have."""
+    first, *others = values.values()
+    return [name for name in first if all(name in of for of in others)]
+
+
+def distinct(values: dict[str, dict[str, BySeed]]) -> list[str]:
+    """The columns that all methods have, without AVG where it is ALL: all clients have as many images."""
+    names = shared_names(values)
+    for of in values.values():
+        if "AVG" not in names or not np.allclose([*of["ALL"].values()], [*of["AVG"].values()]):
+            return names
+    names.remove("AVG")
+    return names
+
+
 def headline(names: list[str]) -> list[str]:
     """The columns that methods are compared by: means over targets, a target alone, or ALL and AVG."""
     means = [name for name in names if name.startswith("mean")]
     targets = [name for name in names if name not in ("ALL", "AVG")]
-    return means or targets or ["ALL", "AVG"]
+    return means or targets or names
 
 
-def tasks_of(of_seeds: dict[int, list[dict]], which: str) -> dict[str, list[float]]:
-    """{task: its values of the seeds}: the targets, or where there is none the clients."""
+def tasks_of(of_seeds: dict[int, list[dict]], which: str) -> dict[str, BySeed]:
+    """{task: {seed: percent}}: the targets, or where there is none the clients."""
     found = {}
-    for results in of_seeds.values():
+    for seed, results in of_seeds.items():
         values = {name: v for name, v in accuracies_of(results, which).items()
                   if name not in ("ALL", "AVG") and not name.startswith("mean")}
         for name, value in (values or results[0][which]["clients"]).items():
-            found.setdefault(name, []).append(value)
+            found.setdefault(name, {})[seed] = 100 * value
     return found
 
 
@@ -93,10 +118,10 @@ def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tup
             for other, name, one in pairs]
 
 
-def improvement(a: dict[str, list[float]], b: dict[str, list[float]]) -> tuple[float, float, float]:
+def improvement(a: dict[str, BySeed], b: dict[str, BySeed]) -> tuple[float, float, float]:
     """The probability that a run of the first is better than one of the second, mean over the tasks, and its
     95% interval by a bootstrap of the seeds within each task (Agarwal et al., NeurIPS 2021)."""
-    tasks = [(np.array(a[name]), np.array(b[name])) for name in a if name in b]
+    tasks = [(np.array([*a[name].values()]), np.array([*b[name].values()])) for name in a if name in b]
     random = np.random.default_rng(0)
     draws = []
     for _ in range(DRAWS):
@@ -111,12 +136,10 @@ def chance_better(tasks: list[tuple[np.ndarray, np.ndarray]]) -> float:
     return float(np.mean(shares))
 
 
-def costs(of_seeds: dict[int, list[dict]]) -> list[str]:
-    """Minutes of a run, and the megabytes of a round, both ways."""
-    results = [result for of_seed in of_seeds.values() for result in of_seed]
-    minutes = statistics.mean(sum(result["seconds"].values()) for result in results) / 60
-    sent = statistics.mean(r["bytes"]["up_per_round"] + r["bytes"]["down_per_round"] for r in results)
-    return [f"{minutes:.1f}", f"{sent / 1e6:.1f}"]
+def megabytes(of_seeds: dict[int, list[dict]]) -> str:
+    """The megabytes of a round, both ways."""
+    sent = [r["bytes"]["up_per_round"] + r["bytes"]["down_per_round"] for of in of_seeds.values() for r in of]
+    return f"{statistics.mean(sent) / 1e6:.1f}"
 
 
 # Words
@@ -128,9 +151,28 @@ def cell(values: BySeed) -> str:
     return f"{mean(values):.2f}{spread}"
 
 
-def verdict(corrected: Paired) -> str:
-    low, high = corrected.interval
+def accuracy_rows(values: dict[str, dict[str, BySeed]], names: list[str]) -> list[list[str]]:
+    """A row for each method; the best mean of each column is bold."""
+    best = {name: max(mean(of[name]) for of in values.values()) for name in names}
+    rows = []
+    for label, of in values.items():
+        row = [label]
+        for name in names:
+            row.append(f"**{cell(of[name])}**" if mean(of[name]) == best[name] else cell(of[name]))
+        rows.append(row)
+    return rows
+
+
+def side(one: Paired) -> str:
+    low, high = one.interval
     return "above" if low > 0 else "below" if high < 0 else "cannot be told apart"
+
+
+def verdict(plain: Paired, corrected: Paired) -> str:
+    """What the plain interval says, and whether the corrected one says it too."""
+    if side(plain) == side(corrected):
+        return side(plain)
+    return f"{side(plain)}; corrected: {side(corrected)}"
 
 
 def contrast_words(contrasts: list, tasks: dict[str, dict]) -> list[str]:
@@ -139,16 +181,28 @@ def contrast_words(contrasts: list, tasks: dict[str, dict]) -> list[str]:
         return ["Differences need three seeds."]
     first, rows = next(iter(tasks)), []
     for words, name, one, corrected in contrasts:
-        other = words.removeprefix(f"{first} minus ")
-        p, low, high = improvement(tasks[first], tasks[other])
+        p, low, high = improvement(tasks[first], tasks[words.removeprefix(f"{first} minus ")])
         rows.append([words, name, f"{one.difference:+.2f}", "{:+.2f} to {:+.2f}".format(*one.interval),
-                     "{:+.2f} to {:+.2f}".format(*corrected.interval), verdict(corrected),
+                     "{:+.2f} to {:+.2f}".format(*corrected.interval), verdict(one, corrected),
                      f"{p:.2f} ({low:.2f} to {high:.2f})"])
     heads = ["difference", "column", "points", "95% interval", "corrected", "verdict", "P(better)"]
-    return [tabulate(rows, heads, "github", disable_numparse=True),
-            "Differences are paired by seed, with Student's interval; *corrected* ones hold together "
-            "(Bonferroni); the verdict is by them. P(better): the probability that a run of the first is "
+    return [table_text(rows, heads),
+            "Differences are paired by seed, with Student's 95% interval. *Corrected* intervals are wider: "
+            f"all {len(rows)} hold together (Bonferroni). The verdict is of the plain interval; where the "
+            "corrected one says less, it says so. P(better): the probability that a run of the first is "
             "better than one of the other on the same target (or client), with a bootstrap's 95% interval."]
+
+
+def untrained_words(chosen: list) -> list[str]:
+    """The runs whose log says that they are no better than chance."""
+    lines = []
+    for one in chosen:
+        for seed in one.commands:
+            log = one.folder / f"s{seed}" / "log.txt"
+            said = log.read_text(errors="replace").splitlines() if log.exists() else []
+            lines += [f"- {one.entry.label}, seed {seed}: {line}" for line in dict.fromkeys(said)
+                      if line.startswith("untrained: ")]
+    return ["\n".join(lines)] if lines else []
 
 
 def tuning_words(chosen: list, trials: list[list]) -> list[str]:
@@ -163,7 +217,7 @@ def tuning_words(chosen: list, trials: list[list]) -> list[str]:
     if not rows:
         return []
     return ["## Tuning", "Mean validation accuracy (%) of the last ten evaluations, over seeds and targets.",
-            tabulate(rows, ["method", "values", "validation", ""], "github", disable_numparse=True)]
+            table_text(rows, ["method", "values", "validation", ""])]
 
 
 def tidy(chosen: list, values: dict[str, dict[str, BySeed]]) -> list[list]:
@@ -177,19 +231,6 @@ def tidy(chosen: list, values: dict[str, dict[str, BySeed]]) -> list[list]:
 
 
 # Figures
-
-
-def draw_forest(path: Path, contrasts: list) -> None:
-    """A row for each difference: thick its 95% interval, thin the corrected one."""
-    panel = new_panel(8.0, 0.32 * len(contrasts) + 1.2)
-    panel.axvline(0, color="0.5", linewidth=0.8)
-    for i, (_, _, one, corrected) in enumerate(contrasts):
-        panel.plot(corrected.interval, [i, i], color="C0", linewidth=0.9)
-        panel.plot(one.interval, [i, i], color="C0", linewidth=2.6)
-        panel.plot([one.difference], [i], "o", color="C0")
-    panel.set_yticks(range(len(contrasts)), [f"{words}, {name}" for words, name, _, _ in contrasts])
-    panel.set(ylim=(max(len(contrasts), 1) - 0.5, -0.5), xlabel="points; thick: 95%, thin: corrected")
-    write_figure(path, panel.figure)
 
 
 def draw_curves(path: Path, chosen: list) -> None:

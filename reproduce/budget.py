@@ -14,10 +14,9 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from reproduce.methods import arguments, short_name
-from reproduce.plan import unlike
+from reproduce.plan import known_of, unlike
 from reproduce.records import Records, Run, folder_of_run
 
 import torch
@@ -26,16 +25,9 @@ UNKNOWN = 0.5  # of the given time: what a run is taken to need while nothing is
 EARLY = 4.0  # seconds before the end at which runs are told to end, after their round
 GRACE = 8.0  # seconds between that and their being killed
 ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
+CLOCK = 1.0  # seconds by which the times of files may lie behind
 RECENT = 20  # rounds by which a run's speed is judged: it changes with what else is going on
 ENDS = 3.0  # seconds of a process before its first round, and after its last
-
-
-class Known(NamedTuple):
-    """What another run tells of one: how unlike it is, its seconds a round, and the seconds beside them."""
-
-    distance: float
-    of_round: float
-    beside: float
 
 
 class Budget:
@@ -47,7 +39,7 @@ class Budget:
         self.end = (since or time.time()) + self.given - EARLY
         self.threads = max(1, (os.cpu_count() or 1) // jobs)  # of a run on a CPU
         self.begun: dict[Path, tuple[Run, float, int]] = {}  # when, and with how many rounds done
-        self.recorded: dict[str, list[Known]] = {}
+        self.recorded: dict[str, list[tuple[float, float, float]]] = {}
         self.lock, self.going = threading.Lock(), 0
 
     @property
@@ -55,43 +47,41 @@ class Budget:
         return max(0.0, self.end - time.time())
 
     def need(self, run: Run) -> float:
-        """The seconds that a run still takes, by the run most like it; of several the slowest."""
+        """The seconds that a run still takes, by the run most like it; of several the slowest. At the same
+        distance one of this call counts, not a record."""
         if run.key not in self.recorded:
             self.recorded[run.key] = self.known_by_records(run)
         found = self.known_by_now(run) + self.recorded[run.key]
         if not found:
             return UNKNOWN * self.given
-        known = min(found, key=lambda one: (one.distance, -one.of_round))
-        rounds = arguments(run.module, run.flags).rounds - rounds_done(run)
-        return known.beside + known.of_round * rounds
+        _, slowest, beside = min(found)
+        return beside - slowest * (arguments(run.module, run.flags).rounds - rounds_done(run))
 
-    def known_by_records(self, run: Run) -> list[Known]:
+    def known_by_records(self, run: Run) -> list[tuple[float, float, float]]:
+        """(how unlike it is, minus the seconds a round, the seconds beside the rounds) of each record of this
+        kind of device."""
         found = []
-        for record in self.records.every:
-            hardware, distance = record["hardware"], unlike(run, record["method"], record["args"])
+        for distance, of_round, hardware in known_of(run, self.records):
             kind = kind_of(hardware.get("gpu"))
-            same = kind == self.kind or (self.kind == ANY_GPU and kind != "CPU")
-            if distance == math.inf or not same or "trained_by" in record:
-                continue
-            if self.kind == "CPU":
+            if kind == "CPU" == self.kind:
                 distance += abs(math.log((hardware.get("threads") or 1) / self.threads))
-            distance += 0.02  # at the same distance a run of this call counts
-            of_round = sum(record["seconds"].values()) / record["args"]["rounds"]
-            found.append(Known(distance, of_round, 2 * ENDS))
+            if kind == self.kind or (self.kind == ANY_GPU and kind != "CPU"):
+                found.append((distance + 0.02, -of_round, 2 * ENDS))
         return found
 
-    def known_by_now(self, run: Run) -> list[Known]:
+    def known_by_now(self, run: Run) -> list[tuple[float, float, float]]:
+        """The same of the runs of this call that have done two rounds in it."""
         found = []
         for path, (other, since, before) in self.begun.items():
             distance = unlike(run, short_name(other.module), vars(arguments(other.module, other.flags)))
             seconds, written = so_far(path)
             rounds = len(seconds) - before
-            if distance == math.inf or written < since or rounds < 2:
+            if distance == math.inf or written + CLOCK < since or rounds < 2:
                 continue
             recent = min(RECENT, rounds - 1)
             of_round = (seconds[-1] - seconds[-1 - recent]) / recent
             beside = max(0.0, written - since - rounds * of_round) + ENDS
-            found.append(Known(distance + 0.01 * (other.flags != run.flags), of_round, beside))
+            found.append((distance + 0.01 * (other.flags != run.flags), -of_round, beside))
         return found
 
     def next(self, waiting: list[list[Run]], stopping) -> list[Run] | None:

@@ -167,6 +167,10 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
              seeds: tuple[int, ...] = ()) -> list[Cell]:
     """The cells of a row. `seeds` are those that are asked for; recorded ones beyond them count too."""
     cells = [Cell(printed, trials=table.trials) for printed in row.published]
+    for cell, column in zip(cells, block.columns):
+        for one in table.elsewhere if cell.printed else []:
+            if one.near == "yes" and one[1:4] == (block.dataset, row.method, column.name):
+                cell.elsewhere.append(one.value)
     if row.quoted:
         return cells
     for cell, column in zip(cells, block.columns):

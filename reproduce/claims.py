@@ -188,6 +188,7 @@ class Answer:
     own: Measured  # answer A
     others: list[Measured]  # answer B
     illustrations: list[Measured]
+    elsewhere: list = field(default_factory=list)  # what others print of its rows in nearly its setting
 
     @property
     def measured(self) -> list[Measured]:
@@ -197,6 +198,16 @@ class Answer:
     def with_runs(self) -> list[Measured]:
         """Of answer B."""
         return [one for one in self.others if one.gains]
+
+    @property
+    def older_alone(self) -> bool:
+        """Whether all runs of answer B are older than the rule."""
+        return all(one.older == len(one.gains) for one in self.with_runs)
+
+    def below_print(self) -> list[tuple[str, float]]:
+        """(method, points) by which answer A's two accuracies are above the printed ones, or below."""
+        names = self.claim.methods
+        return [(name, mean(self.own.values[name]) - level) for name, level in zip(names, self.levels)]
 
     def is_near(self, one: Measured) -> bool:
         """Whether the baseline is at the printed level."""
@@ -296,7 +307,13 @@ def answer_of(paper: Paper, claim: Claim, tables: dict[str, Table], records: Rec
         measured[name] = measure(paper, claim, of, records, printed, deviation, tables[claim.table].trials)
     others = [measured[name] for name in claim.others]
     illustrations = [measured[name] for name in claim.illustrations]
-    return Answer(paper, claim, printed, levels, measured[claim.own], others, illustrations)
+    elsewhere = []
+    for one in tables[claim.table].elsewhere:
+        of_claim = one.dataset == claim.dataset and one.method in claim.rows and one.column in claim.columns
+        if of_claim and one.near == "yes":
+            elsewhere.append(one)
+    elsewhere.sort(key=lambda one: claim.rows.index(one.method))
+    return Answer(paper, claim, printed, levels, measured[claim.own], others, illustrations, elsewhere)
 
 
 def measure(paper: Paper, claim: Claim, of: Specification, records: Records, *printed) -> Measured:

@@ -22,10 +22,8 @@ from plumbing.results import no_formula
 from plumbing.runfolder import DAMAGED, read_history
 from plumbing.settings import Parser
 from reproduce.commands import one_line_on_stop
-from reproduce.drawing import check_figure_path, draw_line, new_panel, write_figure
+from reproduce.drawing import check_figure_path, draw_line, new_panel, table_text, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
-
-from tabulate import tabulate
 
 ACCURACIES = {"target": "accuracy on the left-out domain (%)", "val": "validation accuracy ALL (%)",
               "ALL": "test accuracy over all images (%)", "AVG": "test accuracy, mean over the clients (%)"}
@@ -130,7 +128,7 @@ def table(groups: list[Group], metric: str, factor: float) -> str:
     """A row for each curve."""
     rows = [[group.label, shown(group.best, factor), shown(group.last, factor)] for group in groups]
     heads = [f"{metric} (%)" if factor == 100 else metric, "best validation round", "last round"]
-    return tabulate(rows, heads, tablefmt="plain", disable_numparse=True)
+    return table_text(rows, heads, "plain")
 
 
 def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:

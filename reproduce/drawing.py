@@ -1,18 +1,23 @@
-"""What all figures share: an empty one, a line with its band, and the file that it becomes."""
+"""What all figures and tables share: an empty figure, a line with its band, a forest plot, the file that a
+figure becomes; a table as text."""
 
 from __future__ import annotations
 
 import io
 import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 from plumbing.errors import UserError
 from plumbing.files import output_file, write_whole
 from plumbing.results import empty_figure
 
 import numpy as np
+from tabulate import tabulate
 
 OURS = "CleanFDG"  # the mark of figures that a flag names
+INK, PALE = "#1b5e9b", "#8a8a8a"  # what is measured; beside it
+REACH = 30.0  # points: an interval of few seeds may be longer, and is cut off here
 
 # One colour for each method, in every figure.
 PAPERS_METHODS = ("fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir")
@@ -26,6 +31,11 @@ def colour_of(method: str) -> str:
     if name in PAPERS_METHODS:
         return to_hex(colormaps["tab10"](PAPERS_METHODS.index(name)))
     return to_hex(colormaps["tab20b"](sum(map(ord, name)) % 20))
+
+
+def table_text(lines: list[list], heads: list[str], form: str = "github") -> str:
+    """A table in markdown or another form of tabulate; numbers stand as they are given."""
+    return tabulate(lines, heads, form, disable_numparse=True)
 
 
 def new_panel(width: float, height: float):
@@ -52,6 +62,36 @@ def draw_line(panel, points: dict[int, list[float]], label: str, method: str) ->
         spread = [statistics.stdev(of_seeds) if len(of_seeds) > 2 else 0 for of_seeds in points.values()]
         panel.fill_between(places, means - spread, means + spread, alpha=0.2, color=colour)
     panel.xaxis.get_major_locator().set_params(integer=True)
+
+
+class Line(NamedTuple):
+    """A row of a forest plot, in points."""
+
+    label: str
+    values: list[float]  # a dot for each
+    interval: tuple[float, ...] = ()
+    wider: tuple[float, ...] = ()  # a second interval, drawn thin
+    printed: float | None = None
+    hollow: bool = False
+
+
+def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, float] | None = None,
+                mark: str | None = None) -> None:
+    """A row for each line, the first one at the top; `band` is shaded in all of them."""
+    panel = new_panel(9.0, 0.34 * len(lines) + 1.2)
+    panel.axvline(0, color="0.5", linewidth=0.8)
+    if band:
+        panel.axvspan(*band, color=PALE, alpha=0.3)
+    for i, line in enumerate(lines):
+        for interval, width in ((line.wider, 0.9), (line.interval, 2.4)):
+            panel.plot(np.clip(interval, -REACH, REACH), [i] * len(interval), color=INK, linewidth=width)
+        inside = "white" if line.hollow else INK
+        panel.plot(line.values, [i] * len(line.values), "o", color=INK, markersize=6, markerfacecolor=inside)
+        if line.printed is not None:
+            panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2)
+    panel.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)
+    panel.set(ylim=(max(len(lines), 1) - 0.5, -0.5), xlabel=xlabel)
+    write_figure(path, panel.figure, mark)
 
 
 def write_figure(path, figure, mark: str | None = OURS) -> None:

@@ -9,6 +9,7 @@ import shlex
 import urllib.request
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 from plumbing.archives import find_archives, locate
 from plumbing.catalog import FOLDERS
@@ -44,17 +45,32 @@ def planned(missing: list[Missing], records: Records, place: Place, claims: bool
     return sorted(plan, key=rank)
 
 
+class Known(NamedTuple):
+    """What another run tells of one: how unlike it is, its seconds a round, and on what it ran."""
+
+    distance: float
+    of_round: float
+    hardware: dict
+
+
+def known_of(run: Run, records: Records) -> list[Known]:
+    """What all records tell of a run, but those that were only tested."""
+    found = []
+    for record in records.every:
+        distance = unlike(run, record["method"], record["args"])
+        if distance < math.inf and "trained_by" not in record:
+            of_round = sum(record["seconds"].values()) / record["args"]["rounds"]
+            found.append(Known(distance, of_round, record["hardware"]))
+    return found
+
+
 def seconds_of(run: Run, records: Records, on_gpu: bool = False) -> float | None:
     """Seconds of a run on a CPU, or on a GPU: its rounds, each as long as in the recorded run there that is
     most like it. None if there is none of its method, dataset, image size and backbone."""
-    nearest, of_round = math.inf, None
-    for record in records.every:
-        if bool(record["hardware"].get("gpu")) is not on_gpu:
-            continue
-        distance = unlike(run, record["method"], record["args"])
-        if distance < nearest and "trained_by" not in record:
-            nearest, of_round = distance, sum(record["seconds"].values()) / record["args"]["rounds"]
-    return None if of_round is None else of_round * arguments(run.module, run.flags).rounds
+    there = [one for one in known_of(run, records) if bool(one.hardware.get("gpu")) is on_gpu]
+    if not there:
+        return None
+    return min(there, key=lambda one: one.distance).of_round * arguments(run.module, run.flags).rounds
 
 
 def unlike(run: Run, name: str, theirs: dict) -> float:

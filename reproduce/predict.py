@@ -16,17 +16,18 @@ from pathlib import Path
 
 import common
 from plumbing.catalog import custom_file
-from plumbing.decoding import to_gray, to_rgb
+from plumbing.decoding import TOLD, as_rgb, upright
 from plumbing.errors import UserError, printable, tell
 from plumbing.files import check_regular_file, output_file, write_csv
 from plumbing.listings import is_image
 from plumbing.settings import Parser
 from reproduce.commands import about, add_run_flags, one_line_on_stop
+from reproduce.drawing import table_text
 from reproduce.loading import Trained, load_run
 
 import numpy as np
 import torch
-from tabulate import tabulate
+from PIL import Image
 from torch import Tensor, nn
 
 Row = tuple[Path, str, list[float]]
@@ -42,28 +43,32 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     if custom_file(run.args.dataset):
         raise UserError(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of "
                         "them, by net.run.inputs", 2)
-    rows, problems = [], []
+    rows, problems, dark = [], [], []
     size = max(run.args.batch_size, 100)
     for start in range(0, len(files), size):
         read, pixels = [], []
         for file in files[start:start + size]:
             try:
-                pixels.append(read_image(file, run))
+                image, is_dark = upright(check_regular_file(file).read_bytes())
+                pixels.append(prepared(image, run))
                 read.append(file)
+                dark += [file] if is_dark else []
             except Exception as e:  # whatever the system or the decoder makes of a file
                 problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
         if pixels:
             p = probabilities(net, torch.stack(pixels))
             rows += zip(read, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
+    if dark:
+        tell("predict", f"{len(dark)} {TOLD['dark']}, such as {printable(str(dark[0]))}")
     return rows, problems
 
 
-def read_image(file: Path, run: Trained) -> Tensor:
-    """The pixels of a file as the run's are, uint8 [C, S, S]."""
-    size, content = run.args.image_size, check_regular_file(file).read_bytes()
+def prepared(image: Image.Image, run: Trained) -> Tensor:
+    """The pixels of an image as the run's are, uint8 [C, S, S]."""
+    size = run.args.image_size
     if run.channels == 3:
-        return torch.from_numpy(np.array(to_rgb(content, size))).permute(2, 0, 1)
-    gray = torch.from_numpy(np.array(to_gray(content)))
+        return torch.from_numpy(as_rgb(image, size).copy()).permute(2, 0, 1)
+    gray = torch.from_numpy(np.array(image.convert("L")))
     return common.rotate(gray[None, None], 0, size)[0]
 
 
@@ -118,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
             write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
         else:
             lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
-            print(tabulate(lines, ["class", "probability", "file"], "plain", disable_numparse=True))
+            print(table_text(lines, ["class", "probability", "file"], "plain"))
         for problem in problems:
             tell("predict", problem)
         if problems:

@@ -1,8 +1,9 @@
 """Runs and the records of finished runs: results/runs.jsonl, a line for each, only ever appended to.
 
 A run is identified by its method and the arguments that decide its numbers, so that one which serves several
-tables is run once. Of several records of a run the newest counts. Beside the records lies checked.json, which
-says whether the current code still gives their numbers (check.py).
+tables is run once. Of several records of a run the newest counts. Beside the records lie checked.json, which
+says whether the current code still gives their numbers (check.py), and digests.jsonl: the digest of the
+images (`content`) of records that were made before records had one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,6 +158,7 @@ class Records:
         self.by_work: dict[str, dict[str, dict]] = {}  # {work: {precision: record}}
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
         self.damaged: list[str] = []
+        self.digests = read_beside(path.with_name("digests.jsonl"), digests_of)
         content = check_regular_file(path).read_bytes() if path.exists() else b""
         for number, line in enumerate(content.splitlines(), 1):
             try:
@@ -170,6 +173,7 @@ class Records:
         record = json.loads(line, parse_constant=check_number)
         check_result(record)
         record = moved(record)
+        record.setdefault("content", self.digests.get((record["id"], record["finished"]), ""))
         record["commit"] = record["commit"] or "unknown"  # of a copy without git
         record["setting"] = setting_of(record)
         name, args = record["method"], record["args"]
@@ -246,9 +250,20 @@ def flags_of(record: dict, known: Args | None = None) -> list[str]:
 
 def read_checked(path: Path) -> dict[str, dict]:
     """{setting: what --check has found}; nothing if there is no file."""
+    return read_beside(path, lambda text: dict(json.loads(text)))
+
+
+def digests_of(text: str) -> dict[tuple[str, str], str]:
+    """{id and end of a record: the digest of its images}; the first line says why."""
+    lines = [json.loads(line) for line in text.splitlines()[1:]]
+    return {(line["id"], line["finished"]): line["content"] for line in lines}
+
+
+def read_beside(path: Path, read: Callable[[str], dict]) -> dict:
+    """What a file beside the records says; nothing if there is no file."""
     try:
-        return dict(json.loads(check_regular_file(path).read_text())) if path.exists() else {}
-    except (TypeError, ValueError) as e:
+        return read(check_regular_file(path).read_text()) if path.exists() else {}
+    except (KeyError, TypeError, ValueError) as e:
         raise UserError(f"{path} is damaged ({e}): take the committed one again, or remove it", 2)
 
 

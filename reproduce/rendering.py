@@ -1,9 +1,12 @@
-"""The tables as text: pages in markdown, results.csv, results/README.md and the block between two marks in
-README.md."""
+"""The tables as text: pages in markdown, results.csv, results/README.md with its leaderboards, and the block
+between two marks in README.md."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable
@@ -11,21 +14,22 @@ from pathlib import Path
 
 from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
+from plumbing.several import accuracies_of
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
-from reproduce.claims import COMMITTED, Answer, Paper, answers
-from reproduce.claims_pages import answer_words, name_of, paper_sentence, table_of_all, write_pages
-from reproduce.records import Records, command_of
+from reproduce.claims import Answer, Paper, answers
+from reproduce.claims_pages import TEMPLATES, answer_words, write_pages
+from reproduce.drawing import table_text
+from reproduce.elsewhere import write_reported
+from reproduce.measures.finished import name_of as name_of_run
+from reproduce.methods import arguments, method
+from reproduce.records import Records, command_of, flags_of
 from reproduce.scoreboard import counts_of, outcome, sentence
-from reproduce.statistics import BySeed, deviation, mean, paired
+from reproduce.statistics import BySeed, deviation, mean, means_over_columns, paired
 from reproduce.tables import PAPERS, Row, Table
-from reproduce.elsewhere import Reported, attach, draw_reported, reported_page
-
-from tabulate import tabulate
 
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
-SMALLER = "smaller images, fewer rounds; not comparable with the published numbers"
 CODE_MARK = "† the current code gives other numbers (`reproduce_tables.py --check`)."
 LEGEND = ("A cell: published mean ± deviation [printed elsewhere] / ours ± deviation (seeds), then the "
           "difference with its 95% interval (Welch's) and a mark; - is not printed or not measured. = 0 is "
@@ -41,21 +45,22 @@ VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": "
 CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "published",
             "published_deviation", "printed_elsewhere", "ours", "ours_deviation", "seeds", "values",
             "difference", "low", "high", "status", "precision", "differs_now", "runs", "commits", "module"]
+LEAST = 3  # seeds of a row
+REPEATS = {"equal": "repeats it", "differs": "gives other numbers", "not comparable": "not on this processor"}
+BUDGET_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size")  # of `budget`
 
 
 # All tables
 
 
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
-           papers: list[Paper] | None = None, elsewhere: dict[tuple, list[Reported]] | None = None) -> str:
+           papers: list[Paper] | None = None) -> str:
     """Write tables/*.md, the figures and, if these are all tables, results.csv, README.md and
     the pages of the papers' claims into `out`; returns the text for the terminal."""
-    shown, of_scales, counts, seen, lines = [], {}, Counter(), set(), [CSV_HEAD]
+    shown, counts, seen, lines = [], Counter(), set(), [CSV_HEAD]
+    listed, pictures = [], []  # of README.md
     at = {scale: [filled(table, records, scale) for table in tables] for scale in SCALES}
-    for table, blocks in zip(tables, at["paper"]):
-        attach(elsewhere or {}, table, blocks)
     for scale in SCALES:
-        pages, pictures, empty = of_scales[scale] = [], [], []  # of README.md
         for table, blocks, smaller in zip(tables, at[scale], at["laptop"]):
             name, head = table.file_name(scale), title(table, scale)
             if table.figure:
@@ -64,36 +69,36 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
                     pictures += [f"### {head}", f"![{table.title}](figures/{path.name})", *table.notes]
                     shown.append(f"{head}: {path}")
                 continue
-            parts = contents(table, blocks, scale)
             if scale == "paper":
                 counts += counts_of(blocks, smaller, seen)
-            if any(block.measured for block in blocks):
-                pages += [f"### {head}", "\n\n".join(parts).replace("## ", "#### ")]
-            elif scale == "paper":
-                empty.append(f"[{name}](tables/{name}.md)")
-            else:  # what records that are no longer there have left
+            elif not any(block.measured for block in blocks):
+                # What records that are no longer there have left.
                 (out / "tables" / f"{name}.md").unlink(missing_ok=True)
                 continue
+            parts = contents(table, blocks, scale)
+            listed.append(f"[{head}](tables/{name}.md): {state_of(blocks, scale)}")
             shown += [f"# {head}", *parts]
             lines += cell_lines(table, blocks, scale)
             write_text(out / "tables" / f"{name}.md", as_markdown(table, parts, scale))
-    state = sentence(counts)
-    if whole:
-        every = answers(papers or [], tables, records)
-        if every:
-            write_pages(papers, every, out, records, elsewhere or {})
-        if elsewhere:
-            write_text(out / "elsewhere.md", reported_page(elsewhere, tables))
-            draw_reported(elsewhere, tables, out / "elsewhere.png")
-        write_csv(out / "results.csv", lines + claim_lines(every))
-        write_text(out / "README.md", overview(of_scales, state, records, every))
-        readme = out.parent / "README.md"
-        if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
-            content, (first, last) = readme.read_text(), MARKS
-            before, after = content.split(first)[0], content.split(last)[1]
-            text = f"{readme_words(papers or [], every)}\n\n{textwrap.fill(state, 150)}"
-            write_text(readme, f"{before}{first}\n{text}\n{last}{after}")
-    return "\n\n".join([*shown, state] if whole else shown) or "Claims are rendered without --only."
+    if not whole:
+        return "\n\n".join(shown) or "Claims are rendered without --only."
+    state, every = sentence(counts), answers(papers or [], tables, records)
+    if every:
+        write_pages(papers, every, out, records)
+    write_reported(tables, out)
+    write_csv(out / "results.csv", lines + claim_lines(every))
+    facts = {"every": every, "state": state}
+    page = facts | {"records": records, "made_by": MADE_BY, "boards": leaderboards(records),
+                    "listed": listed, "pictures": pictures, "checked": checked_settings(records),
+                    "withdrawn": withdrawn(records)}
+    write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
+    readme = out.parent / "README.md"
+    if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
+        content, (first, last) = readme.read_text(), MARKS
+        before, after = content.split(first)[0], content.split(last)[1]
+        text = TEMPLATES.get_template("readme.md.jinja").render(facts, fill=textwrap.fill)
+        write_text(readme, f"{before}{first}\n{text}{last}{after}")
+    return "\n\n".join([*shown, state])
 
 
 def claim_folder(out: Path) -> None:
@@ -103,50 +108,86 @@ def claim_folder(out: Path) -> None:
         write_text(out / "README.md", f"# Results\n\n{MADE_BY}.\n")
 
 
-def readme_words(papers: list[Paper], every: list[Answer]) -> str:
-    """The README's block: a plot of answers A, and a sentence for each paper."""
-    picture = "![Gain of every claim: printed, and measured in the paper's own setting](results/claims.png)"
-    lines = [paper_sentence([one for one in every if one.paper is paper]) for paper in papers]
-    filled_lines = [textwrap.fill(f"- {line}", 150, subsequent_indent="  ") for line in lines]
-    return "\n".join([picture, "", *filled_lines])
-
-
-def overview(of_scales: dict[str, tuple], state: str, records: Records, every: list[Answer]) -> str:
-    """results/README.md: the claims, the counts, then every table and figure that has something."""
-    text = ["# Results"]
-    if every:
-        papers = {one.paper.id: name_of(one.paper) for one in every}
-        pages = ", ".join(f"[{name}](claims/{paper}.md)" for paper, name in papers.items())
-        text += [f"Does it hold? A page for each paper: {pages}. By [one rule](../claims/RULE.md) of "
-                 f"{COMMITTED[:10]}; runs that are older are marked. "
-                 "[How far published values lie apart](elsewhere.md).",
-                 "![Gain of every claim: printed, and measured in the paper's own setting](claims.png)",
-                 table_of_all(every)]
-    text += [state,
-             f"{MADE_BY} from {len(records.every)} recorded runs. Every number, one a line: "
-             "[results.csv](results.csv). "
-             f"{checked_words(records)}"]
-    for scale, head in (("paper", "## Paper scale"), ("laptop", f"## Laptop scale ({SMALLER})")):
-        pages, pictures, empty = of_scales[scale]
-        text += [head, LEGENDS[scale == "paper"], *pages, *pictures]
-        if empty:
-            text.append(f"Nothing is measured yet of {', '.join(empty)}.")
-    return "\n\n".join(text) + "\n"
-
-
-def checked_words(records: Records) -> str:
-    """What --check has found, and how many records are withdrawn."""
+def checked_settings(records: Records) -> Counter:
+    """{what --check has found: settings}; None is nothing."""
     settings = {record["setting"]: record for record in records.every}
-    outcomes = Counter(records.check_of(record).get("outcome") for record in settings.values())
-    found = outcomes["equal"], outcomes["differs"]
-    words = (f"`--check` has begun one run of {sum(found)} of the {len(settings)} settings again: {found[0]} "
-             f"give the recorded digits, {found[1]} differ (†). {outcomes['not comparable']} more ran on "
-             "another processor than the one that checked.")
-    withdrawn = records.path.with_name("withdrawn.jsonl")
-    if withdrawn.exists():
-        lines = len(withdrawn.read_text().splitlines())
-        words += f" {lines} withdrawn records, each with its reason: [withdrawn.jsonl](withdrawn.jsonl)."
-    return words
+    return Counter(records.check_of(record).get("outcome") for record in settings.values())
+
+
+def withdrawn(records: Records) -> int:
+    """How many records are withdrawn."""
+    path = records.path.with_name("withdrawn.jsonl")
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+# Leaderboards
+
+
+def leaderboards(records: Records) -> list[str]:
+    """A table for each data set, protocol and scale; these are never mixed."""
+    places = {}
+    for record in records.by_key.values():
+        args = record["args"]
+        of_place = places.setdefault((args["dataset"], args["protocol"], args["scale"]), {})
+        of_place.setdefault((record["setting"], args["lr"], args["precision"]), []).append(record)
+    text = []
+    for (dataset, protocol, scale), settings in sorted(places.items()):
+        board = leaderboard(list(settings.values()), records)
+        if board:
+            text += [f"### {dataset}, {protocol}, {scale} scale", board]
+    return text
+
+
+def leaderboard(settings: list[list[dict]], records: Records) -> str:
+    """A row for each setting, by its records, that has LEAST seeds; the last column ranks them. Empty without
+    a row. A mean over targets has the seeds that have all of them."""
+    values = [values_of(of_setting) for of_setting in settings]
+    columns = sorted({name for of_columns in values for name in of_columns})
+    if settings[0][0]["args"]["protocol"] == "lodo":
+        for of_columns in values:
+            of_columns["mean"] = means_over_columns([of_columns.get(name, {}) for name in columns])
+        columns.append("mean")
+    ranked = []
+    for of_setting, of_columns in zip(settings, values):
+        if max(map(len, of_columns.values())) >= LEAST:
+            means = [mean(of_columns.get(name, {})) for name in columns]
+            rank = [-math.inf if value is None else value for value in reversed(means)]
+            cells = [ours(Cell([], of_columns.get(name, {}))) or "-" for name in columns]
+            ranked.append((rank, [*setting_words(of_setting[0]), *cells, repeats(of_setting, records)]))
+    ranked.sort(key=lambda row: row[0], reverse=True)
+    heads = ["method", "flags", "budget", *columns, "current code"]
+    return table_text([row for _, row in ranked], heads) if ranked else ""
+
+
+def values_of(of_setting: list[dict]) -> dict[str, BySeed]:
+    """{column: {seed: percent}} of a setting's records: in-domain ALL and AVG, else each target."""
+    found = {}
+    for record in of_setting:
+        args = record["args"]
+        which = "last" if args["protocol"] == "linear" else "best"
+        for name, accuracy in accuracies_of([record], which).items():
+            if args["protocol"] != "lodo" or name not in ("ALL", "AVG"):
+                found.setdefault(name, {})[args["seed"]] = 100 * accuracy
+    return found
+
+
+def setting_words(record: dict) -> list[str]:
+    """A record's method, the flags in which it differs from the method's command of now, and its budget."""
+    args, module = record["args"], method(record["method"]).__name__
+    usual = [f"--{name}={args[name]}" for name in ("dataset", "protocol", "scale", "variant") if name in args]
+    same = {name: args[name] for name in ("seed", "target", *BUDGET_FIELDS)}
+    known = dataclasses.replace(arguments(module, tuple(usual)), **same)
+    where = "GPU" if record["hardware"].get("gpu") else "CPU"
+    return [name_of_run(args), shlex.join(flags_of(record, known)) or "-",
+            f"{budget(args)}, {args['precision']} on a {where}"]
+
+
+def repeats(of_setting: list[dict], records: Records) -> str:
+    """Whether the current code gives the numbers of a setting; the worst of its records."""
+    outcomes = {records.check_of(record).get("outcome") for record in of_setting}
+    for outcome_of_check in ("differs", None, "failed", "not comparable", "equal"):
+        if outcome_of_check in outcomes:
+            return REPEATS.get(outcome_of_check, "not checked")
 
 
 # One table
@@ -210,13 +251,13 @@ def cell_lines(table: Table, blocks: list[FilledBlock], scale: str) -> list[list
     for block in blocks:
         for line in block.rows:
             for column, cell in zip(block.block.columns, line.cells):
-                printed, difference, interval = ["", ""], None, None
+                printed, difference, interval = ["", "", ""], None, None
                 if scale == "paper":
-                    printed, difference = [*cell.printed, "", ""][:2], cell.difference
-                    interval = cell.interval
+                    printed = [*[*cell.printed, "", ""][:2], " ".join(cell.elsewhere)]
+                    difference, interval = cell.difference, cell.interval
                 lines.append([
                     "cell", table.paper, table.id, scale, block.block.title, line.row.method, column.name,
-                    *printed, " ".join(cell.elsewhere),
+                    *printed,
                     *measured(cell.values, difference, interval, cell.verdict, cell.behind, cell.differs_now),
                     line.row.module])
     return lines
@@ -276,7 +317,7 @@ def grid(block: FilledBlock, scale: str) -> str:
     if scale != "paper":
         accuracies = [chance(block.block, column) for column in columns]
         lines.append(["chance", *("-" if accuracy is None else number(accuracy) for accuracy in accuracies)])
-    return tabulate(lines, ["", *(column.name for column in columns)], "github", disable_numparse=True)
+    return table_text(lines, ["", *(column.name for column in columns)])
 
 
 def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:

@@ -89,6 +89,7 @@ class Table:
     figure: str = ""  # of a figure: one of FIGURES
     axis: str = ""  # of a figure: its x axis (parameter) or y axis (curves)
     measure: str = ""  # of a figure that reproduce.measures draws of the runs' folders: its command
+    elsewhere: list = field(default_factory=list)  # what others print of its cells, see elsewhere.py
 
     def file_name(self, scale: str) -> str:
         """The name of its files at a scale, without their ending."""

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import common
 from plumbing.several import accuracies_of
 from reproduce import benchmark
-from reproduce.benchmark_pages import cell, columns_of, compared, contrast_words, costs, improvement, verdict
+from reproduce.benchmark_pages import (accuracy_rows, cell, columns_of, compared, contrast_words, distinct,
+                                       improvement, megabytes, untrained_words, verdict)
 from tests.conftest import fails, parsed, run_all, run_here
 
 import pytest
@@ -34,34 +35,58 @@ def test_two_columns_and_two_methods_are_four_differences():
     assert found[1][3].interval == pytest.approx(tuple(test.confidence_interval(1 - 0.05 / 4)))
 
 
-def test_a_verdict_is_the_corrected_one():
+def test_a_verdict_is_the_plain_one_and_says_what_is_corrected():
     """Differences of 1.5, 2.5 and 3.5 leave 0 out alone, but not beside two others."""
     values = {"a": {"ALL": by_seed(1.5, 2.5, 3.5)}, "b": {"ALL": by_seed(0.0, 0.0, 0.0)},
               "c": {"ALL": by_seed(9.0, 0.0, 0.0)}, "d": {"ALL": by_seed(0.0, 9.0, 0.0)}}
-    tasks = {name: {"t": [1.0]} for name in values}
+    tasks = {name: {"t": {0: 1.0}} for name in values}
     (words, _, plain, corrected), *_ = found = compared(values, ["ALL"])
     assert words == "a minus b" and plain.interval[0] == pytest.approx(2.5 - 4.3027 / 3 ** 0.5, abs=1e-3)
     assert corrected.interval[0] == pytest.approx(2.5 - stats.t.ppf(1 - 0.05 / 6, 2) / 3 ** 0.5)
-    assert verdict(plain) == "above" and verdict(corrected) == "cannot be told apart"
-    assert contrast_words(found, tasks)[0].splitlines()[2].split("|")[6].strip() == "cannot be told apart"
+    both = "above; corrected: cannot be told apart"
+    assert verdict(plain, plain) == "above" and verdict(plain, corrected) == both
+    assert contrast_words(found, tasks)[0].splitlines()[2].split("|")[6].strip() == both
+    assert "all 3 hold together" in contrast_words(found, tasks)[1]
 
 
 def test_the_bootstrap_by_hand():
     """Of 1 and 3 against 2: half of the pairs; a quarter of the resamples has 1 alone, a quarter 3 alone.
     Both sides are drawn."""
-    assert improvement({"t": [1.0, 3.0]}, {"t": [2.0, 2.0]}) == (0.5, 0.0, 1.0)
-    assert improvement({"t": [2.0, 2.0]}, {"t": [1.0, 3.0]}) == (0.5, 0.0, 1.0)
-    assert improvement({"t": [1.0], "u": [3.0]}, {"t": [2.0], "u": [2.0]}) == (0.5, 0.5, 0.5)
+    apart, same = {"t": by_seed(1.0, 3.0)}, {"t": by_seed(2.0, 2.0)}
+    assert improvement(apart, same) == improvement(same, apart) == (0.5, 0.0, 1.0)
+    of_two = {"t": by_seed(1.0), "u": by_seed(3.0)}, {"t": by_seed(2.0), "u": by_seed(2.0)}
+    assert improvement(*of_two) == improvement(same, same) == (0.5, 0.5, 0.5)  # a tie is half
 
 
 def test_costs_and_deviations_by_hand():
-    """Minutes of all parts of the runs' time, megabytes both ways; the sample's deviation."""
+    """Megabytes both ways; the sample's deviation."""
     results = []
-    for train, up, down in ((50.0, 1e6, 5e5), (170.0, 2e6, 1.5e6)):
-        results.append({"seconds": {"train": train, "server": 10.0},
-                        "bytes": {"up_per_round": up, "down_per_round": down}})
-    assert costs({0: results[:1], 1: results[1:]}) == ["2.0", "2.5"]
+    for up, down in ((1e6, 5e5), (2e6, 1.5e6)):
+        results.append({"bytes": {"up_per_round": up, "down_per_round": down}})
+    assert megabytes({0: results[:1], 1: results[1:]}) == "2.5"
     assert cell(by_seed(1.0, 2.0, 3.0)) == "2.00 ± 1.00" and cell({0: 2.0}) == "2.00"
+
+
+def test_avg_is_no_column_where_it_is_all():
+    """Of clients with as many images each: it would count twice in the correction."""
+    same = {"a": {"ALL": by_seed(5.0, 6.0), "AVG": by_seed(5.0, 6.0 + 1e-12)}}
+    other = {"b": {"ALL": by_seed(4.0, 5.5), "AVG": by_seed(4.0, 5.4)}}
+    assert distinct(same) == ["ALL"] and distinct(same | other) == ["ALL", "AVG"]
+
+
+def test_the_best_of_each_column_is_bold():
+    values = {"a": {"ALL": by_seed(5.0), "AVG": by_seed(1.0)},
+              "b": {"ALL": by_seed(4.0), "AVG": by_seed(2.0)}}
+    assert accuracy_rows(values, ["ALL", "AVG"]) == [["a", "**5.00**", "1.00"], ["b", "4.00", "**2.00**"]]
+
+
+def test_untrained_runs_are_named(tmp_path):
+    """As their logs say it; a run that was resumed may say it twice."""
+    line = "untrained: ALL 10.00% of 300 images is no better than chance"
+    (tmp_path / "s1").mkdir()
+    (tmp_path / "s1" / "log.txt").write_text(f"fedavg: 1/2\rfedavg: 2/2\n{line}\n{line}\n")
+    trial = benchmark.Trial(SimpleNamespace(label="fedavg"), (), {0: [], 1: []}, tmp_path, "")
+    assert untrained_words([trial]) == [f"- fedavg, seed 1: {line}"]
 
 
 def test_tuning_looks_at_the_last_ten_validations():

@@ -3,6 +3,7 @@
 import json
 
 import reproduce.records
+from common import UserError, open_dataset
 from plumbing.settings import identity
 from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
@@ -123,3 +124,23 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
     assert not records.every and not records.by_key and not records.seeds
     assert len(records.damaged) == 1 and "line 1 is skipped" in records.damaged[0]
     assert len(missing(read_tables(tmp_path / "tables"), records, "paper", [0])) == 3
+
+
+def test_digests_of_older_records(tmp_path):
+    """Each is of one record that has none of its own. It is that of newer records of the data set, or of the
+    images as the code reads them now. A damaged file is named."""
+    path = ROOT / "results" / "runs.jsonl"
+    about, *given = recorded(path.with_name("digests.jsonl"))
+    places = {(one["id"], one["finished"]) for one in given}
+    of_dataset = {"digits": {open_dataset(arguments("fedavg", ())).content}}
+    for one in recorded(path):
+        if "content" in one:
+            of_dataset.setdefault(one["args"]["dataset"], set()).add(one["content"])
+            places -= {(one["id"], one["finished"])}
+    assert [*about] == ["about"] and len(places) == len(given)
+    for one in Records(path).every:
+        if (one["id"], one["finished"]) in places:
+            assert one["content"] in of_dataset[one["args"]["dataset"]]
+    (tmp_path / "digests.jsonl").write_text("{}\n[]")
+    with pytest.raises(UserError, match="digests.jsonl is damaged"):
+        Records(tmp_path / "runs.jsonl")

@@ -58,7 +58,7 @@ def test_run_plan_and_run_again(tmp_path):
 def test_two_runners_killed_at_random_moments(tmp_path):
     """Two runners in one folder, one of them killed again and again: every run is recorded once, none is
     lost."""
-    flags = [*two_tables(tmp_path, with_failing=False), "--seeds", "3"]
+    flags = [*two_tables(tmp_path, with_failing=False), "--seeds", "0,1,2"]
     rng = random.Random(0)
     other = start(*flags)
     for _ in range(3):
@@ -71,6 +71,10 @@ def test_two_runners_killed_at_random_moments(tmp_path):
     assert last.wait() == 0
     runs = Counter((one["method"], one["args"]["seed"]) for one in recorded(tmp_path / "runs.jsonl"))
     assert runs == {(method, seed): 1 for method in ("fedavg", "fdse") for seed in range(3)}
+
+
+def numbers(count: int) -> str:
+    return ",".join(map(str, range(count)))
 
 
 @pytest.mark.slow
@@ -87,7 +91,7 @@ def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
         folders[module, seed] = folder_of_run(run)
         shutil.rmtree(folders[module, seed], ignore_errors=True)  # of an earlier test, perhaps by other code
     begun, seconds = time.time(), 30
-    limited = start(*flags, "--minutes", seconds / 60, "--seeds", "9", "--jobs", "2")
+    limited = start(*flags, "--minutes", seconds / 60, "--seeds", numbers(9), "--jobs", "2")
     said, error = limited.communicate()
     assert limited.returncode == 0, error
     written = max(file.stat().st_mtime for path in folders.values() for file in path.glob("*"))
@@ -100,7 +104,7 @@ def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
     first, last = said.splitlines()[-2:]
     assert first == f"{len(kept)} of 18 missing runs recorded, {18 - len(kept)} left", said
     assert last.startswith("fdse-91: ") and last.endswith(f"{18 - len(kept)} runs left")
-    (module, seed), left, flag = cut[0], str(1 + max(seed for _, seed in cut)), ["--test-rounds", "best"]
+    (module, seed), left, flag = cut[0], numbers(1 + max(seed for _, seed in cut)), ["--test-rounds", "best"]
     assert start(*flags, "--minutes", 10, "--seeds", left, "--jobs", "2").wait() == 0
     assert recorded(tmp_path / "runs.jsonl")[:len(kept)] == kept
     whole = start(f"{module}.py", *setting.split(), *flag, "--seed", seed, "--out", tmp_path / "whole")
@@ -111,7 +115,7 @@ def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
-    flags = [*two_tables(tmp_path, with_failing=False), "--seeds", "4"]
+    flags = [*two_tables(tmp_path, with_failing=False), "--seeds", "0,1,2,3"]
     records = tmp_path / "runs.jsonl"
     process = start(*flags)
     while not recorded(records):

@@ -1,33 +1,14 @@
-"""What is said of several seeds, by hand."""
+"""What is said of several seeds, by hand. Paired differences: test_claims.py, test_judged_by_hand.py."""
 
-from reproduce.statistics import means_over_columns, paired, welch
+from reproduce.statistics import means_over_columns, welch
 
 import pytest
 from scipy import stats
 
 
-def test_paired_differences_by_hand():
-    """Student's t with two degrees of freedom: 4.303 times the deviation of the differences over sqrt 3."""
-    a, b = {0: 5.0, 1: 6.0, 2: 10.0, 7: 0.0}, {0: 4.0, 1: 4.0, 2: 7.0, 8: 50.0}
-    pair = paired(a, b)
-    half = 4.302653 * 1 / 3 ** 0.5
-    assert (pair.difference, pair.seeds) == (2, 3)
-    assert pair.interval == pytest.approx((2 - half, 2 + half), rel=1e-5)
-    assert paired(a, {0: 1.0, 1: 2.0}) is None
-
-
 def test_a_mean_over_columns_has_the_seeds_of_all():
     assert means_over_columns([{0: 1.0, 1: 2.0}, {1: 4.0, 2: 5.0}]) == {1: 3.0}
     assert means_over_columns([{0: 1.0}, {}]) == {}
-
-
-def test_paired_at_another_level():
-    """A test's probability is the level at which 0 just leaves the interval."""
-    a, b = {0: 5.0, 1: 6.0, 2: 10.0, 3: 7.0}, {0: 4.0, 1: 4.0, 2: 7.0, 3: 7.5}
-    pair = paired(a, b)
-    probability = stats.ttest_rel([5, 6, 10, 7], [4, 4, 7, 7.5]).pvalue
-    low, high = paired(a, b, probability).interval
-    assert low == pytest.approx(0, abs=1e-9) and high == pytest.approx(2 * pair.difference)
 
 
 def test_welch_by_hand():

@@ -1,15 +1,13 @@
 """The tables as data: every published number is there, and every row is what its name says."""
 
-import re
 import tomllib
 
-from plumbing.errors import UserError
 from reproduce.cells import run_of
 from reproduce.methods import arguments
 from reproduce.published import HEAD
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
-from tests.small_table import PUBLISHED, TABLE, write_table
+from tests.small_table import write_table
 
 import pytest
 
@@ -108,43 +106,6 @@ def test_the_example_of_the_readme(tmp_path):
         run = run_of(block, row, block.columns[0], "paper", 0)
         shown.append((block.dataset, arguments(row.module, run.flags).mu, row.published))
     assert shown == [("officecaltech", 0.1, [["82.69", "1.52"]]), ("pacs", 0.01, [["74.38", "1.55"]])]
-
-
-@pytest.mark.parametrize("change, words", [
-    (('paper = "fdse"', 'paper = "x"'), "paper x, figure '': expected one of"),
-    (('flags = "--lambda 0"', "ours = true"), "no row has the number of digits, FDSE without C, ALL"),
-    (('flags = "--lambda 0"', 'flag = "--lambda 0"'), "unexpected keyword argument 'flag'"),
-    (('method = "FedX"', 'method = "FedY"'), "Digits, FedY, ALL: published/ has no number for it"),
-    (('value = "best/ALL"', 'value = "bset/ALL"'), "is no value of a column"),
-    (('module = "fdse"', ""), "it needs a module, or quoted"),
-    (('module = "fdse"', 'module = "fdsx"'), "FDSE without C: there is no module fdsx"),
-    (("trials = 4", 'figure = "pie"'), "figure 'pie': expected one of"),
-    (('dataset = "digits"', 'dataset = "digits"\nrows = ["FedAvg"]'), "no row has the number of digits"),
-])
-def test_bad_tables(tmp_path, change, words):
-    assert TABLE.count(change[0]) == 1
-    path = write_table(tmp_path, "fdse-9", "", PUBLISHED)
-    path.write_text(TABLE.replace(*change), encoding="latin-1")
-    with pytest.raises(UserError, match=re.escape(words)) as stop:
-        read_tables(tmp_path)
-    assert stop.value.code == 2 and str(path) in str(stop.value)
-
-
-LINE = "fdse,9,digits,,FedAvg,ALL,accuracy_percent,90.0,2.0,measured\n"
-
-
-@pytest.mark.parametrize("change, words", [
-    ((LINE, ""), "Digits, FedAvg, ALL: published/ has no number for it"),
-    ((LINE, LINE + LINE), "has not one number for digits, FedAvg, ALL alone: published_setting says which"),
-    ((LINE, LINE.replace("90.0", "9O.0")), "could not convert string to float"),
-    ((LINE, LINE.replace("measured", "quoted")), "or one that is quoted where the row is not"),
-    ((LINE, LINE.replace("measured", "measured,x")), "line 2: expected paper,table"),
-])
-def test_bad_published_numbers(tmp_path, change, words):
-    assert PUBLISHED.count(change[0]) == 1
-    write_table(tmp_path, "fdse-9", TABLE, PUBLISHED.replace(*change))
-    with pytest.raises(UserError, match=re.escape(words)):
-        read_tables(tmp_path)
 
 
 def test_every_file_of_published_numbers_is_of_a_table():
