@@ -4,6 +4,7 @@ bit; nothing is skipped in silence."""
 import csv
 import os
 import dataclasses
+import shutil
 import io
 from pathlib import Path
 
@@ -76,6 +77,19 @@ def test_embedded_digits_and_gray_images(tmp_path):
         assert [max(of_classes) for _, _, of_classes in rows] == p
     wide = Image.fromarray(np.zeros((9, 28), np.uint8))
     assert predict.prepared(wide, net.run).shape == (1, 28, 28)
+
+
+def test_labelled_folders_give_accuracy_and_confusion(own, tmp_path, capsys):
+    """As the table has the classes; a single image elsewhere, and nothing is known of the true classes."""
+    rows, said = predicted(capsys, own / "run", own / "images" / "south")
+    right = [c == Path(file).parent.name for c, _, file in rows]
+    assert f"{100 * sum(right) / 20:.2f}% of 20 images right" in said
+    matrix = [line.split() for line in said.splitlines() if line.startswith(("healthy", "ill"))]
+    assert [sum(map(int, counts)) for _, *counts in matrix] == [10, 10]
+    assert sum(int(matrix[i][i + 1]) for i in range(2)) == sum(right)
+    shutil.copy(own / "images" / "south" / "ill" / "0.png", tmp_path / "a.png")
+    _, said = predicted(capsys, own / "run", own / "images" / "south", tmp_path / "a.png")
+    assert "right" not in said
 
 
 def test_scans_of_twelve_bits_are_named(own, tmp_path, capsys):
