@@ -8,7 +8,7 @@ from statistics import fmean
 from docs.equations import ROOT
 from docs.pages import TEMPLATES
 from reproduce.claims import Answer, Measured, answers, curve_name, metric_of, read_claims
-from reproduce.claims_pages import answer_words, gain_words, notes_of, others_words
+from reproduce.claims_pages import answer_words, gain_words, in_words
 from reproduce.records import Records
 from reproduce.rendering import budget
 from reproduce.tables import read_tables
@@ -69,5 +69,5 @@ def learning(one: Measured, megabytes: bool = False) -> dict[str, list[tuple[flo
     return curves
 
 
-for function in (answer_words, budget, by_claim, gain_words, learning, limits, notes_of, others_words):
+for function in (answer_words, budget, by_claim, gain_words, in_words, learning, limits):
     TEMPLATES.globals[function.__name__] = function
