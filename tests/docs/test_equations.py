@@ -128,13 +128,6 @@ def source(tmp_path, monkeypatch) -> Code:
     return Code("fdse.py", equations.table("fdse"))
 
 
-def test_mentions_formulas_and_their_owners(source):
-    assert sorted(source.mentions) == [
-        ("Alg. 1 line 6", "outer", 10), ("Alg. 3 line 7", "Client.adapt", 17), ("Eq. (1)", "", 0),
-        ("Eq. (2)", "outer", 0), ("Eq. (3)", "outer", 7)]
-    assert source.formulas == [("outer", "eq-2", "a\n= b")]
-
-
 @pytest.mark.parametrize("entry,lines", [
     ({"tag": "Eq. (3)"}, [7, 8, 9]),  # a comment by itself goes with the next statement
     ({"tag": "Alg. 1 line 6"}, [10]),  # a loop is its head
