@@ -104,34 +104,38 @@ def test_a_node_opens_its_own_domain_alone(tmp_path, monkeypatch):
 
 class Grid:
     """Flower's engine in this process: each message builds a node's client anew. `fault(node, what, t)` says
-    what happens to an answer: "lost" on its way, "before" it was begun, or "" for none."""
+    what happens to an answer: "lost" on its way, "before" it was begun, "gone" as long as the node is away,
+    a function that spoils it, or "" for none."""
 
     def __init__(self, flower, node_flags: list[str], fault):
         self.flower, self.flags, self.fault = flower, node_flags, fault
-        self.contexts = {}
-        self.asked = []
+        self.contexts, self.replies, self.asked, self.t = {}, {}, [], 0
         identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         identity.run_id = identity.node_id = identity.task_id = 1  # as a process of Flower's has them
 
     def get_node_ids(self):
-        return range(len(self.flags), 0, -1)
+        return [node for node in range(len(self.flags), 0, -1) if self.fault(node - 1, "", self.t) != "gone"]
 
-    def send_and_receive(self, messages, timeout):
-        from flwr.app import Context, RecordDict
-        replies = []
-        for message in messages:
-            node, asked = message.metadata.dst_node_id, message.content["asked"]
-            config = {"flags": self.flags[node - 1]}
-            context = self.contexts.setdefault(node, Context(0, node, config, RecordDict(), {}))
-            message.metadata.__dict__["_message_id"] = "m"
-            fault = self.fault(node - 1, asked["what"], asked.get("t", -1))
-            if fault != "before":
-                reply = self.flower.client_app(message, context)
-                reply.metadata.__dict__["_src_node_id"] = node
-            if not fault:
-                replies.append(reply)
-            self.asked.append((asked["what"], asked.get("t", -1), node - 1, fault))
-        return replies
+    def push_messages(self, messages):
+        from flwr.app import Context, Error, Message, RecordDict
+        (message,) = messages
+        node, asked = message.metadata.dst_node_id, message.content["asked"]
+        context = Context(0, node, {"flags": self.flags[node - 1]}, RecordDict(), {})
+        message.metadata.__dict__["_message_id"] = f"m{len(self.asked)}"
+        self.t = asked.get("t", 0) + (asked["what"] in ("validate", "test"))  # the next round's
+        fault = self.fault(node - 1, asked["what"], asked.get("t", -1))
+        reply = Message(Error(0, "no answer"), reply_to=message)
+        if fault != "before":
+            answered = self.flower.client_app(message, self.contexts.setdefault(node, context))
+            reply = answered if fault != "lost" else reply
+        if callable(fault):
+            fault(reply.content)
+        self.replies[message.metadata.message_id] = reply
+        self.asked.append((asked["what"], asked.get("t", -1), node - 1, fault))
+        return [message.metadata.message_id]
+
+    def pull_messages(self, asked):
+        return [self.replies.pop(one) for one in asked]
 
 
 def deployed(out: Path, method: str, *flags, fault=lambda node, what, t: "", own=(), names=DOMAINS,
