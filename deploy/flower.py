@@ -199,18 +199,20 @@ class Remote(common.Federation):
 
     def meet(self) -> list[str]:
         """Forget who has gone, and ask who is new to tell of itself. Returns the names that are missing."""
-        there = set(self.grid.get_node_ids())
+        there = {node.node_id: node.name for node in self.grid.get_nodes()}  # as whom it is registered
         for name in [name for name, node in self.ids.items() if node not in there]:
             print(f"{name} has gone", flush=True)
             del self.ids[name]
-        new = {f"node {node}": node for node in there - set(self.ids.values())}
+        new = {f"node {node}": node for node in there.keys() - self.ids.values()}
         for node, content in self.send("tell", dict.fromkeys(new, {}), new).items():
             with left_out(node):
                 told = json.loads(content["told"]["json"])
                 name, theirs = check_told(told, self.settings, self.own.nodes, self.own.classes)
                 other = [what for what in self.same | theirs if theirs.get(what) != self.same.get(what)]
-                if other or name in self.ids or told != self.told.setdefault(name, told):
-                    raise ValueError(f"{name} is there twice, or has another {other or 'set of images'}")
+                if other or name in self.ids or there[new[node]] not in ("", name):
+                    raise ValueError(f"{name} is another node's, or has another {other}")
+                if told != self.told.setdefault(name, told):
+                    raise ValueError(f"{name} has other images than before")
                 self.ids[name] = new[node]
         return [name for name in self.own.nodes if name not in self.ids]
 

@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import common
 from common import UserError
@@ -104,17 +105,16 @@ def test_a_node_opens_its_own_domain_alone(tmp_path, monkeypatch):
 
 class Grid:
     """Flower's engine in this process: each message builds a node's client anew. `fault(node, what, t)` says
-    what happens to an answer: "lost" on its way, "before" it was begun, "gone" as long as the node is away,
-    a function that spoils it, or "" for none."""
+    what happens to an answer: "lost" on its way, "before" it was begun, or "" for none."""
 
     def __init__(self, flower, node_flags: list[str], fault):
         self.flower, self.flags, self.fault = flower, node_flags, fault
-        self.contexts, self.replies, self.asked, self.t = {}, {}, [], 0
+        self.contexts, self.replies, self.asked = {}, {}, []
         identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         identity.run_id = identity.node_id = identity.task_id = 1  # as a process of Flower's has them
 
-    def get_node_ids(self):
-        return [node for node in range(len(self.flags), 0, -1) if self.fault(node - 1, "", self.t) != "gone"]
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, name="") for node in range(len(self.flags), 0, -1)]
 
     def push_messages(self, messages):
         from flwr.app import Context, Error, Message, RecordDict
@@ -122,14 +122,11 @@ class Grid:
         node, asked = message.metadata.dst_node_id, message.content["asked"]
         context = Context(0, node, {"flags": self.flags[node - 1]}, RecordDict(), {})
         message.metadata.__dict__["_message_id"] = f"m{len(self.asked)}"
-        self.t = asked.get("t", 0) + (asked["what"] in ("validate", "test"))  # the next round's
         fault = self.fault(node - 1, asked["what"], asked.get("t", -1))
         reply = Message(Error(0, "no answer"), reply_to=message)
         if fault != "before":
             answered = self.flower.client_app(message, self.contexts.setdefault(node, context))
             reply = answered if fault != "lost" else reply
-        if callable(fault):
-            fault(reply.content)
         self.replies[message.metadata.message_id] = reply
         self.asked.append((asked["what"], asked.get("t", -1), node - 1, fault))
         return [message.metadata.message_id]

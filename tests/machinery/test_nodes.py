@@ -10,17 +10,16 @@ import io
 import json
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import common
 from common import UserError
-from plumbing.payloads import agreed, check_told
 from reproduce.compare import read
-from tests.conftest import metrics, parsed, run_here
-from tests.finished_runs import once
+from tests.conftest import metrics, run_here
 from tests.machinery.test_flower import Grid, deployed, same_run
+from tests.machinery.test_payloads import LIES
 from tests.own_images import FLAGS, write_images
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,11 +43,12 @@ def on_nodes(folder: Path, out: str, *flags, method: str = "fedavg", **how) -> G
 class Replay:
     """Honest answers from memory, but that of one node to one question, which `spoil` changes."""
 
-    def __init__(self, honest: dict, question: str, spoil, liar: int):
+    def __init__(self, honest: dict, question: str, spoil, liar: int, registered=NAMES):
         self.honest, self.spoiled, self.spoil = honest, (question, liar), spoil
+        self.registered = registered
 
-    def get_node_ids(self):
-        return [1, 2, 3]
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, name=name) for node, name in enumerate(self.registered, 1)]
 
     def push_messages(self, messages):
         return [(message.content["asked"]["what"], message.metadata.dst_node_id - 1) for message in messages]
@@ -84,10 +84,10 @@ def ask(fed, what: str) -> dict:
     return fed.ask(what, {k: fed.server.download(k) for k in range(3)}, 1)
 
 
-def replayed(recorded, what: str, spoil, liar: int = 1) -> tuple[set, str]:
+def replayed(recorded, what: str, spoil, liar: int = 1, **how) -> tuple[set, str]:
     """Who is believed, and what the server's log says."""
     fed, honest = recorded
-    fed.grid, fed.ids, fed.layouts = Replay(honest, what, spoil, liar), {}, {}
+    fed.grid, fed.ids, fed.layouts = Replay(honest, what, spoil, liar, **how), {}, {}
     with contextlib.redirect_stdout(io.StringIO()) as said:
         if what == "tell":
             fed.told = {}
@@ -111,14 +111,8 @@ def telling(change):
     return spoil
 
 
-TELL = ["", "no json", "[]", "null", "3", "{}", "[" * 100_000, '{"name": "b"}', "NaN", {"more": 1},
-        {"name": 3}, {"name": ["b"]}, {"name": "a"}, {"name": "z"}, {"name": "\x1b[2J\nb"}, {"unseen": True},
-        {"unseen": "no"}, {"size": 0}, {"size": -16}, {"size": 1e30}, {"size": 10**12}, {"size": 16.5},
-        {"size": True}, {"size": "16"}, {"size": [16]}, {"size": float("nan")}, {"validated": 0},
-        {"validated": -1}, {"tested": 2}, {"tested": [2]}, {"tested": [3, -1]}, {"tested": [0, 0]},
-        {"tested": [[1], [1]]}, {"tested": ["1", "1"]}, {"channels": 0}, {"channels": -3},
-        {"channels": 10**12}, {"content": None}, {"content": ["x"]}, {"fixed": {}}, {"fixed": ["code"]},
-        {"fixed": {"code": ["x"]}}]
+TELL = ["", "no json", "[]", "null", "3", "{}", "[" * 100_000, '{"name": "b"}', "NaN", {"name": "a"},
+        {"fixed": {}}, {"fixed": {"code": ["x"]}}, *LIES]
 
 
 @pytest.mark.parametrize("change", TELL, ids=lambda change: str(change)[:30])
@@ -202,8 +196,9 @@ TRAIN = [*ANYTHING, ("n is a float", part("n", {"": torch.tensor(16.0)})),
          ("strings", bias(array(b"", stype="text"))), ("a loss in a list", numbers({"loss": [1.0, 2.0]})),
          ("NaN as loss", numbers({"loss": float("nan")})), ("no end", numbers({"loss": float("inf")})),
          ("a hundred numbers", numbers({f"n{i}": 1.0 for i in range(100)}))]
-TEST = [*ANYTHING, ("more right than there are", numbers({"test": 10**6})), ("-1 right", numbers({"val": -1})),
-        ("no val", numbers({}, "val")), ("no test", numbers({}, "test")), ("NaN", numbers({"val": float("nan")})),
+TEST = [*ANYTHING, ("more right than there are", numbers({"test": 10**6})),
+        ("-1 right", numbers({"val": -1})), ("NaN", numbers({"val": float("nan")})),
+        ("no val", numbers({}, "val")), ("no test", numbers({}, "test")),
         ("a list", numbers({"test": [1, 1]})), ("a tensor", part("x", {"": torch.zeros(1)}))]
 ROWS = [("train", *row) for row in TRAIN] + [("test", *row) for row in TEST]
 
@@ -216,3 +211,113 @@ def test_an_answer_that_does_not_fit_leaves_out_its_node_alone(recorded, what, _
 @pytest.mark.parametrize("what", ["tell", "train", "test"])
 def test_honest_answers_are_believed(recorded, what):
     assert replayed(recorded, what, lambda reply: None) == (set(NAMES), "")
+
+
+@pytest.mark.parametrize("spoil", [part("more", {"": torch.zeros(1)}), part("n", {"": torch.tensor(16.0)})])
+def test_the_first_answer_is_no_template(recorded, spoil):
+    """Most nodes say what an upload looks like, whoever comes first."""
+    who, _ = replayed(recorded, "train", spoil, liar=0)
+    assert who == {"b", "c"}
+
+
+def test_what_the_server_knows_is_not_asked(recorded):
+    """Bytes and sizes of test parts are its own; numbers that nobody asked for are forgotten."""
+    fed, honest = recorded
+    lie = numbers({"bytes_up": 5, "bytes_down": -1})
+    fed.grid, fed.ids = Replay(honest, "train", lie, 1), {}
+    sent = {k: log for k, (_, log) in ask(fed, "train").items()}
+    assert sent[1]["bytes_up"] == sent[0]["bytes_up"] > 5 and sent[1]["bytes_down"] == sent[0]["bytes_down"]
+    fed.grid = Replay(honest, "test", numbers({"test_of": 10**6, "odd": 1}, "val_of"), 1)
+    counted = {k: found for k, (_, found) in ask(fed, "test").items()}
+    assert counted[1].keys() == {"val", "test", "val_of", "test_of"}
+    assert counted[1]["test_of"] == sum(fed.told["b"]["tested"])
+
+
+def test_a_node_that_comes_back_is_the_one_that_went(recorded):
+    """Other images than before, the name of another one's key, or other code: it stays out."""
+    fed, _ = recorded
+    replayed(recorded, "tell", lambda reply: None)
+    told = dict(fed.told)
+    for change, words in ({"size": 15}, "images"), ({"content": "other"}, "images"):
+        fed.ids, fed.told = {}, dict(told)
+        fed.grid = Replay(recorded[1], "tell", telling(change), 1)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            assert fed.meet() == ["b"]
+        assert words in said.getvalue()
+    who, said = replayed(recorded, "tell", lambda reply: None, registered=("a", "c", ""))
+    assert who == {"a", "c"}
+    who, said = replayed(recorded, "tell", telling({"fixed": fed.same | {"code": "0" * 12}}))
+    assert who == {"a", "c"} and "b is another node's, or has another ['code']" in said
+    replayed(recorded, "tell", lambda reply: None)
+    fed.grid.registered = ("a", "b")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert fed.meet() == ["c"] and said.getvalue() == "c has gone\n"
+
+
+def test_why_a_node_cannot_answer_stays_with_it(tmp_path, capsys):
+    """A patient's name in that of a file does not leave the hospital."""
+    folder = images(tmp_path)[1].removeprefix("folder:")
+    (Path(folder) / "b" / "ill" / "mueller_1950.png").write_text("no image")
+    flower = importlib.import_module("deploy.flower")
+    grid = Grid(flower, [f"--only {name} --state {tmp_path}" for name in NAMES], lambda *_: "")
+    words = ["fedavg", "--scale", "smoke", *map(str, images(tmp_path)), "--nodes", "a,b,c"]
+    for wrong in (["--classes", "healthy,ill"], ["--classes", "healthy"], ["--no-such-flag"]):
+        fed = SimpleNamespace(grid=grid, words=[*words, *wrong], own=SimpleNamespace(patience=9))
+        assert flower.Remote.send(fed, "tell", {"b": {}}, {"b": 2}) == {}
+        out = capsys.readouterr().out
+        (said,) = [line for line in out.splitlines() if line.startswith("b is left out: ")]
+        number = said.removesuffix("')")[-8:]
+        assert f"{number}: " in out.replace(said, "") and "under" in said and "ill" not in said
+
+
+def test_a_round_with_an_absent_node_is_a_round(tmp_path):
+    """It has no accuracies, and says of whom. The run goes on from it, is finished, is shown and compared."""
+    def absent(who, what, t):
+        return "before" if who == 2 and (what, t) in [("train", 1), ("test", 2)] else ""
+
+    def killed(who, what, t):
+        return absent(who, what, t) or ("lost" if who and (what, t) == ("train", 2) else "")
+    flags, own = ["--rounds", 4], ["--min-clients", 2]
+    on_nodes(tmp_path, "whole", *flags, own=own, fault=absent)
+    lines = metrics(tmp_path / "whole")
+    for name in ("dropped", "untested"):
+        assert [entry.get(name) for entry in lines] == [None, ["c"], None, None]
+    assert ["val" in entry for entry in lines] == [True, False, True, True]
+    with pytest.raises(UserError, match="round 3: 1 of 3"):
+        on_nodes(tmp_path, "resumed", *flags, own=own, fault=killed)
+    assert len(read(tmp_path / "resumed").rounds) == 2
+    on_nodes(tmp_path, "resumed", *flags, own=own)
+    assert same_run(tmp_path / "whole", tmp_path / "resumed")
+    assert "holds this run, finished" in on_nodes(tmp_path, "resumed", *flags, own=own).said
+    file = tmp_path / "resumed" / "metrics.jsonl"
+    for wrong in ('"untested": []', '"round": 2'):
+        good = (tmp_path / "whole" / "metrics.jsonl").read_text()
+        file.write_text(good.replace('"untested": ["c"]', wrong))
+        with pytest.raises(UserError, match="is damaged"):
+            read(tmp_path / "resumed")
+
+
+def test_a_client_that_keeps_rejoins_in_its_own_round(tmp_path):
+    """The server tells each node which of its rounds it has: a training whose answer was lost is undone."""
+    lost = lambda who, what, t: "lost" if (who, what, t) == (1, "train", 1) else ""  # noqa: E731
+    flags = ["--rounds", 3]
+    with pytest.raises(UserError, match="round 2: 2 of 3"):
+        on_nodes(tmp_path, "nodes", *flags, method="fdse", own=["--min-clients", 3], fault=lost)
+    on_nodes(tmp_path, "nodes", *flags, method="fdse", own=["--min-clients", 3])
+    run_here("fdse", tmp_path / "here", *images(tmp_path), *flags)
+    assert same_run(tmp_path / "nodes", tmp_path / "here")
+
+
+def test_versions_of_the_same_images_are_split_alike(tmp_path, monkeypatch):
+    """As on one machine, though a node has one version alone."""
+    opened = common.open_dataset
+
+    def versions(*words):
+        dataset = opened(*words)
+        dataset.same_images = True
+        return dataset
+    monkeypatch.setattr(common, "open_dataset", versions)
+    flags = ["--rounds", 1, "--target", "b", "--linear-epochs", 20]
+    on_nodes(tmp_path, "nodes", *flags, method="fedgala")
+    run_here("fedgala", tmp_path / "here", *images(tmp_path), *flags)
+    assert same_run(tmp_path / "nodes", tmp_path / "here")
