@@ -33,6 +33,7 @@ from plumbing.provenance import code
 from plumbing.results import id_of
 from plumbing.runfolder import Run
 from plumbing.settings import Parser, identity, method_file, method_name
+from plumbing.several import targets_of
 from plumbing.trained import method
 from reproduce.loading import without_images
 from reproduce.methods import arguments, builder_of
@@ -185,15 +186,16 @@ class Remote(common.Federation):
         self.ids, self.told, self.layouts = {}, {}, {}
         while missing := self.meet():
             print(f"waiting for {', '.join(missing)}", flush=True)
-            time.sleep(PAUSE)
-        told = [self.told[name] for name in self.own.nodes]
-        if len({one["channels"] for one in told}) > 1:
+            time.sleep(10 * PAUSE)
+        told, targets = self.told, targets_of(settings, self.own.nodes)
+        sources = [name for name in self.own.nodes if name not in targets]
+        channels, *others = {one["channels"] for one in told.values()}
+        if others:
             raise UserError("some nodes have images in colour and some have gray ones: convert them", 2)
-        sources, targets = ([one for one in told if one["unseen"] == unseen] for unseen in (False, True))
-        fed = without_images(self.module, settings, builder_of(self.module), [one["name"] for one in sources],
-                             [one["name"] for one in targets], self.own.classes, told[0]["channels"])
-        counts = torch.tensor([one["tested"] for one in targets or sources])
-        vars(self).update(vars(fed), clients={}, sizes=[one["size"] for one in sources],
+        fed = without_images(self.module, settings, builder_of(self.module), sources, targets,
+                             self.own.classes, channels)
+        counts = torch.tensor([told[name]["tested"] for name in targets or sources])
+        vars(self).update(vars(fed), clients={}, sizes=[told[name]["size"] for name in sources],
                           tested=int(counts.sum()) if targets else 0, of_classes=counts.sum(0).tolist())
         self.last = [0] * len(told)
 
@@ -223,8 +225,8 @@ class Remote(common.Federation):
         for name, down in downs.items():
             asked = ConfigRecord({"what": what, "words": self.words, **more})
             content = RecordDict({**records(down), "asked": asked})
-            message = Message(content, ids[name], "query", ttl=self.own.patience)
-            waiting[name] = self.grid.push_messages([message])
+            waiting[name] = self.grid.push_messages([Message(content, ids[name], "query",
+                                                             ttl=self.own.patience)])
         while waiting and time.monotonic() < end:
             for name, asked in list(waiting.items()):
                 replies = [None]
@@ -266,9 +268,10 @@ class Remote(common.Federation):
             for name, content in found.items():
                 k = self.names.index(name)
                 with left_out(name):
-                    up, told = payload_of(content), self.told[name]
-                    read[k] = up, checked_numbers(what, told, self.settings, downs[k], up, content["numbers"])
-                    layouts[k] = expected_layout(downs[k], up)
+                    down, up = downs[k], payload_of(content)
+                    sent = content["numbers"]
+                    read[k] = up, checked_numbers(what, self.told[name], self.settings, down, up, sent)
+                    layouts[k] = expected_layout(down, up)
             for k, (up, numbers) in read.items():
                 with left_out(self.names[k]):
                     check_answer(f"round {t + (what == 'train')}", up, numbers, agreed(layouts.values()))

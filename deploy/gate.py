@@ -21,12 +21,15 @@ from starlette.routing import Route
 
 def gate() -> Starlette:
     """An application that has the paths of nodes alone. The variable SUPERLINK has another address."""
-    address = os.environ.get("SUPERLINK", "https://127.0.0.1:8000")
-    superlink = httpx.AsyncClient(base_url=address, timeout=60)
+    superlink = httpx.AsyncClient(base_url=os.environ.get("SUPERLINK", "https://127.0.0.1:8000"), timeout=60)
 
     async def to_superlink(request: Request) -> Response:
-        headers = [(name, value) for name, value in request.headers.raw if name != b"host"]
-        answer = await superlink.post(f"/v1/fleet/{request.path_params['question']}", headers=headers,
-                                      content=request.stream())
+        headers = request.headers.mutablecopy()
+        del headers["host"]
+        try:
+            answer = await superlink.post(f"/v1/fleet/{request.path_params['question']}", headers=headers,
+                                          content=request.stream())
+        except httpx.TransportError:
+            return Response(status_code=502)  # with which a SuperNode tries again
         return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
     return Starlette(routes=[Route("/v1/fleet/{question}", to_superlink, methods=["POST"])])

@@ -3,17 +3,19 @@
     python -m deploy.node --secret node.secret
 
 Beside `flower-supernode --isolation process`, which by itself starts nothing. Flower's own executor would
-unpack the app of whoever started the run and import it; this one never opens it. It also imports torch once,
-where that one starts a process for each message.
+unpack the app of whoever started the run and import it; this one never opens it. Each message has a copy of
+this process, which has imported torch; so one that fails or is killed takes no other along.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
 from pathlib import Path
 
 from deploy.flower import client_app
+from plumbing.errors import one_line_on_failure
 
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -25,25 +27,21 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-PAUSE = 0.5  # seconds between two looks for a message
-
 
 def connected(address: str, interceptor) -> RuntimeHttpClient:
     """A connection to the SuperNode on this machine."""
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    return RuntimeHttpClient.from_server_address(
-        server_address=address, insecure=True, root_certificates=None, interceptors=[version, interceptor],
-        retry_invoker=make_simple_http_retry_invoker())
+    return RuntimeHttpClient.from_server_address(address, True, None, [version, interceptor],
+                                                 retry_invoker=make_simple_http_retry_invoker())
 
 
-def answer(client: RuntimeHttpClient) -> None:
+def answer(address: str, token: str) -> None:
     """One message. Of what comes with it the app is left as it is: packed bytes."""
-    alive = HeartbeatSender(make_task_heartbeat_fn_http(client))
-    alive.start()
+    client = connected(address, RuntimeTokenHttpInterceptor(token))
+    HeartbeatSender(make_task_heartbeat_fn_http(client)).start()
     message, context, _, _ = pull_task_input(client)
     push_message(client, client_app(message, context), context)
     push_task_output(client, context, SubStatus.COMPLETED, "")
-    alive.stop()
 
 
 def main() -> None:
@@ -52,15 +50,19 @@ def main() -> None:
     parser.add_argument("--secret", type=Path, required=True,
                         help="the file of its --superexec-auth-secret-file, which others cannot read")
     args = parser.parse_args()
-    methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-    of_node = SuperExecAuthHttpInterceptor(master_secret=args.secret.read_bytes(), protected_methods=methods)
-    supernode, wanted = connected(args.supernode, of_node), [TaskType.CLIENT_APP]
+    signed = SuperExecAuthHttpInterceptor(master_secret=args.secret.read_bytes(),
+                                          protected_methods=frozenset(["/flwr.proto.Runtime/AcquireTask"]))
+    supernode, copies = connected(args.supernode, signed), multiprocessing.get_context("fork")
     while True:
-        task = supernode.AcquireTask(AcquireTaskRequest(supported_task_types=wanted))
+        task = supernode.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if task.token:
-            answer(connected(args.supernode, RuntimeTokenHttpInterceptor(task.token)))
-        time.sleep(0 if task.token else PAUSE)
+            copy = copies.Process(target=answer, args=(args.supernode, task.token))
+            copy.start()
+            copy.join()
+        else:
+            time.sleep(0.5)
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_on_failure("deploy.node"):
+        main()
