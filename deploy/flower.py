@@ -1,10 +1,11 @@
 """Any method on separate machines, under Flower: the same Client and Server, the same bytes.
 
-    python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower     simulated, with Ray
+    python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower
 
-On real machines: deploy/README.md. A node is one domain; it builds its client anew for each message. The
-server has no image: `Remote` is a `Federation` of common.py that asks all its nodes at once. It believes a
-reply after the checks of plumbing/payloads.py, and leaves out the node alone that sends another.
+This simulates the nodes, with Ray. On real machines: deploy/README.md. A node is one domain; it builds its
+client anew for each message. The server has no image: `Remote` is a `Federation` of common.py that asks all
+its nodes at once. It believes a reply after the checks of plumbing/payloads.py; one that fails them leaves
+out its node alone.
 """
 
 from __future__ import annotations
