@@ -30,7 +30,7 @@ BELOW = {
     "reproduce": {"reproduce", "common", "plumbing"},  # methods by the names in tables
     "reproduce_tables": {"reproduce", "common", "plumbing"},
     "docs": {"docs", "reproduce", "plumbing"},
-    "deploy": {"reproduce", "common", "plumbing"},
+    "deploy": {"deploy", "reproduce", "common", "plumbing"},
     "bench": {"bench", "reproduce", "method", "common", "plumbing"},
 }
 

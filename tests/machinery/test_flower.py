@@ -189,34 +189,6 @@ def test_images_of_ones_own_on_separate_machines(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["lost", "before"])
-def test_a_client_that_fails_rejoins_with_what_it_keeps(tmp_path, fault):
-    """As --drop has it, if the answer is lost; all keep their state, in files, and the rounds go on."""
-    grid = deployed(tmp_path / "nodes", "fdse", "--rounds", 3, own=["--min-clients", 5],
-                    fault=lambda node, what, t: fault if (node, what, t) == (2, "train", 1) else "")
-    entry = metrics(tmp_path / "nodes")[1]
-    assert entry["dropped"] == ["d30"] and "d30" not in entry["clients"] and "val" in entry
-    assert "dropped" not in metrics(tmp_path / "nodes")[2]
-    assert [who for who in grid.asked if who[:3] == ("train", 2, 2)] == [("train", 2, 2, "")]
-    with pytest.raises(UserError, match="round 2: 5 of 6 clients have answered, and --min-clients is 6"):
-        deployed(tmp_path / "stopped", "fdse", "--rounds", 3, own=["--min-clients", 6],
-                 fault=lambda node, what, t: fault if (node, what, t) == (2, "train", 1) else "")
-    # The server's next start asks the same training again: those that had done it go back before it.
-    deployed(tmp_path / "stopped", "fdse", "--rounds", 3, own=["--min-clients", 6])
-    run_here("fdse", tmp_path / "here", "--rounds", 3)
-    assert same_run(tmp_path / "stopped", tmp_path / "here")
-
-
-@pytest.mark.slow
-def test_bad_answers_are_left_out_by_name(tmp_path, monkeypatch):
-    _, a_shape, _ = BROKEN[0]
-    spoiled(monkeypatch, a_shape)
-    grid = deployed(tmp_path / "run", "fedavg", "--rounds", 2)
-    assert "d30 is left out: round 2, client d30: expected torch.float32 (10,) in w.head.bias" in grid.said
-    assert metrics(tmp_path / "run")[1]["dropped"] == ["d30"]
-
-
-@pytest.mark.slow
 def test_a_state_that_is_gone_is_not_made_up(tmp_path):
     with pytest.raises(UserError, match="--min-clients"):
         deployed(tmp_path / "run", "fdse", "--rounds", 2, own=["--min-clients", 6],
