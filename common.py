@@ -623,10 +623,11 @@ def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
 
 def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict:
     """The accuracies after t rounds on val, or val and test: ALL is pooled over the images, AVG the mean over
-    the clients. There are none unless all have answered. With another --metric the validation has it too."""
+    the clients. Unless all have answered there are the names of the others alone. With another --metric the
+    validation has it too."""
     answers, metric = fed.test(of_client, who, t), validation_score(fed, t)
     if len(answers) < len(who):
-        return {}
+        return {"untested": [fed.names[k] for k in who if k not in answers]}
     counts, entry = {k: numbers for k, (_, numbers) in answers.items()}, {}
     for part in ("val", "test") if "test" in counts[0] else ("val",):
         of_clients = [(counts[k][part], counts[k][f"{part}_of"]) for k in range(fed.K)]
@@ -660,7 +661,7 @@ def evaluate_linear(fed: Federation, t: int, best: float = 0, also: Payload | No
     targets = range(fed.K, len(fed.names))
     answers = fed.test(fit_client, targets, t, also)
     if len(answers) < len(targets):
-        return {}
+        return {"untested": [fed.names[k] for k in targets if k not in answers]}
     found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
     first = str(ratios(fed.settings.label_ratio)[0])
     return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}

@@ -1,19 +1,24 @@
 """Any method on separate machines, under Flower: the same Client and Server, the same bytes.
 
-    python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower     simulated, with Ray
+    python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower
 
-On real machines: deploy/README.md. A node is one domain; it builds its client anew for each message. The
-server has no image: `Remote` is a `Federation` of common.py that asks all its nodes at once.
+This simulates the nodes, with Ray. On real machines: deploy/README.md. A node is one domain; it builds its
+client anew for each message. The server has no image: `Remote` is a `Federation` of common.py that asks all
+its nodes at once. It believes a reply after the checks of plumbing/payloads.py; one that fails them leaves
+out its node alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy as copied
 from functools import partial
 from pathlib import Path
@@ -22,23 +27,24 @@ from types import ModuleType
 import common
 from common import Answer, Args, Payload, UserError
 from plumbing.devices import prepare
-from plumbing.errors import one_line_on_failure
+from plumbing.errors import one_line_on_failure, printable
 from plumbing.files import load_file, save, write_whole
-from plumbing.payloads import to_device
+from plumbing.payloads import agreed, check_answer, check_told, checked_numbers, expected_layout, to_device
 from plumbing.provenance import code
 from plumbing.results import id_of
 from plumbing.runfolder import Run
 from plumbing.settings import Parser, identity, method_file, method_name
+from plumbing.several import targets_of
 from plumbing.trained import method
 from reproduce.loading import without_images
 from reproduce.methods import arguments, builder_of
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-PAUSE = 3  # seconds between two looks for nodes that are away
+PAUSE = 1  # seconds between two looks for answers, or for nodes that are away
 ANSWERS = {"train": common.train_client, "validate": common.validate_client, "test": common.test_client,
            "fit": common.fit_client, "start": common.start_client}  # what a node may be asked
 
@@ -104,12 +110,15 @@ client_app = ClientApp()
 
 @client_app.query()
 def on_node(message: Message, context: Context) -> Message:
-    """The answer to the server, or the line that says why there is none."""
+    """The answer to the server. Why there is none stays in the node's log, since it may name a patient's
+    file; the server gets the number under which it stands there."""
     try:
-        content = answered(message.content, context)
-    except UserError as stop:
-        content = RecordDict({"stop": ConfigRecord({"why": str(stop)})})
-    return Message(content, reply_to=message)
+        return Message(answered(message.content, context), reply_to=message)
+    except (Exception, SystemExit) as stop:
+        number = secrets.token_hex(4)
+        why = str(stop) if isinstance(stop, UserError) else traceback.format_exc()
+        print(f"{number}: {why}", flush=True)
+        return Message(Error(0, f"its log says why, under {number}"), reply_to=message)
 
 
 def answered(content: RecordDict, context: Context) -> RecordDict:
@@ -124,8 +133,9 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
     channels = dataset.domains[0].images.shape[1]
     if asked["what"] == "tell":
         tested = data.test.labels.bincount(minlength=len(dataset.classes)).tolist()
-        told = {"name": name, "unseen": data.unseen, "size": len(data.train), "tested": tested,
-                "channels": channels, "content": dataset.content, "fixed": fixed(module, settings)}
+        told = {"name": name, "unseen": data.unseen, "size": len(data.train), "validated": len(data.val),
+                "tested": tested, "channels": channels, "content": dataset.content,
+                "fixed": fixed(module, settings)}
         return RecordDict({"told": ConfigRecord({"json": json.dumps(told)})})
     fed = without_images(module, settings, builder_of(module), asked["clients"], asked["targets"],
                          dataset.classes, channels, data)
@@ -154,57 +164,84 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
 # The server
 
 
+@contextlib.contextmanager
+def left_out(name: str) -> Iterator[None]:
+    """Whatever is wrong with an answer costs the node its place in this round, and nobody else. What it sends
+    is written out, and short, in the log."""
+    try:
+        yield
+    except Exception as e:
+        print(printable(f"{name} is left out: {e!r}"[:400]), flush=True)
+
+
 class Remote(common.Federation):
     """A federation whose clients are on nodes. `ids` has those that are there, by the names of their domains,
-    `told` what each has told of itself, `last` of each client its last round that the server has."""
+    `told` what each has told of itself, `last` of each client its last round that the server has, `layouts`
+    what each client's answers to a question look like."""
 
     def __init__(self, grid: Grid, words: list[str]):
         self.grid, self.words = grid, words
         self.module, settings, self.own = parsed(words)
         prepare(settings)
-        self.same, self.ids, self.told = fixed(self.module, settings), {}, {}
+        self.settings, self.same = settings, fixed(self.module, settings)
+        self.ids, self.told, self.layouts = {}, {}, {}
         while missing := self.meet():
             print(f"waiting for {', '.join(missing)}", flush=True)
-            time.sleep(PAUSE)
-        told = [self.told[name] for name in self.own.nodes]
-        sources, targets = ([one for one in told if one["unseen"] == unseen] for unseen in (False, True))
-        fed = without_images(self.module, settings, builder_of(self.module), [one["name"] for one in sources],
-                             [one["name"] for one in targets], self.own.classes, told[0]["channels"])
-        counts = torch.tensor([one["tested"] for one in targets or sources])
-        vars(self).update(vars(fed), clients={}, sizes=[one["size"] for one in sources],
+            time.sleep(10 * PAUSE)
+        told, targets = self.told, targets_of(settings, self.own.nodes)
+        sources = [name for name in self.own.nodes if name not in targets]
+        channels, *others = {one["channels"] for one in told.values()}
+        if others:
+            raise UserError("some nodes have images in colour and some have gray ones: convert them", 2)
+        fed = without_images(self.module, settings, builder_of(self.module), sources, targets,
+                             self.own.classes, channels)
+        counts = torch.tensor([told[name]["tested"] for name in targets or sources])
+        vars(self).update(vars(fed), clients={}, sizes=[told[name]["size"] for name in sources],
                           tested=int(counts.sum()) if targets else 0, of_classes=counts.sum(0).tolist())
         self.last = [0] * len(told)
 
     def meet(self) -> list[str]:
         """Forget who has gone, and ask who is new to tell of itself. Returns the names that are missing."""
-        there = set(self.grid.get_node_ids())
-        self.ids = {name: node for name, node in self.ids.items() if node in there}
-        new = {f"node {node}": node for node in there - set(self.ids.values())}
+        there = {node.node_id: node.name for node in self.grid.get_nodes()}  # as whom it is registered
+        for name in [name for name, node in self.ids.items() if node not in there]:
+            print(f"{name} has gone", flush=True)
+            del self.ids[name]
+        new = {f"node {node}": node for node in there.keys() - self.ids.values()}
         for node, content in self.send("tell", dict.fromkeys(new, {}), new).items():
-            told = json.loads(content["told"]["json"])
-            name, theirs = told["name"], told.pop("fixed")
-            other = dict(theirs.items() - self.same.items())
-            if other or name not in self.own.nodes or name in self.ids or told != self.told.get(name, told):
-                print(f"{name} stays out: {other or 'other images, or a name taken or unknown'}", flush=True)
-            else:
-                self.ids[name], self.told[name] = new[node], told
+            with left_out(node):
+                told = json.loads(content["told"]["json"])
+                name, theirs = check_told(told, self.settings, self.own.nodes, self.own.classes)
+                other = [what for what in self.same | theirs if theirs.get(what) != self.same.get(what)]
+                if other or name in self.ids or there[new[node]] not in ("", name):
+                    raise ValueError(f"{name} is another node's, or has another {other}")
+                if told != self.told.setdefault(name, told):
+                    raise ValueError(f"{name} has other images than before")
+                self.ids[name] = new[node]
         return [name for name in self.own.nodes if name not in self.ids]
 
     def send(self, what: str, downs: dict[str, Payload], ids: dict[str, int], **more) -> dict:
-        """The messages of answers by name. Who has none to give gets a line; who is late is left out."""
-        names, messages = {ids[name]: name for name in downs}, []
+        """What is answered, by name. Each answer is fetched by itself, so that a broken one hides no other.
+        Who has none to give gets a line; who is late is left out."""
+        waiting, answers, end = {}, {}, time.monotonic() + self.own.patience
         for name, down in downs.items():
             asked = ConfigRecord({"what": what, "words": self.words, **more})
             content = RecordDict({**records(down), "asked": asked})
-            messages.append(Message(content, ids[name], "query", ttl=self.own.patience))
-        answers = {}
-        for reply in self.grid.send_and_receive(messages, timeout=self.own.patience):
-            name = names.get(reply.metadata.src_node_id, "a node")
-            if reply.has_content() and "stop" not in reply.content:
-                answers[name] = reply.content
-            else:
-                why = reply.content["stop"]["why"] if reply.has_content() else reply.error.reason
-                print(f"{name} does not answer: {why}", flush=True)
+            waiting[name] = self.grid.push_messages([Message(content, ids[name], "query",
+                                                             ttl=self.own.patience)])
+        while waiting and time.monotonic() < end:
+            for name, asked in list(waiting.items()):
+                replies = [None]
+                with left_out(name):
+                    replies = list(self.grid.pull_messages(asked))
+                    for reply in replies:
+                        if reply.has_error():
+                            raise ValueError(reply.error.reason)
+                        answers[name] = reply.content
+                if replies:
+                    del waiting[name]
+            time.sleep(PAUSE if waiting else 0)
+        for name in waiting:
+            print(f"{name} has not answered within --patience", flush=True)
         return answers
 
     def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
@@ -222,26 +259,28 @@ class Remote(common.Federation):
 
     def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Answer]:
         """The answers that come and fit. All are waited for before the first and after the last round."""
-        answers = {}
+        answers, layouts = {}, self.layouts.setdefault(what, {})
         while True:
-            missing = self.meet()
-            asked = {self.names[k]: down for k, down in downs.items()
-                     if k not in answers and self.names[k] not in missing}
+            self.meet()
+            read, asked = {}, {self.names[k]: down for k, down in downs.items()
+                               if k not in answers and self.names[k] in self.ids}
             found = self.send(what, asked, self.ids, t=t, last=self.last, clients=self.names[:self.K],
                               targets=self.names[self.K:])
             for name, content in found.items():
                 k = self.names.index(name)
-                try:
-                    up, numbers = payload_of(content), dict(content["numbers"])
-                    self.check(what, k, t, downs[k], up, numbers)
+                with left_out(name):
+                    down, up = downs[k], payload_of(content)
+                    sent = content["numbers"]
+                    read[k] = up, checked_numbers(what, self.told[name], self.settings, down, up, sent)
+                    layouts[k] = expected_layout(down, up)
+            for k, (up, numbers) in read.items():
+                with left_out(self.names[k]):
+                    check_answer(f"round {t + (what == 'train')}", up, numbers, agreed(layouts.values()))
                     answers[k] = up, numbers
-                except (UserError, KeyError, ValueError) as e:
-                    print(f"{name} is left out: {e}", flush=True)
             if len(answers) == len(downs) or what == "train" or 0 < t < self.settings.rounds:
                 break
             time.sleep(PAUSE)
         return dict(sorted(answers.items()))
-
 
 def serve(grid: Grid, words: list[str]) -> dict:
     """A run whose clients are on nodes; it resumes from its folder. Returns its result."""

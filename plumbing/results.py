@@ -193,7 +193,7 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from numbers_in(inner, f"{name}/{key}".strip("/"))
-    elif name != "round":
+    elif name not in ("round", "dropped", "untested"):
         yield name, value
 
 

@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
          "clients": dict}  # what a checkpoint has
-ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear"}  # a line of metrics
+ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear",
+         "untested"}  # a line of metrics
 OTHER_OUT = "give another --out, or --no-resume to replace it"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
@@ -315,7 +316,7 @@ def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]
         for t, entry in enumerate(history, 1):
             of_round = {name: entry[name] for name in ("val", "test", "target", "linear") if name in entry}
             check_accuracies(of_round)
-            if t % every == 0 or t == key["rounds"]:
+            if t == key["rounds"] or (t % every == 0 and not entry.get("untested")):
                 numbers_of(key["protocol"], [entry])  # an error without accuracies
             logged = [value for _, value in numbers_in(entry["clients"])]
             for name in of_round.keys() & {"val", "test"}:

@@ -132,6 +132,8 @@ def parse_module(name: str, flags: list[str]) -> None:
         raise Parsed
     if name == "docs.build":
         pytest.importorskip("markdown_it", reason="needs `pip install -r requirements-docs.txt`")
+    if name == "deploy.node":
+        pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
     main = f"{name}.__main__" if (ROOT / name.replace(".", "/")).is_dir() else name
     module = importlib.import_module(main)
     expected = (Parsed, SystemExit) if {"--help", "--help-all"} & {*flags} else Parsed

@@ -22,6 +22,7 @@ from pathlib import Path
 import common
 import reproduce_tables
 from bench import bench
+from plumbing.errors import one_line_on_failure
 from plumbing.settings import flag_of
 from reproduce import benchmark, compare, predict
 from reproduce.measures import command as measures
@@ -183,7 +184,8 @@ def start(words: list[str], place: Path) -> None:
         PROGRAMS[program].arguments(flags)
     elif program == "flower":
         pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
-        importlib.import_module("deploy.flower").parsed(flags)
+        with one_line_on_failure("deploy.flower"):
+            importlib.import_module("deploy.flower").parsed(flags)
     elif program == "build":
         pytest.importorskip("markdown_it", reason="needs pip install -r requirements-docs.txt")
         importlib.import_module("docs.build").main(flags)

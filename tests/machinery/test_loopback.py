@@ -1,0 +1,139 @@
+"""Flower's own programs by the commands of deploy/README.md, on loopback, with TLS: who is let in, and whose
+code runs where."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
+pytestmark = pytest.mark.slow
+APP = '''
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client_app = ClientApp()
+server_app = ServerApp()
+
+
+@client_app.query()
+def listed(message, context):
+    Path("FOLDER/on_node").touch()
+    return Message(RecordDict(), reply_to=message)
+
+
+@server_app.main()
+def main(grid, context):
+    asked = RecordDict({"asked": ConfigRecord({"what": "tell", "words": ["fedavg"]})})
+    messages = [Message(asked, node, "query") for node in grid.get_node_ids()]
+    replies = list(grid.send_and_receive(messages, timeout=90))
+    Path("FOLDER/on_server").write_text(" ".join(str(reply.error.reason) for reply in replies))
+'''
+
+
+class Machines:
+    """Programs that are ended together, in a folder with the ports of this test."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.started = folder, []
+        text = (ROOT / "deploy" / "README.md").read_text()
+        self.blocks = re.findall(r"```(?:toml)?\n(.*?)```", text, re.DOTALL)
+        with socket.socket() as a, socket.socket() as b, socket.socket() as c:
+            for one in (a, b, c):
+                one.bind(("127.0.0.1", 0))
+            link, gate, self.node = (one.getsockname()[1] for one in (a, b, c))
+        self.link, self.gate = f"127.0.0.1:{link}", f"127.0.0.1:{gate}"
+        self.here = {"server.example.org:8443": self.gate, "0.0.0.0": "127.0.0.1", "8443": str(gate),
+                     "8000": str(link), "/srv/flower": str(folder), "/srv/": f"{folder}/",
+                     "flower-supernode ": f"flower-supernode --port {self.node} ",
+                     "deploy.node ": f"deploy.node --supernode 127.0.0.1:{self.node} "}
+
+    def command(self, words: str) -> str:
+        """The one block of the README that begins with these words, for the ports and folders of here."""
+        (found,) = [block for block in self.blocks if block.startswith(words)]
+        for theirs, ours in self.here.items():
+            found = found.replace(theirs, ours)
+        return found
+
+    def env(self, home: str) -> dict:
+        more = {"HOME": str(self.folder / home), "SUPERLINK": f"https://{self.link}", "OMP_NUM_THREADS": "1",
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        return {name: value for name, value in os.environ.items() if name != "FLWR_HOME"} | more
+
+    def start(self, command: str) -> None:
+        where = dict(cwd=self.folder, env=self.env("home"), start_new_session=True)
+        with open(self.folder / f"{len(self.started)}.log", "w") as log:
+            words = ["bash", "-c", f"exec {command}"]
+            self.started.append(subprocess.Popen(words, stdout=log, stderr=log, **where))
+
+    def do(self, command: str, home: str = "home") -> subprocess.CompletedProcess:
+        return subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.env(home), text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+
+    def config(self, home: str, address: str) -> None:
+        """Flower's configuration, whole, with an address."""
+        file = self.folder / home / ".flwr" / "config.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(self.command("[superlink]").replace(self.link, address))
+
+
+@pytest.fixture
+def machines(tmp_path):
+    made = Machines(tmp_path)
+    yield made
+    for process in made.started:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def wait_for(done, seconds: int = 90) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(1)
+
+
+def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machines, tmp_path):
+    machines.config("home", machines.link)
+    machines.config("stranger", machines.gate)
+    for words in ("openssl", "ssh-keygen"):
+        assert machines.do(machines.command(words)).returncode == 0
+    machines.start(machines.command("flower-superlink"))
+    machines.start("env " + machines.command("SSL_CERT_FILE"))
+    register = machines.command("flwr supernode register")
+    wait_for(lambda: "registered successfully" in machines.do(register).stdout)
+
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "app.py").write_text(APP.replace("FOLDER", str(tmp_path)))
+    ours = (ROOT / "deploy" / "app" / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(ours.replace("deploy.flower:", "app:"))
+    stranger = [f"flwr run {app} server", f"flwr run {ROOT}/deploy/app server --run-config 'run=\"fedavg\"'",
+                register, "flwr ls server", "flwr supernode list server"]
+    for command in stranger:
+        refused = machines.do(command, "stranger")
+        assert refused.returncode and "404 Not Found" in refused.stdout, refused.stdout
+    for path in ("runtime/acquire-task", "control/start-run", "fleet/../control/start-run", "../docs"):
+        asked = machines.do(f"curl --path-as-is -s -o /dev/null -w '%{{http_code}}' --cacert ca.crt -X POST "
+                            f"https://{machines.gate}/v1/{path}")
+        assert asked.stdout == "404", (path, asked.stdout)
+    unknown = machines.command("flower-supernode").replace("hospital_a.key", "other.key")
+    machines.do("ssh-keygen -q -t ecdsa -b 384 -N '' -f other.key")
+    assert machines.do(f"timeout 60 {unknown}").returncode not in (0, 124)
+
+    machines.start(machines.command("flower-supernode"))
+    machines.start(machines.command("python -m deploy.node"))
+    wait_for(lambda: "online" in machines.do("flwr supernode list server").stdout)
+    assert machines.do(f"flwr run {app} server").returncode == 0  # by who has a login on the server
+    wait_for((tmp_path / "on_server").exists)
+    assert "its log says why" in (tmp_path / "on_server").read_text()
+    assert not (tmp_path / "on_node").exists()
