@@ -16,21 +16,17 @@ from reproduce import claims as rule
 from reproduce.claims import (CLAIMS, MARGIN, NEAR, Answer, Measured, Paper, Specification, accuracies,
                               metric_of, runs_for)
 from reproduce.drawing import INK, PALE, Line, draw_forest, new_panel, table_text, write_figure
-from reproduce.methods import ROOT
 from reproduce.plan import seconds_of
 from reproduce.records import Records
 from reproduce.statistics import LEVEL, mean, paired
 from reproduce.tables import PAPERS
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from reproduce.templates import TEMPLATES, in_words
 
 NOTHING = "not measured yet"
 HEAD = ["paper", "what it says", "printed", "measured (95%)", "above 0?", "as printed?", "seeds", "notes"]
 HEAD_OF_ONE = ["specification", "differs in", "seeds", "gain (95%)", "corrected", "above 0?", "as printed?",
                "over the control", "baseline", "slope of the gain"]
 HEAD_ELSEWHERE = ["method", "column", "accuracy", "where", "protocol"]
-TEMPLATES = Environment(undefined=StrictUndefined, keep_trailing_newline=True, extensions=["jinja2.ext.do"],
-                        loader=FileSystemLoader(ROOT / "claims"))
 
 
 def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records) -> None:
@@ -91,12 +87,6 @@ def table_of_all(every: Iterable[Answer], own_column: bool = True) -> str:
     """Answers A; the page of a paper has no column with its name."""
     start = 0 if own_column else 1
     return table_text([line_of(one)[start:] for one in every], HEAD[start:])
-
-
-def in_words(what: str, answer: Answer) -> str:
-    """A sentence of claims/words.jinja: `notes` on answer A, answer B (`others`), or what holds of a `paper`
-    by its first claim."""
-    return str(getattr(TEMPLATES.get_template("words.jinja").module, what)(answer))
 
 
 def functions(every: list[Answer]) -> dict:

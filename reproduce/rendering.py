@@ -18,7 +18,7 @@ from plumbing.several import accuracies_of
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
 from reproduce.claims import Answer, Paper, answers
-from reproduce.claims_pages import TEMPLATES, answer_words, write_pages
+from reproduce.claims_pages import answer_words, write_pages
 from reproduce.drawing import table_text
 from reproduce.elsewhere import write_reported
 from reproduce.measures.finished import name_of as name_of_run
@@ -27,6 +27,7 @@ from reproduce.records import Records, command_of, flags_of
 from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.statistics import BySeed, deviation, mean, means_over_columns, paired
 from reproduce.tables import PAPERS, Row, Table
+from reproduce.templates import TEMPLATES
 
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
@@ -75,11 +76,11 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
                 # What records that are no longer there have left.
                 (out / "tables" / f"{name}.md").unlink(missing_ok=True)
                 continue
-            parts = contents(table, blocks, scale)
-            listed.append(f"[{head}](tables/{name}.md): {state_of(blocks, scale)}")
-            shown += [f"# {head}", *parts]
+            page = page_of(table, blocks, scale)
+            write_text(out / "tables" / f"{name}.md", page)
             lines += cell_lines(table, blocks, scale)
-            write_text(out / "tables" / f"{name}.md", as_markdown(table, parts, scale))
+            listed.append(f"[{head}](tables/{name}.md): {state_of(blocks, scale)}")
+            shown.append(listed[-1] if whole else page)
     if not whole:
         return "\n\n".join(shown) or "Claims are rendered without --only."
     state, every = sentence(counts), answers(papers or [], tables, records)
@@ -199,34 +200,13 @@ def title(table: Table, scale: str) -> str:
     return f"{table.title} - at {scale.upper()} scale, not comparable with the published numbers"
 
 
-def as_markdown(table: Table, parts: list[str], scale: str) -> str:
-    """A page."""
-    where_from = "The runs behind each cell: [results.csv](../results.csv), by their ids in runs.jsonl."
-    if scale == "paper":
-        where_from += " Where the published ones stand: [tables/published](../../tables/published)."
-    return "\n\n".join([f"# {title(table, scale)}", LEGENDS[scale == "paper"], *parts, where_from]) + "\n"
-
-
-def contents(table: Table, blocks: list[FilledBlock], scale: str) -> list[str]:
-    """The parts of a page between its legend and its last line; at a smaller scale only the blocks in which
-    something is measured."""
-    protocol = table.protocol[:1].upper() + table.protocol[1:]
-    parts = [f"{protocol}. {state_of(blocks, scale)}"]
-    for block in blocks:
-        if scale != "paper" and not block.measured:
-            continue
-        parts += [f"## {block.block.title}", grid(block, scale)]
-        if scale != "paper":
-            parts.append(budgets(block, scale))
-        command = first_command(block, scale)
-        if command:
-            parts.append(f"First row and column, seed 0: `{command}`")
-        compared = comparisons(table, block)
-        if compared:
-            parts.append(bullets(compared))
-    if table.notes:
-        parts.append(bullets(table.notes))
-    return parts
+def page_of(table: Table, blocks: list[FilledBlock], scale: str) -> str:
+    """A page; at a smaller scale with the blocks alone in which something is measured."""
+    shown = [block for block in blocks if scale == "paper" or block.measured]
+    return TEMPLATES.get_template("table.md.jinja").render(
+        table=table, blocks=shown, scale=scale, title=title(table, scale), legend=LEGENDS[scale == "paper"],
+        state=state_of(blocks, scale), grid=grid, budgets=budgets, first_command=first_command,
+        comparisons=comparisons)
 
 
 def state_of(blocks: list[FilledBlock], scale: str) -> str:
@@ -299,10 +279,6 @@ def each_once(words: Iterable[str]) -> str:
 def fixed(value: float | None) -> str:
     """Four decimals; empty if there is no value."""
     return "" if value is None else f"{value:.4f}"
-
-
-def bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def grid(block: FilledBlock, scale: str) -> str:

@@ -11,7 +11,8 @@ from reproduce import claims
 from reproduce.cells import missing
 from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
                               printed_gain, read_claims, read_paper, runs_for)
-from reproduce.claims_pages import answer_words, gain_words, in_words
+from reproduce.claims_pages import answer_words, gain_words
+from reproduce.templates import in_words
 from reproduce.methods import method
 from reproduce.records import Records, moved, work_of
 from reproduce.tables import read_tables
