@@ -53,8 +53,10 @@ def write(out: Path, chosen: list, trials: list[list], which: str, command: str)
              for words, name, one, corrected in contrasts]
     draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
     draw_curves(out / "curves.png", chosen)
-    plain = table_text(table, heads, "plain").replace("**", "")
-    return "\n\n".join([plain, *differences])
+    plain = []
+    for row in table:
+        plain.append([words.replace("**", "") for words in row])
+    return "\n\n".join([table_text(plain, heads, "plain"), *differences])
 
 
 # Numbers
