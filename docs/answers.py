@@ -24,13 +24,14 @@ def read_answers() -> dict[str, list[Answer]]:
 
 
 def nearest(answer: Answer) -> Measured:
-    """A claim in the paper's own setting, or else in the first other one that has runs."""
+    """A claim in the paper's own setting, or else in the first other one that has runs: its curves are shown,
+    with its name."""
     return next((one for one in answer.measured if one.gains), answer.own)
 
 
 def by_claim(every: list[Answer]) -> list[tuple[Answer, Measured]]:
-    """The rows of a figure of several claims."""
-    return [(answer, nearest(answer)) for answer in every]
+    """The rows of a figure of several claims: answers A alone, by claims/RULE.md."""
+    return [(answer, answer.own) for answer in every]
 
 
 def by_specification(answer: Answer) -> list[tuple[Answer, Measured]]:
@@ -69,5 +70,5 @@ def learning(one: Measured, megabytes: bool = False) -> dict[str, list[tuple[flo
     return curves
 
 
-for function in (answer_words, budget, by_claim, gain_words, in_words, learning, limits):
+for function in (answer_words, budget, by_claim, gain_words, in_words, learning, limits, nearest):
     TEMPLATES.globals[function.__name__] = function

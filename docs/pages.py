@@ -29,11 +29,11 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 NOTES = ROOT / "docs" / "methods"
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
                         autoescape=select_autoescape(["html", "svg"]))
-NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results.html": "Results",
+NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results/README.html": "Results",
        "docs/errata.html": "Errata", "docs/own.html": "Your data"}  # at the top
 ORDER = {"index.html": "CleanFDG", "docs/start.html": "Start", "docs/exercises.html": "Exercises",
          **{f"docs/methods/{method}.html": title for method, title in TITLES.items()},
-         "results.html": "Results", "docs/errata.html": "Errata"}  # of reading
+         "results/README.html": "Results", "docs/errata.html": "Errata"}  # of reading
 CLAIMS = {f"results/claims/{method}.html": f"{title}'s claims" for method, title in [*TITLES.items()][1:]}
 SIGNS = dict(zip("alpha beta gamma delta Delta epsilon eta theta Theta lambda mu nu pi sigma tau sum".split(),
                  "αβγδΔεηθΘλμνπστΣ"))
@@ -204,7 +204,7 @@ class Site:
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
-        if page.parts[0] in ("docs", "index.html", "results.html") or page.parent == Path("results/claims"):
+        if page.parts[0] in ("docs", "index.html", "results.html") or "results" in page.parts:
             self.remember(page, title, made)
 
     def remember(self, page: Path, title: str, html: str) -> None:

@@ -1,5 +1,5 @@
-"""The results as pages: site/results.html has a square for each number that a paper printed. Behind it is a
-page for each table and figure (site/cells/), with a card for each cell and the runs behind it.
+"""The results as pages: site/results.html counts the numbers that the papers print, table by table. Behind it
+is a page for each table and figure (site/cells/), with a card for each cell and the runs behind it.
 
 They are made of tables/ and results/runs.jsonl; nothing is run.
 """
@@ -85,6 +85,11 @@ class Filled:
     @property
     def places(self) -> list[Place]:
         return [place for block in self.lines for line in block for place in line]
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether any of its cells has a value or runs."""
+        return any(place.scales for place in self.places)
 
     @property
     def summary(self) -> str:
