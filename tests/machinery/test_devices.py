@@ -3,12 +3,14 @@ others stand for it."""
 
 import dataclasses
 import os
+import subprocess
+import sys
 
 from plumbing import devices
 from plumbing.errors import UserError
 from plumbing.provenance import hardware
 from plumbing.settings import identity
-from tests.conftest import parsed
+from tests.conftest import ROOT, parsed
 
 import pytest
 import torch
@@ -100,3 +102,13 @@ def test_what_a_record_says_of_the_machine():
     on_cpu = hardware(parsed("fedavg", "--device", "cpu"))
     assert on_cpu["hardware"]["gpu"] is None
     assert on_cpu["versions"]["torch"] == torch.__version__ and "deterministic" not in on_cpu["hardware"]
+
+
+@pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "7"}])
+def test_threads_do_not_wait_by_spinning(given):
+    """It is set before torch, and so OpenMP, is loaded; a value of the user's stays."""
+    program = ("import os, sys; before = 'torch' in sys.modules; import plumbing; "
+               "print(before or 'torch' in sys.modules, os.environ['GOMP_SPINCOUNT'])")
+    env = {name: v for name, v in os.environ.items() if name != "GOMP_SPINCOUNT"} | given
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert said.stdout.split() == ["False", given.get("GOMP_SPINCOUNT", "10000")]
