@@ -60,6 +60,10 @@ def open_custom_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Call
         domains, classes = module.load(args)
         classes = tuple(map(str, classes))
         parts = [(str(d.name), d.images, d.labels) for d in domains]
+        given = [str(d.name) for d in domains if getattr(d, "given", None) is not None]
+    if given:
+        raise UserError(f"{file}: the domain {given[0]} has `given`, which split.csv fills for folder:PATH "
+                        "alone: leave it out, --split says the shares", 2)
     names = [name for name, _, _ in parts]
     for what, found, least in (("domain", names, 1), ("class", classes, 2)):
         if len(found) < least or len(set(found)) < len(found):

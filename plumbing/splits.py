@@ -58,8 +58,9 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
     try:
         with open(file, newline="", encoding="utf-8-sig") as opened:
             table = csv.DictReader(opened)
-            if not {"file", "part"} <= {*(table.fieldnames or ())}:
-                raise ValueError(f"its first line is {','.join(table.fieldnames or ())}")
+            heads = table.fieldnames or ()
+            if not {"file", "part"} <= {*heads} or len({*heads}) < len(heads):
+                raise ValueError(f"its first line is {','.join(heads)}")
             for row in table:
                 name, part, group = row["file"], row["part"] or "", row.get("group") or ""
                 if name in rows or None in row or part not in ("", *PARTS):
