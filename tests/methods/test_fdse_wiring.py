@@ -8,6 +8,7 @@ import sys
 import common
 import fdse
 import official.fdse
+from tests.plain_torch import ClippedSGD
 from tests.methods.test_fdse import federation, nearest_to_zero, small_args, target_of
 
 import pytest
@@ -135,28 +136,20 @@ def l_con(form, seen, glob, kept, beta, w):
 def trained_by_hand(w, parameters, part, args, t, k):
     """w after local training."""
     w = {name: value.clone() for name, value in w.items()}
-    glob, kept, velocity, l_cons, norms = bn_dfe_of(w), {}, {}, [], []
+    glob, kept, l_cons = bn_dfe_of(w), {}, []
+    sgd = ClippedSGD(args.lr * args.lr_decay ** t, args.momentum, args.weight_decay, args.clip)
     for x, y in batches(part, args, t, k):
-        for name in parameters:
-            w[name] = w[name].detach().requires_grad_()
-        seen = []
-        loss = F.cross_entropy(logits(x, w, args, seen), y)
+        leaves, seen = {name: w[name].clone().requires_grad_() for name in parameters}, []
+        loss = F.cross_entropy(logits(x, w | leaves, args, seen), y)
         if t >= args.con_from and args.lambda_:
             term = l_con(args.con_loss, seen, glob, kept, args.beta, w)
             loss = loss + args.lambda_ * term
             l_cons.append(float(term.detach()))
-        gradients = torch.autograd.grad(loss, [w[name] for name in parameters])
-        norms.append(torch.cat([g.flatten() for g in gradients]).norm())
-        for name, g in zip(parameters, gradients):
-            if norms[-1] > args.clip:
-                g = g * args.clip / norms[-1]
-            g = g + args.weight_decay * w[name].detach()
-            velocity[name] = args.momentum * velocity.get(name, 0) + g
-            w[name] = w[name].detach() - args.lr * args.lr_decay ** t * velocity[name]
-    assert all(norm > args.clip for norm in norms)  # clipping is active
+        sgd.step(loss, leaves, w)
+    assert min(sgd.norms) > args.clip  # clipping is active
     for name in w:
         if name.endswith("num_batches_tracked"):
-            w[name] = w[name] + len(norms)
+            w[name] = w[name] + len(sgd.norms)
     return w, sum(l_cons) / max(1, len(l_cons))
 
 

@@ -10,9 +10,8 @@ import fedgala
 from plumbing import linear
 from plumbing.errors import UserError
 from tests.conftest import metrics, parsed
-from tests.plain_torch import adam_step
+from tests.plain_torch import adam_step, batch_norm_at_rest as bn, body_in_evaluation, conv
 from tests.recording import number, shuffled
-from tests.methods.test_networks_by_hand import bn, conv, smallcnn_bn
 from tests.methods.test_networks_by_hand import linear as product
 
 import numpy as np
@@ -52,7 +51,7 @@ def shrunk(images: Tensor) -> Tensor:
 
 def hidden(w: dict, x: Tensor, probe: str) -> Tensor:
     """What the classifier sees, in evaluation."""
-    z = smallcnn_bn({name.replace("f.", "body.", 1): v for name, v in w.items()}, x)
+    z = body_in_evaluation(x, {name.replace("f.", "body.", 1): v for name, v in w.items()})
     if probe == "encoder":
         return z
     return product(w, "g.3", bn(w, "g.1", z @ w["g.0.weight"].T).relu())

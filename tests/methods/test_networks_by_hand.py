@@ -9,6 +9,7 @@ import fedcir
 import fedsr
 from baselines import fedfa
 from tests.conftest import parsed
+from tests.plain_torch import as_it_is, batch_norm_at_rest as bn, body_in_evaluation, conv
 
 import pytest
 import torch
@@ -23,23 +24,8 @@ SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn_bn": 23, "alexnet_bn": 187, "
 # Plain torch: w has the weights by their names
 
 
-def conv(w: dict, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
-    return F.conv2d(x, w[f"{name}.weight"], w.get(f"{name}.bias"), stride, padding)
-
-
-def bn(w: dict, name: str, x: Tensor) -> Tensor:
-    """With the running statistics."""
-    def of(what: str) -> Tensor:
-        return w[f"{name}.{what}"].view(-1, *[1] * (x.dim() - 2))
-    return (x - of("running_mean")) / (of("running_var") + 1e-5).sqrt() * of("weight") + of("bias")
-
-
 def linear(w: dict, name: str, x: Tensor) -> Tensor:
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-
-def as_it_is(place: str, x: Tensor) -> Tensor:
-    return x
 
 
 def smallcnn(w, x, after=as_it_is):
@@ -49,11 +35,8 @@ def smallcnn(w, x, after=as_it_is):
     return linear(w, "body.9", x.flatten(1))
 
 
-def smallcnn_bn(w, x, after=as_it_is):
-    for c, place in ((0, "3"), (4, "7")):
-        x = bn(w, f"body.{c + 1}", conv(w, f"body.{c}", x, padding=1)).relu()
-        x = after(place, F.max_pool2d(x, 2))
-    return linear(w, "body.10", F.adaptive_avg_pool2d(x, 7).flatten(1)).relu()
+def smallcnn_bn(w, x, **how):
+    return body_in_evaluation(x, w, **how)
 
 
 def alexnet_bn(w, x, after=as_it_is):
