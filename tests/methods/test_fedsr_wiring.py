@@ -29,14 +29,6 @@ ROUNDS = ((0, 1, 2), (2, 0))  # the clients of the first and of the second round
 CLOSE = {"sgd": dict(atol=5e-5, rtol=2e-4), "adam": dict(atol=1e-3, rtol=2e-4)}
 
 
-def made(args):
-    """With the classes of fedsr.py where they are enough."""
-    method = official.fedsr
-    if args.norm == "squared" and not args.kl_scale:
-        method = fedsr
-    return federation(method, args, method.build)[:2]
-
-
 class Adam(ClippedSGD):
     """The same with Adam's steps."""
 
@@ -53,13 +45,11 @@ def objective_by_hand(x, y, leaves, w, args):
     else:
         mu, sigma = out[:, :D], softplus(out[:, D:]) + 1e-6
         z = mu + sigma * torch.randn(len(y), D).double()
-        scale = leaves["r.scale"] if args.kl_scale else 1
         mu_y, sigma_y = leaves["r.mu"][y], softplus(leaves["r.raw"])[y]
-        kl = torch.log(sigma_y / (scale * sigma)) - 0.5
-        kl = kl + ((scale * sigma) ** 2 + (scale * mu - mu_y) ** 2) / (2 * sigma_y ** 2)  # Eq. (46)
+        kl = torch.log(sigma_y / sigma) - 0.5
+        kl = kl + (sigma ** 2 + (mu - mu_y) ** 2) / (2 * sigma_y ** 2)  # Eq. (46)
         terms["cmi"] = kl.sum(1).mean()
-    lengths = (z ** 2).sum(1)
-    terms["l2r"] = lengths.mean() if args.norm == "squared" else lengths.sqrt().mean()
+    terms["l2r"] = (z ** 2).sum(1).mean()
     terms["loss"] = -log_probability(linear(z, leaves, "head"), y).mean()
     objective = terms["loss"] + args.alpha_l2r * terms["l2r"]
     if "cmi" in terms:
@@ -74,8 +64,6 @@ def client_by_hand(w, opt, args, data, t, k):
     means = {}
     for x, y in common.batches(data.train, args, t, k):
         leaves = leaves_of(w)
-        if not args.kl_scale:
-            leaves.pop("r.scale", None)
         objective, terms = objective_by_hand(x, y, leaves, w, args)
         opt.step(objective, leaves, w)
         for name, term in terms.items():
@@ -85,10 +73,9 @@ def client_by_hand(w, opt, args, data, t, k):
 
 VARIANTS = {
     "fedsr": ("--alpha-l2r", 0.02, "--alpha-cmi", 0.03, "--clip", 8),
-    "fedcmi": ("--alpha-l2r", 0, "--alpha-cmi", 0.05, "--norm", "plain", "--kl-scale", "--clip", 8),
-    "fedl2r": ("--alpha-l2r", 0.3, "--norm", "plain", "--clip", 8),
+    "fedcmi": ("--alpha-l2r", 0, "--alpha-cmi", 0.05, "--reference", "local", "--clip", 8),
+    "fedl2r": ("--alpha-l2r", 0.3, "--clip", 8),
     "fedavg": ("--clip", 6),
-    "official": ("--alpha-l2r", 0.2, "--alpha-cmi", 0.04, "--clip", 8),
 }
 
 
@@ -99,8 +86,8 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     momentum = "--keep-momentum" if keep else "--no-keep-momentum"
     flags = (*FLAGS, "--variant", variant, *VARIANTS[variant], "--optimizer", optimizer, momentum,
              "--lr", LR[optimizer])
-    args, close = parsed("official.fedsr", *flags), CLOSE[optimizer]
-    server, clients = made(args)
+    args, close = parsed("fedsr", *flags), CLOSE[optimizer]
+    server, clients, _ = federation(fedsr, args, fedsr.build)
     local = args.reference == "local"
     w, norms = copied(server.w), []
     of_r = {}
@@ -134,7 +121,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
             tested = in_double(common.state(clients[k].model(server.download(k))))
             assert_close(tested, in_double(w | own[k]), **close)
     assert max(norms) > args.clip
-    assert local == (variant == "official")
+    assert local == (variant == "fedcmi")
 
 OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedsr.json").read_text())
 
