@@ -80,7 +80,8 @@ def train_by_hand(w, args, data, t, k, more=None, body=body_of_smallcnn_bn, sgd=
 class Beside:
     """A method's server and clients, and what they do by hand beside them."""
 
-    def __init__(self, module, *flags):
+    def __init__(self, module, *flags, close=CLOSE):
+        self.close = close
         self.args = parsed(module.__name__, *FLAGS, *flags)
         build = getattr(module, "build", common.backbone)
         self.server, self.clients, self.data = federation(module, self.args, build)
@@ -95,10 +96,10 @@ class Beside:
         hand, means, norms = train_by_hand(start, self.args, self.data[k], t, k, more, **how)
         assert up.keys() == {"w", *also}
         assert "n" not in also or up["n"] == len(self.data[k].train)
-        assert_close(in_double(up["w"]), sent(hand) if sent else hand, **CLOSE)
+        assert_close(in_double(up["w"]), sent(hand) if sent else hand, **self.close)
         means.pop("", None)
         log = {name: float(v) for name, v in self.clients[k].log.items() if name not in logs}
-        assert_close(log, means, **CLOSE)
+        assert_close(log, means, **self.close)
         self.norms += norms
         return up, hand
 
@@ -113,10 +114,10 @@ class Beside:
 
     def check(self, w: State, tested: list[State] | None = None) -> None:
         """The server has the model w; clients are tested with it, or with these."""
-        assert_close(in_double(self.server.w), w, **CLOSE)
+        assert_close(in_double(self.server.w), w, **self.close)
         for k, model in enumerate(tested or [w] * 3):
             found = self.clients[k].model(copied(self.server.download(k)))
-            assert_close(in_double(common.state(found)), model, **CLOSE)
+            assert_close(in_double(common.state(found)), model, **self.close)
 
     def some_were_clipped(self) -> None:
         """And some steps were not."""
