@@ -46,28 +46,36 @@ def linear(z: Tensor, leaves: State, name: str) -> Tensor:
     return z @ leaves[f"{name}.weight"].T + leaves[f"{name}.bias"]
 
 
+def conv(w: State, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
+    return conv2d(x, w[f"{name}.weight"], w.get(f"{name}.bias"), stride, padding)
+
+
+def batch_norm_at_rest(w: State, name: str, x: Tensor) -> Tensor:
+    """BN with the running statistics."""
+    def of(what: str) -> Tensor:
+        return w[f"{name}.{what}"].view(-1, *[1] * (x.dim() - 2))
+    return (x - of("running_mean")) / (of("running_var") + 1e-5).sqrt() * of("weight") + of("bias")
+
+
 def body_of_smallcnn_bn(x: Tensor, leaves: State, state: State) -> Tensor:
     """z [B, 64] of the network of the digits, in training: two blocks of convolution, BN, ReLU and pooling,
     and a linear layer with a ReLU."""
-    h = x
-    for conv, bn in (("body.0", "body.1"), ("body.4", "body.5")):
-        h = conv2d(h, leaves[f"{conv}.weight"], leaves[f"{conv}.bias"], padding=1)
-        h = max_pool2d(batch_norm(h, leaves, state, bn).clamp(min=0), 2)
-    h = adaptive_avg_pool2d(h, 7).flatten(1)
-    return linear(h, leaves, "body.10").clamp(min=0)
+    for c in (0, 4):
+        x = batch_norm(conv(leaves, f"body.{c}", x, padding=1), leaves, state, f"body.{c + 1}")
+        x = max_pool2d(x.clamp(min=0), 2)
+    return linear(adaptive_avg_pool2d(x, 7).flatten(1), leaves, "body.10").clamp(min=0)
 
 
-def body_in_evaluation(x: Tensor, state: State) -> Tensor:
-    """The same z with the running statistics."""
-    h = x
-    for conv, bn in (("body.0", "body.1"), ("body.4", "body.5")):
-        h = conv2d(h, state[f"{conv}.weight"], state[f"{conv}.bias"], padding=1)
-        mean, var = state[f"{bn}.running_mean"].view(-1, 1, 1), state[f"{bn}.running_var"].view(-1, 1, 1)
-        h = (h - mean) / (var + 1e-5).sqrt()
-        h = h * state[f"{bn}.weight"].view(-1, 1, 1) + state[f"{bn}.bias"].view(-1, 1, 1)
-        h = max_pool2d(h.clamp(min=0), 2)
-    h = adaptive_avg_pool2d(h, 7).flatten(1)
-    return linear(h, state, "body.10").clamp(min=0)
+def as_it_is(place: str, x: Tensor) -> Tensor:
+    return x
+
+
+def body_in_evaluation(x: Tensor, w: State, after=as_it_is) -> Tensor:
+    """The same z with the running statistics; what `after(place, x)` makes of a block's output goes on."""
+    for c, place in ((0, "3"), (4, "7")):
+        x = batch_norm_at_rest(w, f"body.{c + 1}", conv(w, f"body.{c}", x, padding=1))
+        x = after(place, max_pool2d(x.clamp(min=0), 2))
+    return linear(adaptive_avg_pool2d(x, 7).flatten(1), w, "body.10").clamp(min=0)
 
 
 def log_probability(logits: Tensor, y: Tensor) -> Tensor:
@@ -111,6 +119,5 @@ def generated(code: Tensor, leaves: State, state: State, training: bool) -> Tens
     if training:
         h = batch_norm(h, leaves, state, "bn")
     else:
-        normal = (h - state["bn.running_mean"]) / (state["bn.running_var"] + 1e-5).sqrt()
-        h = normal * leaves["bn.weight"] + leaves["bn.bias"]
+        h = batch_norm_at_rest(state | leaves, "bn", h)
     return linear(h.clamp(min=0), leaves, "second")

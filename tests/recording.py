@@ -80,18 +80,11 @@ class Read(nn.Module):
         return nn.functional.one_hot(torch.tensor(answers) % CLASSES, CLASSES).float()
 
 
-def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False) -> tuple:
+def recording(log: dict, right: Callable[[int, int], bool]) -> tuple:
     """Server, Client and `build` of a method whose model after t rounds is right where right(image, t) is.
 
-    `log` gets what happens, by what it is and when: ("train", seed, t, k) and so on. `greedy` ones draw more
-    random numbers than others.
+    `log` gets what happens, by what it is and when: ("train", seed, t, k) and so on.
     """
-    def numbers() -> tuple:
-        found = first_numbers()
-        if greedy:
-            torch.rand(7), np.random.rand(7), random.random()
-        return found
-
     class Server:
         keeps = ("w", "t")
 
@@ -107,7 +100,7 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
             return self.download(k) | {"tested": torch.tensor(True)}
 
         def update(self, uploads, t):
-            log["server", self.args.seed, t] = numbers()
+            log["server", self.args.seed, t] = first_numbers()
             log["drawn", self.args.seed, t] = list(uploads)
             n = torch.stack([up["n"] for up in uploads.values()]).double()
             mean = common.average([up["w"] for up in uploads.values()], n / n.sum())
@@ -125,7 +118,7 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
         def train(self, down, t):
             key = self.args.seed, t, self.k
             assert (int(down["t"]), int(down["k"])) == (t, self.k)
-            log["train", *key] = numbers()
+            log["train", *key] = first_numbers()
             log["batches", *key] = []
             for x, y in common.batches(self.data.train, self.args, t, self.k):
                 images = images_in(x)
@@ -140,13 +133,13 @@ def recording(log: dict, right: Callable[[int, int], bool], greedy: bool = False
             t = int(down["t"])
             key = self.args.seed, t, self.k
             if "tested" in down:  # else it is looked whether a saved state fits
-                log["evaluate", *key] = numbers()
+                log["evaluate", *key] = first_numbers()
             batches = []
             log.setdefault(("tested", *key), batches)  # the measures at the end test two rounds once more
             return Read(lambda image: right(image, t), batches)
 
     def build(args, channels, classes):
-        log["build", args.seed] = numbers()
+        log["build", args.seed] = first_numbers()
         net = nn.Linear(4, classes)
         net.x = nn.Parameter(torch.rand(3))
         net.forward = lambda x: nn.Linear.forward(net, x.flatten(1))
@@ -247,11 +240,10 @@ def drawn_in(s: common.Args, K: int, t: int) -> list[int]:
 
 def by_hand(s: common.Args, right: Callable[[int, int], bool], sizes: dict[str, int] = SIZES,
             begin: tuple[float, ...] = (0.0,)) -> SimpleNamespace:
-    """What a whole run must record and write; `begin` is the network at the start, `counts` are the means of
-    an integer buffer before they are rounded."""
+    """What a whole run must record and write; `begin` is the network at the start."""
     clients, targets = parts_of(s, sizes)
     names, K = list(clients), len(clients)
-    log, lines, counts, images, x = {}, [], [Fraction(STEPS)], 0, list(begin)
+    log, lines, count, images, x = {}, [], STEPS, 0, list(begin)
     for t in range(s.rounds):
         S_t = drawn_in(s, K, t)
         n = {k: len(clients[names[k]][0]) for k in S_t}
@@ -267,8 +259,8 @@ def by_hand(s: common.Args, right: Callable[[int, int], bool], sizes: dict[str, 
         log["server", s.seed, t] = numbers_of(s.seed, "server", t)
         log["drawn", s.seed, t] = S_t
         x = [value + means for value in x]
-        counts.append(round(counts[-1]) + steps)
-        log["w", s.seed, t] = x, round(counts[-1])
+        count = round(count + steps)  # a mean of integers
+        log["w", s.seed, t] = x, count
         entry = {"round": t + 1, "lr": s.lr * s.lr_decay ** t, "clients": logs}
         if (t + 1) % s.eval_every == 0 or t + 1 == s.rounds:
             for k, (_, val, test) in enumerate([*clients.values(), *targets.values()]):
@@ -278,8 +270,7 @@ def by_hand(s: common.Args, right: Callable[[int, int], bool], sizes: dict[str, 
                                                    for i in range(0, len(part), 100)]
             entry |= accuracies(clients, targets, lambda image, t=t: right(image, t + 1))
         lines.append(entry)
-    return SimpleNamespace(log=log, lines=lines, images=images, clients=clients, targets=targets,
-                           counts=counts)
+    return SimpleNamespace(log=log, lines=lines, images=images, clients=clients, targets=targets)
 
 
 def accuracies(clients: dict, targets: dict, right: Callable[[int], bool]) -> dict:

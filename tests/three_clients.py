@@ -1,11 +1,13 @@
-"""What the two-round tests of several baselines share: three clients of different sizes on small digits, and
-local training in float64 with plain_torch.py."""
+"""What the tests of rounds by hand share: three clients of different sizes on small digits, and beside a
+method's server and clients the same local training in float64 with plain_torch.py."""
 
 import dataclasses
 
 import common
 from plumbing.runfolder import copied
-from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
+from tests.conftest import parsed
+from tests.plain_torch import (ClippedSGD, State, body_of_smallcnn_bn, in_double, leaves_of, linear,
+                               log_probability)
 
 import torch
 from torch.testing import assert_close
@@ -43,7 +45,7 @@ def shares_of(chosen: tuple[int, ...], average: str = "samples") -> list[float]:
     return [n / sum(sizes) for n in sizes]
 
 
-def mean(states: list[dict], shares: list[float]) -> dict:
+def mean(states: list[State], shares: list[float]) -> State:
     """The weighted mean of states in float64; BN's counters are rounded."""
     total = {}
     for name in states[0]:
@@ -53,38 +55,75 @@ def mean(states: list[dict], shares: list[float]) -> dict:
     return total
 
 
-def train_by_hand(w, args, data, t, k, more=None, body=body_of_smallcnn_bn):
-    """Three steps from the model w on the cross-entropy plus `more(x, z, leaves)`: the model, its
-    cross-entropies, the gradients' norms."""
-    w = in_double(w)
-    sgd = ClippedSGD(args.lr * args.lr_decay ** t, args.momentum, args.weight_decay, args.clip)
-    losses = []
+def clipped_sgd(args, kind=ClippedSGD) -> ClippedSGD:
+    return kind(args.lr, args.momentum, args.weight_decay, args.clip)
+
+
+def train_by_hand(w, args, data, t, k, more=None, body=body_of_smallcnn_bn, sgd=None):
+    """Three steps from the model w on the cross-entropy and the terms that `more(x, y, z, leaves)` adds,
+    {name in the log, if it is logged: (weight, term)}: the model, the mean of each term, the norms."""
+    w, means = in_double(w), {}
+    sgd = sgd or clipped_sgd(args)
+    sgd.lr = args.lr * args.lr_decay ** t
     for x, y in common.batches(data.train, args, t, k):
         leaves = leaves_of(w)
         z = body(x.double(), leaves, w)
-        loss = -log_probability(linear(z, leaves, "head"), y).mean()
-        losses.append(float(loss.detach()))
+        terms = {"loss": (1, -log_probability(linear(z, leaves, "head"), y).mean())}
         if more is not None:
-            loss = loss + more(x.double(), z, leaves)
-        sgd.step(loss, leaves, w)
-    return w, losses, sgd.norms
+            terms |= more(x.double(), y, z, leaves)
+        sgd.step(sum(weight * term for weight, term in terms.values()), leaves, w)
+        for name, (_, term) in terms.items():
+            means[name] = means.get(name, 0) + float(term.detach()) / 3
+    return w, means, sgd.norms
 
 
-def assert_trained(client, up: dict, hand: dict, losses: list[float], *also: str) -> None:
-    """What a client sends, w and `also`, and logs is what three steps by hand give."""
-    assert up.keys() == {"w", *also}
-    assert "n" not in also or up["n"] == len(client.data.train)
-    assert_close(in_double(up["w"]), hand, **CLOSE)
-    assert_close(float(client.log["loss"]), sum(losses) / 3, **CLOSE)
+class Beside:
+    """A method's server and clients, and what they do by hand beside them."""
+
+    def __init__(self, module, *flags, close=CLOSE):
+        self.close = close
+        self.args = parsed(module.__name__, *FLAGS, *flags)
+        build = getattr(module, "build", common.backbone)
+        self.server, self.clients, self.data = federation(module, self.args, build)
+        self.norms = []
+
+    def train(self, t, k, start, more=None, sent=None, also=("n",), logs=(), **how) -> tuple:
+        """A client's round from the model `start`: its upload, of w and `also`, and its model by hand. What
+        it sends in w is `sent(model)`; it logs the terms, and `logs`."""
+        common.seed_all("train", t, k)
+        up = self.clients[k].train(copied(self.server.download(k)), t)
+        common.seed_all("train", t, k)
+        hand, means, norms = train_by_hand(start, self.args, self.data[k], t, k, more, **how)
+        assert up.keys() == {"w", *also}
+        assert "n" not in also or up["n"] == len(self.data[k].train)
+        assert_close(in_double(up["w"]), sent(hand) if sent else hand, **self.close)
+        means.pop("", None)
+        log = {name: float(v) for name, v in self.clients[k].log.items() if name not in logs}
+        assert_close(log, means, **self.close)
+        self.norms += norms
+        return up, hand
+
+    def play(self, t: int, chosen: tuple[int, ...], starts: list[State], **how) -> list[State]:
+        """A round of these clients: their models by hand."""
+        uploads, hands = {}, []
+        for k in chosen:
+            uploads[k], hand = self.train(t, k, starts[k], **how)
+            hands.append(hand)
+        self.server.update(uploads, t)
+        return hands
+
+    def check(self, w: State, tested: list[State] | None = None) -> None:
+        """The server has the model w; clients are tested with it, or with these."""
+        assert_close(in_double(self.server.w), w, **self.close)
+        for k, model in enumerate(tested or [w] * 3):
+            found = self.clients[k].model(copied(self.server.download(k)))
+            assert_close(in_double(common.state(found)), model, **self.close)
+
+    def some_were_clipped(self) -> None:
+        """And some steps were not."""
+        assert min(self.norms) < self.args.clip < max(self.norms)
 
 
-def assert_tested(server, clients: list, models: list[dict]) -> None:
-    """The clients are tested with these models."""
-    for k, model in enumerate(models):
-        tested = clients[k].model(copied(server.download(k)))
-        assert_close(in_double(common.state(tested)), model, **CLOSE)
-
-
-def same(a: dict, b: dict) -> bool:
+def same(a: State, b: State) -> bool:
     """Whether two states are the same to the bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -24,7 +24,7 @@ for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
 from docs import answers, methods_pages  # noqa: E402
-from docs.pages import Site, clause, symbols  # noqa: E402
+from docs.pages import Site  # noqa: E402
 from plumbing.errors import UserError  # noqa: E402
 
 LONGEST = 60_000  # pixels of a page, on a phone
@@ -65,16 +65,6 @@ def test_a_learning_curve_ends_at_what_the_claim_measured():
             ends = [answers.learning(one, megabytes)[name][-1] for megabytes in (False, True)]
             assert ends[0] == pytest.approx((record["args"]["rounds"], accuracy), rel=1e-4)
             assert ends[1] == pytest.approx((sent, accuracy), rel=1e-4)
-
-
-def test_greek_letters_stand_as_signs_in_prose():
-    text = "Delta theta_u,k<1, the sum, sum_j of lambda; dfe_bias, --tau, BN_DSE"
-    signs = "Δ θ<sub>u,k</sub>&lt;1, the sum, Σ<sub>j</sub> of λ; dfe_bias, --tau, BN<sub>DSE</sub>"
-    assert symbols(text) == signs
-
-
-def test_the_first_clause_stands_before_what_unfolds():
-    assert clause("By Eq. (3) and `a. b` (see c; d). Then.") == ("By Eq. (3) and `a. b` (see c; d).", "Then.")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -156,8 +156,10 @@ def test_weights_with_our_names(tmp_path):
     fewer = net.state_dict()
     del fewer["body.layer4.1.bn2.running_var"]
     torch.save(fewer, tmp_path / "fewer.pth")
-    for name, file in (("resnet50", "ours.pth"), ("resnet18", "fewer.pth")):
-        with pytest.raises(common.UserError, match="does not fit the network: .* tensors are missing"):
+    torch.save(net.state_dict() | {"body.bn1.bias": torch.zeros(3)}, tmp_path / "other.pth")
+    for name, file, words in (("resnet50", "ours.pth", ""), ("resnet18", "fewer.pth", "bn2.running_var"),
+                              ("resnet18", "other.pth", "bn1.bias")):
+        with pytest.raises(common.UserError, match=f"does not fit the network: .* tensors are .*{words}"):
             network(name, tmp_path / file, 7)
 
 # What many clients cost

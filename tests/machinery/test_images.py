@@ -110,26 +110,6 @@ def test_a_damaged_archive_ends_a_run_with_a_line(tmp_path, office, archive, cap
     assert not list((tmp_path / "data").rglob("pixels.bin"))
     assert not list((tmp_path / "data").rglob("*.tmp"))
 
-def no_pixels(pixels: Path, index: Path) -> None:
-    pixels.write_bytes(b"x")
-
-
-def index_without_a_domain(pixels: Path, index: Path) -> None:
-    index.write_text(index.read_text().replace('"dslr": ', '"other": '))
-
-
-@pytest.mark.parametrize("damage", [
-    no_pixels,
-    index_without_a_domain,
-])
-def test_a_damaged_cache_is_named(tmp_path, archive, damage):
-    loaded(tmp_path)
-    pixels, = (tmp_path / "data").rglob("pixels.bin")
-    index, = (tmp_path / "data").rglob("index.json")
-    damage(pixels, index)
-    with pytest.raises(common.UserError, match="cache .* is damaged.*delete that folder"):
-        loaded(tmp_path)
-
 class OneFile(http.server.BaseHTTPRequestHandler):
     """Serves `content`, or what is asked of it; the first answer breaks off after 3,000,000 bytes."""
 

@@ -8,7 +8,7 @@ from plumbing.several import accuracies_of
 from reproduce import benchmark
 from reproduce.benchmark_pages import (accuracy_rows, cell, columns_of, compared, contrast_words, distinct,
                                        improvement, megabytes, untrained_words, verdict)
-from tests.conftest import fails, parsed, run_all, run_here
+from tests.conftest import parsed, run_all, run_here
 
 import pytest
 import torch
@@ -110,23 +110,6 @@ def test_three_unequal_targets_and_their_best_round():
 # Which images a run has
 
 
-def images_of(seed: int) -> dict[str, torch.Tensor]:
-    """{domain: its images} of 30 a domain, whose labels are those of the same images in the whole dataset."""
-    whole = common.open_dataset(parsed("fedavg"))
-    few = common.open_dataset(parsed("fedavg", "--limit", 30, "--seed", seed))
-    for all_, some in zip(whole.domains, few.domains):
-        rows = {image.numpy().tobytes(): int(label) for image, label in zip(all_.images, all_.labels)}
-        assert [rows[image.numpy().tobytes()] for image in some.images] == some.labels.tolist()
-    return {domain.name: domain.images for domain in few.domains}
-
-
-def test_limit_takes_other_images_with_another_seed():
-    first, again, other = images_of(0), images_of(0), images_of(1)
-    assert all(torch.equal(first[name], again[name]) and len(first[name]) == 30 for name in first)
-    assert all(not torch.equal(first[name], other[name]) for name in first)
-    assert len({image.numpy().tobytes() for image in first["d0"]}) == 30
-
-
 def test_images_of_lost_uploads_count(tmp_path):
     """A client whose upload is lost has trained on them."""
     counted = {}
@@ -161,33 +144,3 @@ def test_the_precision_inside_the_network(tmp_path, monkeypatch, precision, dtyp
                   "--no-figures")
     run_all("fedavg", args)
     assert seen == {True: {dtype}, False: {dtype}}
-
-
-def test_weights_that_lack_a_tensor_are_refused(tmp_path, capsys):
-    """A whole state is taken; one entry less, or one of another shape, ends with its name."""
-    net = common.backbone(parsed("fedavg"), 1, 10)
-    whole = net.state_dict()
-    torch.save(whole, tmp_path / "whole.pt")
-    run_here("fedavg", tmp_path / "run", "--weights", tmp_path / "whole.pt", "--rounds", 1)
-    name = "body.0.weight"
-    torch.save({key: v for key, v in whole.items() if key != name}, tmp_path / "less.pt")
-    torch.save(whole | {name: torch.zeros(3)}, tmp_path / "other.pt")
-    for file in ("less.pt", "other.pt"):
-        words = f"1 tensors are missing or do not fit, such as {name}"
-        fails(capsys, 2, words, run_here, "fedavg", tmp_path / file[:-3], "--weights", tmp_path / file)
-
-
-def test_a_label_equal_to_the_number_of_classes_is_refused(tmp_path, capsys):
-    text = ("import torch\nfrom common import Domain\n"
-            "def load(args): return [Domain('a', torch.zeros(9, 1, 28, 28), torch.arange(9) % 3)], 'ab'\n")
-    (tmp_path / "own.py").write_text(text)
-    flags = ["--dataset", tmp_path / "own.py"]
-    fails(capsys, 2, "labels go from 0 to 2; expected 0 to 1", run_here, "fedavg", tmp_path / "run", *flags)
-
-
-def test_versions_of_the_same_images_are_split_alike():
-    """RotatedMNIST's rows in every domain; digits' domains have other images."""
-    data = SimpleNamespace(names=["a", "b"])
-    same = common.Dataset([], (), same_images=True)
-    assert same.seed_name("a") == same.seed_name("b") and data.names == ["a", "b"]
-    assert common.Dataset([], ()).seed_name("a") != common.Dataset([], ()).seed_name("b")

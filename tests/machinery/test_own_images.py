@@ -30,10 +30,10 @@ def folder(tmp_path) -> Path:
     return write_images(tmp_path / "images")
 
 
-def load(folder: Path, size: int = 16, data: Path | None = None):
-    """What common.open_dataset makes of it, decoded beside it or in `data`."""
+def load(folder: Path, size: int = 16):
+    """What common.open_dataset makes of it, decoded beside it."""
     args = types.SimpleNamespace(dataset=f"folder:{folder}", image_size=size, limit=0, seed=0, archives="",
-                                 skip_broken=False, data=str(data or folder.parent / "data"))
+                                 skip_broken=False, data=str(folder.parent / "data"))
     dataset = common.open_dataset(args)
     return dataset.domains, dataset.classes
 
@@ -288,18 +288,6 @@ def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
     assert [len(d.labels) for d in common.open_dataset(args).domains] == [19, 19]
     capsys.readouterr()
     fails(capsys, 1, "2 images cannot be decoded .*--skip-broken", run_all, "fedavg", plain)
-
-
-def test_two_folders_of_one_name_and_equal_sizes_and_times_are_not_mixed_up(tmp_path):
-    loaded = []
-    for color in (10, 200):
-        place = tmp_path / str(color) / "images"
-        for name in ("a/x/0.bmp", "a/y/0.bmp", "b/x/0.bmp", "b/y/0.bmp"):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (color,) * 3).save(place / name)
-            os.utime(place / name, (1, 1))
-        loaded.append(load(place, 8, tmp_path / "data")[0][0].images.unique().tolist())
-    assert loaded == [[10], [200]]
 
 
 def test_more_domains_than_open_files(tmp_path):

@@ -1,4 +1,4 @@
-"""The command line of reproduce_tables.py: bad flags, a plan and its seconds, curves, runs, Ctrl-C."""
+"""The command line of reproduce_tables.py: bad flags, a plan and its seconds, curves, runs."""
 
 import dataclasses
 import itertools
@@ -111,20 +111,6 @@ def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
     metrics = [path / "metrics.jsonl" for path in (tmp_path / "whole", folders[module, seed])]
     assert whole.wait() == 0 and metrics[0].read_bytes() == metrics[1].read_bytes()
     assert len(json.loads((folders[module, seed] / "result.json").read_text())["code"]) == 2
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_is_finished(tmp_path):
-    flags = [*two_tables(tmp_path, with_failing=False), "--seeds", "0,1,2,3"]
-    records = tmp_path / "runs.jsonl"
-    process = start(*flags)
-    while not recorded(records):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    kept = recorded(records)
-    assert start(*flags).wait() == 0
-    assert recorded(records)[:len(kept)] == kept and len(recorded(records)) == 8
 
 
 def entry(*flags: str, module: str = "fedavg", tables: tuple = ("t",), curve: bool = True) -> Missing:

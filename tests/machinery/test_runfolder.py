@@ -18,7 +18,7 @@ from plumbing.provenance import code
 from plumbing.results import command
 from plumbing.runfolder import Run, numbers_in
 from plumbing.settings import identity
-from tests.conftest import ROOT, fails, interrupted, metrics, parsed, run_here, start
+from tests.conftest import ROOT, fails, interrupted, metrics, parsed, run_here
 
 import pytest
 import torch
@@ -97,15 +97,6 @@ def test_a_finished_run_on_a_disk_that_is_only_read_is_shown(tmp_path, monkeypat
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr(runfolder, "locked", None)
     assert run_here("fedavg", tmp_path / "run") == result
-
-
-def test_many_clients_have_no_legend(tmp_path, monkeypatch):
-    figures, empty = [], results.empty_figure
-    monkeypatch.setattr(results, "empty_figure", lambda size: figures.append(empty(size)) or figures[-1])
-    logged = {f"c{k}": {"loss": 1.0} for k in range(results.NAMED + 1)}
-    results.draw_curves(tmp_path / "c.png", [{"round": 1, "val": {"ALL": 0.5}, "clients": logged}], "title")
-    left, right = figures[0].axes
-    assert left.get_legend() and not right.get_legend() and len(right.lines) == results.NAMED + 1
 
 
 FLAGS = ["--no-resume", "--archives", "/", "--weights", "my weights.pt", "--no-consensus", "--out=/o",
@@ -347,24 +338,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     times = [json.loads(line)["round"] for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert [entry["round"] for entry in metrics(tmp_path)] == times == [1, 2, 3]
     assert len(metrics(tmp_path)[2]["clients"]) == 6
-
-# The limit on a file's size stops a write in the middle, as a full disk does.
-FULL_DISK = """
-import resource, signal, sys
-import common, fedavg
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-"""
-RUN = "common.run(fedavg.Server, fedavg.Client, fedavg.arguments(sys.argv[1:]))"
-
-
-@pytest.mark.slow
-def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
-    process = start("-c", FULL_DISK + RUN, "--scale", "smoke", "--out", tmp_path / "run")
-    error = process.communicate()[1].strip().splitlines()[-1]
-    assert process.returncode == 1
-    assert error.startswith("fedavg: ") and "too large" in error
-
 
 MINE = """
 import fedavg

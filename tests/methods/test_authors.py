@@ -99,6 +99,16 @@ def assert_same(tensors: dict[str, torch.Tensor], theirs: list[float], atol: flo
     assert_close(numbers.tolist(), theirs, atol=atol, rtol=0)
 
 
+def play_theirs(name: str, server, clients, atol: float = 2e-12, **parts: str) -> None:
+    """The rounds of `name`, after each of which the server has their numbers: `parts` are its attributes, by
+    the names that theirs have."""
+    for t, theirs in enumerate(AUTHORS[name]["rounds"]):
+        one_round(server, clients, t)
+        for part, numbers in theirs.items():
+            held = getattr(server, parts.get(part, part))
+            assert_same(held if isinstance(held, dict) else {part: held}, numbers, atol)
+
+
 def test_six_adjustments_of_feddg_ga():
     """In a row, of three clients, with the code's falling step."""
     theirs = AUTHORS["feddg_ga"]
@@ -128,10 +138,7 @@ def test_weights_of_fedheal_with_some_clients():
 def test_scaffold_of_flgo(double, monkeypatch):
     """With a rate that falls and the server's step 0.7."""
     server, clients = federation(scaffold, monkeypatch, "--lr-decay", 0.9, "--eta-g", 0.7)
-    for t, theirs in enumerate(AUTHORS["scaffold"]["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.w, theirs["w"])
-        assert_same(server.c, theirs["c"])
+    play_theirs("scaffold", server, clients)
 
 
 def test_feddyn_of_its_authors(double, monkeypatch):
@@ -141,10 +148,7 @@ def test_feddyn_of_its_authors(double, monkeypatch):
     for client in clients:
         alpha = theirs["alpha"] * 6 / len(client.data)  # 6 images are the mean of the clients'
         client.args = dataclasses.replace(client.args, alpha=alpha)
-    for t, of_round in enumerate(theirs["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.mean, of_round["mean"])
-        assert_same(server.w, of_round["theta"])
+    play_theirs("feddyn", server, clients, theta="w")
 
 
 def test_fedfa_of_its_authors(double, monkeypatch):
@@ -159,18 +163,14 @@ def test_fedfa_of_its_authors(double, monkeypatch):
     body = nn.Sequential(nn.Conv2d(1, 2, 3), layer, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net = network(body, 2)
     server, clients = federation(fedfa, monkeypatch, "--variant", "code", net=net, shape=(1, 4, 4))
-    for t, theirs in enumerate(AUTHORS["fedfa"]["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.w, theirs["w"])
+    play_theirs("fedfa", server, clients)
 
 
 def test_moon_of_its_authors(double, monkeypatch):
     """Their clients begin with networks of their own, from which a late one is pushed; here with the same."""
     mu = AUTHORS["moon"]["mu"]
     server, clients = federation(moon, monkeypatch, "--momentum", 0.9, "--mu", mu)
-    for t, theirs in enumerate(AUTHORS["moon"]["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.w, theirs["w"])
+    play_theirs("moon", server, clients)
 
 
 def test_fedproc_of_its_authors(double, monkeypatch):
@@ -179,10 +179,7 @@ def test_fedproc_of_its_authors(double, monkeypatch):
     net = network(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), fedproc.Unit()), 3)
     flags = ("--momentum", 0.9, "--fade", 100, "--prototypes", "pass")
     server, clients = federation(fedproc, monkeypatch, *flags, net=net)
-    for t, theirs in enumerate(AUTHORS["fedproc"]["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.w, theirs["w"])
-        assert_same({"c": server.prototypes}, theirs["prototypes"])
+    play_theirs("fedproc", server, clients)
 
 
 def test_fedgen_of_its_authors(double, monkeypatch):
@@ -246,9 +243,7 @@ def test_ditto_of_its_authors(double, monkeypatch):
     flags = ("--lambda", theirs["lambda"], "--average", "uniform", "--weight-decay", 0)
     server, clients = federation(ditto, monkeypatch, *flags)
     monkeypatch.setattr(ditto, "batches", lambda data, *_: (6 * data.epochs())[:6])
-    for t, of_round in enumerate(theirs["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.w, of_round["w"])
+    play_theirs("ditto", server, clients)
     for client, v in zip(clients, theirs["v"], strict=True):
         assert_same(client.v, v)
 
@@ -257,9 +252,7 @@ def test_lgfedavg_of_its_authors(double, monkeypatch):
     flags = ("--average", "uniform", "--momentum", 0.5, "--weight-decay", 0)
     theirs = AUTHORS["lgfedavg"]
     server, clients = federation(lgfedavg, monkeypatch, *flags)
-    for t, of_round in enumerate(theirs["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.w, of_round["w"])
+    play_theirs("lgfedavg", server, clients)
     for client, own in zip(clients, theirs["own"], strict=True):
         assert_same(client.own, own)
 
@@ -270,9 +263,7 @@ def test_fedbn_of_its_authors(double, monkeypatch):
     net = network(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh()), 3)
     flags = ("--average", "uniform", "--weight-decay", 0)
     server, clients = federation(fedbn, monkeypatch, *flags, net=net)
-    for t, of_round in enumerate(theirs["rounds"]):
-        one_round(server, clients, t)
-        assert_same(server.w, of_round["w"])
+    play_theirs("fedbn", server, clients)
     for client, bn in zip(clients, theirs["bn"], strict=True):
         own = {name: v for name, v in client.bn.items() if v.is_floating_point()}  # without the counter
         assert_same(own, bn)

@@ -5,8 +5,8 @@ import common
 from baselines import centralized
 from plumbing.runfolder import copied
 from tests.conftest import metrics, parsed, run_here
-from tests.plain_torch import ClippedSGD, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, three_clients
+from tests.plain_torch import in_double
+from tests.three_clients import CLOSE, FLAGS, clipped_sgd, three_clients, train_by_hand
 
 import torch
 from torch.testing import assert_close
@@ -26,25 +26,17 @@ def made(*flags):
 def test_three_rounds_by_hand():
     """One training: the momentum goes on over the rounds, the learning rate falls with them."""
     args, server, clients, data = made()
-    w = in_double(server.w)
-    sgd = ClippedSGD(0, args.momentum, args.weight_decay, args.clip)
+    w, sgd = in_double(server.w), clipped_sgd(args)
     for t in range(3):
-        sgd.lr = args.lr * args.lr_decay ** t
-        losses = []
-        for x, y in common.batches(data[0].train, args, t, 0):
-            leaves = leaves_of(w)
-            z = body_of_smallcnn_bn(x.double(), leaves, w)
-            loss = -log_probability(linear(z, leaves, "head"), y).mean()
-            losses.append(float(loss.detach()))
-            sgd.step(loss, leaves, w)
+        w, means, norms = train_by_hand(w, args, data[0], t, 0, sgd=sgd)
         uploads = {k: clients[k].train(copied(server.download(k)), t) for k in range(3)}
         assert uploads[0].keys() == {"w"} and uploads[1] == uploads[2] == {}
         server.update(uploads, t)
-        assert_close(float(clients[0].log["loss"]), sum(losses) / 3, **CLOSE)
+        assert_close(float(clients[0].log["loss"]), means["loss"], **CLOSE)
         for client in clients:
             tested = common.state(client.model(server.download(client.k)))
             assert_close(in_double(tested), w, **CLOSE)
-    assert min(sgd.norms) < args.clip < max(sgd.norms)  # some steps are clipped, some are not
+    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
     assert not hasattr(clients[1], "log")
 
 

@@ -8,6 +8,7 @@ import common
 import fedadg
 import official.fedadg
 from tests.conftest import ROOT
+from tests.plain_torch import batch_norm, batch_norm_at_rest
 from tests.methods.test_fedadg import C, federation, of_d, of_release, parsed, small_args, train, with_d
 
 import pytest
@@ -34,10 +35,6 @@ def noise_of(monkeypatch):
     return noise
 
 
-# Steps of the official warm-up with E0 3, for F and C, and for D and G, which begin after E0.
-WARM_UP = {"FC": [1, 1, 1, 2, 4, 5], "DG": [0, 0, 0, 1, 1, 2]}
-
-
 class Hand:
     """ClientUpdate in float64: the networks written out, plain autograd, SGD by hand."""
 
@@ -54,22 +51,9 @@ class Hand:
         return x @ self.p[name + ".weight"].T + self.p.get(name + ".bias", 0)
 
     def F(self, x, training):
-        a, bn = self.linear("net.body.1", x.double().flatten(1)), "net.body.2."
-        mean = self.p[bn + "running_mean"]
-        var = self.p[bn + "running_var"]
-        if training:
-            n = len(a)
-            mean = a.mean(0)
-            var = (a - mean).square().mean(0)
-            self.follow(bn + "running_mean", mean)
-            self.follow(bn + "running_var", var * n / (n - 1))
-            self.p[bn + "num_batches_tracked"] += 1
-        normalized = (a - mean) / (var + 1e-5).sqrt()
-        return (normalized * self.p[bn + "weight"] + self.p[bn + "bias"]).clamp(min=0)
-
-    def follow(self, name, new):
-        """BN's running statistics."""
-        self.p[name] = 0.9 * self.p[name] + 0.1 * new.detach()
+        a, bn = self.linear("net.body.1", x.double().flatten(1)), "net.body.2"
+        h = batch_norm(a, self.p, self.p, bn) if training else batch_norm_at_rest(self.p, bn, a)
+        return h.clamp(min=0)
 
     def two(self, module, x):
         first = self.linear(module + ".first", x)
@@ -127,50 +111,36 @@ class Hand:
         self.sgd("D.", lr, terms.mean())
 
     def c8(self, lr, z, code):
-        form = of_release(self.a, "g_loss")
-        if form == "detached" or self.a.reference == "uniform":
+        if self.a.reference == "uniform":
             return
         ref = self.D(self.reference(z, code), code)
-        if form == "printed":
+        if of_release(self.a, "g_loss") == "printed":
             ref = 1 - ref
         self.sgd("G.", lr, (ref ** 2).mean())
 
     def round(self, t, batches, noise, lr_adversarial):
         a = self.a
-        full, full_adversarial = a.lr * a.lr_decay ** t, lr_adversarial * a.lr_decay ** t
-        lr, lr_adversarial = full, full_adversarial
+        lr, lr_adversarial = a.lr * a.lr_decay ** t, lr_adversarial * a.lr_decay ** t
         if not a.keep_momentum:
-            of_d = {name: v for name, v in self.v.items() if name.startswith("D.")}
-            self.v = of_d if of_release(a, "keep_momentum_d") else {}
-        warmup, first = of_release(a, "warmup"), a.E0
+            self.v = {}
+        first = a.E0
         if not a.steps:
             first = a.E0 * len(batches) // a.epochs
         for i, (x, y) in enumerate(batches):
-            if warmup:
-                lr = 1e-7 + (full - 1e-7) * WARM_UP["FC"][i] / warmup
-                lr_adversarial = 1e-7 + (full_adversarial - 1e-7) * WARM_UP["DG"][i] / warmup
             if i < first:
                 self.c3(lr, x, y)
                 continue
-            code = torch.zeros(len(y), C, dtype=torch.float64)
-            code[range(len(y)), y] = of_release(a, "onehot_value")
-            code = code[:, :C if a.onehot else 0]
+            code = torch.eye(C).double()[y][:, :C if a.onehot else 0]
             z = noise.pop(0)
-            if of_release(a, "order") == "paper":
-                self.c5(lr, x, y, code)
-                self.c7(lr_adversarial, x, z, code)
-            else:
-                self.c7(lr_adversarial, x, z, code)
-                self.c5(lr, x, y, code)
+            self.c5(lr, x, y, code)
+            self.c7(lr_adversarial, x, z, code)
             self.c8(lr_adversarial, z, code)
 
 
 @pytest.mark.parametrize("flags", [
     ("--keep-momentum",),
-    ("--warmup", 7, "--keep-momentum-d", "--projection", "trained", "--label-at", "before",
-     "--order", "official", "--d-loss", "printed", "--g-loss", "printed"),
-    ("--warmup", 7, "--order", "official", "--d-loss", "printed", "--onehot-value", 0.7),
-    ("--g-loss", "detached", "--label-at", "before", "--steps", 0, "--epochs", 3, "--E0", 1),
+    ("--projection", "trained", "--label-at", "before", "--d-loss", "printed", "--g-loss", "printed"),
+    ("--label-at", "before", "--steps", 0, "--epochs", 3, "--E0", 1),
     ("--projection", "none", "--no-onehot", "--clip", 0, "--lr", 0.3, "--smoothing", 0),
     ("--reference", "uniform", "--label-at", "before", "--steps", 3, "--E0", 0),
     ("--lambda0", 0),  # the control: no adversary

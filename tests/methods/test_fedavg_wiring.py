@@ -2,14 +2,10 @@
 
 import common
 import fedavg
-from plumbing.runfolder import copied
-from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import (CLOSE, FLAGS, assert_tested, assert_trained, federation, mean, shares_of,
-                                 train_by_hand)
+from tests.three_clients import Beside, mean, shares_of
 
 import pytest
-from torch.testing import assert_close
 
 ROUNDS = ((0, 1, 2), (2, 1))  # the clients of the first and of the second round
 
@@ -17,22 +13,13 @@ ROUNDS = ((0, 1, 2), (2, 1))  # the clients of the first and of the second round
 @pytest.mark.parametrize("average", ["samples", "uniform"])
 def test_two_rounds_by_hand(average):
     """Every parameter and every statistic of the uploads and of the server, after each round."""
-    args = parsed("fedavg", *FLAGS, "--momentum", 0.8, "--average", average)
-    server, clients, data = federation(fedavg, args)
-    w, norms = copied(server.w), []
+    of = Beside(fedavg, "--momentum", 0.8, "--average", average)
+    w = in_double(of.server.w)
     for t, chosen in enumerate(ROUNDS):
-        uploads, hands = {}, []
-        for k in chosen:
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            hand, losses, of_client = train_by_hand(w, args, data[k], t, k)
-            assert_trained(clients[k], uploads[k], hand, losses, "n")
-            hands.append(hand)
-            norms += of_client
-        server.update(uploads, t)
+        hands = of.play(t, chosen, [w] * 3)
         w = mean(hands, shares_of(chosen, average))
-        assert_close(in_double(server.w), w, **CLOSE)
-        assert_tested(server, clients, [w] * 3)
-    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+        of.check(w)
+    of.some_were_clipped()
 
 
 def test_alexnets_traffic():

@@ -4,11 +4,9 @@ import dataclasses
 
 import common
 from baselines import fedbn
-from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
-                                 train_by_hand)
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, federation, mean, shares_of
 
 import pytest
 import torch
@@ -32,29 +30,19 @@ def parts(w: dict) -> tuple[dict, dict]:
 def test_rounds_by_hand(average, evaluated):
     """Every entry of uploads, server and tested models, with clients that skip a round, and a
     late one, who begins with the initial BN."""
-    flags = ["--momentum", 0.8, "--average", average, "--evaluated", evaluated]
-    args = parsed(NAME, *FLAGS, *flags)
-    server, clients, data = federation(fedbn, args)
-    w, bn = parts(in_double(common.state(clients[0].net)))
-    own, trained, norms = [bn, bn, bn], {}, []
+    of = Beside(fedbn, "--momentum", 0.8, "--average", average, "--evaluated", evaluated)
+    w, bn = parts(in_double(common.state(of.clients[0].net)))
+    own, trained = [bn, bn, bn], [None] * 3
     for t, chosen in enumerate(ROUNDS):
-        uploads, hands = {}, []
-        for k in chosen:
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            hand, losses, of_client = train_by_hand(w | own[k], args, data[k], t, k)
-            w_k, own[k] = parts(hand)
-            trained[k] = w_k
-            assert_trained(clients[k], uploads[k], w_k, losses, "n")
-            hands.append(w_k)
-            norms += of_client
-        server.update(uploads, t)
-        w = mean(hands, shares_of(chosen, average))
-        assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            tested = in_double(common.state(clients[k].model(server.download(k))))
-            expected = trained.get(k, w) if evaluated == "trained" else w
-            assert_close(tested, expected | own[k], **CLOSE)
-    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+        whole = of.play(t, chosen, [w | of_client for of_client in own], sent=lambda hand: parts(hand)[0])
+        for k, hand in zip(chosen, whole):
+            trained[k], own[k] = parts(hand)
+        w = mean([trained[k] for k in chosen], shares_of(chosen, average))
+        tested = [w] * 3
+        if evaluated == "trained":
+            tested = [w_k or w for w_k in trained]
+        of.check(w, [model | of_client for model, of_client in zip(tested, own)])
+    of.some_were_clipped()
 
 
 def test_bn_layers_of_the_backbones():

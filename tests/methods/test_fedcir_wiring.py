@@ -4,11 +4,9 @@ file's."""
 
 import common
 import fedcir
-from plumbing.runfolder import copied
-from tests.conftest import parsed
-from tests.plain_torch import (ClippedSGD, adam_step, body_of_smallcnn_bn, generated, in_double, leaves_of,
-                               linear, log_probability)
-from tests.three_clients import CLOSE, mean, three_clients
+from tests.plain_torch import (State, adam_step, body_of_smallcnn_bn, generated, in_double, leaves_of, linear,
+                               log_probability)
+from tests.three_clients import CLOSE, ROUNDS, Beside, mean, shares_of
 
 import pytest
 import torch
@@ -16,21 +14,12 @@ from torch.nn.functional import softplus
 from torch.testing import assert_close
 
 C, D = 10, 64
-FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-size", 8, "--limit", 20,
-         "--steps", 3, "--batch-size", 8, "--lr", 0.05, "--lr-decay", 0.6, "--momentum", 0.8,
-         "--weight-decay", 0.03, "--clip", 8, "--generator-steps", 4, "--generator-lr", 0.02,
-         "--noise", 5, "--width", 12, "--mle-samples", 30, "--sigma-min", 0.3, "--samples", 3)
-ROUNDS = ((0, 1, 2), (2, 0))  # the clients of the first and of the second round
+OWN = ("--momentum", 0.8, "--clip", 8, "--generator-steps", 4, "--generator-lr", 0.02, "--noise", 5,
+       "--width", 12, "--mle-samples", 30, "--sigma-min", 0.3, "--samples", 3)
 
 
 def drawn(*shape):
     return torch.randn(*shape).double()
-
-
-def encoder(x, leaves, w):
-    """mu(x) and sigma(x), both [B, D]."""
-    out = linear(body_of_smallcnn_bn(x.double(), leaves, w), leaves, "last")
-    return out[:, :D], softplus(out[:, D:]) + 1e-6
 
 
 def code_of(y, args):
@@ -44,31 +33,28 @@ def eq17(mu, sigma, mu_g, sigma_g):
     return 0.5 * (trace + 2 * torch.log(sigma_g / sigma)).sum(1)
 
 
-def client_by_hand(down, args, data, t, k):
-    """ClientUpdate on a download: the model, the mean of each term, the gradients' norms."""
-    w = in_double(down["w"])
-    sgd = ClippedSGD(args.lr * args.lr_decay ** t, args.momentum, args.weight_decay, args.clip)
-    terms = {}
-    for x, y in common.batches(data.train, args, t, k):
-        leaves = leaves_of(w)
-        mu, sigma = encoder(x, leaves, w)
-        z = mu + sigma * drawn(len(y), D)
-        of_step = {"loss": -log_probability(linear(z, leaves, "head"), y).mean()}
-        objective = of_step["loss"]
+class ByHand:
+    """ClientUpdate on a download: `encode` makes z of a batch, `terms` the two regularizers of it."""
+
+    def __init__(self, args, down: State):
+        self.args, self.down = args, down
+
+    def encode(self, x, leaves, w):
+        out = linear(body_of_smallcnn_bn(x, leaves, w), leaves, "last")
+        self.mu, self.sigma = out[:, :D], softplus(out[:, D:]) + 1e-6
+        return self.mu + self.sigma * drawn(len(x), D)
+
+    def terms(self, x, y, z, leaves):
+        terms, down = {}, self.down
         if "w_g" in down:
             y_g = torch.randint(C, (len(y),))
-            z_g = generated(code_of(y_g, args), down["w_g"], down["w_g"], training=False)
-            of_step["reg"] = -log_probability(linear(z_g, leaves, "head"), y_g).mean()
-            objective = objective + args.lambda_reg * of_step["reg"]
+            z_g = generated(code_of(y_g, self.args), down["w_g"], down["w_g"], training=False)
+            reg = -log_probability(linear(z_g, leaves, "head"), y_g).mean()
+            terms["reg"] = (self.args.lambda_reg, reg)
         if "mu_g" in down:
-            of_step["align"] = eq17(mu, sigma, down["mu_g"][y], down["sigma_g"][y]).mean()
-            objective = objective + args.lambda_align * of_step["align"]
-        sgd.step(objective, leaves, w)
-        for name, term in of_step.items():
-            terms.setdefault(name, []).append(float(term.detach()))
-    assert len(terms["loss"]) == args.steps
-    means = {name: sum(values) / args.steps for name, values in terms.items()}
-    return w, means, sgd.norms
+            align = eq17(self.mu, self.sigma, down["mu_g"][y], down["sigma_g"][y]).mean()
+            terms["align"] = (self.args.lambda_align, align)
+        return terms
 
 
 def generator_by_hand(w_g, adam, uploads, args):
@@ -119,39 +105,29 @@ def prediction_by_hand(model, w, x, args):
 def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
     """Every parameter and every statistic of uploads, model and generator, the moments, Adam's memory and the
     logged terms, after each round; the calculation resumes from its own numbers, never from the file's."""
-    flags = [*FLAGS, "--variant", variant, "--generator-optimizer", optimizer, "--reg-from", reg_from]
+    flags = ["--variant", variant, "--generator-optimizer", optimizer, "--reg-from", reg_from]
     if "reg" in terms:
         flags += ["--lambda-reg", 0.7]
     if "align" in terms:
         flags += ["--lambda-align", 0.003]
-    args = parsed("fedcir", *flags)
-    data = three_clients(args)
-    common.seed_all(0)
-    server = fedcir.Server(args, fedcir.build(args, 1, C), 3)
+    of = Beside(fedcir, *OWN, *flags)
+    server, args = of.server, of.args
     elsewhere = fedcir.build(args, 1, C)  # as in another process: the server's values must travel
-    clients = [fedcir.Client(args, elsewhere, k, data[k]) for k in range(3)]
-
+    of.clients = [fedcir.Client(args, elsewhere, k, of.data[k]) for k in range(3)]
     w, w_g, adam = in_double(server.w), in_double(server.w_g), {}
     mu_g, sigma_g = server.mu_g.double(), server.sigma_g.double()
-    norms = []
     for t, chosen in enumerate(ROUNDS):
         down = {"w": w}
         if t >= reg_from and "reg" in terms:
             down["w_g"] = w_g
         if t >= reg_from and "align" in terms:
             down |= {"mu_g": mu_g, "sigma_g": sigma_g}
+        assert server.download(chosen[0]).keys() == down.keys()
+        by_hand = ByHand(args, down)
         uploads, hands = {}, []
         for k in chosen:
-            given = server.download(k)
-            assert given.keys() == down.keys()
-            common.seed_all(0, "train", t, k)
-            uploads[k] = clients[k].train(copied(given), t)
-            hand, means, of_client = client_by_hand(down, args, data[k], t, k)
-            assert_close(in_double(uploads[k]["w"]), hand, **CLOSE)
-            assert_close({name: v.double().item() for name, v in clients[k].log.items()}, means, **CLOSE)
+            uploads[k], hand = of.train(t, k, w, by_hand.terms, also=(), body=by_hand.encode)
             hands.append(hand)
-            norms += of_client
-
         common.seed_all(0, "server", t)
         server.update(uploads, t)
         common.seed_all(0, "server", t)
@@ -159,7 +135,7 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
             generator_by_hand(w_g, adam, hands, args)
         if "align" in terms:
             mu_g, sigma_g = moments_by_hand(w_g, args)
-        w = mean(hands, [1 / len(hands)] * len(hands))
+        w = mean(hands, shares_of(chosen, "uniform"))
         assert_close(in_double(server.w), w, **CLOSE)
         assert_close(in_double(server.w_g), w_g, **CLOSE)
         assert_close(server.mu_g.double(), mu_g, **CLOSE)
@@ -169,12 +145,12 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
             assert_close(server.adam[name]["exp_avg"].double(), m, **CLOSE)
             assert_close(server.adam[name]["exp_avg_sq"].double(), v, atol=1e-8, rtol=1e-4)
             assert server.adam[name]["step"] == s
-    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+    of.some_were_clipped()
     if "align" in terms:
         assert (sigma_g == args.sigma_min).any() and (sigma_g > args.sigma_min).any()
 
-    model = clients[1].model(server.download(1)).eval()
-    x, _ = data[1].test.batch(torch.arange(2))
+    model = of.clients[1].model(server.download(1)).eval()
+    x, _ = of.data[1].test.batch(torch.arange(2))
     torch.manual_seed(1)
     with torch.no_grad():
         prediction = model(x)

@@ -4,11 +4,9 @@ import dataclasses
 
 import common
 from baselines import feddg_ga
-from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
-from tests.three_clients import (CLOSE, FLAGS, assert_tested, federation, mean, same, three_clients,
-                                 train_by_hand)
+from tests.three_clients import CLOSE, FLAGS, Beside, mean, same, three_clients
 
 import pytest
 import torch
@@ -46,39 +44,33 @@ def test_rounds_by_hand(gap, rule, step, d):
     """Uploads, the server's weights and model over four rounds. Client 0 misses the third one, client 1 the
     last one, so that two weights change in the third and none in the last. To validate with, each client has
     what another one trains on."""
-    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--rounds", 5, "--gap", gap, "--rule", rule,
-                  "--step-size", d, "--step", step)
+    of = Beside(feddg_ga, "--momentum", 0.8, "--rounds", 5, "--gap", gap, "--rule", rule,
+                "--step-size", d, "--step", step)
     d = d / 3 if step == "share" else d
-    server, clients, data = federation(feddg_ga, args)
-    parts = [data[k].train for k in range(3)]
+    parts = [client.train for client in of.data]
     for k in range(3):
-        data[k].val = parts[k - 1]
-    w, a, trained, norms, history = in_double(server.w), {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}, {}, [], []
+        of.data[k].val = parts[k - 1]
+    w, a, trained, history = in_double(of.server.w), {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}, {}, []
     for t, chosen in enumerate(((0, 1, 2), (0, 1, 2), (1, 2), (0, 2))):
         uploads, hands, received = {}, [], {}
         for k in chosen:
-            up = uploads[k] = clients[k].train(copied(server.download(k)), t)
-            hand, losses, of_client = train_by_hand(w, args, data[k], t, k)
-            assert up.keys() == {"w", "received", "trained"}
-            assert_close(in_double(up["w"]), hand, **CLOSE)
-            received[k] = error_by_hand(w, data[k], gap)
-            assert_close(float(up["received"]), received[k], **CLOSE)
-            assert_close(float(up["trained"]), error_by_hand(hand, data[k], gap), **CLOSE)
-            assert_close(float(clients[k].log["loss"]), sum(losses) / 3, **CLOSE)
+            errors = ("received", "trained")
+            uploads[k], hand = of.train(t, k, w, also=errors, logs=errors)
+            received[k] = error_by_hand(w, of.data[k], gap)
+            assert_close(float(uploads[k]["received"]), received[k], **CLOSE)
+            assert_close(float(uploads[k]["trained"]), error_by_hand(hand, of.data[k], gap), **CLOSE)
             hands.append(hand)
-            norms += of_client
         differences = {k: received[k] - trained[k] for k in chosen if k in trained}
         if differences:
             a = weights_by_hand(a, differences, d, t - 1, 5, rule)
-        trained = {k: error_by_hand(hand, data[k], gap) for k, hand in zip(chosen, hands)}
+        trained = {k: error_by_hand(hand, of.data[k], gap) for k, hand in zip(chosen, hands)}
         total = sum(a[k] for k in chosen)
         w = mean(hands, [a[k] / total for k in chosen])
         history.append(list(a.values()))
-        server.update(uploads, t)
-        assert_close(server.a.tolist(), history[-1], **CLOSE)
-        assert_close(in_double(server.w), w, **CLOSE)
-        assert_tested(server, clients, [w] * 3)
-    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+        of.server.update(uploads, t)
+        assert_close(of.server.a.tolist(), history[-1], **CLOSE)
+        of.check(w)
+    of.some_were_clipped()
     assert history[0] != history[1] != history[2] == history[3]  # a client's gap alone is its own mean
     assert history[1][0] == history[2][0]
     assert (min(history[2]) == 0) == (rule == "paper")  # one weight is clipped

@@ -2,64 +2,57 @@
 
 import common
 from baselines import feddyn
-from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import in_double
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_tested, assert_trained, federation, mean, same,
-                                 shares_of, train_by_hand)
+from tests.plain_torch import in_double, is_trained
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, mean, same, shares_of
 
 import pytest
 import torch
 from torch import nn, tensor
 from torch.testing import assert_close
 
-NAME = "baselines.feddyn"
 ALPHA = 0.4
 
 
 def test_rounds_by_hand():
     """Uploads, g_k, h and the model over three rounds. Client 1 misses the last one and client 0 the second:
     h is the mean of the g_k of all clients nevertheless, and is what the mean of the models is shifted by."""
-    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--alpha", ALPHA)
-    server, clients, data = federation(feddyn, args)
-    w = in_double(server.w)
-    trained = [name for name, _ in clients[0].net.named_parameters()]
+    of = Beside(feddyn, "--momentum", 0.8, "--alpha", ALPHA)
+    w = in_double(of.server.w)
+    trained = [name for name in w if is_trained(name)]
     zero = {name: torch.zeros_like(w[name]) for name in trained}
-    g, all_norms = [zero, zero, zero], []
+    g = [zero, zero, zero]
     for t, chosen in enumerate(ROUNDS):
         uploads, hands = {}, []
         for k in chosen:
 
-            def more(x, z, leaves, w=w, g_k=g[k]):
+            def more(x, y, z, leaves, w=w, g_k=g[k]):
                 terms = 0
                 for name in trained:
                     terms = terms - (g_k[name] * leaves[name]).sum()
                     terms = terms + ALPHA / 2 * ((leaves[name] - w[name]) ** 2).sum()
-                return terms
+                return {"": (1, terms)}
 
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            hand, losses, norms = train_by_hand(w, args, data[k], t, k, more)
-            assert_trained(clients[k], uploads[k], hand, losses)
+            uploads[k], hand = of.train(t, k, w, more, also=())
             g[k] = {name: g[k][name] - ALPHA * (hand[name] - w[name]) for name in trained}
-            assert_close(in_double(clients[k].g_k), g[k], **CLOSE)
+            assert_close(in_double(of.clients[k].g_k), g[k], **CLOSE)
             hands.append(hand)
-            all_norms += norms
-        server.update(uploads, t)
+        of.server.update(uploads, t)
         h = mean(g, [1 / 3] * 3)
         of_round = mean(hands, shares_of(chosen, "uniform"))
         w = dict(of_round)
         for name in trained:
             w[name] = w[name] - h[name] / ALPHA
-        assert_close(in_double(server.h), h, **CLOSE)
-        assert_close(in_double(server.w), w, **CLOSE)
-        assert_tested(server, clients, [w] * 3)
-        for k in range(3):
-            tested = clients[k].model(server.tested(k))
+        assert_close(in_double(of.server.h), h, **CLOSE)
+        of.check(w)
+        for client in of.clients:
+            tested = client.model(of.server.tested(client.k))
             assert_close(in_double(common.state(tested)), of_round, **CLOSE)
-    assert common.nbytes(server.download(0)) == common.nbytes(uploads[chosen[0]])  # the mean does not travel
-    server.args = parsed(NAME, *FLAGS, "--evaluated", "theta")
-    assert same(server.tested(0)["w"], server.w)
-    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+    download = of.server.download(0)
+    assert common.nbytes(download) == common.nbytes(uploads[chosen[0]])  # the mean does not travel
+    of.server.args = parsed("baselines.feddyn", *FLAGS, "--evaluated", "theta")
+    assert same(of.server.tested(0)["w"], of.server.w)
+    of.some_were_clipped()
 
 
 @pytest.mark.parametrize("rounds", [[(0, 1, 2)], [(0, 1), (1, 2), (0, 2)]])

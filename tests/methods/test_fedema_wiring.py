@@ -1,20 +1,21 @@
 """FedEMA's wiring: three rounds recomputed in plain torch and float64, with every coefficient away from its
 neutral value and clipping active."""
 
-import copy
 import math
+from types import SimpleNamespace
 
 import common
 from baselines import fedema
 from fedgala import Learner
 from tests.conftest import parsed
-from tests.plain_torch import ClippedSGD, State, batch_norm, in_double, is_trained, leaves_of, linear
-from tests.methods.test_fedgala_wiring import ROUNDS, SIZES, three_clients, two_layers
+from tests.plain_torch import State, in_double, is_trained
+from tests.three_clients import mean
+from tests.methods import test_fedgala_wiring as fedgala
+from tests.methods.test_fedgala_wiring import ROUNDS, SIZES, three_clients
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch import nn
 from torch.testing import assert_close
 
 FLAGS = ("--target", "d75", "--precision", "fp32", "--device", "cpu", "--image-size", 8, "--crop", 8,
@@ -24,67 +25,28 @@ FLAGS = ("--target", "d75", "--precision", "fp32", "--device", "cpu", "--image-s
 
 def tiny(args) -> Learner:
     """A learner whose encoder has two convolutions, with and without BN's ReLU behind."""
+    common.seed_all(args.seed)
     body = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(),
                          nn.Conv2d(3, 2, 3, padding=1), nn.Flatten(), nn.Linear(2 * 8 * 8, 6))
     return Learner(common.Net(body, 6, 10), args)
 
 
-def project(x: Tensor, leaves: State, state: State, at: str = "") -> Tensor:
-    """The projection of the online network, or with `at` "target." of the target network."""
-    h = conv2d(x, leaves[f"{at}f.0.weight"], padding=1)
-    h = batch_norm(h, leaves, state, f"{at}f.1").clamp(min=0)
-    h = conv2d(h, leaves[f"{at}f.3.weight"], leaves[f"{at}f.3.bias"], padding=1)
-    return two_layers(linear(h.flatten(1), leaves, f"{at}f.5"), leaves, state, f"{at}g")
-
-
-def one_way(x: Tensor, other: Tensor, leaves: State, state: State) -> Tensor:
-    """The mean squared distance of the prediction for x from the target's projection of the other view, both
-    of length 1."""
-    p = two_layers(project(x, leaves, state), leaves, state, "q")
-    z = project(other, state, state, "target.")
-    p, z = p / p.norm(dim=1, keepdim=True), z / z.norm(dim=1, keepdim=True)
-    return (p - z).square().sum(1).mean()
-
-
-class ClientByHand:
-    """BYOL from the mixture; the client's own networks, lambda and velocity stay here."""
+class ClientByHand(fedgala.ClientByHand):
+    """FedGaLA's BYOL without its other terms, from the mixture."""
 
     def __init__(self, args, data, k: int):
-        self.args, self.data, self.k = args, data, k
-        self.own, self.start, self.target = None, None, None
-        self.scale, self.mu, self.velocity = None, None, {}
-        self.norms = []
+        without = dict(ssl="byol", views=2, l2=0, prox=0, temperature=1, local_alignment="off")
+        super().__init__(SimpleNamespace(**vars(args), **without), data, k, {})
+        self.sent, self.start, self.scale, self.mu = None, None, None, None
 
     def train(self, w: State, t: int) -> tuple[State, float]:
         """What is uploaded, and the mean loss."""
-        args = self.args
         online = dict(w)
-        if self.own is None:
-            self.target = {f"target.{name}": v for name, v in w.items() if name[:2] in ("f.", "g.")}
-        else:
+        if self.sent is not None:
             self.mix(online, w)
         self.start = dict(online)
-        state = online | self.target
-        common.seed_all(args.seed, "train", t, self.k)
-        sgd = ClippedSGD(args.lr * args.lr_decay ** t, args.momentum, args.weight_decay, args.clip)
-        if args.keep_optimizer:
-            sgd.velocity = self.velocity
-        losses = []
-        for x, _ in common.batches(self.data.train, args, t, self.k):
-            x1, x2 = x.double().chunk(2)
-            leaves = leaves_of({name: v for name, v in state.items() if not name.startswith("target.")})
-            loss = one_way(x1, x2, leaves, state) + one_way(x2, x1, leaves, state)
-            losses.append(float(loss.detach()))
-            sgd.step(loss, leaves, state)
-            for name in self.target:
-                if is_trained(name):
-                    followed = state[name[len("target."):]]
-                    state[name] = args.ema * state[name] + (1 - args.ema) * followed
-        self.velocity = sgd.velocity
-        self.norms += sgd.norms
-        self.target = {name: state[name] for name in self.target}
-        self.own = {name: state[name] for name in w}
-        return self.own, sum(losses) / len(losses)
+        self.sent, loss = super().train(online, t)
+        return self.sent, loss
 
     def mix(self, online: State, w: State) -> None:
         """Eqs. (1)-(3)."""
@@ -92,16 +54,16 @@ class ClientByHand:
         squares, norms = [], []
         for name in w:
             if name.startswith("f.") and is_trained(name):
-                squares.append(float((w[name] - self.own[name]).square().sum()))
+                squares.append(float((w[name] - self.sent[name]).square().sum()))
             if name in ("f.0.weight", "f.3.weight"):
-                norms.append(float((self.start[name] - self.own[name]).norm()))
+                norms.append(float((self.start[name] - self.sent[name]).norm()))
         d = math.sqrt(sum(squares)) if args.divergence == "full" else sum(norms) / 2
         if self.scale is None:
             self.scale = args.autoscale / d
         self.mu = min(self.scale * d, 1)
         for name in online:
             if is_trained(name):
-                online[name] = (1 - self.mu) * w[name] + self.mu * self.own[name]
+                online[name] = (1 - self.mu) * w[name] + self.mu * self.sent[name]
 
 
 @pytest.mark.parametrize("flags", [
@@ -112,38 +74,20 @@ def test_rounds_by_hand(flags):
     """Uploads, target networks, mu and losses after each round, and the server's model; some gradients are
     clipped, and mu is neither always tau nor always 1."""
     args = parsed("baselines.fedema", *FLAGS, "--clip", 15, *flags)
-    data = three_clients(args)
-    common.seed_all(args.seed)
-    net = tiny(args)
-    server = fedema.Server(args, net, 3)
-    clients = [fedema.Client(args, net, k, data[k]) for k in range(3)]
-    for name in server.w:
-        if is_trained(name):
-            server.w[name] = 1.1 * server.w[name]  # what is sent is not what the clients were made with
-    w = in_double(server.w)
+    net, data = tiny(args), three_clients(args)
+    server, clients = fedgala.started(fedema, args, net, data)
     hands = [ClientByHand(args, data[k], k) for k in range(3)]
-    shares = []
+    w, shares = in_double(server.w), []
     for t, chosen in enumerate(ROUNDS):
-        uploads, models = {}, []
+        models = fedgala.play(server, clients, hands, t, w, 1e-4)
         for k in chosen:
-            common.seed_all(args.seed, "train", t, k)
-            uploads[k] = clients[k].train(copy.deepcopy(server.download(k)), t)
-            model, loss = hands[k].train(w, t)
-            assert_close(in_double(uploads[k]["w"]), model, atol=1e-4, rtol=1e-3)
-            assert_close(in_double(clients[k].target), hands[k].target, atol=1e-4, rtol=1e-3)
-            assert_close(float(clients[k].log["loss"]), loss, atol=1e-5, rtol=1e-4)
+            assert_close(in_double(clients[k].target), hands[k].own, atol=1e-4, rtol=1e-3)
             assert ("mu" in clients[k].log) == (hands[k].mu is not None)
             if hands[k].mu is not None:
                 assert float(clients[k].log["mu"]) == pytest.approx(hands[k].mu, rel=1e-3)
                 shares.append(round(hands[k].mu, 4))
-            assert int(uploads[k]["n"]) == SIZES[k]
-            models.append(model)
-        server.update(uploads, t)
         images = [SIZES[k] for k in chosen]
-        for name in w:
-            w[name] = sum(n * model[name] for n, model in zip(images, models)) / sum(images)
-            if "num_batches" in name:
-                w[name] = w[name].round()
+        w = mean(models, [n / sum(images) for n in images])
         assert_close(in_double(server.w), w, atol=1e-4, rtol=1e-3)
     norms = sum((hand.norms for hand in hands), [])
     assert min(norms) < args.clip < max(norms)

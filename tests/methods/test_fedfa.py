@@ -6,8 +6,7 @@ from baselines import fedfa
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import batch_norm, in_double, linear
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, same, shares_of,
-                                 train_by_hand)
+from tests.three_clients import FLAGS, ROUNDS, Beside, federation, mean, shares_of
 
 import pytest
 import torch
@@ -60,25 +59,16 @@ def body_by_hand(args, acted):
 def test_rounds_by_hand(variant, variance, average):
     """Uploads and the server's model over three rounds, whose clients change. The paper's running statistics
     begin anew in each."""
-    args = parsed(NAME, *FLAGS, "--prob", 0.6, "--memory", 0.8, "--momentum", 0.7, "--variant", variant)
-    server, clients, data = federation(fedfa, args, fedfa.build)
-    all_norms, acted = [], []
+    of = Beside(fedfa, "--prob", 0.6, "--memory", 0.8, "--momentum", 0.7, "--variant", variant)
+    w, acted = in_double(of.server.w), []
+    body = body_by_hand(of.args, acted)
     for t, chosen in enumerate(ROUNDS):
-        w, uploads, hands = in_double(server.w), {}, []
-        for k in chosen:
-            common.seed_all("noise", t, k)
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            common.seed_all("noise", t, k)
-            start = w
-            if variant == "paper":
-                start = w | {n: torch.zeros_like(v) for n, v in w.items() if n.endswith(".mean_mu")}
-                start |= {n: torch.ones_like(v) for n, v in w.items() if n.endswith(".mean_sigma")}
-            hand, losses, norms = train_by_hand(start, args, data[k], t, k, body=body_by_hand(args, acted))
-            assert_trained(clients[k], uploads[k], hand, losses, "n")
-            hands.append(hand)
-            all_norms += norms
-        server.update(uploads, t)
-        expected = mean(hands, shares_of(chosen, average))
+        start = w
+        if variant == "paper":
+            start = w | {n: torch.zeros_like(v) for n, v in w.items() if n.endswith(".mean_mu")}
+            start |= {n: torch.ones_like(v) for n, v in w.items() if n.endswith(".mean_sigma")}
+        hands = of.play(t, chosen, [start] * 3, body=body)
+        w = mean(hands, shares_of(chosen, average))
         for layer in LAYERS:
             for what in ("mu", "sigma"):
                 of_clients = torch.stack([hand[f"{layer}.mean_{what}"] for hand in hands])  # [K, C]
@@ -88,12 +78,9 @@ def test_rounds_by_hand(variant, variance, average):
                     spread = torch.full((of_clients.shape[1],), squares.sum() / (squares.numel() - 1))
                 else:
                     spread = squares.sum(0) / (len(hands) - 1)
-                expected[f"{layer}.spread_{what}"] = spread.double()
-        assert_close(in_double(server.w), expected, **CLOSE)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            assert same(common.state(model), server.w)
-    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+                w[f"{layer}.spread_{what}"] = spread.double()
+        of.check(w)
+    of.some_were_clipped()
     assert 0 < sum(acted) < len(acted)  # some layers act on a batch, some do not
 
 

@@ -41,6 +41,7 @@ def method_of(args):
 
 def tiny(args) -> fedgala.Learner:
     """A learner whose encoder has one convolution."""
+    common.seed_all(args.seed)
     body = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(),
                          nn.Flatten(), nn.Linear(3 * 8 * 8, 6))
     learner = fedgala.Learner(common.Net(body, 6, 10), args)
@@ -63,7 +64,11 @@ def project(x: Tensor, leaves: State, state: State, at: str = "") -> Tensor:
     """g(f(x)), or with `at` "target." g'(f'(x)), in training mode."""
     h = conv2d(x, leaves[f"{at}f.0.weight"], padding=1)
     h = batch_norm(h, leaves, state, f"{at}f.1").clamp(min=0)
-    return two_layers(linear(h.flatten(1), leaves, f"{at}f.4"), leaves, state, f"{at}g")
+    last = f"{at}f.4"
+    if f"{at}f.5.weight" in leaves:  # the network of FedEMA's test has a second convolution
+        h = conv2d(h, leaves[f"{at}f.3.weight"], leaves[f"{at}f.3.bias"], padding=1)
+        last = f"{at}f.5"
+    return two_layers(linear(h.flatten(1), leaves, last), leaves, state, f"{at}g")
 
 
 def two_layers(z: Tensor, leaves: State, state: State, name: str) -> Tensor:
@@ -125,8 +130,8 @@ class ClientByHand:
         self.before, self.kept = None, {}
         self.norms, self.margins = [], []
 
-    def train(self, w: State, t: int) -> tuple[State, float, float | None]:
-        """What is uploaded, the mean loss, the share of discarded gradients."""
+    def train(self, w: State, t: int) -> tuple[State, float]:
+        """What is uploaded, and the mean loss; `share` is that of discarded gradients."""
         args = self.args
         state = w | self.own
         common.seed_all(args.seed, "train", t, self.k)
@@ -163,8 +168,8 @@ class ClientByHand:
         self.before = w
         state.pop("keys", None)
         self.own = {name: v for name, v in state.items() if name not in w}
-        share = sum(shares) / len(shares) if shares else None
-        return {name: state[name] for name in w}, sum(losses) / len(losses), share
+        self.share = sum(shares) / len(shares) if shares else None
+        return {name: state[name] for name in w}, sum(losses) / len(losses)
 
     def align(self, gradients: State, w: State) -> float:
         """Lines 17-23; a gradient that is skipped becomes None."""
@@ -270,38 +275,23 @@ def test_rounds_by_hand(clip, flags):
     """Uploads, what stays on the clients, what is logged, and the server's model, after each round. No cosine
     is near tau, some gradients are clipped and some layers discarded."""
     args = with_flags(*FLAGS, "--clip", clip, *flags)
-    data = three_clients(args)
-    common.seed_all(args.seed)
-    net = tiny(args)
-    server = method_of(args).Server(args, net, 3)
-    clients = [fedgala.Client(args, net, k, data[k]) for k in range(3)]
+    net, data = tiny(args), three_clients(args)
+    server, clients = started(method_of(args), args, net, data)
     assert ("q.0.weight" in server.w) == ("--predictor" in flags)
-    for name in server.w:
-        if is_trained(name):
-            server.w[name] = 1.1 * server.w[name]  # what is sent is not what the clients were made with
-    w = in_double(server.w)
     hands = [ClientByHand(args, data[k], k, in_double(clients[k].own)) for k in range(3)]
-    shares = []
+    w, shares = in_double(server.w), []
     atol = 1e-4
     if args.optimizer == "adam":
         atol = 1e-3  # its first steps are as long where a gradient is nearly rounding
     for t, chosen in enumerate(ROUNDS):
-        uploads, models = {}, []
+        models = play(server, clients, hands, t, w, atol)
         for k in chosen:
-            common.seed_all(args.seed, "train", t, k)
-            uploads[k] = clients[k].train(copy.deepcopy(server.download(k)), t)
-            model, loss, share = hands[k].train(w, t)
-            assert_close(in_double(uploads[k]["w"]), model, atol=atol, rtol=1e-3)
             assert_close(in_double(clients[k].own), hands[k].own, atol=atol, rtol=1e-3)
-            assert_close(float(clients[k].log["loss"]), loss, atol=1e-5, rtol=1e-4)
-            if share is None:
+            if hands[k].share is None:
                 assert "discarded" not in clients[k].log
             else:
-                assert float(clients[k].log["discarded"]) == pytest.approx(share)
-                shares.append(share)
-            assert (int(uploads[k]["n"]), int(uploads[k]["batches"])) == (SIZES[k], SIZES[k] // 6)
-            models.append(model)
-        server.update(uploads, t)
+                assert float(clients[k].log["discarded"]) == pytest.approx(hands[k].share)
+                shares.append(hands[k].share)
         w = server_by_hand(args, w, models, [SIZES[k] for k in chosen], [SIZES[k] // 6 for k in chosen])
         assert_close(in_double(server.w), w, atol=atol, rtol=1e-3)
     norms = sum((hand.norms for hand in hands), [])
@@ -310,6 +300,33 @@ def test_rounds_by_hand(clip, flags):
     if args.local_alignment != "off":
         assert len(shares) == 5 and 0 < min(shares) and max(shares) < 1
         assert min(margins) > 2e-4
+
+
+def started(method, args, net, data) -> tuple:
+    """The server and the clients; what is sent is not what the clients were made with."""
+    server = method.Server(args, net, 3)
+    clients = [method.Client(args, net, k, data[k]) for k in range(3)]
+    for name in server.w:
+        if is_trained(name):
+            server.w[name] = 1.1 * server.w[name]
+    return server, clients
+
+
+def play(server, clients, hands, t: int, w: State, atol: float) -> list[State]:
+    """A round of the method and by hand: the models by hand."""
+    uploads, models = {}, []
+    for k in ROUNDS[t]:
+        common.seed_all(server.args.seed, "train", t, k)
+        uploads[k] = clients[k].train(copy.deepcopy(server.download(k)), t)
+        model, loss = hands[k].train(w, t)
+        assert_close(in_double(uploads[k]["w"]), model, atol=atol, rtol=1e-3)
+        assert_close(float(clients[k].log["loss"]), loss, atol=1e-5, rtol=1e-4)
+        counts = {name: int(v) for name, v in uploads[k].items() if name != "w"}
+        expected = {"n": SIZES[k], "batches": SIZES[k] // 6}
+        assert counts == {name: expected[name] for name in counts} and "n" in counts
+        models.append(model)
+    server.update(uploads, t)
+    return models
 
 
 def test_what_no_client_changed_stays_to_the_last_bit():

@@ -5,8 +5,8 @@ import common
 from baselines import fedheal
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import in_double
-from tests.three_clients import FLAGS, ROUNDS, assert_trained, federation, train_by_hand
+from tests.plain_torch import in_double, is_trained
+from tests.three_clients import ROUNDS, Beside
 
 import pytest
 import torch
@@ -61,24 +61,19 @@ class ByHand:
 def test_rounds_by_hand():
     """The uploads, and the server's model of them, over four rounds. Client 1 misses the last two and client
     0 the second. After two rounds a share of tau, which is not above it, occurs."""
-    args = parsed(NAME, *FLAGS, "--tau", 0.5, "--beta", 0.3, "--momentum", 0.8)
-    server, clients, data = federation(fedheal, args)
-    hand = ByHand(0.5, 0.3, 1, [name for name, _ in clients[0].net.named_parameters()])
-    all_norms = []
+    of = Beside(fedheal, "--tau", 0.5, "--beta", 0.3, "--momentum", 0.8)
+    w = in_double(of.server.w)
+    hand = ByHand(0.5, 0.3, 1, [name for name in w if is_trained(name)])
     for t, chosen in enumerate((*ROUNDS, (0, 2))):
-        before, uploads = copied(server.w), {}
+        uploads = {}
         for k in chosen:
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            expected, losses, norms = train_by_hand(before, args, data[k], t, k)
-            assert_trained(clients[k], uploads[k], expected, losses)
-            all_norms += norms
-        server.update(uploads, t)
-        w = hand.update(in_double(before), {k: in_double(up["w"]) for k, up in uploads.items()})
-        assert_close(in_double(server.w), w, atol=1e-6, rtol=1e-5)
-        for k in range(3):
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), w, atol=1e-6, rtol=1e-5)
-    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+            uploads[k], _ = of.train(t, k, w, also=())
+        of.server.update(uploads, t)
+        w = hand.update(w, {k: in_double(up["w"]) for k, up in uploads.items()})
+        assert_close(in_double(of.server.w), w, atol=1e-6, rtol=1e-5)
+        w = in_double(of.server.w)
+        of.check(w)
+    of.some_were_clipped()
 
 
 @pytest.mark.parametrize("flags", [["--tau", 0.3, "--beta", 0.4],

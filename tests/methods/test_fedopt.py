@@ -1,14 +1,11 @@
 """FedOpt: the moments by hand, rounds of each variant in float64, and torch's own SGD as FedAvgM."""
 
-import math
-
 import fedavg
 from baselines import fedopt
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double, is_trained
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_tested, assert_trained, federation, mean,
-                                 shares_of, train_by_hand)
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, federation, mean, shares_of
 
 import pytest
 import torch
@@ -30,7 +27,7 @@ def test_alg2_moments_by_hand():
 
 
 def step_by_hand(variant, x, m, v, delta):
-    """One entry's x, m, v after a round, in Python's floats: eta 0.2, beta1 0.6, beta2 0.8, tau 0.05."""
+    """A tensor's x, m, v after a round, in float64: eta 0.2, beta1 0.6, beta2 0.8, tau 0.05."""
     if variant == "fedavgm":
         m = 0.6 * m + delta
         return x + 0.2 * m, m, v
@@ -40,42 +37,29 @@ def step_by_hand(variant, x, m, v, delta):
     elif variant == "fedadam":
         v = 0.8 * v + 0.2 * delta ** 2
     else:
-        sign = (v > delta ** 2) - (v < delta ** 2)
-        v = v - 0.2 * delta ** 2 * sign
-    return x + 0.2 * m / (math.sqrt(v) + 0.05), m, v
+        v = v - 0.2 * delta ** 2 * torch.sign(v - delta ** 2)
+    return x + 0.2 * m / (v.sqrt() + 0.05), m, v
 
 
 @pytest.mark.parametrize("average", ["samples", "uniform"])
 @pytest.mark.parametrize("variant", ["fedavgm", "fedadagrad", "fedyogi", "fedadam"])
 def test_rounds_by_hand(variant, average):
-    """Every parameter of the server over three rounds, entry by entry; BN's statistics are averaged."""
+    """Every parameter of the server over three rounds; BN's statistics are averaged."""
     flags = ["--variant", variant, "--average", average, "--server-lr", 0.2, "--beta1", 0.6, "--beta2", 0.8,
              "--tau", 0.05]
-    args = parsed(NAME, *FLAGS, *flags)
-    server, clients, data = federation(fedopt, args)
-    w = in_double(server.w)
-    m = {name: [0.0] * v.numel() for name, v in w.items() if is_trained(name)}
-    v = {name: [0.05 ** 2] * len(zeros) for name, zeros in m.items()}
+    of = Beside(fedopt, *flags)
+    w = in_double(of.server.w)
+    m = {name: torch.zeros_like(x) for name, x in w.items() if is_trained(name)}
+    v = {name: zeros + 0.05 ** 2 for name, zeros in m.items()}
     for t, chosen in enumerate(ROUNDS):
-        uploads, hands = {}, []
-        for k in chosen:
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            hand, losses, _ = train_by_hand(w, args, data[k], t, k)
-            assert_trained(clients[k], uploads[k], hand, losses, "n")
-            hands.append(hand)
-        server.update(uploads, t)
-        averaged = mean(hands, shares_of(chosen, average))
+        averaged = mean(of.play(t, chosen, [w] * 3), shares_of(chosen, average))
         for name in m:
-            delta = (averaged[name] - w[name]).flatten().tolist()
-            x = w[name].flatten().tolist()
-            stepped = [step_by_hand(variant, *values) for values in zip(x, m[name], v[name], delta)]
-            x, m[name], v[name] = map(list, zip(*stepped))
-            averaged[name] = tensor(x, dtype=torch.float64).view_as(w[name])
-        w = averaged
+            of_name = w[name], m[name], v[name], averaged[name] - w[name]
+            averaged[name], m[name], v[name] = step_by_hand(variant, *of_name)
+        w = in_double(of.server.w)
         # A change of 1e-6 in Delta is 1e-5 in x where v is tau^2.
-        assert_close(in_double(server.w), w, atol=5e-5, rtol=1e-3)
-        w = in_double(server.w)
-        assert_tested(server, clients, [w] * 3)
+        assert_close(w, averaged, atol=5e-5, rtol=1e-3)
+        of.check(w)
 
 
 def test_fedavgm_is_torchs_sgd_on_the_changes():

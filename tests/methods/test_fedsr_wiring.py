@@ -7,11 +7,9 @@ import json
 import common
 import fedsr
 import official.fedsr
-from plumbing.runfolder import copied
 from tests.conftest import ROOT, parsed
-from tests.plain_torch import (ClippedSGD, adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear,
-                               log_probability)
-from tests.three_clients import federation, mean
+from tests.plain_torch import ClippedSGD, adam_step, body_of_smallcnn_bn, in_double, linear
+from tests.three_clients import ROUNDS, Beside, clipped_sgd, mean, shares_of
 
 import pytest
 import torch
@@ -20,21 +18,9 @@ from torch.nn.functional import softplus
 from torch.testing import assert_close
 
 D = 64
-FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-size", 8, "--limit", 20,
-         "--steps", 3, "--batch-size", 8, "--lr-decay", 0.6, "--momentum", 0.8, "--weight-decay", 0.03,
-         "--samples", 3)
 LR = {"sgd": 0.05, "adam": 0.002}
-ROUNDS = ((0, 1, 2), (2, 0))  # the clients of the first and of the second round
 # A step of Adam where decay and gradient all but cancel is that of the rounding: 4 of 200,704 entries.
 CLOSE = {"sgd": dict(atol=5e-5, rtol=2e-4), "adam": dict(atol=1e-3, rtol=2e-4)}
-
-
-def made(args):
-    """With the classes of fedsr.py where they are enough."""
-    method = official.fedsr
-    if args.norm == "squared" and not args.kl_scale:
-        method = fedsr
-    return federation(method, args, method.build)[:2]
 
 
 class Adam(ClippedSGD):
@@ -44,51 +30,36 @@ class Adam(ClippedSGD):
         return adam_step(self.velocity, name, g)
 
 
-def objective_by_hand(x, y, leaves, w, args):
-    """Eq. (9) of a batch, and the values of its three terms."""
-    out = linear(body_of_smallcnn_bn(x.double(), leaves, w), leaves, "last")
-    terms = {}
-    if args.variant in ("fedl2r", "fedavg"):
-        z = out
-    else:
-        mu, sigma = out[:, :D], softplus(out[:, D:]) + 1e-6
-        z = mu + sigma * torch.randn(len(y), D).double()
-        scale = leaves["r.scale"] if args.kl_scale else 1
-        mu_y, sigma_y = leaves["r.mu"][y], softplus(leaves["r.raw"])[y]
-        kl = torch.log(sigma_y / (scale * sigma)) - 0.5
-        kl = kl + ((scale * sigma) ** 2 + (scale * mu - mu_y) ** 2) / (2 * sigma_y ** 2)  # Eq. (46)
-        terms["cmi"] = kl.sum(1).mean()
-    lengths = (z ** 2).sum(1)
-    terms["l2r"] = lengths.mean() if args.norm == "squared" else lengths.sqrt().mean()
-    terms["loss"] = -log_probability(linear(z, leaves, "head"), y).mean()
-    objective = terms["loss"] + args.alpha_l2r * terms["l2r"]
-    if "cmi" in terms:
-        objective = objective + args.alpha_cmi * terms["cmi"]
-    return objective, terms
+class ByHand:
+    """Eq. (9): `encode` makes z of a batch, `terms` the two regularizers of it, {name: (weight, term)}."""
 
+    def __init__(self, args):
+        self.args = args
 
-def client_by_hand(w, opt, args, data, t, k):
-    """The local iterations from the model w: the model and the mean of each term."""
-    w = in_double(w)
-    opt.lr = args.lr * args.lr_decay ** t
-    means = {}
-    for x, y in common.batches(data.train, args, t, k):
-        leaves = leaves_of(w)
-        if not args.kl_scale:
-            leaves.pop("r.scale", None)
-        objective, terms = objective_by_hand(x, y, leaves, w, args)
-        opt.step(objective, leaves, w)
-        for name, term in terms.items():
-            means[name] = means.get(name, 0) + float(term.detach()) / args.steps
-    return w, means
+    def encode(self, x, leaves, w):
+        out = linear(body_of_smallcnn_bn(x, leaves, w), leaves, "last")
+        if self.args.variant in ("fedl2r", "fedavg"):
+            return out
+        self.mu, self.sigma = out[:, :D], softplus(out[:, D:]) + 1e-6
+        return self.mu + self.sigma * torch.randn(len(x), D).double()
+
+    def terms(self, x, y, z, leaves):
+        terms = {}
+        if self.args.alpha_l2r:
+            terms["l2r"] = (self.args.alpha_l2r, (z ** 2).sum(1).mean())
+        if self.args.alpha_cmi:
+            mu_y, sigma_y = leaves["r.mu"][y], softplus(leaves["r.raw"])[y]
+            kl = torch.log(sigma_y / self.sigma) - 0.5
+            kl = kl + (self.sigma ** 2 + (self.mu - mu_y) ** 2) / (2 * sigma_y ** 2)  # Eq. (46)
+            terms["cmi"] = (self.args.alpha_cmi, kl.sum(1).mean())
+        return terms
 
 
 VARIANTS = {
     "fedsr": ("--alpha-l2r", 0.02, "--alpha-cmi", 0.03, "--clip", 8),
-    "fedcmi": ("--alpha-l2r", 0, "--alpha-cmi", 0.05, "--norm", "plain", "--kl-scale", "--clip", 8),
-    "fedl2r": ("--alpha-l2r", 0.3, "--norm", "plain", "--clip", 8),
+    "fedcmi": ("--alpha-l2r", 0, "--alpha-cmi", 0.05, "--reference", "local", "--clip", 8),
+    "fedl2r": ("--alpha-l2r", 0.3, "--clip", 8),
     "fedavg": ("--clip", 6),
-    "official": ("--alpha-l2r", 0.2, "--alpha-cmi", 0.04, "--clip", 8),
 }
 
 
@@ -97,44 +68,31 @@ VARIANTS = {
 def test_two_rounds_by_hand(variant, optimizer, keep):
     """Every parameter and every statistic of uploads, clients and server, after each round."""
     momentum = "--keep-momentum" if keep else "--no-keep-momentum"
-    flags = (*FLAGS, "--variant", variant, *VARIANTS[variant], "--optimizer", optimizer, momentum,
-             "--lr", LR[optimizer])
-    args, close = parsed("official.fedsr", *flags), CLOSE[optimizer]
-    server, clients = made(args)
-    local = args.reference == "local"
-    w, norms = copied(server.w), []
-    of_r = {}
-    if local:
-        of_r = {name: v for name, v in common.state(clients[0].net).items() if name.startswith("r.")}
-    own = [of_r] * 3
-    optimizers = {}
+    of = Beside(fedsr, "--variant", variant, *VARIANTS[variant], "--optimizer", optimizer, momentum,
+                "--lr", LR[optimizer], "--momentum", 0.8, "--samples", 3, close=CLOSE[optimizer])
+    local = of.args.reference == "local"
+    w, start = in_double(of.server.w), in_double(common.state(of.clients[0].net))
+    own = [{name: v for name, v in start.items() if local and name.startswith("r.")}] * 3
+    optimizers, hand_of = {}, ByHand(of.args)
     for t, chosen in enumerate(ROUNDS):
         uploads, hands = {}, []
         for k in chosen:
             if k not in optimizers or not keep:
-                kind = {"sgd": ClippedSGD, "adam": Adam}[optimizer]
-                optimizers[k] = kind(0, args.momentum, args.weight_decay, args.clip)
-            torch.manual_seed(100 * t + k)
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            torch.manual_seed(100 * t + k)
-            hand, terms = client_by_hand(w | own[k], optimizers[k], args, clients[k].data, t, k)
-            norms += optimizers[k].norms
-            own[k] = {name: hand.pop(name) for name in own[k]}
-            assert uploads[k].keys() == {"w"}
-            assert_close(in_double(uploads[k]["w"]), hand, **close)
-            assert_close(in_double(clients[k].r), own[k], **close)
-            assert {"loss"} <= clients[k].log.keys() <= terms.keys()
-            for name, value in clients[k].log.items():
-                assert_close(float(value), terms[name], **close)
-            hands.append(hand)
-        server.update(uploads, t)
-        w = mean(hands, [1 / len(hands)] * len(hands))  # Eq. (1)
-        assert_close(in_double(server.w), w, **close)
-        for k in range(3):
-            tested = in_double(common.state(clients[k].model(server.download(k))))
-            assert_close(tested, in_double(w | own[k]), **close)
-    assert max(norms) > args.clip
-    assert local == (variant == "official")
+                optimizers[k] = clipped_sgd(of.args, {"sgd": ClippedSGD, "adam": Adam}[optimizer])
+
+            def sent(hand, own=own[k]):
+                return {name: v for name, v in hand.items() if name not in own}
+
+            uploads[k], hand = of.train(t, k, w | own[k], hand_of.terms, sent, also=(),
+                                        body=hand_of.encode, sgd=optimizers[k])
+            own[k] = {name: hand[name] for name in own[k]}
+            assert_close(in_double(of.clients[k].r), own[k], **of.close)
+            hands.append(sent(hand))
+        of.server.update(uploads, t)
+        w = mean(hands, shares_of(chosen, "uniform"))  # Eq. (1)
+        of.check(w, [w | of_client for of_client in own])
+    assert max(of.norms) > of.args.clip
+    assert local == (variant == "fedcmi")
 
 OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedsr.json").read_text())
 

@@ -2,11 +2,9 @@
 
 import common
 from baselines import lgfedavg
-from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
-                                 three_clients, train_by_hand)
+from tests.three_clients import FLAGS, ROUNDS, Beside, mean, shares_of, three_clients
 
 import pytest
 import torch
@@ -32,34 +30,25 @@ def travels(name: str, shared: str, layers: int) -> bool:
 def test_rounds_by_hand(shared, layers, average, evaluated):
     """Uploads, what the server keeps and what each client is tested with, over three rounds. Client 1 is
     late: it begins with the initial theta_k. The others miss one."""
-    args = parsed(NAME, *FLAGS, "--momentum", 0.5, "--shared", shared, "--layers", layers,
-                  "--average", average, "--evaluated", evaluated)
-    server, clients, data = federation(lgfedavg, args)
-    w = in_double(common.state(clients[0].net))
-    of_clients = [dict(w) for _ in range(3)]
-    shared_names = [name for name in w if travels(name, shared, layers)]
-    tested = [dict(w) for _ in range(3)]
-    norms = []
+    of = Beside(lgfedavg, "--momentum", 0.5, "--shared", shared, "--layers", layers,
+                "--average", average, "--evaluated", evaluated)
+    w = in_double(common.state(of.clients[0].net))
+    own = [dict(w) for _ in range(3)]
+
+    def sent(hand):
+        return {name: v for name, v in hand.items() if travels(name, shared, layers)}
+
     for t, chosen in enumerate(ROUNDS):
-        uploads, hands = {}, []
-        for k in chosen:
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            start = of_clients[k] | {name: w[name] for name in shared_names}
-            hand, losses, of_client = train_by_hand(start, args, data[k], t, k)
-            sent = {name: hand[name] for name in shared_names}
-            assert_trained(clients[k], uploads[k], sent, losses, "n")
-            of_clients[k], norms = hand, norms + of_client
-            hands.append(sent)
-        server.update(uploads, t)
-        w = mean(hands, shares_of(chosen, average))
-        assert_close(in_double(server.w), w, **CLOSE)
+        hands = of.play(t, chosen, [of_client | sent(w) for of_client in own], sent=sent)
+        for k, hand in zip(chosen, hands):
+            own[k] = hand
+        w = mean([sent(hand) for hand in hands], shares_of(chosen, average))
+        tested = [of_client | w for of_client in own]
         for k in range(3):
-            tested[k] = of_clients[k] | w
             if evaluated == "trained" and (k in chosen or t):  # all but client 1 trained in the first round
-                tested[k] = of_clients[k]
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), tested[k], **CLOSE)
-    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
+                tested[k] = own[k]
+        of.check(w, tested)
+    of.some_were_clipped()
 
 
 def test_the_unseen_client_has_the_mean_of_whole_networks():

@@ -10,9 +10,9 @@ import fedgala
 from plumbing import linear
 from plumbing.errors import UserError
 from tests.conftest import metrics, parsed
-from tests.plain_torch import adam_step
+from tests.plain_torch import (adam_step, batch_norm, batch_norm_at_rest as bn, body_in_evaluation,
+                               body_of_smallcnn_bn)
 from tests.recording import number, shuffled
-from tests.methods.test_networks_by_hand import bn, conv, smallcnn_bn
 from tests.methods.test_networks_by_hand import linear as product
 
 import numpy as np
@@ -52,7 +52,7 @@ def shrunk(images: Tensor) -> Tensor:
 
 def hidden(w: dict, x: Tensor, probe: str) -> Tensor:
     """What the classifier sees, in evaluation."""
-    z = smallcnn_bn({name.replace("f.", "body.", 1): v for name, v in w.items()}, x)
+    z = body_in_evaluation(x, {name.replace("f.", "body.", 1): v for name, v in w.items()})
     if probe == "encoder":
         return z
     return product(w, "g.3", bn(w, "g.1", z @ w["g.0.weight"].T).relu())
@@ -97,21 +97,15 @@ def accuracies(z: Tensor, y: Tensor, seed: int, args) -> dict[str, float]:
 def statistics_of(w: dict, batches: list[Tensor]) -> dict[str, Tensor]:
     """The plain mean over the batches of each BN's mean and variance in training, the weights at rest."""
     found = {}
-
-    def normal(name: str, h: Tensor) -> Tensor:
-        axes = [axis for axis in range(h.dim()) if axis != 1]
-        mean, var = h.mean(axes), h.var(axes, correction=0)
-        n = h.numel() / h.shape[1]
-        for what, value in (("mean", mean), ("var", var * n / (n - 1))):
-            at = f"{name}.running_{what}"
-            found[at] = found.get(at, 0) + value / len(batches)
-        return bn(w | {f"{name}.running_mean": mean, f"{name}.running_var": var}, name, h).relu()
+    body = {name.replace("f.", "body.", 1): v for name, v in w.items()}
     for x in batches:
-        for layer in (0, 4):
-            x = torch.nn.functional.max_pool2d(normal(f"f.{layer + 1}", conv(w, f"f.{layer}", x, 1, 1)), 2)
-        z = product(w, "f.10", torch.nn.functional.adaptive_avg_pool2d(x, 7).flatten(1)).relu()
-        normal("g.1", z @ w["g.0.weight"].T)
-    return found
+        moved = {name: torch.zeros_like(v) for name, v in body.items() if "running" in name or "num" in name}
+        z = body_of_smallcnn_bn(x, body, moved)
+        batch_norm(z @ w["g.0.weight"].T, body, moved, "g.1")
+        for name, v in moved.items():  # a tenth of the batch's
+            at = name.replace("body.", "f.", 1)
+            found[at] = found.get(at, 0) + 10 * v / len(batches)
+    return {name: v for name, v in found.items() if "running" in name}
 
 
 def mean_of(statistics: list[dict], n: list[int]) -> dict[str, Tensor]:

@@ -9,11 +9,13 @@ import fedcir
 import fedsr
 from baselines import fedfa
 from tests.conftest import parsed
+from tests.plain_torch import as_it_is, batch_norm_at_rest as bn, body_in_evaluation, conv
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision import models
 
 # Of the images: pooling leaves a rest wherever it may, and AlexNet's adaptive pooling is no copy.
 SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn_bn": 23, "alexnet_bn": 187, "alexnet": 187, "resnet18": 64,
@@ -23,23 +25,8 @@ SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn_bn": 23, "alexnet_bn": 187, "
 # Plain torch: w has the weights by their names
 
 
-def conv(w: dict, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
-    return F.conv2d(x, w[f"{name}.weight"], w.get(f"{name}.bias"), stride, padding)
-
-
-def bn(w: dict, name: str, x: Tensor) -> Tensor:
-    """With the running statistics."""
-    def of(what: str) -> Tensor:
-        return w[f"{name}.{what}"].view(-1, *[1] * (x.dim() - 2))
-    return (x - of("running_mean")) / (of("running_var") + 1e-5).sqrt() * of("weight") + of("bias")
-
-
 def linear(w: dict, name: str, x: Tensor) -> Tensor:
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-
-def as_it_is(place: str, x: Tensor) -> Tensor:
-    return x
 
 
 def smallcnn(w, x, after=as_it_is):
@@ -49,11 +36,8 @@ def smallcnn(w, x, after=as_it_is):
     return linear(w, "body.9", x.flatten(1))
 
 
-def smallcnn_bn(w, x, after=as_it_is):
-    for c, place in ((0, "3"), (4, "7")):
-        x = bn(w, f"body.{c + 1}", conv(w, f"body.{c}", x, padding=1)).relu()
-        x = after(place, F.max_pool2d(x, 2))
-    return linear(w, "body.10", F.adaptive_avg_pool2d(x, 7).flatten(1)).relu()
+def smallcnn_bn(w, x, **how):
+    return body_in_evaluation(x, w, **how)
 
 
 def alexnet_bn(w, x, after=as_it_is):
@@ -328,77 +312,62 @@ def fans(v: Tensor) -> tuple[int, int]:
     return v[0].numel(), v.shape[0] * v[0, 0].numel()
 
 
-def xavier(v: Tensor) -> tuple[str, float]:
-    return "uniform", math.sqrt(6 / sum(fans(v)))
+def xavier(v: Tensor) -> float:
+    return math.sqrt(6 / sum(fans(v)))
 
 
-def of_pytorch(v: Tensor) -> tuple[str, float]:
-    return "uniform", 1 / math.sqrt(fans(v)[0])
+def of_pytorch(v: Tensor) -> float:
+    return 1 / math.sqrt(fans(v)[0])
 
 
-def of_resnet(v: Tensor) -> tuple[str, float]:
-    """He et al.'s, by the outputs; its linear layer is PyTorch's."""
-    if v.dim() == 4:
-        return "normal", math.sqrt(2 / fans(v)[1])
-    return of_pytorch(v)
-
-
-WEIGHTS = {"smallcnn": xavier, "smallcnn3": xavier, "resnet18": of_resnet, "resnet50": of_resnet}
-
-
-def start_in(v: Tensor, kind: str, scale: float) -> None:
-    """The moments of this distribution, to six standard errors, and its ends."""
-    unit = v.double().flatten() / scale
-    second, fourth = (1 / 3, 1 / 5) if kind == "uniform" else (1, 3)
-    mean, square = unit.mean(), unit.square().mean() - second
-    assert abs(mean) < 6 * math.sqrt(second / len(unit)), kind
-    assert abs(square) < 6 * math.sqrt((fourth - second ** 2) / len(unit)), kind
-    if kind == "uniform":
-        assert unit.abs().max() <= 1 + 1e-6
-    elif len(unit) > 500:
-        assert unit.abs().max() > 2.5
+def start_in(v: Tensor, end: float) -> None:
+    """The moments of the uniform distribution from -end to end, to six standard errors, and its ends."""
+    unit = v.double().flatten() / end
+    mean, square = unit.mean(), unit.square().mean() - 1 / 3
+    assert abs(mean) < 6 * math.sqrt(1 / 3 / len(unit))
+    assert abs(square) < 6 * math.sqrt((1 / 5 - 1 / 9) / len(unit))
+    assert unit.abs().max() <= 1 + 1e-6
 
 
 def start_of(module: nn.Module, weights) -> None:
     """The start of a layer: of its weights by this rule, of all others as PyTorch's."""
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear):
-        start_in(module.weight, *weights(module.weight))
+        start_in(module.weight, weights(module.weight))
         if module.bias is not None:
             if weights is xavier:
                 assert not module.bias.any()
             else:
-                start_in(module.bias, *of_pytorch(module.weight))
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm):
-        assert (module.weight == 1).all() and not module.bias.any()
+                start_in(module.bias, of_pytorch(module.weight))
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        assert (module.weight == 1).all() and not module.bias.any()
         assert not module.running_mean.any() and (module.running_var == 1).all()
 
 
-@pytest.mark.parametrize("name", [name for name in BY_HAND if name != "vit_b8"])
-def test_distribution_at_the_start(name):
-    """DIRT's by Xavier's uniform distribution, biases 0; torchvision's ResNets by He's normal one; others,
-    and the ResNet for small images, as PyTorch's layers start."""
+@pytest.mark.parametrize("name, rule", [
+    ("smallcnn", xavier), ("smallcnn3", xavier), ("smallcnn_bn", of_pytorch), ("alexnet_bn", of_pytorch),
+    ("resnet18_3x3", of_pytorch),
+])
+def test_distribution_at_the_start(name, rule):
+    """DIRT's by Xavier's uniform distribution, biases 0; others, and the ResNet for small images, as
+    PyTorch's layers start."""
+    torch.manual_seed(0)
+    for module in common.backbone(args_of(name), 3, 5).modules():
+        start_of(module, rule)
+
+
+@pytest.mark.parametrize("name, build, shape", [
+    ("alexnet", models.alexnet, {}), ("resnet18", models.resnet18, {}), ("resnet50", models.resnet50, {}),
+    ("vit_b8", models.VisionTransformer, dict(image_size=SIDE["vit_b8"], patch_size=8, num_layers=12,
+                                              num_heads=12, hidden_dim=768, mlp_dim=3072)),
+])
+def test_networks_of_torchvision_start_as_it_says(name, build, shape):
+    """Bit for bit; the classifier, which is another one, as PyTorch's linear layer."""
     torch.manual_seed(0)
     net = common.backbone(args_of(name), 3, 5)
-    for module in net.modules():
-        start_of(module, WEIGHTS.get(name, of_pytorch))
-
-
-def test_distribution_of_a_vit_at_the_start():
     torch.manual_seed(0)
-    net = common.backbone(args_of("vit_b8"), 3, 5)
+    theirs = build(**shape).state_dict()
+    assert all(torch.equal(v, theirs[at]) for at, v in net.body.state_dict().items())
     start_of(net.head, of_pytorch)
-    body = net.body
-    patches = body.conv_proj
-    assert abs(patches.weight.std() * math.sqrt(3 * 8 * 8) - 1) < 0.02 and not patches.bias.any()
-    assert not body.class_token.any()
-    start_in(body.encoder.pos_embedding, "normal", 0.02)
-    for layer in body.encoder.layers:
-        start_in(layer.self_attention.in_proj_weight, *xavier(layer.self_attention.in_proj_weight))
-        for linear_layer in (layer.mlp[0], layer.mlp[3]):
-            start_in(linear_layer.weight, *xavier(linear_layer.weight))
-            start_in(linear_layer.bias, "normal", 1e-6)
-        start_of(layer.ln_1, None)
 
 
 def test_the_start_of_the_methods_own_layers():

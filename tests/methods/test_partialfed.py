@@ -5,8 +5,7 @@ from baselines import partialfed
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import (CLOSE, FLAGS, ROUNDS, assert_trained, federation, mean, shares_of,
-                                 train_by_hand)
+from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, federation, mean, shares_of, train_by_hand
 
 import pytest
 import torch
@@ -23,28 +22,17 @@ LAYERS = ("body.0.", "body.1.", "body.4.", "body.5.", "body.10.", "head.")
 def test_rounds_by_hand(strategy, evaluated):
     """Uploads, the server's model and what each client is tested with, over three rounds with clients that
     miss one: they begin with the kept layers of their last one. A late one loads all."""
-    args = parsed(NAME, *FLAGS, "--momentum", 0.8, "--strategy", strategy, "--evaluated", evaluated)
-    server, clients, data = federation(partialfed, args)
-    w, own, all_norms = in_double(server.w), {}, []
+    of = Beside(partialfed, "--momentum", 0.8, "--strategy", strategy, "--evaluated", evaluated)
+    w, own = in_double(of.server.w), {}
     for t, chosen in enumerate(ROUNDS):
-        uploads, hands = {}, []
-        for k in chosen:
-            uploads[k] = clients[k].train(copied(server.download(k)), t)
-            hand, losses, norms = train_by_hand(partly(w, own.get(k), strategy), args, data[k], t, k)
-            assert_trained(clients[k], uploads[k], hand, losses, "n")
-            hands.append(hand)
-            all_norms += norms
+        hands = of.play(t, chosen, [partly(w, own.get(k), strategy) for k in range(3)])
         own |= dict(zip(chosen, hands))
-        server.update(uploads, t)
         w = mean(hands, shares_of(chosen))
-        assert_close(in_double(server.w), w, **CLOSE)
-        for k in range(3):
-            tested = partly(w, own.get(k), strategy)
-            if evaluated == "trained":
-                tested = own.get(k, w)
-            model = clients[k].model(copied(server.download(k)))
-            assert_close(in_double(common.state(model)), tested, **CLOSE)
-    assert min(all_norms) < args.clip < max(all_norms)  # some steps are clipped, some are not
+        tested = [partly(w, own.get(k), strategy) for k in range(3)]
+        if evaluated == "trained":
+            tested = [own.get(k, w) for k in range(3)]
+        of.check(w, tested)
+    of.some_were_clipped()
 
 
 def partly(w, own, strategy):
