@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import shlex
-import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,16 +87,16 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
         write_pages(papers, every, out, records)
     write_reported(tables, out)
     write_csv(out / "results.csv", lines + claim_lines(every))
-    facts = {"every": every, "state": state}
-    page = facts | {"records": records, "made_by": MADE_BY, "boards": leaderboards(records),
-                    "listed": listed, "pictures": pictures, "checked": checked_settings(records),
-                    "withdrawn": withdrawn(records)}
+    page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
+            "boards": leaderboards(records), "listed": listed, "pictures": pictures,
+            "checked": checked_settings(records), "withdrawn": withdrawn(records), "grid": grid,
+            "laptop": zip(tables, at["laptop"])}
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
         content, (first, last) = readme.read_text(), MARKS
         before, after = content.split(first)[0], content.split(last)[1]
-        text = TEMPLATES.get_template("readme.md.jinja").render(facts, fill=textwrap.fill)
+        text = TEMPLATES.get_template("readme.md.jinja").render(page)
         write_text(readme, f"{before}{first}\n{text}{last}{after}")
     return "\n\n".join([*shown, state])
 
