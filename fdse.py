@@ -62,30 +62,30 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0: Table 3 without C", low=0,
+    lambda_: float = arg(0.1, "weight of L_Con in the loss, Alg. 1 line 7; 0: Table 3 without part C", low=0,
                          source="code dd266a2, config/algo_para.yml, of the text's grid, A7.4")
-    beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: all layers alike", low=0,
+    beta: float = arg(0.001, "growth of L_Con's weights with depth, Eq. (7); 0: equal in all layers", low=0,
                       source="text, A7.4")
-    tau: float = arg(0.1, "temperature of Eq. (9); towards 0 each client keeps its own theta_v", low=0.0001,
+    tau: float = arg(0.1, "temperature of Eq. (9); near 0 each client keeps its own theta_v", low=0.0001,
                      source="code dd266a2, config/algo_para.yml, of the text's grid, A7.4")
-    consensus: bool = arg(True, "Table 3's A: aggregate theta_u by Eq. (8), else by the plain mean",
-                           source="text, Eq. (8)")
-    similarity: bool = arg(True, "Table 3's B: aggregate theta_v by Eq. (9), else leave it to its client",
-                            source="text, Eq. (9)")
-    unit: str = arg("layer", "a 'layer' of Eqs. (8) and (9): all tensors of a module, or each tensor",
+    consensus: bool = arg(True, "aggregate theta_u by Eq. (8), A in Table 3; otherwise by the plain mean",
+                          source="text, Eq. (8)")
+    similarity: bool = arg(True, "aggregate theta_v by Eq. (9), B in Table 3; otherwise clients keep it",
+                           source="text, Eq. (9)")
+    unit: str = arg("layer", "a layer of Eqs. (8) and (9): all tensors of a module, or each tensor",
                     choices=("layer", "tensor"), source="text, Sec. 4.3")
-    con_from: int = arg(1, "first round with L_Con, counted from 0; 1: once BN_DFE has the data's statistics",
-                        low=0, source="code dd266a2, algorithm/fdse.py")
-    block_bias: bool = arg(True, "one bias before BN_DFE instead of one in the DSE convolution",
+    con_from: int = arg(1, "first round with L_Con, counted from 0; 1: after BN_DFE has statistics", low=0,
+                        source="code dd266a2, algorithm/fdse.py")
+    block_bias: bool = arg(True, "use one bias before BN_DFE instead of a bias in the DSE convolution",
                            source="code dd266a2, algorithm/fdse.py")
-    own_bias: bool = arg(True, "with --block-bias: the client's own, in theta_v, instead of in theta_u",
+    own_bias: bool = arg(True, "with --block-bias: this bias belongs to theta_v instead of to theta_u",
                          source="code dd266a2, algorithm/fdse.py")
-    evaluated: str = arg("trained", "what is tested: trained (the client's own model after its training) or "
-                                    "aggregated (the server's)", choices=("aggregated", "trained"),
+    evaluated: str = arg("trained", "network that is tested: trained (the client's own, after its training) "
+                                    "or aggregated (the server's)", choices=("aggregated", "trained"),
                          source="code 5ca65f0, README.md")
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0,
                             at_test=True, source="ours, for the text's \"several\", A7.5")
-    adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: BN_DSE's statistics alone", low=0,
+    adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: adapt only BN_DSE's statistics", low=0,
                           at_test=True, source="ours")
 
 

@@ -61,31 +61,32 @@ from torch.optim import SGD
 
 @dataclass
 class Args(common.Args):
-    adversarial: bool = arg(True, "G and D; without them FedADG is FedAvg with label smoothing (Table 5)",
-                             source="text, Alg. 1")
-    E0: int = arg(1, "warm-up of a round, steps c2-c3: mini-batches with --steps, else epochs; the rest is "
-                     "E1", low=0, source="ours")
-    lambda0: float = arg(0.85, "weight of L_adv_f in step c5; 0: D and G do not act on F and C", low=0,
+    adversarial: bool = arg(True, "train G and D; without them FedADG is FedAvg with label smoothing (Table "
+                                  "5)", source="text, Alg. 1")
+    E0: int = arg(1, "length of a round's warm-up, steps c2-c3: in mini-batches with --steps, else in "
+                     "epochs; the rest of the round is E1", low=0, source="ours")
+    lambda0: float = arg(0.85, "weight of L_adv_f in step c5; 0: D and G have no effect on F and C", low=0,
                          source="text, Sec. 5.1")
     lambda1: float = arg(0.15, "weight of L_err in step c5", low=0, source="text, Sec. 5.1")
-    lr_adversarial: float = arg(0.0, "learning rate of D and G; 0: 0.7 times --lr, as in the paper", low=0,
-                                source="text, Sec. 5.1")
-    reference: str = arg("generated", "h': generated, or drawn from N(0,I), U[-1,1], Laplace(1/sqrt 2) "
-                                      "(Table 6)", choices=("generated", "gaussian", "uniform", "laplace"),
-                         source="text, Sec. 3.1")
-    projection: str = arg("fixed", "random projection in front of D: fixed, or none (Table 5)",
+    lr_adversarial: float = arg(0.0, "learning rate of D and G; 0: use 0.7 times --lr, as in the paper",
+                                low=0, source="text, Sec. 5.1")
+    reference: str = arg("generated", "reference features h': generated, or drawn from N(0,I), U[-1,1], "
+                                      "Laplace(1/sqrt 2) (Table 6)",
+                         choices=("generated", "gaussian", "uniform", "laplace"), source="text, Sec. 3.1")
+    projection: str = arg("fixed", "random projection before D: fixed, or none (Table 5)",
                           choices=("fixed", "none"), source="text, Sec. 3.1, with weights of ours")
-    projection_size: int = arg(16, "outputs P of the random projection", low=1, source="ours")
+    projection_size: int = arg(16, "output dimensions P of the random projection", low=1, source="ours")
     label_at: str = arg("after", "the one-hot label enters D after or before the projection",
                         choices=("after", "before"), source="code a69a54a, pacs-ours/Nets.py")
     onehot: bool = arg(True, "give the label to G and D (Table 5)", source="text, Sec. 3.1")
-    noise: int = arg(0, "dimensions of the noise z; 0: half of the features'", low=0, source="ours")
+    noise: int = arg(0, "dimensions of the noise z; 0: half as many as the features have", low=0,
+                     source="ours")
     slope: float = arg(0.0, "negative slope of the leaky ReLU in G and D; 0: ReLU", low=0,
                        source="text, Sec. 5.1")
-    keep_momentum: bool = arg(False, "keep each client's SGD momentum over the rounds, else start it anew",
+    keep_momentum: bool = arg(False, "keep each client's SGD momentum between rounds instead of resetting it",
                               source="code a69a54a, pacs-ours/localTrain.py")
-    keep_momentum_d: bool = arg(False, "keep that of D, which stays on its client",
-                                source="code a69a54a, pacs-ours/localTrain.py")
+    keep_momentum_d: bool = arg(False, "keep the momentum of D's optimizer between rounds; it stays on the "
+                                       "client", source="code a69a54a, pacs-ours/localTrain.py")
     smoothing: float = arg(0.1, "label smoothing of L_err", low=0, high=1, source="ours")
 
     def __post_init__(self):

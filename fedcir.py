@@ -61,23 +61,23 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("fedcir", "fedcir, one of its ablations, or its network alone: control",
-                       choices=("fedcir", "fedreg", "fedalign", "control"))
+    variant: str = arg("fedcir", "fedcir, one of its ablations, or control (its network without the "
+                                 "regularizers)", choices=("fedcir", "fedreg", "fedalign", "control"))
     lambda_reg: float = arg(0.5, "weight of L_reg, Eq. (18)", low=0, source="text, App. E")
     lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0, source="text, App. E")
-    reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: once the generator has "
-                           "been trained", low=0, source="cited code, FedGen 67f2cd7, serverpFedGen.py")
+    reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: after the generator's "
+                           "first training", low=0, source="cited code, FedGen 67f2cd7, serverpFedGen.py")
     generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1, source="text, Sec. 6.1")
-    generator_optimizer: str = arg("sgd", "optimizer of the generator: sgd as line 9 is printed, or adam",
+    generator_optimizer: str = arg("sgd", "optimizer of the generator: sgd, as printed in line 9, or adam",
                                    choices=("adam", "sgd"), source="text, Alg. 1, line 9")
     generator_lr: float = arg(0.01, "learning rate gamma_g of the generator", above=0,
                               source="ours, as the clients'")
     noise: int = arg(64, "dimensions of the generator's noise epsilon", low=1, source="ours")
     width: int = arg(256, "width of the generator's hidden layer", low=1, source="ours")
-    mle_samples: int = arg(1000, "generated representations of each class behind mu_g(y) and sigma_g(y)",
-                           low=2, source="ours")
+    mle_samples: int = arg(1000, "generated representations of each class for the estimates mu_g(y) and "
+                                 "sigma_g(y)", low=2, source="ours")
     sigma_min: float = arg(1e-3, "lower limit of sigma_g(y)", above=0, source="ours")
-    samples: int = arg(20, "samples of z behind a prediction, Eq. (8); 0: the mean of z", low=0,
+    samples: int = arg(20, "samples of z for a prediction, Eq. (8); 0: use the mean of z", low=0,
                        source="ours, as FedSR's code")
 
     def validate(self) -> None:

@@ -68,30 +68,31 @@ class Args(common.LinearArgs):
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS, source="text, Sec. 4")
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
                          choices=("adam", "sgd"), source="text, App. B.3")
-    lr: float = arg(3e-3, "learning rate of the first round; SGD 0.03, and see learning_rate", above=0,
-                    source="text, App. B.3")
-    momentum: float = arg(0.0, "momentum of the local SGD; SGD 0.9", low=0, high=1)
-    weight_decay: float = arg(0.0, "weight decay of the local optimizer; SGD 0.0003", low=0)
-    keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over "
-                                     "the rounds, else start it anew", source="code f3ec1e1, main.py")
-    local_alignment: str = arg("discard", "gradients that are not aligned: discard them, reweight them "
-                                          "(Table 6), or off", choices=("discard", "reweight", "off"),
-                               source="text, Alg. 1, lines 17-23")
+    lr: float = arg(3e-3, "learning rate of the first round; with sgd 0.03; some learners and datasets have "
+                          "others (--show-settings)", above=0, source="text, App. B.3")
+    momentum: float = arg(0.0, "momentum of the local SGD; with sgd 0.9", low=0, high=1)
+    weight_decay: float = arg(0.0, "weight decay of the local optimizer; with sgd 0.0003", low=0)
+    keep_optimizer: bool = arg(True, "keep each client's optimizer state between rounds; otherwise reset it",
+                               source="code f3ec1e1, main.py")
+    local_alignment: str = arg("discard", "what to do with gradients that are not aligned: discard them, "
+                                          "reweight them (Table 6), or off",
+                               choices=("discard", "reweight", "off"), source="text, Alg. 1, lines 17-23")
     alignment_sign: str = arg("paper", "paper: keep gradients whose cosine with the last global change is "
-                                       "above tau (line 19 as printed); descent: compare minus the gradient",
-                              choices=("paper", "descent"), source="text, Alg. 1, line 19")
+                                       "above tau, as printed in line 19; descent: compare minus the "
+                                       "gradient", choices=("paper", "descent"),
+                              source="text, Alg. 1, line 19")
     tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1, source="text, Sec. 5.4")
-    align_unit: str = arg("layer", "what is discarded as one: a layer's tensors together, or each tensor",
+    align_unit: str = arg("layer", "what is discarded together: all tensors of a layer, or each tensor",
                           choices=("layer", "tensor"), source="text, Alg. 1, line 17")
-    discard: str = arg("skip", "a discarded gradient: skip leaves weights and moments alone; zero makes "
-                               "the step with a gradient of 0", choices=("skip", "zero"),
+    discard: str = arg("skip", "how to discard a gradient: skip leaves weights and moments unchanged; zero "
+                               "makes a step with a gradient of 0", choices=("skip", "zero"),
                        source="code f3ec1e1, utils.py")
-    reweight_factor: float = arg(0.1, "factor on gradients that are not aligned, with --local-alignment "
-                                      "reweight", low=0, source="ours, of the text's Table 6")
+    reweight_factor: float = arg(0.1, "factor on unaligned gradients, with --local-alignment reweight", low=0,
+                                 source="ours, of the text's Table 6")
     global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update",
                                  source="text, Alg. 1, lines 5-11")
     ga_iterations: int = arg(3, "iterations of the global alignment, line 7", low=1, source="text, Sec. 3.3")
-    average: str = arg("samples", "FedAvg's weights, where the global alignment starts: by images, by "
+    average: str = arg("samples", "FedAvg's weights, with which the global alignment starts: by images, by "
                                   "batches, or uniform", choices=("samples", "batches", "uniform"),
                        source="ours")
     l2: float = arg(0.0, "lambda of the L2 regularizer, Eq. (54)", low=0, source="text, Table 7 alone has it")
@@ -103,7 +104,7 @@ class Args(common.LinearArgs):
     dim: int = arg(2048, "outputs of projector and predictor", low=1, source="code f3ec1e1, models.py")
     queue: int = arg(65536, "keys in moco's queue (65536 of 2048 numbers: 512 MiB on each client)", low=1,
                      source="code f3ec1e1, models.py")
-    ema: float = arg(0.99, "momentum m of the target network; byol 0.99, moco 0.999", low=0, high=1,
+    ema: float = arg(0.99, "momentum m of the target network; 0.99 for byol, 0.999 for moco", low=0, high=1,
                      source="cited code, EasyFL")
 
 

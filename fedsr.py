@@ -58,20 +58,20 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("fedsr", "fedsr, one of its ablations, neither regularizer, or fedsr by the settings "
-                                "of FedCiR's Table 1",
+    variant: str = arg("fedsr", "fedsr, an ablation, fedavg (no regularizer), or fedcir (fedsr with the "
+                                "settings of FedCiR's Table 1)",
                        choices=("fedsr", "fedl2r", "fedcmi", "fedavg", "fedcir"))
-    optimizer: str = arg("sgd", "sgd, Sec. 4.2, or adam, as in DIRT and DIVA, whose RotatedMNIST this is",
-                         choices=("sgd", "adam"), source="text, Sec. 4.2")
+    optimizer: str = arg("sgd", "local optimizer: sgd (Sec. 4.2), or adam as in DIRT and DIVA, from which "
+                                "this RotatedMNIST comes", choices=("sgd", "adam"), source="text, Sec. 4.2")
     alpha_l2r: float = arg(0.01, "weight of L2R, Eq. (9)", low=0, source="ours, as on PACS")
     alpha_cmi: float = arg(0.001, "weight of CMI, Eq. (9)", low=0, source="ours, as on PACS")
-    reference: str = arg("shared", "r(z|y): averaged with the model, or kept local by each client "
-                                   "(official code)",
-                         choices=("shared", "local"), source="text, Eqs. (17)-(19), where r has no index i")
-    samples: int = arg(20, "samples of z behind a prediction, Eq. (5); 0: the mean of z", low=0,
+    reference: str = arg("shared", "r(z|y): shared (averaged with the model) or local (kept by each client, "
+                                   "official code)", choices=("shared", "local"),
+                         source="text, Eqs. (17)-(19), where r has no index i")
+    samples: int = arg(20, "samples of z for a prediction, Eq. (5); 0: use the mean of z", low=0,
                        source="code ba8d894, src/argument.py")
-    keep_momentum: bool = arg(True, "keep each client's momentum (Adam's moments) over the rounds, else "
-                                    "start anew", source="code ba8d894, src/methods/base.py")
+    keep_momentum: bool = arg(True, "keep each client's momentum (Adam's moments) between rounds instead of "
+                                    "resetting it", source="code ba8d894, src/methods/base.py")
 
 
 # 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate FedSR still rises

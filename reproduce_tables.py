@@ -62,31 +62,31 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         parser.add_argument(name, default=default, help=text, **{"type": type(default)} | how)
 
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--plan", action="store_true",
-                      help="show for each table the runs that are missing, their time, and those that cannot "
-                           "start here")
-    what.add_argument("--run", action="store_true", help="run them, cheapest first, and render")
-    what.add_argument("--check", action="store_true",
-                      help="begin a recorded run of each setting again, compare the numbers, and render")
-    parser.add_argument("--commands", action="store_true",
-                        help="with --plan: also the command of each run, such as for jobs of a cluster")
-    add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: every setting")
+    what.add_argument("--plan", action="store_true", help="show the missing runs of each table, their time, "
+                                                          "and those that cannot start here")
+    what.add_argument("--run", action="store_true", help="train the missing runs, cheapest first, and render")
+    what.add_argument("--check", action="store_true", help="repeat the beginning of a recorded run of each "
+                                                           "setting, compare the numbers, and render")
+    parser.add_argument("--commands", action="store_true", help="with --plan: also print the command of each "
+                                                                "run, for example for jobs of a cluster")
+    add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: check every setting")
     add("--only", "", "ids of tables and claims, such as 'fdse-1,claim-fedsr-*'; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
-    add("--seeds", "0", "seeds of each cell, such as 0,1,2, as of a method; paper: from 0 on as many as "
-        "the paper's trials, one where they are not stated; of a claim those that are planned")
-    add("--jobs", 1, "runs at a time")
-    add("--minutes", 0.0, "time for the runs; 0: no limit. Runs of claims come first, all methods of a seed "
-        "together, then the cheapest cells. None begins that cannot end, by what like runs took on this kind "
-        "of device; if none is known, half of the time has to be left. What still runs at the end keeps its "
-        "rounds: the same command resumes it. Pages are rendered after it")
+    add("--seeds", "0", "seeds of each cell, such as 0,1,2; paper: as many seeds as the paper has trials, "
+                        "from 0 on, or one if it does not say; a claim then has its planned seeds")
+    add("--jobs", 1, "number of runs at a time")
+    add("--minutes", 0.0, "time limit for the runs; 0: no limit. Runs of claims come first, all methods of a "
+                          "seed together, then the cheapest cells. A run starts only if it can end in time, "
+                          "by the times of similar runs on this kind of device; if none is known, it starts "
+                          "if half of the time is left. Runs that are stopped at the end save their rounds, "
+                          "and the same command resumes them. Pages are rendered after the limit")
     add("--gpus", "", "GPUs that the runs take in turn, such as 0,1; empty: the methods' own choice")
-    add("--executor", "local", "this machine, or jobs of a Slurm cluster through submitit",
-        choices=("local", "slurm"))
-    add("--slurm", "", "slurm: parameters of submitit, such as 'timeout_min=720 slurm_partition=gpu "
-        "gpus_per_node=1'")
+    add("--executor", "local", "where the runs train: on this machine, or as jobs of a Slurm cluster through "
+                               "submitit", choices=("local", "slurm"))
+    add("--slurm", "", "with slurm: parameters of submitit, such as 'timeout_min=720 slurm_partition=gpu "
+                       "gpus_per_node=1'")
     add("--data", "data", "folder of the datasets and of the decoded cache")
-    add("--archives", "", "folder with archives downloaded before; looked at before the network",
+    add("--archives", "", "folder with downloaded archives; they are used before any download",
         type=existing_folder)
     for name, (own, text) in FOLDERS.items():
         parser.add_argument(f"--{name}", metavar="PATH", help=f"{text} [{own} of this repository]")

@@ -42,8 +42,8 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    lambda_: float = arg(0.1, "weight of the personal model's proximal term, Eq. (2); 0: each client alone",
-                         low=0, source="ours")
+    lambda_: float = arg(0.1, "weight of the personal model's proximal term, Eq. (2); 0: each client trains "
+                              "alone", low=0, source="ours")
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"), source="text of FDSE, Eq. (1)")
 

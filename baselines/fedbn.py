@@ -46,14 +46,15 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.Args):
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"), source="text of FDSE, Eq. (1)")
-    evaluated: str = arg("aggregated", "what is tested: aggregated (the server's layers with the client's "
-                                       "BN) or trained (the client's own model)",
+    evaluated: str = arg("aggregated", "network that is tested: aggregated (the server's layers with the "
+                                       "client's BN) or trained (the client's own model)",
                          choices=("aggregated", "trained"), source="code of FedBN")
     adapt_epochs: int = arg(1, "lodo: passes over the target's images for BN's statistics, FDSE's Algorithm "
-                               "2; 0: the clients' mean", low=0, at_test=True, source="text of FDSE, A7.5")
-    adapt_momentum: float = arg(0.0, "lodo: momentum of these statistics, which then begin with the clients' "
-                                     "mean; 0: the plain mean over the batches", low=0, high=1,
-                                at_test=True, source="ours")
+                               "2; 0: use the clients' mean", low=0, at_test=True,
+                            source="text of FDSE, A7.5")
+    adapt_momentum: float = arg(0.0, "lodo: momentum of these statistics, starting from the clients' mean; "
+                                     "0: the plain mean over the batches", low=0, high=1, at_test=True,
+                                source="ours")
 
 
 # FedAvg's; FDSE's code has the same rate for FedBN (config/*/fedbn.yml).

@@ -50,15 +50,15 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    step_size: float = arg(0.2, "the step d of the weights in the first round, from which it falls to 0; 0: "
-                                "uniform weights", low=0, source="code of FedDG-GA")
-    step: str = arg("share", "a weight moves by at most a share of --step-size, 1/K, or by the whole of it",
+    step_size: float = arg(0.2, "step size d of the weights in the first round; it falls to 0 over the "
+                                "rounds; 0: uniform weights", low=0, source="code of FedDG-GA")
+    step: str = arg("share", "largest change of a weight: share (1/K of --step-size) or whole (all of it)",
                     choices=("share", "whole"), source="code of FedDG-GA, of K = 3 clients")
-    gap: str = arg("loss", "what the gap is of: loss (cross-entropy) or error (1 - accuracy)",
+    gap: str = arg("loss", "quantity of the gap: loss (cross-entropy) or error (1 - accuracy)",
                    choices=("loss", "error"), source="FL4Health's account of the paper")
-    rule: str = arg("paper", "the change of the weights: as in the paper, or as in the authors' code, which "
-                             "does not subtract the mean gap",
-                    choices=("paper", "code"), source="FL4Health's account of the paper")
+    rule: str = arg("paper", "how the weights change: as in the paper, or as in the authors' code, which "
+                             "does not subtract the mean gap", choices=("paper", "code"),
+                    source="FL4Health's account of the paper")
 
     def depends_on_rounds(self) -> str:
         return "the step d^t = (1 - t/T) d falls to 0 over all rounds T" if self.step_size else ""

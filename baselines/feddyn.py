@@ -47,9 +47,8 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.Args):
     alpha: float = arg(0.1, "weight of the quadratic term; 0: FedAvg with uniform weights", low=0,
                        source="ours")
-    evaluated: str = arg("mean", "what is tested: the mean of the round's models, or theta, which the "
-                                 "server has shifted from it", choices=("mean", "theta"),
-                         source="code of FedDyn")
+    evaluated: str = arg("mean", "network that is tested: mean (of the round's models) or theta (the mean, "
+                                 "shifted by the server)", choices=("mean", "theta"), source="code of FedDyn")
 
 
 # FDSE tuned alpha on 0.001, 0.01, 0.03 and 0.1 and does not say what it found (A7.4). FLGo-Bench is by the

@@ -52,21 +52,22 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.LinearArgs):
-    autoscale: float = arg(0.7, "tau: the share mu_k of the own network in the first mixture of a client; 0: "
-                                "no mixture", low=0, high=1, source="text of FedEMA")
-    divergence: str = arg("full", "d_k: the norm of the own encoder's difference to the global one, or how "
-                                  "far the client's last round moved its convolutions (mean of the norms, "
-                                  "EasyFL)", choices=("full", "conv-mean"), source="text of FedEMA, Eq. (3)")
-    stale: str = arg("mix", "a client that missed the round before: mixes all the same, or restarts from the "
-                            "global network as in its first round (EasyFL)", choices=("mix", "restart"),
+    autoscale: float = arg(0.7, "tau: share mu_k of the client's own network in its first mixture; 0: no "
+                                "mixture", low=0, high=1, source="text of FedEMA")
+    divergence: str = arg("full", "d_k: full (norm of the difference between own and global encoder) or "
+                                  "conv-mean (mean norm of the change of the convolutions in the client's "
+                                  "last round, EasyFL)", choices=("full", "conv-mean"),
+                          source="text of FedEMA, Eq. (3)")
+    stale: str = arg("mix", "a client that missed the last round: mix as usual, or restart from the global "
+                            "network as in its first round (EasyFL)", choices=("mix", "restart"),
                      source="text of FedEMA, Sec. 4")
     optimizer: str = arg("sgd", "local optimizer", choices=("adam", "sgd"), source="text of FedGaLA, B.3")
     lr: float = arg(0.03, "learning rate of the first round", above=0, source="text of FedGaLA, B.3")
     momentum: float = arg(0.9, "momentum of the local SGD", low=0, high=1, source="text of FedGaLA, B.3")
     weight_decay: float = arg(3e-4, "weight decay of the local optimizer", low=0,
                               source="text of FedGaLA, B.3")
-    keep_optimizer: bool = arg(True, "keep the optimizer's state on each client over the rounds, else start "
-                                     "it anew", source="code of FedGaLA, main.py")
+    keep_optimizer: bool = arg(True, "keep each client's optimizer state between rounds; otherwise reset it",
+                               source="code of FedGaLA, main.py")
     hidden: int = arg(4096, "width of the hidden layer of projector and predictor", low=1,
                       source="text of FedEMA, Sec. 5")
     dim: int = arg(2048, "outputs of projector and predictor", low=1, source="text of FedEMA, Sec. 5")

@@ -52,16 +52,16 @@ EPS = 1e-6
 
 @dataclass
 class Args(common.Args):
-    variant: str = arg("paper", "paper, or code: both codes' variance, average and statistics, which made "
-                                "FDSE's row", choices=("paper", "code"))
-    prob: float = arg(0.5, "with which probability a layer acts on a batch; 0: FedAvg", low=0, high=1,
+    variant: str = arg("paper", "paper, or code: variance, average and statistics of both released codes, "
+                                "which made FDSE's row", choices=("paper", "code"))
+    prob: float = arg(0.5, "probability that a layer changes a batch; 0: FedAvg", low=0, high=1,
                       source="code of FedFA")
     memory: float = arg(0.99, "momentum of the running statistics", low=0, high=1, source="code of FedFA")
-    variance: str = arg("channels", "variance across the clients: of each channel, or one of all channels "
-                                    "and clients together, as in both codes, which makes gamma 1",
+    variance: str = arg("channels", "variance across the clients: for each channel, or one for all channels "
+                                    "and clients, as in both codes, which makes gamma 1",
                         choices=("channels", "one"), source="text of FedFA, Alg. 1")
-    statistics: str = arg("new", "the running statistics of a client's round begin at 0 and 1 (new), or from "
-                                 "the average of the clients'", choices=("new", "average"),
+    statistics: str = arg("new", "start of the running statistics in a client's round: new (0 and 1) or "
+                                 "average (of the clients)", choices=("new", "average"),
                           source="text of FedFA, Alg. 1")
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"), source="text of FDSE, Eq. (1)")

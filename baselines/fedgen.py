@@ -62,25 +62,25 @@ class Args(common.Args):
                        choices=("samples", "uniform"), source="ours, as fedavg.py")
     lambda_reg: float = arg(1.0, "weight of the classifier's loss on generated representations, Eq. "
                                  "(5)", low=0, source="ours")
-    lambda_kd: float = arg(1.0, "weight of the divergence of an image's prediction from that of a generated "
-                                "representation of its label; 0: the paper's text", low=0,
+    lambda_kd: float = arg(1.0, "weight of the divergence between the predictions for an image and for a "
+                                "generated representation of its label; 0: the paper's text", low=0,
                            source="ours")
-    lambda_decay: float = arg(1.0, "factor of both weights in each round; the authors' code: 0.98", above=0,
+    lambda_decay: float = arg(1.0, "factor on both weights in each round; the authors' code: 0.98", above=0,
                               source="ours")
-    reg_from: int = arg(1, "first round with the two terms, counted from 0; 1: once the generator has been "
-                           "trained", low=0, source="code of FedGen")
-    teacher: str = arg("losses", "the generator's loss: the sum of the classifiers' losses, each by its "
-                                 "share of the label, or that of their mean logits, Eq. (4)",
+    reg_from: int = arg(1, "first round with the two terms, counted from 0; 1: after the generator's first "
+                           "training", low=0, source="code of FedGen")
+    teacher: str = arg("losses", "the generator's loss: losses (sum of the classifiers' losses, weighted by "
+                                 "their share of the label) or logits (loss of their mean logits, Eq. (4))",
                        choices=("losses", "logits"), source="code of FedGen")
-    labels: str = arg("counts", "p^(y), from which labels are drawn: by the clients' counts, or uniform over "
-                                "the labels that a client has", choices=("counts", "uniform"),
+    labels: str = arg("counts", "distribution p^(y) of drawn labels: counts (of the clients' labels) or "
+                                "uniform over the labels that a client has", choices=("counts", "uniform"),
                       source="text of FedGen, from memory")
     diversity: float = arg(1.0, "weight eta of the diversity loss of the generator; 0: none", low=0,
                            source="code of FedGen")
     generator_steps: int = arg(5, "steps of the generator in a round", low=1,
                                source="text of FedCiR, Sec. 6.1")
     generator_lr: float = arg(1e-3, "learning rate of the generator's Adam", above=0, source="ours")
-    generator_relu: bool = arg(False, "a ReLU behind the generator, as behind most backbones' z",
+    generator_relu: bool = arg(False, "use a ReLU behind the generator, as behind most backbones' z",
                                source="code of FedGen")
     noise: int = arg(64, "dimensions of the generator's noise epsilon", low=1, source="ours, as fedcir.py")
     width: int = arg(256, "width of the generator's hidden layer", low=1, source="ours, as fedcir.py")

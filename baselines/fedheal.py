@@ -54,15 +54,15 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    tau: float = arg(0.3, "an update is kept if its direction was that of more than this share of the "
-                          "client's rounds before; -1: nothing is discarded", low=-1, high=1,
+    tau: float = arg(0.3, "keep an entry of an update if its direction was the same in more than this share "
+                          "of the client's earlier rounds; -1: discard nothing", low=-1, high=1,
                      source="code of FedHEAL")
     beta: float = arg(0.4, "how fast the weights follow the distances; 0: uniform weights", low=0, high=1,
                       source="code of FedHEAL")
-    masked: str = arg("all", "what is discarded: entries of all, parameters and BN's statistics, or of the "
+    masked: str = arg("all", "entries that may be discarded: all (parameters and BN's statistics) or "
                              "parameters alone", choices=("all", "parameters"), source="code of FedHEAL")
-    first_counts: int = arg(1, "how many rounds a client's first one counts for in P_k; 2: FDSE's code",
-                            low=1, high=1_000_000, source="code of FedHEAL")
+    first_counts: int = arg(1, "number of rounds for which a client's first round counts in P_k; 2: FDSE's "
+                               "code", low=1, high=1_000_000, source="code of FedHEAL")
 
 
 # FDSE tuned tau on 0.1, 0.2, ..., 0.5 and does not say what it found (A7.4). Its code has no settings of

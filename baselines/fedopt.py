@@ -51,9 +51,9 @@ class Args(common.Args):
                        choices=("fedavgm", "fedadagrad", "fedyogi", "fedadam"))
     server_lr: float = arg(0.01, "eta, the server's learning rate", above=0, source="ours")
     beta1: float = arg(0.9, "decay of m, the mean change", low=0, high=0.9999, source="text, Sec. 5")
-    beta2: float = arg(0.99, "decay of v, the mean square (not of fedavgm and fedadagrad)", low=0,
+    beta2: float = arg(0.99, "decay of v, the mean square (not used by fedavgm and fedadagrad)", low=0,
                        high=0.9999, source="text, Sec. 5")
-    tau: float = arg(0.001, "degree of adaptivity (not of fedavgm): changes below it are not scaled up",
+    tau: float = arg(0.001, "degree of adaptivity (not used by fedavgm): changes below it are not scaled up",
                      above=0, source="text, Sec. 5")
     average: str = arg("samples", "weights of the mean: samples (n_k/m_t) or uniform (1/K)",
                        choices=("samples", "uniform"), source="text, Sec. 5")

@@ -51,15 +51,16 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    alpha: float = arg(1.0, "weight of L_gpc at the start, from which it falls; 0: FedAvg", low=0, high=1,
-                       source="accounts of the paper")
-    fade: int = arg(0, "rounds in which the weight of L_gpc falls to 0; 0: all rounds", low=0,
+    alpha: float = arg(1.0, "weight of L_gpc at the start; it falls over the rounds; 0: FedAvg", low=0,
+                       high=1, source="accounts of the paper")
+    fade: int = arg(0, "number of rounds in which the weight of L_gpc falls to 0; 0: all rounds", low=0,
                     source="accounts of the paper")
-    prototypes: str = arg("pass", "features of the prototypes: of a pass over the training images with the "
-                                  "trained network, or of the round's batches as they were trained on",
+    prototypes: str = arg("pass", "features for the prototypes: pass (over the training images with the "
+                                  "trained network) or batches (of the round's training)",
                           choices=("pass", "batches"), source="accounts of the paper")
-    projection: bool = arg(False, "the paper's projection head, two linear layers to 256 numbers and then to "
-                                  "length 1, between encoder and classifier", source="ours: FedCiR is silent")
+    projection: bool = arg(False, "use the paper's projection head between encoder and classifier: two "
+                                  "linear layers to 256 numbers, then length 1",
+                           source="ours: FedCiR is silent")
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"), source="code of FedProc")
 

@@ -40,13 +40,13 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    shared: str = arg("top", "layers that travel: the last --layers (top), all but those (bottom), or all",
+    shared: str = arg("top", "layers that travel: top (the last --layers), bottom (all others), or all",
                       choices=("top", "bottom", "all"), source="text of LG-FedAvg, Sec. 3")
-    layers: int = arg(1, "layers that are the top; 1 is the classifier", low=1, source="cited code, FLGo")
+    layers: int = arg(1, "number of layers in the top; 1: the classifier", low=1, source="cited code, FLGo")
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"), source="text of LG-FedAvg, Alg. 1")
-    evaluated: str = arg("aggregated", "what is tested: aggregated (theta_k with the server's theta_g) or "
-                                       "trained (theta_k with the client's own theta_g)",
+    evaluated: str = arg("aggregated", "network that is tested: aggregated (theta_k with the server's "
+                                       "theta_g) or trained (theta_k with the client's own theta_g)",
                          choices=("aggregated", "trained"), source="code of LG-FedAvg")
 
 

@@ -40,7 +40,7 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(common.Args):
-    select: str = arg("own", "what a client is tested with: own (its best model so far by its own validation "
+    select: str = arg("own", "network that a client is tested with: own (its best so far on its validation "
                              "images) or last (its current one)", choices=("own", "last"),
                       source="code of FDSE, algorithm/standalone.py")
 

@@ -50,9 +50,9 @@ class Args(common.Args):
     mu: float = arg(1.0, "weight of the model-contrastive loss, Eq. (4); 0: FedAvg", low=0, source="ours")
     tau: float = arg(0.5, "temperature of the similarities, Eq. (3)", above=0,
                      source="text of FDSE, A7.4")
-    projection: bool = arg(False, "the paper's projection head, two linear layers to 256 numbers, between "
-                                  "encoder and classifier", source="cited code, FLGo-Bench")
-    evaluated: str = arg("aggregated", "what is tested: aggregated (the server's model) or trained (each "
+    projection: bool = arg(False, "use the paper's projection head between encoder and classifier: two "
+                                  "linear layers to 256 numbers", source="cited code, FLGo-Bench")
+    evaluated: str = arg("aggregated", "network that is tested: aggregated (the server's) or trained (each "
                                        "client's own w_k)", choices=("aggregated", "trained"),
                          source="text of MOON, Alg. 1")
 

@@ -54,20 +54,21 @@ from torch.nn.utils import clip_grad_norm_
 @dataclass
 class Args(common.Args):
     strategy: str = arg("bn+head", "layers that a client keeps: batch normalization (bn), the classifier "
-                                   "(head), both, none, or as it learns (adaptive)",
+                                   "(head), both, none, or learned ones (adaptive)",
                         choices=("bn+head", "bn", "head", "none", "adaptive"), source="ours")
-    evaluated: str = arg("aggregated", "what is tested: aggregated (the kept layers with the server's) or "
-                                       "trained (all of the client's own)", choices=("aggregated", "trained"),
-                         source="ours")
-    strategy_lr: float = arg(0.1, "adaptive: learning rate of the scores' Adam", above=0, source="ours")
-    strategy_steps: int = arg(5, "adaptive: steps on the scores before the local training of a round", low=1,
-                              source="ours")
-    temperature: float = arg(5.0, "adaptive: temperature of the Gumbel softmax in the first round", above=0,
-                             source="code of AdaShare")
-    temperature_decay: float = arg(0.965, "adaptive: factor on it after each round", above=0, high=1,
-                                   source="code of AdaShare")
-    temperature_floor: float = arg(0.5, "adaptive: the lowest temperature; without one the scores are frozen "
-                                        "after some 200 rounds", above=0, source="ours")
+    evaluated: str = arg("aggregated", "network that is tested: aggregated (the kept layers with the "
+                                       "server's) or trained (the client's own)",
+                         choices=("aggregated", "trained"), source="ours")
+    strategy_lr: float = arg(0.1, "with adaptive: learning rate of Adam for the scores", above=0,
+                             source="ours")
+    strategy_steps: int = arg(5, "with adaptive: steps on the scores before the local training of a round",
+                              low=1, source="ours")
+    temperature: float = arg(5.0, "with adaptive: temperature of the Gumbel softmax in the first round",
+                             above=0, source="code of AdaShare")
+    temperature_decay: float = arg(0.965, "with adaptive: factor on the temperature after each round",
+                                   above=0, high=1, source="code of AdaShare")
+    temperature_floor: float = arg(0.5, "with adaptive: lowest temperature; without a limit the scores "
+                                        "freeze after some 200 rounds", above=0, source="ours")
 
 
 # FDSE says nothing of its settings: FedAvg's.

@@ -39,16 +39,17 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(fdse.Args):
-    variant: str = arg("official", "settings: the newest version's, the first version's, or the paper's",
-                       choices=("official", "first", "paper"))
-    con_loss: str = arg("eq6", "L_Con: Eq. (6), or that of the newest version, or of the first one",
+    variant: str = arg("official", "settings of the newest version of the code, of its first version, or of "
+                                   "the paper", choices=("official", "first", "paper"))
+    con_loss: str = arg("eq6", "form of L_Con: of Eq. (6), of the newest version, or of the first version",
                         choices=("eq6", "official", "first"), source="text, Eq. (6)")
-    dse_relu: bool = arg(True, "ReLU between BN_DSE and the DSE convolution, Eq. (3)", source="text, Eq. (3)")
+    dse_relu: bool = arg(True, "use a ReLU between BN_DSE and the DSE convolution, Eq. (3)",
+                         source="text, Eq. (3)")
     stem_padding: int = arg(2, "padding of AlexNet's first layer, Table A6", low=0,
                             source="text, Table A6")
-    pad: bool = arg(True, "padding of 1 in AlexNet's layers 3 to 5, Table A6; else images need 160 pixels",
-                    source="text, Table A6")
-    fc_identity: bool = arg(True, "keep one identity channel of G in linear blocks too",
+    pad: bool = arg(True, "use a padding of 1 in AlexNet's layers 3 to 5, Table A6; without it images need "
+                          "160 pixels", source="text, Table A6")
+    fc_identity: bool = arg(True, "keep one identity channel of G also in linear blocks",
                             source="text, Table A7")
 
     def validate(self) -> None:

@@ -38,24 +38,23 @@ from torch.optim import SGD
 
 @dataclass
 class Args(fedadg.Args):
-    variant: str = arg("official", "settings: the release's, or the paper's", choices=("official", "paper"))
-    warmup: int = arg(0, "length of the official code's warm-up of the learning rates, in what --E0 counts; "
-                         "it starts anew in each round; 0: none", low=0,
+    variant: str = arg("official", "settings of the released code, or of the paper",
+                       choices=("official", "paper"))
+    warmup: int = arg(0, "length of the official code's learning-rate warm-up, in the unit of --E0; it "
+                         "restarts in each round; 0: no warm-up", low=0,
                       source="ours, as the text names none")
-    d_loss: str = arg("lsgan", "L_adv_d: lsgan, the least squares of its source; or printed: Eq. (1)",
-                      choices=("lsgan", "printed"),
-                      source="code a69a54a, pacs-ours/localTrain.py")
-    g_loss: str = arg("opposite", "L_adv_g: opposite, D(h')^2; printed: Eq. (3); detached: (3) without "
-                                  "gradient, so that G never learns",
+    d_loss: str = arg("lsgan", "L_adv_d: lsgan (least squares, as in its source) or printed (Eq. (1))",
+                      choices=("lsgan", "printed"), source="code a69a54a, pacs-ours/localTrain.py")
+    g_loss: str = arg("opposite", "L_adv_g: opposite (D(h')^2), printed (Eq. (3)), or detached (Eq. (3) "
+                                  "without gradient, so that G never learns)",
                       choices=("opposite", "printed", "detached"),
                       source="code a69a54a, pacs-ours/localTrain.py")
-    order: str = arg("paper", "steps c5, c7, c8 in this order, or D before (F, C)",
+    order: str = arg("paper", "order of the steps: c5, c7, c8 (paper), or D before (F, C) (official)",
                      choices=("paper", "official"), source="text, Alg. 1")
-    projection: str = arg("fixed", "random projection in front of D: fixed, trained with D, or none (Table "
-                                   "5)", choices=("fixed", "trained", "none"),
-                          source="text, Sec. 3.1")
-    onehot_value: float = arg(1.0, "value that stands for 1 in the one-hot label", above=0,
-                               source="text, Alg. 1")
+    projection: str = arg("fixed", "random projection before D: fixed, trained with D, or none (Table 5)",
+                          choices=("fixed", "trained", "none"), source="text, Sec. 3.1")
+    onehot_value: float = arg(1.0, "value of the nonzero entry of the one-hot label", above=0,
+                              source="text, Alg. 1")
 
 
 # They spread the smoothing, 0.01 and 0.2, over the other classes (7 and 5 in all), PyTorch over all.

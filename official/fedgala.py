@@ -32,14 +32,15 @@ from torch import Tensor
 
 @dataclass
 class Args(fedgala.Args):
-    variant: str = arg("official", "settings: the release's, or the paper's", choices=("official", "paper"))
-    ga_unit: str = arg("model", "what has one weight: the whole update, each layer, or each tensor",
+    variant: str = arg("official", "settings of the released code, or of the paper",
+                       choices=("official", "paper"))
+    ga_unit: str = arg("model", "what gets a weight of its own: the whole update, each layer, or each tensor",
                        choices=("model", "layer", "tensor"), source="text, Alg. 1, lines 5-11")
-    ga_vectors: str = arg("updates", "what the cosines compare: the updates, or the updates multiplied by "
-                                     "FedAvg's weights", choices=("updates", "scaled"),
+    ga_vectors: str = arg("updates", "vectors that the cosines compare: the updates, or the updates "
+                                     "multiplied by FedAvg's weights", choices=("updates", "scaled"),
                           source="text, Alg. 1, line 8")
-    predictor: str = arg("local", "the predictor of byol and simsiam: stays on its client, or is averaged",
-                         choices=("local", "shared"), source="text, Sec. 4")
+    predictor: str = arg("local", "predictor of byol and simsiam: local (stays on its client) or shared "
+                                  "(averaged)", choices=("local", "shared"), source="text, Sec. 4")
 
 
 OFFICIAL = (source("code 81451db, utils.py", align_unit="tensor", ga_unit="tensor", ga_vectors="scaled",

@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 
 @dataclass
 class Args(fedsr.Args):
-    variant: str = arg("official", "settings: the release's, or a variant of fedsr.py",
+    variant: str = arg("official", "settings of the released code, or a variant of fedsr.py",
                        choices=("official", "fedsr", *fedsr.VARIANTS))
     norm: str = arg("squared", "L2R: the squared norm of z, Eq. (10), or the plain norm",
                     choices=("squared", "plain"), source="text, Eq. (10)")

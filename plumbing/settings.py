@@ -92,24 +92,24 @@ class DataArgs:
     dataset: str = arg("digits", "dataset; digits needs no download")
     protocol: str = arg("indomain", "indomain: each client is tested on its own test part; lodo: leave one "
                                     "domain out", choices=("indomain", "lodo"))
-    target: str = arg("all", "lodo, linear: the domain that is left out, by name; all: each in turn")
-    target_part: str = arg("all", "lodo, linear: images of the target that are used: all, its test part by "
-                                  "--split, or heldout: validation and test part",
+    target: str = arg("all", "lodo, linear: name of the left-out domain; all: each domain in turn")
+    target_part: str = arg("all", "lodo, linear: images of the target domain to use: all, test (its test "
+                                  "part by --split), or heldout (validation and test part)",
                            choices=("all", "test", "heldout"))
-    split: str = arg("0.8/0.1/0.1", "shares of train/validation/test in each client")
-    clients_per_domain: int = arg(1, "clients that share one domain", low=1)
-    dirichlet: float = arg(0.0, "concentration of the label skew between the clients of a domain; 0: no skew",
+    split: str = arg("0.8/0.1/0.1", "shares of training, validation and test images in each client")
+    clients_per_domain: int = arg(1, "number of clients that share one domain", low=1)
+    dirichlet: float = arg(0.0, "concentration of the label skew between a domain's clients; 0: no skew",
                            low=0, high=1e6)
-    clients: int = arg(0, "clients that share the images of all source domains, by --domain-mix; 0: each "
-                          "domain has --clients-per-domain of its own", low=0)
-    domain_mix: float = arg(1.0, "with --clients: 1: each client has one domain; 0: each has every domain, "
-                                 "in equal shares; 1 - lambda of the benchmark of Bai et al., ICLR 2024",
-                            low=0, high=1)
-    skip_broken: bool = arg(False, "leave out images that cannot be decoded; without it they end the run")
-    limit: int = arg(0, "images used of each domain, drawn by the seed; 0: all", low=0)
-    normalize: str = arg("unit", "pixels: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
+    clients: int = arg(0, "number of clients that share the images of all source domains, by --domain-mix; "
+                          "0: each domain has --clients-per-domain clients", low=0)
+    domain_mix: float = arg(1.0, "with --clients: 1: each client has one domain; 0: each client has equal "
+                                 "shares of all domains; it is 1 - lambda in the benchmark of Bai et al., "
+                                 "ICLR 2024", low=0, high=1)
+    skip_broken: bool = arg(False, "leave out images that cannot be decoded instead of ending the run")
+    limit: int = arg(0, "number of images to use from each domain, drawn by the seed; 0: all", low=0)
+    normalize: str = arg("unit", "pixel values: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
                          choices=("unit", "imagenet"))
-    augment: str = arg("none", "augmentation of the training images, drawn anew for each image and batch",
+    augment: str = arg("none", "augmentation of the training images, drawn again for each image and batch",
                        choices=("none", *AUGMENTATIONS))
     image_size: int = arg(28, "height and width of the images, in pixels", low=8, high=4096)
 
@@ -118,15 +118,15 @@ class DataArgs:
 class TrainingArgs:
     group: ClassVar[str] = "training"
 
-    backbone: str = arg("smallcnn_bn", "network that is trained",
+    backbone: str = arg("smallcnn_bn", "network to train",
                         choices=("smallcnn", "smallcnn3", "smallcnn_bn", "alexnet_bn", "alexnet", "resnet18",
                                  "resnet50", "resnet18_3x3", "vit_b8"))
     weights: str = arg("none", "initial weights: none (random), imagenet (of torchvision or timm), or a file")
     rounds: int = arg(100, "communication rounds T", low=1)
     epochs: int = arg(1, "local epochs E in a round", low=1)
-    steps: int = arg(0, "local steps in a round, in place of epochs; 0: use epochs", low=0)
+    steps: int = arg(0, "local steps in a round, instead of epochs; 0: use epochs", low=0)
     participation: float = arg(1.0, "share of the clients that train in a round", above=0, high=1)
-    drop: float = arg(0.0, "chance that a client's upload is lost, after its training", low=0, high=0.99)
+    drop: float = arg(0.0, "probability that a client's upload is lost after its training", low=0, high=0.99)
     batch_size: int = arg(50, "images in a batch B", low=2, high=1_000_000)
     lr: float = arg(0.1, "learning rate of the first round", above=0)
     lr_decay: float = arg(1.0, "factor on the learning rate after each round", above=0, high=1)
@@ -142,42 +142,41 @@ class RunArgs:
     scale: str = arg("paper", "paper: the paper's setting; laptop: minutes on two cores; smoke: seconds",
                      choices=("paper", "laptop", "smoke"))
     seed: int = arg(0, "seed of the split, the initial weights, the batches and all other randomness", low=0)
-    seeds: str = arg("", "several seeds instead of --seed, such as 0,1,2: a run of each, one after the "
-                         "other, and at the end mean and deviation over them", numbers=False)
+    seeds: str = arg("", "several seeds instead of --seed, such as 0,1,2: one run for each, then mean and "
+                         "deviation over the seeds", numbers=False)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor has it, "
-                                 "else fp32", choices=("auto", "fp32", "tf32", "bf16"))
-    threads: int = arg(0, "CPU threads, on which the last digits depend; 0: as many as torch takes, which "
-                          "OMP_NUM_THREADS limits", low=0, high=1024, numbers=False)
-    deterministic: bool = arg(False, "on a GPU: PyTorch's deterministic algorithms where it has some; "
-                                     "without them the last digits of two runs may differ there",
-                              numbers=False)
-    capture: str = arg("auto", "on a GPU: replay a step with @captured as a CUDA graph; auto: of this "
-                               "repository's methods", choices=("auto", "on", "off"), numbers=False)
+    precision: str = arg("auto", "fp32, tf32 (GPU), bf16 (autocast), or auto: bf16 if the processor supports "
+                                 "it, else fp32", choices=("auto", "fp32", "tf32", "bf16"))
+    threads: int = arg(0, "number of CPU threads; the last digits of a run depend on it; 0: torch's choice, "
+                          "limited by OMP_NUM_THREADS", low=0, high=1024, numbers=False)
+    deterministic: bool = arg(False, "on a GPU: use PyTorch's deterministic algorithms where they exist; "
+                                     "otherwise the last digits of two runs may differ", numbers=False)
+    capture: str = arg("auto", "on a GPU: record steps with @captured as CUDA graphs; auto: only in this "
+                               "repository's methods, and not with --deterministic",
+                       choices=("auto", "on", "off"), numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
-    metric: str = arg("accuracy", "measure on all validation images by which the best round is chosen; "
-                                  "balanced: accuracy, f1: macro-F1, auc: one class against the rest",
+    metric: str = arg("accuracy", "measure on all validation images for the best round: accuracy, balanced "
+                                  "(accuracy), f1 (macro-F1), auc (one class against the rest)",
                       choices=METRICS)
-    test_rounds: str = arg("all", "evaluations with the test parts: all, or best: where the validation is "
-                                  "better than before, and the last",
-                           choices=("all", "best"), numbers=False)
+    test_rounds: str = arg("all", "when to evaluate the test parts: all: at every evaluation; best: only "
+                                  "after a better validation, and at the end", choices=("all", "best"),
+                           numbers=False)
     figures: bool = arg(True, "draw curves.png at the end", numbers=False)
-    tensorboard: bool = arg(False, "also write what is logged as scalars for TensorBoard, into the output "
-                                   "folder; needs pip install tensorboard", numbers=False)
+    tensorboard: bool = arg(False, "also write the logged numbers for TensorBoard into the output folder; "
+                                   "needs pip install tensorboard", numbers=False)
     data: str = arg("data", "folder of the datasets, the downloads and the decoded cache", numbers=False)
-    archives: str = arg("", "folder with archives downloaded before; looked at before the network",
+    archives: str = arg("", "folder with downloaded archives; they are used before any download",
                         numbers=False)
     out: str = arg("", "output folder; empty: runs/<method>-<dataset>-...-<hash of the arguments>",
                    numbers=False)
-    resume: bool = arg(True, "go on with the run in the output folder; --no-resume starts it afresh",
+    resume: bool = arg(True, "resume the run in the output folder; --no-resume starts it again",
                        numbers=False)
-    any_code: bool = arg(False, "go on with a run that other code began, or show its result",
-                         numbers=False)
-    stop_after: int = arg(0, "end after this round, which is kept; the same command without it resumes; 0: "
-                             "never", low=0, numbers=False)
-    checkpoint_every: float = arg(30.0, "seconds between checkpoints, at least; 0: after each round",
+    any_code: bool = arg(False, "resume a run that other code began, or show its result", numbers=False)
+    stop_after: int = arg(0, "end after this round and save it; the same command without this flag resumes; "
+                             "0: never", low=0, numbers=False)
+    checkpoint_every: float = arg(30.0, "shortest time between checkpoints, in seconds; 0: after each round",
                                   low=0, numbers=False)
-    record: str = arg("", "JSONL file to which the finished run is added as one line", numbers=False)
+    record: str = arg("", "JSONL file to which the finished run is appended as one line", numbers=False)
 
 
 @dataclass
@@ -215,26 +214,26 @@ class LinearArgs(Args):
 
     protocol: str = arg("linear", "linear: train without labels, then fit a linear classifier to a part of "
                                   "the target's labels", choices=("linear",))
-    sources: str = arg("", "domains of the clients, such as painting,real,sketch; empty: all but the "
-                           "target. With --target all one run then evaluates all the other domains")
+    sources: str = arg("", "domains of the clients, such as painting,real,sketch; empty: all but the target. "
+                           "With --target all, one run evaluates all the other domains")
     crop: int = arg(32, "height and width of the views, and of the images in the evaluation, in pixels",
                     low=8, high=4096, source="text of FedGaLA, App. B.1")
-    augment: str = arg("simclr", "augmentation of the views, drawn anew for each view and batch",
+    augment: str = arg("simclr", "augmentation of the views, drawn again for each view and batch",
                        choices=("none", *AUGMENTATIONS), source="text of FedGaLA, App. B.1, grey as its code")
     drop_last: bool = arg(True, "leave out the last batch of an epoch if it is smaller than the others",
                           source="code of FedGaLA f3ec1e1, main.py")
-    label_ratio: str = arg("0.1/0.3", "shares of the target's labels to which classifiers are fitted, one "
-                                      "after the other; they are tested on the rest",
+    label_ratio: str = arg("0.1/0.3", "shares of the target's labels for fitting classifiers, one classifier "
+                                      "for each share; they are tested on the other images",
                            source="text of FedGaLA, Table 1")
-    probe: str = arg("encoder", "what the classifier sees: the encoder's output or the projector's",
+    probe: str = arg("encoder", "input of the classifier: the encoder's output or the projector's",
                      choices=("encoder", "projector"), source="text of FedGaLA, App. B.3")
     linear_lr: float = arg(3e-3, "learning rate of the classifier's Adam", above=0,
                            source="text of FedGaLA, App. B.3")
     linear_epochs: int = arg(100, "epochs of the classifier", low=1, source="text of FedGaLA, App. B.3")
-    linear_batch: int = arg(512, "images in a batch of the classifier", low=1,
+    linear_batch: int = arg(512, "images in a batch when the classifier is fitted", low=1,
                             source="code of FedGaLA f3ec1e1, main.py")
-    linear_views: str = arg("plain", "what the classifier is fitted to: plain images, or augmented, a new "
-                                     "view by --augment of each in each epoch; it is tested on plain ones",
+    linear_views: str = arg("plain", "images for fitting the classifier: plain, or augmented (new views by "
+                                     "--augment in each epoch); the test uses plain images",
                             choices=("augmented", "plain"), source="ours")
 
     views: ClassVar[int] = 2  # of each image, stacked in a batch

@@ -219,24 +219,26 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(argv=argv)
     parser.add_argument("--methods", required=True, metavar="A,B,...",
-                        help="methods, the one of interest first; it is compared with each of the others")
-    parser.add_argument("--dataset", default="digits", help="as of a method's file [digits]")
+                        help="methods to compare; the first one is compared with each of the others")
+    parser.add_argument("--dataset", default="digits", help="data set, as for a method's file [digits]")
     parser.add_argument("--scale", default="paper", choices=("paper", "laptop", "smoke"),
-                        help="as of a method's file [paper]")
-    parser.add_argument("--targets", default="", metavar="NAME",
-                        help="leave this domain out, or each in turn: all [as each method's settings say]")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds of each method, as of its file [0,1,2]")
+                        help="scale, as for a method's file [paper]")
+    parser.add_argument("--targets", default="", metavar="NAME", help="domain to leave out; all: each domain "
+                                                                      "in turn [by each method's settings]")
+    parser.add_argument("--seeds", default="0,1,2", help="seeds of each method [0,1,2]")
     parser.add_argument("--tune", action="append", default=[], metavar="FLAG=V,V",
-                        help="values to choose from on validation; may be given several times")
+                        help="values of a flag, from which validation chooses one; may be given several "
+                             "times")
     parser.add_argument("--flags", default="", type=shlex.split, metavar="'--FLAG VALUE ...'",
-                        help="flags of all methods; one word alone as --flags=--FLAG")
+                        help="flags for all methods; write a single word as --flags=--FLAG")
     parser.add_argument("--which", default="best", choices=("best", "last"),
-                        help="round that is compared: best (validation) or last [best]")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time [1]")
-    parser.add_argument("--out", default="", metavar="FOLDER", help="[runs/benchmark-DATASET]")
+                        help="round to compare: best (validation) or last [best]")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time [1]")
+    parser.add_argument("--out", default="", metavar="FOLDER", help="folder of the comparison "
+                                                                    "[runs/benchmark-DATASET]")
     parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
     parser.add_argument("--archives", type=existing_folder, default="",
-                        help="folder with archives downloaded before [none]")
+                        help="folder with downloaded archives [none]")
     found = parser.parse_args(argv)
     if found.jobs < 1:
         parser.error(f"--jobs is {found.jobs}; it must be at least 1")

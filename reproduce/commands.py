@@ -31,8 +31,9 @@ def about(doc: str | None) -> str:
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of a command that puts a run together again."""
     parser.add_argument("--which", default="best", choices=("best", "last"),
-                        help="state of the run: best (validation round) or last [best]")
+                        help="state of the run to use: best (validation round) or last [best]")
     parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
     parser.add_argument("--archives", type=existing_folder, default="",
-                        help="folder with archives downloaded before [none]")
-    parser.add_argument("--any-code", action="store_true", help="also a run that other code has trained")
+                        help="folder with downloaded archives [none]")
+    parser.add_argument("--any-code", action="store_true", help="also accept a run that other code has "
+                                                                "trained")

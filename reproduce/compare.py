@@ -164,13 +164,13 @@ def main(argv: list[str] | None = None) -> None:
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="compare", allow_abbrev=False, description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", metavar="RUN",
-                        help="output folder of a run, or a folder of several")
-    parser.add_argument("--metric", default="",
-                        help="what is drawn: ALL, AVG, target, val, a client's name, or what the clients "
-                             "log, such as loss [target if all runs have one, else ALL]")
-    parser.add_argument("--out", default="", metavar="FILE",
-                        help="file of the figure, .png, .pdf or .svg [the table alone]")
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="output folder of a run, or a folder with "
+                                                                  "several runs")
+    parser.add_argument("--metric", default="", help="value to draw: ALL, AVG, target, val, a client's name, "
+                                                     "or a value that the clients log, such as loss [target "
+                                                     "if all runs have one, else ALL]")
+    parser.add_argument("--out", default="", metavar="FILE", help="file of the figure, .png, .pdf or .svg "
+                                                                  "[only the table]")
     return parser.parse_args(argv)
 
 

@@ -157,15 +157,16 @@ def main(argv: list[str] | None = None) -> None:
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="predict", allow_abbrev=False, description=about(__doc__))
     parser.add_argument("folder", help="output folder of a run, finished or not")
-    parser.add_argument("images", nargs="+", help="files of images, or folders with images")
-    parser.add_argument("--client", help="client whose network it is, by name or number; otherwise that of "
-                                         "the left-out domain, or of the first client if none is left out")
-    parser.add_argument("--csv", default="", help="file for the table, as CSV, with the probability of "
-                                                  "every class; otherwise it is printed")
+    parser.add_argument("images", nargs="+", help="image files, or folders with images")
+    parser.add_argument("--client", help="client whose network predicts, by name or number; otherwise the "
+                                         "network for the left-out domain, or the first client's if none is "
+                                         "left out")
+    parser.add_argument("--csv", default="", help="CSV file for the table, with the probability of every "
+                                                  "class; otherwise the table is printed")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... or auto [cpu]")
-    parser.add_argument("--script", default="", help="file of the run's method, if that is one of your own")
-    parser.add_argument("--backbone", default="", help="file and function of the run's network, if that is "
-                                                       "one of your own")
+    parser.add_argument("--script", default="", help="file of the run's method, if the method is your own")
+    parser.add_argument("--backbone", default="", help="FILE.py:FUNCTION of the run's network, if the "
+                                                       "network is your own")
     add_run_flags(parser)
     return parser.parse_args(argv)
 

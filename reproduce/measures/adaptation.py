@@ -61,9 +61,9 @@ def in_words(changed: dict) -> str:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flags", action="append", default=[], type=shlex.split, metavar="'--FLAG ...'",
-                        help="flags of the method to test with; may be given several times [the run's own]")
-    parser.add_argument("--record", default="", metavar="FILE",
-                        help="JSONL file to which a record of each is added [none]")
+                        help="flags of the method for the test; may be given several times [the run's own]")
+    parser.add_argument("--record", default="", metavar="FILE", help="JSONL file to which a record of each "
+                                                                     "test is appended [none]")
 
 
 def changed_flags(words: list[str], run: Rebuilt) -> dict:

@@ -37,10 +37,11 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         text = about(module.__doc__).replace("\n", " ")
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a finished run")
-        command.add_argument("--out", default="", metavar="FILE",
-                             help="figure of pad, risk, gradients, confusion [none]; of tsne "
-                                  "[tsne.png in first FOLDER]")
-        command.add_argument("--json", default="", metavar="FILE", help="file for the numbers [none]")
+        command.add_argument("--out", default="", metavar="FILE", help="file of the figure of pad, risk, "
+                                                                       "gradients, confusion [none]; of tsne "
+                                                                       "[tsne.png in first FOLDER]")
+        command.add_argument("--json", default="", metavar="FILE",
+                             help="file for the numbers, as JSON [none]")
         add_run_flags(command)
         if hasattr(module, "add_flags"):
             module.add_flags(command)

@@ -114,8 +114,8 @@ def draw_gradients(path, runs: list[dict]) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batches", type=int, default=16,
-                        help="batches behind the gradient of a domain [16]")
+    parser.add_argument("--batches", type=int, default=16, help="number of batches for the gradient of a "
+                                                                "domain [16]")
 
 
 def show(flags) -> list[dict]:

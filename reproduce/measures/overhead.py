@@ -91,7 +91,7 @@ def cost_to_reach(run: Rebuilt, accuracy: float) -> dict | None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--accuracy", type=float, default=0.6, help="accuracy to reach, a share [0.6]")
+    parser.add_argument("--accuracy", type=float, default=0.6, help="accuracy to reach, as a fraction [0.6]")
 
 
 def show(flags) -> list[dict]:

@@ -83,9 +83,9 @@ def shares(run: Rebuilt, name: str, step: int | None) -> dict:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--coefficient", required=True, metavar="FLAG",
-                        help="the flag of the term's coefficient, without dashes, such as lambda of fdse")
-    parser.add_argument("--step", type=int, metavar="N",
-                        help="step of the round to look at [10, or the last]")
+                        help="flag of the term's coefficient, without dashes, such as lambda of fdse")
+    parser.add_argument("--step", type=int, metavar="N", help="training step of the round to measure [10, or "
+                                                              "the last]")
 
 
 def show(flags) -> list[dict]:

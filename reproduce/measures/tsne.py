@@ -71,8 +71,9 @@ def draw(path, runs: list[Rebuilt], points: list[Points], places: list[dict[str,
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--domains", default="", help="domains that are drawn, such as m15,m0 [all]")
-    parser.add_argument("--images", type=int, default=1000, help="most images of each domain [1000]")
+    parser.add_argument("--domains", default="", help="domains to draw, such as m15,m0 [all]")
+    parser.add_argument("--images", type=int, default=1000, help="largest number of images from each domain "
+                                                                 "[1000]")
     parser.add_argument("--part", default="all", choices=("test", "all"),
                         help="images of each client: its test images, or all [all]")
 
