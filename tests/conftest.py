@@ -1,7 +1,6 @@
-"""Helpers of the tests: small data that the tests make, and runs in this process or in one of their own."""
+"""Helpers of the tests: runs in this process or in one of their own."""
 
 import contextlib
-import dataclasses
 import gc
 import io
 import json
@@ -11,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +28,11 @@ import official.fedgala
 import official.fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedopt,
                        fedproc, fedprox, lgfedavg, local, moon, partialfed, scaffold)
-from plumbing.catalog import FOLDERS
 from plumbing.runfolder import Run
 from tests.finished_runs import once
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 
@@ -195,35 +190,6 @@ def fails(capsys, code: int, words: str, call: Callable, *args) -> None:
 def metrics(out: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-@pytest.fixture
-def office(tmp_path, monkeypatch) -> Path:
-    """The folder of a tiny Office-Caltech10 in the official layout, whose counts stand for the real ones.
-
-    Two images of each class in each domain; a bright bar across the image shows the class.
-    """
-    source = FOLDERS["officecaltech"]
-    rng, folder = np.random.default_rng(0), tmp_path / "office"
-    for name, _ in source.domains.values():
-        for label, c in enumerate(source.classes):
-            (folder / name / c).mkdir(parents=True)
-            for i in range(2):
-                pixels = rng.integers(0, 60, (20, 24, 3), dtype=np.uint8)
-                pixels[2 * label:2 * label + 2] = 255
-                Image.fromarray(pixels).save(folder / name / c / f"{i}.png")
-    counts = {domain: (name, 20) for domain, (name, _) in source.domains.items()}
-    small = dataclasses.replace(source, domains=counts, counts={}, content="")
-    monkeypatch.setitem(FOLDERS, "officecaltech", small)
-    return folder
-
-
-def zipped(folder: Path, archive: Path, root: str = "Office_Caltech_DA_Dataset-main") -> Path:
-    """The archive, in which all that is in the folder is below `root`."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(archive, "w") as z:
-        for path in sorted(folder.rglob("*")):
-            z.write(path, f"{root}/{path.relative_to(folder)}")
-    return archive
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:

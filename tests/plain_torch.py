@@ -70,7 +70,7 @@ def as_it_is(place: str, x: Tensor) -> Tensor:
     return x
 
 
-def body_in_evaluation(x: Tensor, w: State, after=as_it_is) -> Tensor:
+def body_in_evaluation(w: State, x: Tensor, after=as_it_is) -> Tensor:
     """The same z with the running statistics; what `after(place, x)` makes of a block's output goes on."""
     for c, place in ((0, "3"), (4, "7")):
         x = batch_norm_at_rest(w, f"body.{c + 1}", conv(w, f"body.{c}", x, padding=1))

@@ -52,13 +52,6 @@ def curve(folder) -> list[str]:
     return re.findall(r'"loss": [\d.e-]+', (folder / "metrics.jsonl").read_text())
 
 
-def test_the_wines(place):
-    result = run_here("fedavg", place / "run", "--dataset", place / "wine.py", "--backbone",
-                      f"{place / 'wine.py'}:build", "--rounds", 20, "--lr", 0.1, "--limit", 0,
-                      "--batch-size", 50, "--protocol", "lodo", "--target", "much")
-    assert result["last"]["target"] > 0.85
-
-
 def test_the_network(place):
     result = run_here("fedavg", place / "run", "--backbone", f"{place / 'small_net.py'}:build", "--rounds", 1)
     assert "small_net.py:build" in result["args"]["backbone"]

@@ -142,13 +142,6 @@ def test_a_diff_to_fedavg_shows_the_method(method):
     assert recurring >= TESTED[method].recurring * len(reference)
 
 
-@pytest.mark.parametrize("method", PROGRAMS)
-def test_the_code_begins_near_the_top(method):
-    tree = ast.parse(Path(PROGRAMS[method].__file__).read_text())
-    imports = [node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert imports[0] < 50
-
-
 @pytest.mark.parametrize("name", OF_PAPERS)
 def test_official_imports_common_and_its_method_alone(name):
     ours = {module for module in imports_of(f"official/{name}.py") if floor_of(module)}

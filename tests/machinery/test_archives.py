@@ -176,6 +176,16 @@ def test_a_zip_that_declares_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "TOTAL", 4 * MIB)
     stops("Dataset-main.zip: its entries declare more than 4.0 MiB; the", load, tmp_path, "officecaltech")
 
+def test_a_damaged_image_in_a_zip_is_noticed(tmp_path, monkeypatch):
+    archive = write_office(tmp_path, monkeypatch, {})
+    damaged = bytearray(archive.read_bytes())
+    pixels = damaged.index(b"IDAT", len(damaged) // 4) + 8
+    damaged[pixels:pixels + 22] = bytes(22)
+    archive.write_bytes(damaged)
+    stops("is no whole archive .Bad CRC-32", load, tmp_path, "officecaltech")
+    assert nothing_is_left(tmp_path)
+
+
 def test_only_the_images_of_the_dataset_are_unpacked(tmp_path, monkeypatch):
     write_office(tmp_path, monkeypatch, {"film.mp4": b"x", "dslr/other/0.png": b"x"})
     unpack, unpacked = ImageFiles.unpack, []

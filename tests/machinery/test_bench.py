@@ -8,7 +8,8 @@ import sys
 import time
 
 from bench import bench
-from tests.conftest import ROOT, zipped
+from tests.conftest import ROOT
+from tests.machinery.test_archives import write_office
 from tests.small_table import recorded, two_tables
 
 import pytest
@@ -22,8 +23,8 @@ def test_the_clock_waits_for_a_gpu(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_round_of_office(tmp_path, office):
-    zipped(office, tmp_path / "archives" / "Office_Caltech_DA_Dataset-main.zip")
+def test_a_round_of_office(tmp_path, monkeypatch):
+    write_office(tmp_path, monkeypatch, {})
     folders = ["--archives", str(tmp_path / "archives"), "--data", str(tmp_path / "data")]
     bench.main([*folders, "--size", "64", "--rounds", "2", "--out", str(tmp_path / "b.json")])
     seconds = {row[0]: row[1] for row in json.loads((tmp_path / "b.json").read_text())["rows"]}

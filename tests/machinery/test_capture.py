@@ -83,19 +83,21 @@ class Small:
             return loss.detach()
         return step
 
+    def steps(self, factor=1.0) -> list:
+        """The losses of five steps."""
+        return [self.step(factor)(self.x) for _ in range(5)]
+
 
 def test_a_number_that_changes_stops_the_run(monkeypatch):
     small = Small(monkeypatch)
-    for _ in range(3):
-        small.step(2.0)(small.x)
+    small.steps(2.0)
     with pytest.raises(UserError, match="reads factor, which has changed since: .* --capture off"):
         small.step(3.0)(small.x)
 
 
 def test_a_network_in_another_state_stops_the_run(monkeypatch):
     small = Small(monkeypatch)
-    for _ in range(3):
-        small.step()(small.x)
+    small.steps()
     small.net.eval()
     with pytest.raises(UserError, match="reads net, which has changed since"):
         small.step()(small.x)
@@ -109,8 +111,7 @@ def test_a_network_in_another_state_stops_the_run(monkeypatch):
 def test_an_optimizer_of_another_form_stops_the_run(monkeypatch):
     """Other values than its rate, or the same shapes of other parameters."""
     small = Small(monkeypatch)
-    for _ in range(3):
-        small.step()(small.x)
+    small.steps()
     for opt in (common.sgd(small.net, parsed("fedavg"), 0), common.sgd(small.net[0], small.args, 0)):
         small.opt = opt
         with pytest.raises(UserError, match="an optimizer of other parameters or values"):
@@ -152,15 +153,14 @@ def test_what_could_change_unseen_is_refused(monkeypatch, read):
 
 def test_results_are_copies(monkeypatch):
     small = Small(monkeypatch)
-    losses = [small.step()(small.x) for _ in range(5)]
+    losses = small.steps()
     assert len({float(loss) for loss in losses}) == 5
 
 
 def test_the_state_of_the_optimizer_lies_where_it_was(monkeypatch):
     """A new optimizer begins without momentum, or with what was kept, in the tensors of the first one."""
     small = Small(monkeypatch)
-    for _ in range(3):
-        small.step()(small.x)
+    small.steps()
     kept, first = common.optimizer_state(small.net, small.opt), small.opt
     buffers = [first.state[p]["momentum_buffer"] for p in first.param_groups[0]["params"]]
     small.opt = common.sgd(small.net, dataclasses.replace(small.args, lr=0.5), 0)
@@ -178,8 +178,7 @@ def test_the_state_of_the_optimizer_lies_where_it_was(monkeypatch):
 
 def test_recordings_go_with_the_network(monkeypatch):
     small = Small(monkeypatch)
-    for _ in range(3):
-        small.step()(small.x)
+    small.steps()
     network = weakref.ref(small.net)
     assert small.net in capture.RECORDED
     del small

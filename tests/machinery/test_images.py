@@ -1,23 +1,16 @@
-"""From an archive or a folder of images to domains: good, damaged and foreign ones, caches and downloads."""
+"""Images of every mode and format, and downloads that break off."""
 
 import http.server
 import os
 import threading
-from pathlib import Path
 
 import common
 from plumbing.archives import download
 from plumbing.decoding import to_rgb
-from tests.conftest import fails, parsed, run_here, zipped
 
 import numpy as np
 import pytest
-import torch
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
-
-ARCHIVE = "Office_Caltech_DA_Dataset-main.zip"
-SIZE = 64
-OFFICE = ["--dataset", "officecaltech", "--image-size", str(SIZE)]
 
 def half_dark(width: int, dark: int, bright: int, dtype: type) -> Image.Image:
     """A picture whose left half is dark and whose right half is bright."""
@@ -62,53 +55,6 @@ def test_a_postscript_file_is_no_image(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", pytest.fail)
     with pytest.raises(UnidentifiedImageError):
         to_rgb((tmp_path / "x.eps").read_bytes(), 8)
-
-@pytest.fixture
-def archive(tmp_path, office) -> Path:
-    """The archive of the tiny Office-Caltech10."""
-    return zipped(office, tmp_path / "archives" / ARCHIVE)
-
-
-def loaded(tmp_path) -> list[common.Domain]:
-    """What is in tmp_path's archives, or in its data."""
-    folders = ["--data", tmp_path / "data", "--archives", tmp_path / "archives"]
-    return common.open_dataset(parsed("fedavg", *OFFICE, *folders)).domains
-
-
-def same(domains: list[common.Domain], others: list[common.Domain]) -> bool:
-    """Whether both have the same images and labels."""
-    for a, b in zip(domains, others, strict=True):
-        if not (torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)):
-            return False
-    return True
-
-
-def test_a_folder_gives_the_images_of_its_archive(tmp_path, office, archive):
-    domains = loaded(tmp_path)
-    (tmp_path / "other").mkdir()
-    office.rename(tmp_path / "other" / "officecaltech")
-    of_folder = common.open_dataset(parsed("fedavg", *OFFICE, "--data", tmp_path / "other")).domains
-    assert same(domains, of_folder)
-
-
-def run(tmp_path) -> None:
-    """A run on what is in tmp_path."""
-    folders = ["--data", tmp_path / "data", "--archives", tmp_path / "archives"]
-    run_here("fedavg", tmp_path / "run", *OFFICE, *folders)
-
-
-def damage_an_image(archive: Path, office: Path) -> None:
-    damaged = bytearray(archive.read_bytes())
-    pixels = damaged.index(b"IDAT", len(damaged) // 4) + 8
-    damaged[pixels:pixels + 22] = bytes(22)
-    archive.write_bytes(damaged)
-
-
-def test_a_damaged_archive_ends_a_run_with_a_line(tmp_path, office, archive, capsys):
-    damage_an_image(archive, office)
-    fails(capsys, 1, "is no whole archive .Bad CRC-32", run, tmp_path)
-    assert not list((tmp_path / "data").rglob("pixels.bin"))
-    assert not list((tmp_path / "data").rglob("*.tmp"))
 
 class OneFile(http.server.BaseHTTPRequestHandler):
     """Serves `content`, or what is asked of it; the first answer breaks off after 3,000,000 bytes."""

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 from plumbing import provenance
@@ -13,7 +12,6 @@ from tests.conftest import ROOT
 from tests.machinery.test_architecture import METHOD_FILES, tracked
 
 import pytest
-from packaging.requirements import Requirement
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGED = PROJECT["tool"]["setuptools"]
@@ -66,10 +64,6 @@ def test_the_lock_has_every_requirement_with_a_hash():
         if not line.startswith("#"):
             name, floor = line.split()[0].split(">=")
             assert numbers(pins[canonical(name)]) >= numbers(floor)
-            for needed in metadata.requires(name) or []:
-                needed = Requirement(needed)
-                if not needed.marker or needed.marker.evaluate({"extra": ""}):
-                    assert canonical(needed.name) in pins, needed
 
 
 def test_versions_agree():

@@ -217,16 +217,6 @@ def test_terrainc_as_domainbeds_script_deals_it_out(tmp_path, monkeypatch):
     check(load(tmp_path, "terrainc"), in_terra(), TERRA)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"trans_val_annotations.json": {"images": []}}, "is no list of images, categories .*KeyError: 'categor"),
-    ({}, "names 100-bird.jpg, which is not there; get the archive again"),
-])
-def test_terrainc_with_a_table_that_is_wrong(tmp_path, monkeypatch, change, message):
-    write_terra(tmp_path, monkeypatch, terra_tables() | change, without="100-bird")
-    stops(message, load, tmp_path, "terrainc")
-    assert nothing_is_left(tmp_path)
-
-
 # Tables: Camelyon17 and iWildCam of WILDS
 
 COLUMNS = "patient,node,x_coord,y_coord,tumor,slide,center,split"
@@ -268,18 +258,6 @@ def write_camelyon(tmp_path, monkeypatch, columns=COLUMNS, without=NOTHING, coun
 def test_camelyon17(tmp_path, monkeypatch):
     write_camelyon(tmp_path, monkeypatch)
     check(load(tmp_path, "camelyon17"), in_camelyon(), ("normal", "tumor"))
-
-
-@pytest.mark.parametrize("columns, message", [
-    (COLUMNS.replace("tumor", "tumour"),
-     "metadata.csv is no table with the columns patient, .* .'tumor'.; get it again"),
-    (COLUMNS.replace(",split", ""), "row 1 has more or fewer values than the header"),
-    ("patient,node,x_coord,y_coord,slide,tumor,center,split",  # 2 is no label
-     "of center 2 with tumor 2; expected a center of 0, 1, 2, 3, 4, and 0 or 1; get")])
-def test_a_table_that_is_wrong(tmp_path, monkeypatch, columns, message):
-    write_camelyon(tmp_path, monkeypatch, columns)
-    stops(message, load, tmp_path, "camelyon17")
-    assert nothing_is_left(tmp_path)
 
 
 SPECIES = {number: f"species {number:02}" for number in range(1, 13)}
@@ -343,13 +321,31 @@ def test_iwildcam(tmp_path, monkeypatch):
     check(load(tmp_path, "iwildcam"), images, classes)  # from the cache, which knows the classes
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(cameras=7), "expected at least 10 cameras and 10 classes .* in metadata.csv, found 7 and 10; get"),
-    (dict(named="species"), "categories.csv is no table with the columns y, name"),
-    (dict(without="3-2.jpg"), "metadata.csv names train/3-2.jpg, which is not there")])
-def test_bad_iwildcam(tmp_path, monkeypatch, changes, message):
-    write_wildcam(tmp_path, monkeypatch, **changes)
-    stops(message, load, tmp_path, "iwildcam")
+NO_IMAGES = {"trans_val_annotations.json": {"images": []}}
+# 2 is no label
+EXCHANGED = "patient,node,x_coord,y_coord,slide,tumor,center,split"
+
+
+@pytest.mark.parametrize("dataset, write, changes, message", [
+    ("terrainc", write_terra, dict(tables=terra_tables() | NO_IMAGES),
+     "is no list of images, categories .*KeyError: 'categor"),
+    ("terrainc", write_terra, dict(tables=terra_tables(), without="100-bird"),
+     "names 100-bird.jpg, which is not there; get the archive again"),
+    ("camelyon17", write_camelyon, dict(columns=COLUMNS.replace("tumor", "tumour")),
+     "metadata.csv is no table with the columns patient, .* .'tumor'.; get it again"),
+    ("camelyon17", write_camelyon, dict(columns=COLUMNS.replace(",split", "")),
+     "row 1 has more or fewer values than the header"),
+    ("camelyon17", write_camelyon, dict(columns=EXCHANGED),
+     "of center 2 with tumor 2; expected a center of 0, 1, 2, 3, 4, and 0 or 1; get"),
+    ("iwildcam", write_wildcam, dict(cameras=7),
+     "expected at least 10 cameras and 10 classes .* in metadata.csv, found 7 and 10; get"),
+    ("iwildcam", write_wildcam, dict(named="species"), "categories.csv is no table with the columns y, name"),
+    ("iwildcam", write_wildcam, dict(without="3-2.jpg"),
+     "metadata.csv names train/3-2.jpg, which is not there"),
+])
+def test_a_table_that_is_wrong(tmp_path, monkeypatch, dataset, write, changes, message):
+    write(tmp_path, monkeypatch, **changes)
+    stops(message, load, tmp_path, dataset)
     assert nothing_is_left(tmp_path)
 
 

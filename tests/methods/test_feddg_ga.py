@@ -19,7 +19,7 @@ NAME = "baselines.feddg_ga"
 def error_by_hand(w, data, what):
     """On the validation images of a client."""
     x, y = data.val.batch(torch.arange(len(data.val)))
-    logits = linear(body_in_evaluation(x.double(), w), w, "head")
+    logits = linear(body_in_evaluation(w, x.double()), w, "head")
     if what == "loss":
         return float(-log_probability(logits, y).mean())
     return sum(logits[i].argmax() != y[i] for i in range(len(y))).item() / len(y)

@@ -6,7 +6,7 @@ from baselines import fedfa
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import batch_norm, in_double, linear
-from tests.three_clients import FLAGS, ROUNDS, Beside, federation, mean, shares_of
+from tests.three_clients import ROUNDS, Beside, mean, shares_of
 
 import pytest
 import torch
@@ -116,10 +116,11 @@ def test_a_layer_at_rest():
 
 def test_one_client_in_a_round():
     """There is no variance of one client: the last one stays."""
-    server, clients, _ = federation(fedfa, parsed(NAME, *FLAGS, "--prob", 1), fedfa.build)
-    server.update({k: clients[k].train(server.download(k), 0) for k in (0, 1)}, 0)
+    of = Beside(fedfa, "--prob", 1)
+    server = of.server
+    server.update({k: of.clients[k].train(server.download(k), 0) for k in (0, 1)}, 0)
     before = copied(server.w)
-    server.update({2: clients[2].train(server.download(2), 1)}, 1)
+    server.update({2: of.clients[2].train(server.download(2), 1)}, 1)
     for layer in LAYERS:
         assert torch.equal(server.w[f"{layer}.spread_mu"], before[f"{layer}.spread_mu"])
         assert not torch.equal(server.w[f"{layer}.mean_mu"], before[f"{layer}.mean_mu"])

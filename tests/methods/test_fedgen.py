@@ -7,7 +7,7 @@ from baselines import fedgen
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import adam_step, generated, in_double, leaves_of, linear, log_probability
-from tests.three_clients import FLAGS, ROUNDS, Beside, federation, mean, shares_of
+from tests.three_clients import ROUNDS, Beside, mean, shares_of
 
 import pytest
 import torch
@@ -111,9 +111,7 @@ def test_rounds_by_hand(flags):
 @pytest.mark.parametrize("off", [[], ["--lambda-reg", 0], ["--lambda-kd", 0]])
 def test_one_term_is_enough(off):
     """For the generator to be sent; with --reg-from 0 untrained and with uniform labels, at once."""
-    args = parsed(NAME, *FLAGS, "--reg-from", 0, *off)
-    server, _, _ = federation(fedgen, args, fedgen.build)
-    assert server.download(0).keys() == {"w", "w_g", "p"}
+    assert Beside(fedgen, "--reg-from", 0, *off).server.download(0).keys() == {"w", "w_g", "p"}
 
 
 @pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn"])
@@ -130,8 +128,7 @@ def test_classifiers_of_uploads(backbone):
 
 def test_labels_that_no_client_has():
     """They are never drawn; of the others each once, or as often as the clients have drawn them."""
-    args = parsed(NAME, *FLAGS)
-    server, _, _ = federation(fedgen, args, fedgen.build)
+    server = Beside(fedgen).server
     c = torch.zeros(2, C, dtype=torch.long)
     c[0, 3], c[1, 3], c[1, 7] = 1, 2, 1
     p = server.label_distribution(c)

@@ -2,18 +2,13 @@
 
 import fedavg
 from baselines import fedopt
-from plumbing.runfolder import copied
-from tests.conftest import parsed
 from tests.plain_torch import in_double, is_trained
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, federation, mean, shares_of
+from tests.three_clients import CLOSE, ROUNDS, Beside, mean, shares_of
 
 import pytest
 import torch
 from torch import tensor
 from torch.testing import assert_close
-
-NAME = "baselines.fedopt"
-
 
 def test_alg2_moments_by_hand():
     """Delta = (2, -1, 0.5) after m = (1, 1, 1) and v = (1, 4, 0.25), with beta1 0.9 and beta2 0.75. Yogi's v
@@ -64,8 +59,7 @@ def test_rounds_by_hand(variant, average):
 
 def test_fedavgm_is_torchs_sgd_on_the_changes():
     """Of three rounds of given uploads: torch.optim.SGD with momentum, whose gradient is minus Delta."""
-    args = parsed(NAME, *FLAGS, "--variant", "fedavgm", "--server-lr", 0.7)
-    server, *_ = federation(fedopt, args)
+    server = Beside(fedopt, "--variant", "fedavgm", "--server-lr", 0.7).server
     names = list(server.m)
     x = [server.w[name].clone().requires_grad_() for name in names]
     opt = torch.optim.SGD(x, lr=0.7, momentum=0.9)
@@ -82,10 +76,9 @@ def test_fedavgm_is_torchs_sgd_on_the_changes():
 
 def test_fedavgm_without_momentum_is_fedavg():
     """But for rounding; its own step of length 1 is the default."""
-    flags = ("--variant", "fedavgm", "--beta1", 0)
-    server, clients, _ = federation(fedopt, parsed(NAME, *FLAGS, *flags))
-    other, others, _ = federation(fedavg, parsed("fedavg", *FLAGS))
+    both = Beside(fedopt, "--variant", "fedavgm", "--beta1", 0), Beside(fedavg)
     for t, chosen in enumerate(ROUNDS):
-        for of, who in ((server, clients), (other, others)):
-            of.update({k: who[k].train(copied(of.download(k)), t) for k in chosen}, t)
-        assert_close(server.w, other.w, **CLOSE)
+        for of in both:
+            start = in_double(of.server.w)
+            of.play(t, chosen, [start] * 3)
+        assert_close(both[0].server.w, both[1].server.w, **CLOSE)

@@ -64,7 +64,7 @@ def test_rounds_by_hand(source, fade, average):
             uploads[k], hand = of.train(t, k, w, more, also=("n", "sums", "counts"))
             if source == "pass":
                 x, y = data.train.batch(torch.arange(len(data.train)))
-                z = body_in_evaluation(x.double(), hand)
+                z = body_in_evaluation(hand, x.double())
                 features = [(label, v / v.norm()) for label, v in zip(y.tolist(), z)]
             for c in range(10):
                 of_class = [v for label, v in features if label == c]

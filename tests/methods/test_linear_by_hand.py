@@ -52,7 +52,7 @@ def shrunk(images: Tensor) -> Tensor:
 
 def hidden(w: dict, x: Tensor, probe: str) -> Tensor:
     """What the classifier sees, in evaluation."""
-    z = body_in_evaluation(x, {name.replace("f.", "body.", 1): v for name, v in w.items()})
+    z = body_in_evaluation({name.replace("f.", "body.", 1): v for name, v in w.items()}, x)
     if probe == "encoder":
         return z
     return product(w, "g.3", bn(w, "g.1", z @ w["g.0.weight"].T).relu())

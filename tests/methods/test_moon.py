@@ -28,7 +28,7 @@ def test_rounds_by_hand(evaluated):
             def more(x, y, z, leaves, k=k, t=t, w=w):
                 if t == 0:
                     return {}
-                z_glob, z_prev = body_in_evaluation(x, w), body_in_evaluation(x, previous[k])
+                z_glob, z_prev = body_in_evaluation(w, x), body_in_evaluation(previous[k], x)
                 return {"contrastive": (3, l_con_by_hand(z, z_glob, z_prev, 0.2))}
 
             uploads[k], hand = of.train(t, k, w, more)

@@ -2,6 +2,7 @@
 the start, and how many there are. FDSE's, FedFA's, FedSR's and FedCiR's parts in other networks too."""
 
 import math
+from functools import partial
 
 import common
 import fdse
@@ -34,10 +35,6 @@ def smallcnn(w, x, after=as_it_is):
     for c, place in ((0, "3"), (4, "7")):
         x = after(place, F.max_pool2d(bn(w, f"body.{c + 1}", conv(w, f"body.{c}", x)).relu(), 2))
     return linear(w, "body.9", x.flatten(1))
-
-
-def smallcnn_bn(w, x, **how):
-    return body_in_evaluation(x, w, **how)
 
 
 def alexnet_bn(w, x, after=as_it_is):
@@ -95,18 +92,6 @@ def resnet(w, x, counts, deep=False, small=False, after=as_it_is, last=last_conv
     return x.mean((2, 3))
 
 
-def resnet18(w, x, **how):
-    return resnet(w, x, (2, 2, 2, 2), **how)
-
-
-def resnet50(w, x, **how):
-    return resnet(w, x, (3, 4, 6, 3), deep=True, **how)
-
-
-def resnet18_3x3(w, x, **how):
-    return resnet(w, x, (2, 2, 2, 2), small=True, **how)
-
-
 def layer_norm(w, name, x):
     centred = x - x.mean(-1, keepdim=True)
     normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -133,9 +118,10 @@ def vit_b8(w, x, after=as_it_is, last=linear):
     return layer_norm(w, "body.encoder.ln", x)[:, 0]
 
 
-BY_HAND = {"smallcnn": smallcnn, "smallcnn3": smallcnn, "smallcnn_bn": smallcnn_bn, "alexnet_bn": alexnet_bn,
-           "alexnet": alexnet, "resnet18": resnet18, "resnet50": resnet50, "resnet18_3x3": resnet18_3x3,
-           "vit_b8": vit_b8}
+BY_HAND = {"smallcnn": smallcnn, "smallcnn3": smallcnn, "smallcnn_bn": body_in_evaluation,
+           "alexnet_bn": alexnet_bn, "alexnet": alexnet, "resnet18": partial(resnet, counts=(2, 2, 2, 2)),
+           "resnet50": partial(resnet, counts=(3, 4, 6, 3), deep=True),
+           "resnet18_3x3": partial(resnet, counts=(2, 2, 2, 2), small=True), "vit_b8": vit_b8}
 
 
 # Networks with weights that hide nothing
