@@ -1,6 +1,7 @@
 """Helpers of the tests: runs in this process or in one of their own."""
 
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +30,7 @@ import official.fedgala
 import official.fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedopt,
                        fedproc, fedprox, lgfedavg, local, moon, partialfed, scaffold)
+from plumbing import provenance, runfolder, trained
 from plumbing.runfolder import Run
 from tests.finished_runs import once
 
@@ -190,6 +193,18 @@ def fails(capsys, code: int, words: str, call: Callable, *args) -> None:
 def metrics(out: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once():
+    """What each run of a process makes again is made once: the turned digits, and of each script which files
+    make its numbers."""
+    of_file = functools.cache(lambda file, changed: provenance.code(file))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "load_digits", functools.cache(common.load_digits))
+        for module in (runfolder, trained):
+            patch.setattr(module, "code", lambda file: deepcopy(of_file(file, file.stat().st_mtime_ns)))
+        yield
+
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:

@@ -29,11 +29,13 @@ def started(place, *flags) -> str:
 
 
 def test_the_method_is_interrupted_and_goes_on(place):
-    """It keeps its moments: the resumed run has the history of the other."""
-    started(place)
+    """It keeps its moments: the run that a program began has in the end the history of the other."""
+    module = entry_of(str(place / "coral.py")).module
+    flags = ["--scale", "smoke", "--rounds", "3", "--out", str(place / "run")]
+    module.run(module.Server, module.Client, module.arguments(flags))
     whole = (place / "run/metrics.jsonl").read_bytes()
-    started(place, "--no-resume", "--stop-after", "2")
-    assert "coral" in started(place)
+    assert "coral" in started(place, "--no-resume", "--stop-after", "2")
+    module.run(module.Server, module.Client, module.arguments(flags))
     assert (place / "run/metrics.jsonl").read_bytes() == whole
 
 

@@ -9,7 +9,6 @@ file; see `Prepared`.
 
 import csv
 import dataclasses
-import functools
 import importlib
 import io
 import os
@@ -157,13 +156,6 @@ def given(tmp_path, made, monkeypatch) -> Prepared:
 def hangs(*_) -> None:
     raise AssertionError(f"no end within {TOO_LONG} seconds")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def digits_once():
-    """Runs on digits share them: they are turned once for all rows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "load_digits", functools.cache(common.load_digits))
-        yield
 
 def run(words: list[str], place: Path) -> None:
     """Run a method at smoke scale; its folder is `out` if the line names none."""

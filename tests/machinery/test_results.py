@@ -54,16 +54,12 @@ def test_a_records_best_round_is_that_of_its_curve():
             assert curve["round"][i] == best["round"] and abs(curve["ALL"][i] - best["ALL"]) < 1e-5
 
 
-def line_of(accuracy: float, of_classes: list[int], *flags, name: str = "ALL") -> str:
-    return untrained(parsed("fedavg", *flags), {"ALL": 1.0, name: accuracy}, of_classes)
-
-
 @pytest.mark.parametrize("of_classes", [[100] * 10, [500, 100, 100]])
 def test_the_border_is_that_of_the_binomial_interval(of_classes):
-    n = sum(of_classes)
+    n, settings = sum(of_classes), parsed("fedavg")
     _, highest = binom.interval(0.95, n, max(of_classes) / n)
     for hits in range(n + 1):
-        assert bool(line_of(hits / n, of_classes)) == (hits <= highest), hits
+        assert bool(untrained(settings, {"ALL": hits / n}, of_classes)) == (hits <= highest), hits
 
 
 @pytest.mark.parametrize("method, flags, says", [
