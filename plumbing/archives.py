@@ -1,6 +1,6 @@
 """Where a dataset's files come from: found or downloaded, and unpacked as far as they are needed.
 
-What leads outside its folder, is a link or declares too many bytes is refused before an image is unpacked.
+What leads outside its folder, or is a link, is refused before an image is unpacked.
 """
 
 from __future__ import annotations
@@ -36,12 +36,6 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".web
 TABLE_ENDINGS = (".csv", ".json", ".txt")
 MIB = 1 << 20
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, zlib.error, RuntimeError, ValueError)
-
-# Bytes at most, unpacked. The largest official archives have some 12 GB of images of a few MB each.
-ENTRY = 256 * MIB  # of an image or a table
-TOTAL = 65536 * MIB  # of an archive
-NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
-         tarfile.GNUTYPE_LONGLINK)  # the headers of a tar archive that tarfile reads whole
 
 
 # Found or downloaded
@@ -204,16 +198,15 @@ class ImageFiles:
 
     def scan(self, folder: Path) -> None:
         """Learn the names in all archives, and unpack their tables into `folder`. Stop if an archive is
-        damaged, or has anything that leads outside it, is a link or is too large."""
+        damaged, or has anything that leads outside it or is a link."""
         for path in self.paths:
             if path.name.lower().endswith(TABLE_ENDINGS):
                 self.inside[path.name] = path
             elif path.is_file():
-                sizes, total = self.declared.setdefault(path, {}), 0
+                sizes = self.declared.setdefault(path, {})
                 with refusing_damage(path):
                     for name, size, extract in entries(path):
-                        sizes[name], total = size, total + size
-                        check_size(path, name, size, total)
+                        sizes[name] = size
                         self.inside[name] = folder / name
                         if name.endswith(TABLE_ENDINGS):
                             extract(folder)
@@ -292,7 +285,7 @@ def entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]:
     if path.suffix.lower() != ".zip":
         yield from tar_entries(path)
         return
-    with zipfile.ZipFile(path) as archive:  # never unpacks more than is declared, and compares checksums
+    with zipfile.ZipFile(path) as archive:  # compares checksums
         for entry in archive.infolist():
             if not entry.is_dir():
                 yield inner(path, entry.filename), entry.file_size, partial(archive.extract, entry)
@@ -302,7 +295,7 @@ def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]
     with open(path, "rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"  # by gzip
     with (gzip.open if is_packed else open)(path, "rb") as stream:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=BoundedEntry) as tar:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB) as tar:
             for entry in iter(tar.next, None):
                 tar.members.clear()  # it would keep them all: 1 KiB for each image
                 if entry.issym() or entry.islnk():
@@ -314,31 +307,9 @@ def tar_entries(path: Path) -> Iterator[tuple[str, int, Callable[[Path], None]]]
             pass
 
 
-class BoundedEntry(tarfile.TarInfo):
-    """An entry of a tar archive; ReadError if it is a header, for a long name say, of more than a MiB."""
-
-    @classmethod
-    def frombuf(cls, buf, encoding, errors):
-        entry = super().frombuf(buf, encoding, errors)
-        if entry.type in NAMES and entry.size > MIB:
-            raise tarfile.ReadError(f"a header of {in_units(entry.size)}")
-        return entry
-
-
 def inner(archive: Path, name: str) -> str:
     """The name of an entry. Stop if it leads outside: such an archive is not what it says."""
     absolute = re.match(r"[/\\]|[A-Za-z]:", name)
     if absolute or ".." in re.split(r"[/\\]", name):
         raise UserError(f"{archive}: the entry {name} leads outside the folder; the archive is not used")
     return name
-
-
-def check_size(archive: Path, name: str, size: int, total: int) -> None:
-    """Stop if an image or a table, or all entries up to it, declare too many bytes."""
-    what = ""
-    if size > ENTRY and name.lower().endswith(IMAGE_ENDINGS + TABLE_ENDINGS):
-        what = f"the entry {name} declares {in_units(size)}; expected at most {in_units(ENTRY)}"
-    elif total > TOTAL:
-        what = f"its entries declare more than {in_units(TOTAL)}"
-    if what:
-        raise UserError(f"{archive}: {what}; the archive is not used: get it again")
