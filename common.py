@@ -30,8 +30,8 @@ from plumbing.networks import (custom_network, from_torchvision, imagenet_weight
 from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
 from plumbing.own_data import content_of, open_custom_data, scaled
 from plumbing.parts import Rows, mixed_rows, parts_of, shares_of, source_rows, target_rows
-from plumbing.payloads import (check_answer, expected_layout, kept, layout, nbytes, shared, to_device,
-                               watched)
+from plumbing.payloads import (check_answer, expected_layout, kept, layout, nbytes, own_copies, shared,
+                               to_device, unchanged, watched)
 from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run
 from plumbing.seeding import seed_all
@@ -714,7 +714,9 @@ def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Local training in round t: the upload; the bytes both ways and what the client has logged."""
     client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
     seed_all(fed.settings.seed, "train", t, k)
-    with watched(client, t, f"{whose}: its train"):
+    own_copies(client)
+    what = f"{whose}: its train"
+    with watched(client, t, what), unchanged(down, f"{what} changes its download"):
         up = client.train(down, t)
     if not isinstance(up, dict):
         raise UserError(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
@@ -785,7 +787,7 @@ class ServerProtocol(Protocol):
 class ClientProtocol(Protocol):
     """Client k of a method. `net` is one scratch network that server and clients share: nothing may stay in
     it between calls. What outlives a call is named in `keeps`. The tensors of `down` are the server's own:
-    they are read and never changed in place."""
+    the run stops if they are changed in place."""
 
     keeps: tuple[str, ...]  # the attributes that outlive a round
     data: ClientData
@@ -867,9 +869,10 @@ def rounds(fed: Federation, progress: Run) -> dict:
         # the server: from the uploads to the next round's downloads
         if uploads:
             seed_all(settings.seed, "server", t)
-            with watched(server, t, f"round {t + 1}: the server's update"):
+            what, of_clients = f"round {t + 1}: the server's update", fed.state()["clients"]
+            with watched(server, t, what), unchanged(of_clients, f"{what} changes what a client keeps"):
                 server.update(to_device(uploads, settings.device), t)
-        del uploads  # else they are still there when the next round's come
+        uploads = of_clients = None  # else they are still there when the next round's come
         progress.lap("server")
 
         if is_evaluated(settings, t + 1):

@@ -14,6 +14,7 @@ from plumbing.several import targets_of
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 def layout(payload: dict) -> dict[str, str]:
@@ -129,6 +130,22 @@ def checked_numbers(what: str, told: dict, settings: Args, down: dict, up: dict,
 def kept(member) -> dict:
     """What outlives a round of a server or a client: the attributes that it names in `keeps`."""
     return {name: getattr(member, name) for name in member.keeps}
+
+
+def own_copies(member) -> None:
+    """Give a client tensors of its own for what it keeps. Others may hold them too: at the start all clients
+    have the same ones, and what has travelled is on both sides."""
+    for name, value in kept(member).items():
+        setattr(member, name, tree_map_only(Tensor, Tensor.clone, value))
+
+
+@contextlib.contextmanager
+def unchanged(payload: dict, what: str):
+    """Stop if tensors are changed in place that others hold too."""
+    versions = [(v, v._version) for v in tensors_of(payload)]
+    yield
+    if any(v._version != version for v, version in versions):
+        raise UserError(f"{what} in place: make a new tensor, or clone it before")
 
 
 @contextlib.contextmanager

@@ -255,6 +255,53 @@ def test_what_keeps_forgets_stops_the_run(tmp_path, data, capsys, who, words, va
     assert len(common.run(Server, Client, settings, build)) == 1
 
 
+def test_each_client_has_tensors_of_its_own(tmp_path, data):
+    """What it keeps may be changed in place, although all start with the same tensors."""
+    Server, Client, build = recording({}, mostly)
+    start, train = Client.__init__, Client.train
+
+    def started(self, *args):
+        start(self, *args)
+        self.trained = {"rounds": torch.zeros(2)}
+
+    def counts(self, down, t):
+        self.trained["rounds"].add_(1)
+        return train(self, down, t)
+    Client.__init__, Client.train, Client.keeps = started, counts, (*Client.keeps, "trained")
+    common.run(Server, Client, settings_of(data, tmp_path / "run"), build)
+    clients = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["clients"]
+    rounds = [client["trained"]["rounds"].tolist() for client in clients.values()]
+    assert rounds == [[3, 3]] * len(SIZES)
+
+
+def test_a_download_that_is_changed_in_place_stops_the_run(tmp_path, data, capsys):
+    Server, Client, build = recording({}, mostly)
+    train = Client.train
+
+    def careless(self, down, t):
+        next(iter(down["w"].values())).add_(0)
+        return train(self, down, t)
+    Client.train = careless
+    fails(capsys, 1, "round 1, client north: its train changes its download in place: make a new tensor",
+          common.run, Server, Client, settings_of(data, tmp_path / "run"), build)
+
+
+def test_a_server_that_changes_what_a_client_keeps_stops(tmp_path, data, capsys):
+    """In place, as this one does: where the client has kept what it was sent."""
+    Server, Client, build = recording({}, mostly)
+    train = Client.train
+
+    def keeps_it(self, down, t):
+        self.received = down
+        return train(self, down, t)
+    Client.train, Client.received = keeps_it, {}
+    Client.keeps = (*Client.keeps, "received")
+    fails(capsys, 1, "round 1: the server's update changes what a client keeps in place: make a new tensor",
+          common.run, Server, Client, settings_of(data, tmp_path / "run"), build)
+    Client.train, Client.keeps = train, Client.keeps[:-1]
+    assert len(common.run(Server, Client, settings_of(data, tmp_path / "other"), build)) == 1
+
+
 def test_each_second_is_counted_once(tmp_path, data, monkeypatch):
     """By a clock that goes on by one whenever it is read; the measures at the end are an evaluation."""
     monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
