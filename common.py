@@ -3,8 +3,9 @@ does in a round, the contract of a method file, the round loop.
 
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
 upload. In a run the round loop alone calls them. What they must offer is said by the two `Protocol` classes
-above it. Three values go through the program, each made once: `Settings` (plumbing/settings.py), `Dataset`,
-and `Run`, a run's folder (plumbing/runfolder.py). Method files import all they need from here.
+above it; CONTRIBUTING.md, "The path of one run", has all of it on a screen. Three values go through the
+program, each made once: `Settings` (plumbing/settings.py), `Dataset`, and `Run`, a run's folder
+(plumbing/runfolder.py). Method files import all they need from here.
 """
 
 from __future__ import annotations
@@ -838,7 +839,10 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
                 with Run.open(one, key, file) as progress:
                     folders.append(str(progress.path))
                     made = partial(federation, Server, Client, one, build or backbone, dataset)
-                    results.append(progress.show() if progress.result else rounds(made(), progress))
+                    if progress.result:
+                        results.append(progress.show())
+                    else:
+                        results.append(rounds(made(), progress))
             show_targets(method, of_seed, results)
         if settings.seeds:
             show_seeds(settings, method, of_seeds, folders)
@@ -849,7 +853,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
     settings, server = fed.settings, fed.server
     evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
-    progress.begin(fed)  # prints and writes the settings; restores a checkpoint
+    progress.begin(fed)  # prints and writes the settings; from a checkpoint: t, what server and clients keep
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":
@@ -870,6 +874,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
         if uploads:
             seed_all(settings.seed, "server", t)
             what, of_clients = f"round {t + 1}: the server's update", fed.state()["clients"]
+            # stops if it changes what `keeps` does not name, or what others hold
             with watched(server, t, what), unchanged(of_clients, f"{what} changes what a client keeps"):
                 server.update(to_device(uploads, settings.device), t)
         uploads = of_clients = None  # else they are still there when the next round's come
@@ -931,7 +936,7 @@ class Federation:
         return {k: of_client(self, k, t, self.tested_with(k) | (also or {})) for k in who}
 
     def tested_with(self, k: int) -> Payload:
-        """What client k receives to be tested."""
+        """What client k is tested with: `server.tested(k)` if there is one, else its next download."""
         return getattr(self.server, "tested", self.server.download)(k)
 
     def check(self, what: str, k: int, t: int, down: Payload, up: Payload, numbers: dict) -> None:
@@ -961,7 +966,7 @@ class Federation:
 
 
 def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Federation:
-    """The server and the clients at the start of a run, always in the same random order."""
+    """The server and the clients at the start of a run, made in a fixed order: they draw random numbers."""
     sources, targets = split(dataset, settings)
     if getattr(Client, "pooled", False):
         pool(sources)

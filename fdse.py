@@ -6,17 +6,22 @@ r"""FDSE: Federated Learning with Domain Shift Eraser (Wang et al., CVPR 2025).
 
 Layers are split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
 eraser (DSE), one for each client; `build` says which. Server keeps theta_u (DFE modules, BN_DFE scale and
-shift, head), BN_DFE statistics, and of each client theta_v,k (DSE convolutions, bias of a block, BN_DSE scale
-and shift). Client k keeps its BN_DSE statistics, and its model after training, which is tested. Down:
-theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a domain is left out, BN_DSE's statistics go
-up too, and its client gets their mean and that of theta_v.
+shift, head), BN_DFE statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift, and,
+not in the paper, a bias before BN_DFE). Client k keeps its BN_DSE statistics, and its model as trained, which
+is tested before the server mixes it. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a
+domain is left out, BN_DSE's statistics go up too; its client gets the mean of these and of theta_v over the
+clients.
 
 Paper                                                            This file
 Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
 Eq. (4)                   statistics of a batch                  common.batch_statistics
 Eqs. (5)-(7)              consistency regularization, C          consistency
-Alg. 1                    lines 1; 2; 3 and 5                    Parts; Server.__init__; common.rounds
-Alg. 1                    lines 4; 6-10; 12                      Server.download; Client.train; Server.update
+Alg. 1                    line 1                                 Parts
+Alg. 1                    line 2                                 Server.__init__
+Alg. 1                    lines 3, 5                             common.rounds
+Alg. 1                    line 4                                 Server.download
+Alg. 1                    lines 6-10                             Client.train
+Alg. 1                    line 12                                Server.update
 Alg. 3                    adaptation without labels              Client.adapt
 Eq. (8)                   consensus maximization, A              consensus, min_norm
 Eq. (9)                   similarity-aware personalization, B    personalize
@@ -27,17 +32,18 @@ Table 3: without A --no-consensus, B --no-similarity, C --lambda 0. Table 2: "- 
 Left out: nothing (Alg. 2 is FedBN's).
 
 Where the paper is silent or the official code (WwZzz/FDSE_CVPR25: first version dd266a2, newest c0bd90b) has
-another value. What the code does against the text is in official/fdse.py; all of it: docs/methods/fdse.md.
+another value (dd266a2: its default; what fits in its list, config/algo_para.yml). What the code does against
+the text is in official/fdse.py; all of it: docs/methods/fdse.md.
   what                    paper          dd266a2      c0bd90b        here           flag
   first round of L_Con    not said       the second   the second     the second     --con-from
-  lambda                  .01, .1 or 1   10; a list   .05, PACS .5   .1             --lambda
-  tau                     a grid         10; its .1   .5             .1             --tau
-  beta                    .001           .5; its 1    .05, PACS .001 .001           --beta
+  lambda                  .01, .1 or 1   10; .1       .05, PACS .5   .1             --lambda
+  tau                     a grid         10; .1       .5             .1             --tau
+  beta                    .001           .5; 1        .05, PACS .001 .001           --beta
   bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
   "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a module       --unit tensor
                           modules, head
   model that is tested    not said       the server's the server's   trained        --evaluated
-                                         (a later README: trained)
+                                         (README of 5ca65f0: trained)
   weight decay; momentum  not said       1e-3; 0      1e-3; 0        1e-3; 0        --weight-decay, --momentum
   image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
   lr                      a grid         .1, PACS .05 .1, PACS .05   .1, PACS .05   --lr
@@ -95,7 +101,7 @@ GAMMA = 0.9  # 1 - PyTorch's momentum of BN; the value of gamma is not given
 OF_FDSE = (source("text, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay=0.998, clip=10.0)
            | source("text, A7.1", image_size=224, split="0.8/0.1/0.1")
            | source("text, A7.2 and Table A6", backbone="alexnet_bn")
-           | source("numbers, Table 2", target_part="test")
+           | source("numbers, Table 2", target_part="test")  # they are shares of the target's 10%
            | source("code of FLGo ea07f1d, flgo/utils/fflow.py", momentum=0.0))
 MNIST = source("ours", protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)
 PAPER = {
@@ -125,7 +131,8 @@ class DSEBlock(nn.Module):
         T_DFE = math.ceil(T / G)
         if self.linear:
             self.dfe = nn.Linear(S, T_DFE)
-            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1  # dw of layers 7 and 8 in Table A6
+            # One weight for each channel, a 1x1 convolution: dw of layers 7 and 8 in Table A6.
+            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1
         else:
             self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
             Conv, BatchNorm = nn.Conv2d, nn.BatchNorm2d
@@ -133,7 +140,7 @@ class DSEBlock(nn.Module):
         T_DSE = T_DFE * (G - 1)  # of a channel's G channels one is the channel itself (Sec. A7.2)
         self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
         self.bias = None
-        if args.block_bias:
+        if args.block_bias:  # BN_DFE takes it out again: L_Con, which sees its input, and decay move it
             self.bias = nn.Parameter(torch.zeros(T))
         self.bn_dfe = BatchNorm(T)
         self.statistics = None  # mean and variance of the last batch in training, Eq. (4)
@@ -151,15 +158,15 @@ class DSEBlock(nn.Module):
         """
         lead = x.shape[:-1]
         if self.linear:
-            x = x.flatten(0, -2)  # the tokens of all images are one batch
+            x = x.flatten(0, -2)  # a ViT's [B, tokens, S]: the tokens of all images are one batch
         x_dfe = self.dfe(x)  # Eq. (2): [B, T_DFE(, h', w')]
         h = relu(self.bn_dse(x_dfe))  # Eq. (3)
-        x_dse = torch.cat([h, self.filtered(h)], 1)  # Concat of Eq. (3)
+        x_dse = torch.cat([h, self.filtered(h)], 1)  # Concat of Eq. (3); the channels first, Table A7
         out = x_dse[:, :self.T]  # [B, T(, h', w')]
         if self.bias is not None:
             out = out + per_channel(self.bias, out)
         if self.training:
-            self.statistics = batch_statistics(out)  # Eq. (4)
+            self.statistics = batch_statistics(out)  # Eq. (4): [T], [T], over batch and places, as BN does
         out = self.bn_dfe(out)
         if self.last_relu:
             out = relu(out, inplace=True)  # X_out, Eq. (3)
@@ -186,7 +193,7 @@ class Parts:
         statistics = [name for name in net.state_dict() if name not in trained]
         self.v = [name for name in trained if ".dse." in name or ".bn_dse." in name]  # theta_v
         if own_bias:
-            self.v += [name for name in trained if name.endswith(".bias") and name[:-5] in self.blocks]
+            self.v += [f"{block}.bias" for block in self.blocks if f"{block}.bias" in trained]
         self.u = [name for name in trained if name not in self.v]  # theta_u
         self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
         self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
@@ -331,7 +338,7 @@ class Client:
             return load(self.net, self.trained)
         model = load(self.net, self.theta(down))
         if self.data.unseen and self.args.adapt_epochs:
-            self.adapt(model)
+            self.adapt(model)  # Alg. 3, before each test
         return model
 
     def adapt(self, model: Net) -> None:
@@ -347,7 +354,7 @@ class Client:
         args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0, augment="none")
         model.train()
         adapting = [b.bn_dse for b in self.blocks]
-        for module in model.modules():  # line 1: BN_DFE, and any BN outside the blocks, keep their statistics
+        for module in model.modules():  # line 1: BN_DFE, and any BN outside the blocks, use what they have
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)) and module not in adapting:
                 module.eval()
         theta_v = list(pick(dict(model.named_parameters()), self.parts.v).values())
@@ -381,13 +388,14 @@ def consensus(delta: Tensor) -> Tensor:
        \Delta\theta_u^{(l)} &= \bar{d}_u^{(l)} \sum_{k} u_k^{(l)}\,\mathbb{d}_{u,k}^{(l)}
        \end{aligned} \tag{8} $$
 
-    An update of norm 0 has no direction. It counts in the mean norm but is no corner of the hull.
+    The u_k are >= 0 and sum to 1, as in MGDA, which the paper cites: as printed, u = 0 would do. An update of
+    norm 0 has no direction. It counts in the mean norm but is no corner of the hull.
     """
     d = delta.double()
     norms = d.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
     d_bar = norms.mean()
-    moved = norms[:, 0] > 0  # from here on numbers go to the CPU, once per layer
-    if not moved.any():
+    moved = norms[:, 0] > 0
+    if not moved.any():  # waits for the GPU, once a layer
         return torch.zeros_like(delta[0])
     d = d[moved].div_(norms[moved])  # d_k, [N, P]
     u = min_norm(d @ d.T).to(d)  # argmin ||sum_k u_k d_k||^2, [N]
@@ -398,8 +406,8 @@ def min_norm(gram: Tensor) -> Tensor:
     """u [N] on the simplex that minimizes u' gram u: the min-norm point of the hull of N vectors.
 
     Let R'R = gram. Non-negative least squares finds the v >= 0 with the least ||R v||^2 + (1'v - 1)^2. Write
-    v = s u with 1'u = 1. At the best s that sum is q / (1 + q), where q = ||R u||^2. It grows with q, so the
-    best v has the u with the least q: u = v / 1'v.
+    v = s u with 1'u = 1, and q = ||R u||^2. The best s is 1 / (1 + q), where the sum is q / (1 + q). It grows
+    with q, so the best v has the u with the least q: u = v / 1'v.
     """
     from scipy.optimize import nnls  # a quarter of a second, which --help does not wait for
     N = len(gram)
@@ -493,7 +501,7 @@ class Server:
         if self.args.similarity:
             for names in self.parts.v_layers.values():
                 V_next = personalize(rows(uploads, "v", names), self.args.tau)  # Eq. (9): [N, P]
-                for k, theta_v in zip(uploads, V_next):
+                for k, theta_v in zip(uploads, V_next):  # row by row, in the order of the uploads
                     self.v[k] = self.v[k] | entries(theta_v, names, self.v[k])
         self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], uniform(len(uploads)))
 
@@ -518,7 +526,8 @@ def build(args: Args, channels: int, classes: int) -> Net:
             DSEBlock(args, 32, 64, 3, 1, 1), nn.MaxPool2d(2),
             nn.AdaptiveAvgPool2d(7), nn.Flatten(), DSEBlock(args, 3136, 64))
         return Net(body, 64, classes)
-    if args.backbone in ("resnet18", "resnet50", "resnet18_3x3", "vit_b8") or ":" in args.backbone:
+    named = ":" in args.backbone  # FILE.py:FUNCTION, torchvision:NAME, timm:NAME
+    if named or args.backbone in ("resnet18", "resnet50", "resnet18_3x3", "vit_b8"):
         net = backbone(args, channels, classes)
         replace_layers(args, net)
         if any(isinstance(module, DSEBlock) for module in net.modules()):
@@ -566,7 +575,7 @@ def replace_last_operators(args: Args, body: nn.Module) -> None:
     feed-forward layer, becomes a block; without the last ReLU, as both end in an addition."""
     if not hasattr(body, "layer4"):
         for layer in body.encoder.layers:
-            linear = layer.mlp[3]
+            linear = layer.mlp[3]  # of torchvision's Linear, GELU, Dropout, Linear, Dropout
             layer.mlp[3] = DSEBlock(args, linear.in_features, linear.out_features, last_relu=False)
         return
     for residual in (*body.layer1, *body.layer2, *body.layer3, *body.layer4):

@@ -18,7 +18,7 @@ Where the papers that compare with FedAvg, and this file, differ (in full: docs/
   learning rate     FDSE: tuned, value not given; its code 0.1   0.1               --lr
   its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
   momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 1e-3        --momentum, --weight-decay
-  RotatedMNIST      FedSR: 500 epochs, E = 5 steps a round;      1,500 rounds      --rounds
+  RotatedMNIST      FedSR: 500 epochs of 15 batches, 5 a round;  1,500 rounds      --rounds
                     momentum, decay not said, in its code        0.9, new each     --momentum
                     0.9 and 5e-4                                 round; 5e-4       --weight-decay
 """
@@ -43,7 +43,7 @@ class Args(common.Args):
 
 
 PAPER = {
-    "digits": schedules.DIGITS,
+    "digits": schedules.DIGITS,  # 60 rounds, lr 0.05, batches of 32 (plumbing/schedules.py)
     **schedules.MNIST,
     **schedules.FDSE,
     "camelyon17": schedules.FEDCIR["camelyon17"],
@@ -56,7 +56,7 @@ VARIANTS = {"fedcir": schedules.FEDCIR}
 class Client:
     keeps = ()  # nothing outlives a round
 
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):  # net: one for all to work in
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:
@@ -68,7 +68,7 @@ class Client:
         model = self.model(down).train()
         opt = sgd(model, args, t)
 
-        @captured(args, model, opt)
+        @captured(args, model, opt)  # on a GPU recorded once and replayed; may be left out
         def step(x, y):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
@@ -80,7 +80,9 @@ class Client:
             opt.step()  # w <- w - eta grad l(w; b)
             return loss.detach()
 
-        losses = [step(x, y) for x, y in batches(self.data.train, args, t, self.k)]
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):
+            losses.append(step(x, y))
         self.log = {"loss": torch.stack(losses).mean()}
         return {"w": state(model), "n": torch.tensor(len(self.data.train))}
 

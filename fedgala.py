@@ -1,10 +1,12 @@
 r"""FedGaLA: domain generalization without labels by aligned gradients (Pourpanah et al., AAAI 2025).
 
     python fedgala.py --dataset pacs --target photo                # SimCLR, a cell of the paper's Table 1
-    python fedgala.py --target d0                                  # digits, a minute: the loss falls there
+    python fedgala.py --target d0                                  # digits, minutes on two cores
 
-Clients learn without labels. A client discards the gradient of each layer that does not point as the global
-model's last change does; the server gives more weight to clients whose updates point as the mean update does.
+Clients learn without labels. A client keeps a layer's gradient only if it points as the global model's last
+change does: as printed, so that its step goes against that change (--alignment-sign). The server gives more
+weight to clients whose updates point as the mean update does. Tested is a linear classifier on the frozen
+encoder, fitted to 10% or 30% of the target's labels.
 Server keeps Theta (encoder, projector). Client k keeps its optimizer's state, the global model it was sent
 last, and what else its learner has (predictor, target network, queue). Down: Theta. Up: Theta_i and the
 client's numbers of images and batches.
@@ -15,31 +17,33 @@ Alg. 1, l. 17-23  local alignment                      Client.align, unaligned (
 Alg. 1, l. 5-12   global alignment, the new model      global_alignment
 Alg. 1, l. 13     it is sent to all                    Server.download
 Eqs. (54)-(56)    L2 and proximal term (Table 7)       Client.train, squared_norm (--l2, --prox)
-App. B.1, B.3     augmentation, linear evaluation      --augment simclr, common.fit_linear
-Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient of batch j, g_est, tau.
+App. B.1, B.3     augmentation, linear evaluation      --augment simclr, common.fit_client
+Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient of batch j, g_est the global
+model's last change, tau threshold of the cosine.
 --local-alignment off --no-global-alignment is FedSimCLR, FedMoCo, FedBYOL or FedSimSiam (--ssl) of Table 1;
 one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-alignment reweight. Figs. 2, 3:
 --batch-size, --tau, --ga-iterations, --label-ratio. Left out: the rows that Table 2 quotes.
 
-Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What it does against the text is
-in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in f3ec1e1, the
-first version in which both alignments run, else as in code that the paper cites, else ours.
+Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What the code does against the
+text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
+f3ec1e1, the first version in which both alignments run, else as in code that the paper cites, else ours.
   what              paper; official code                              here                  flag
-  sign of line 19   cos(gradient, last change) > tau is kept, so a    as printed and coded  --alignment-sign
-                    step against the last change; the same
-  a layer           "layer"; each tensor                              weight + bias         --align-unit
-  discarded, Adam   not said; the tensor's moments stand still too    as the code           --discard
-  l. 10 into l. 8   printed: no, Sec. 3.3: yes; yes                   yes, three times      --ga-iterations
-  line 6, FedAvg    "averaging all"; by full batches                  as the code           --average
-  optimizer state   not said; kept over the rounds                    as the code           --keep-optimizer
-  optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4              the paper's           --optimizer, --lr
-  projector         two layers; 512-4096-2048, SimSiam 3, MoCo 1      512-4096-2048         --hidden, --dim
-  MoCo              not said; queue 65536, m 0.999                    as the code           --queue, --ema
-  BYOL              its moving average; a frozen target               EasyFL's m, 0.99      --ema
-  classifier        "freeze the backbone", lr 3e-3; projector, 1e-4   the encoder, 3e-3     --probe
-    since 8fa0bf4
-  its images        not said; augmented views, plain since 8fa0bf4    views (ours: plain    --linear-views
-                                                                      on digits)
+  sign of line 19   cos(gradient, last change) > tau is kept:     as printed            --alignment-sign
+                    the step goes against that change; the same
+  a layer           "layer"; each tensor                          weight + bias         --align-unit
+  discarded, Adam   not said; the tensor's moments stand still    as the code           --discard
+  l. 10 into l. 8   printed: no. Sec. 3.3: yes; yes               yes, three times      --ga-iterations
+  line 6, FedAvg    "averaging all"; by full batches              the code (digits:     --average
+                                                                  by images)
+  optimizer state   not said; kept over the rounds                as the code           --keep-optimizer
+  optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4          the paper's           --optimizer, --lr
+  projector         two layers; 512-4096-2048, SimSiam 3, MoCo 1  512-4096-2048         --hidden, --dim
+  MoCo              not said; queue 65536, m 0.999                as the code           --queue, --ema
+  BYOL              its moving average; a frozen target           EasyFL's m, 0.99      --ema
+  classifier        "freeze the backbone", lr 3e-3; projector,    the encoder, 3e-3     --probe
+                    and 1e-4 since 8fa0bf4
+  its images        not said; augmented views, plain since        views (digits, ours:  --linear-views
+                    8fa0bf4                                       plain)
   10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
 As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
 last smaller batch is left out (--drop-last), the classifier's batch of 512 (--linear-batch). Ours: one
@@ -64,7 +68,7 @@ LEARNERS = ("simclr", "moco", "byol", "simsiam")
 
 
 @dataclass
-class Args(common.LinearArgs):
+class Args(common.LinearArgs):  # plumbing/settings.py: views, their crop, the linear classifier, its labels
     ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS, source="text, Sec. 4")
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
                          choices=("adam", "sgd"), source="text, App. B.3")
@@ -114,8 +118,8 @@ IMAGES = (source("text, App. B.2 and B.3", backbone="resnet18_3x3", rounds=100, 
           | source("ours", eval_every=10))
 AS_CODED = (source("code f3ec1e1, main.py", average="batches")
             | source("code f3ec1e1, utils.py", linear_views="augmented"))
-# Ours: the loss falls. 10% of a target are 30 or 100 images, one batch, so that 100 epochs would be 100 steps
-# of the linear classifier, too few: it is then hardly better on a trained network than on an untrained one.
+# Ours: with these the loss falls. 10% of a target are 30 or 100 images, one batch. So 100 epochs would be 100
+# steps of the linear classifier, too few to tell a trained network from an untrained one.
 DIGITS = source("ours", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
                 hidden=256, dim=128, queue=512, ema=0.99, eval_every=10, linear_epochs=1000)
 PAPER = {
@@ -266,7 +270,7 @@ class Learner(nn.Module):
         if self.args.ssl == "moco":
             turn = torch.arange(len(self.keys), device=self.queue.device)
             places = (self.position + turn) % len(self.queue)
-            newest = slice(-len(self.queue), None)  # of more keys than there are places
+            newest = slice(-len(self.queue), None)  # if a batch has more keys than there are places
             self.queue[places[newest]] = normalize(self.keys[newest].float())
             self.position.add_(len(self.keys)).remainder_(len(self.queue))
             self.keys = None
@@ -417,13 +421,13 @@ class Client:
             model.begin()
         theta_i = dict(model.named_parameters())
         theta_g = {n: down["w"][n] for n in theta_i if n in down["w"]}  # parameters that travel, as received
-        g_est = {}
+        g_est = {}  # stays empty in a client's first round: nothing is discarded
         if self.before:
             for n, w in theta_g.items():
                 g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
         if args.optimizer == "sgd":
             opt = sgd(model, args, t, self.opt)
-            for p in opt.param_groups[0]["params"]:  # a discarded first gradient leaves a momentum of 0
+            for p in opt.param_groups[0]["params"]:  # else it is made at a first gradient that is kept
                 opt.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
         else:
             opt = adam(model, args, t, self.opt)
@@ -441,7 +445,7 @@ class Client:
             opt.zero_grad()
             loss.backward()  # line 16, g_ij
             if args.clip:
-                clip_grad_norm_(model.parameters(), args.clip)
+                clip_grad_norm_(model.parameters(), args.clip)  # one factor: it changes no cosine
             if g_est and args.local_alignment != "off":
                 log["discarded"].append(self.align(theta_i, g_est))  # lines 17-19; a share of the layers
             opt.step()  # lines 20-21
@@ -560,7 +564,7 @@ class Server:
             new = average(models, p)
         for n, theta in self.w.items():
             if all(torch.equal(theta_i[n], theta) for theta_i in models):
-                new[n] = theta  # discarded by all: the rounding of an average is no direction for line 18
+                new[n] = theta  # nobody moved it: the rounding of an average is no direction for line 18
         self.w = new
 
 
