@@ -54,7 +54,7 @@ def module_of(diff: str, folder: Path, monkeypatch, method: str = "fedavg"):
 def test_the_printed_fedprox_is_fedprox(tmp_path, monkeypatch):
     """Two rounds with a term as large as the loss, after which it is not FedAvg's model."""
     diff = blocks(PAGE, "diff")[-1]
-    assert blocks(ROOT / "README.md", "python")[0] in (ROOT / "baselines/fedprox.py").read_text()
+    assert blocks(ROOT / "README.md", "python")[0] in (ROOT / "fdse.py").read_text()
     changed = module_of(diff, tmp_path, monkeypatch)
     flags = [str(flag) for flag in FLAGS]
     models = []
