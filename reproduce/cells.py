@@ -4,6 +4,7 @@ are missing."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import shlex
@@ -48,10 +49,17 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
 
 def run_with(module: str, flags: list[str], seed: int) -> Run:
     """The run of a method with flags and a seed."""
-    args = dataclasses.replace(arguments(module, tuple(flags)), seed=seed)
+    work, training, precision = works_of(module, tuple(flags), seed)
+    return Run(module, tuple(flags), seed, work, precision, training=training)
+
+
+@functools.cache
+def works_of(module: str, flags: tuple[str, ...], seed: int) -> tuple[str, str, str]:
+    """What such a run computes, what its training does, and its precision."""
+    args = dataclasses.replace(arguments(module, flags), seed=seed)
     name, cls, key = short_name(module), type(args), identity(args)
     training = work_of(name, cls, key, at_test=args.protocol != "lodo")
-    return Run(module, tuple(flags), seed, work_of(name, cls, key), args.precision, training=training)
+    return work_of(name, cls, key), training, args.precision
 
 
 # A cell and its numbers

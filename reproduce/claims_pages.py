@@ -133,9 +133,11 @@ def missing_words(answer: Answer, records: Records) -> str:
     own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
     runs = [run for _, _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)[:own]]
     lacking = [run for run in runs if not records.by_precision(run)]
+    unlike = list({(run.module, run.flags): run for run in lacking}.values())  # seeds take the same time
     times = []
     for on_gpu, unit, words in ((False, 3600, "hours on a processor"), (True, 60, "minutes on a GPU")):
-        seconds = [seconds_of(run, records, on_gpu) for run in lacking]
+        of_run = {(run.module, run.flags): seconds_of(run, records, on_gpu) for run in unlike}
+        seconds = [of_run[run.module, run.flags] for run in lacking]
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")
     time = " or ".join(times) or "an unknown time"
