@@ -46,7 +46,7 @@ def lines_of(folder: Path) -> list[dict]:
 
 
 def test_without_the_consensus_the_loss_is_the_same_and_the_model_is_not(both):
-    plain, changed = both("fdse", "no_consensus", "--rounds", "3")
+    plain, changed = both("fdse", "no_consensus", "--rounds", "2")
     assert plain[-1]["loss"] != changed[-1]["loss"]
     for before, after in zip(plain, changed):
         assert after["loss"] == pytest.approx(before["loss"], rel=0.1)

@@ -23,8 +23,8 @@ def made(tmp_path_factory):
     def make(place) -> None:
         path = place / "runs.jsonl"
         run_here("fedavg", place / "a", "--rounds", 5, "--record", path)
-        run_here("fedgala", place / "b", "--target", "d0", "--rounds", 1, "--linear-epochs", 2, "--record",
-                 path)
+        run_here("fedgala", place / "b", "--target", "d0", "--rounds", 1, "--linear-epochs", 2,
+                 "--image-size", 8, "--crop", 8, "--record", path)
         run_here("fedavg", place / "c", "--rounds", 2, "--lr-decay", 0.5, "--test-rounds", "best",
                  "--record", path)
     return recorded(once(tmp_path_factory, "checked", make) / "runs.jsonl")
@@ -52,21 +52,26 @@ def checked(folder, records: list[dict], **how) -> tuple[int, dict]:
     return code, {entry["method"]: entry for entry in found}
 
 
-def test_equal_runs_are_stopped_early_and_not_made_twice(folder, made, capsys):
-    code, found = checked(folder, made[:2])
-    assert code == 0 and {entry["outcome"] for entry in found.values()} == {"equal"}
+def test_runs_are_stopped_early_compared_and_not_made_twice(folder, made, capsys):
+    """One is equal, of the other a recorded number is another one."""
+    tampered = made[1] | {"logs": made[1]["logs"] | {"loss": [0.5]}}
+    code, found = checked(folder, [made[0], tampered])
+    assert code == 1 and found["fedavg"]["outcome"] == "equal" and found["fedgala"]["outcome"] == "differs"
     assert (found["fedavg"]["rounds"], found["fedgala"]["rounds"]) == (3, 1)
     assert found["fedavg"]["record"] == made[0]["id"]
-    assert "2 equal" in capsys.readouterr().out
+    assert found["fedgala"]["difference"].startswith("round 1, loss: recorded 0.5, now ")
+    said = capsys.readouterr()
+    assert "1 equal" in said.out and "1 differs" in said.out and "differs: python" in said.err
     commit = found["fedavg"]["commit"]
-    assert checked(folder, made[:2])[1]["fedavg"]["commit"] == commit
+    assert checked(folder, [made[0], tampered])[1]["fedavg"]["commit"] == commit
     assert "nothing to check" in capsys.readouterr().out
     assert check.first_difference(made[2], []) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part, name, words", [
     ("curve", "val", "round 3, val: recorded 0.5, now 0."),
-    pytest.param("logs", "loss", "round 3, loss: recorded 0.5, now ", marks=pytest.mark.slow),
+    ("logs", "loss", "round 3, loss: recorded 0.5, now "),
 ])
 def test_a_tampered_record_differs_and_is_named(folder, made, capsys, part, name, words):
     values = [*made[0][part][name]]

@@ -124,7 +124,7 @@ class Server(fedgala.Server):
         STARTS.append({name: v.clone().double() for name, v in self.w.items()})
 
 
-@pytest.mark.parametrize("probe", ["encoder", "projector"])
+@pytest.mark.parametrize("probe", ["encoder", pytest.param("projector", marks=pytest.mark.slow)])
 def test_a_run_by_hand(tmp_path, probe):
     """The accuracies of its last round and of the untrained network, to one image."""
     (tmp_path / "data.py").write_text(DATA)
