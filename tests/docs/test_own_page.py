@@ -7,11 +7,12 @@ import sys
 from reproduce.benchmark import entry_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, run_here
+from tests.page_outputs import files_of
 
 import pytest
 
 PAGE = (ROOT / "docs/own.md").read_text()
-FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+FILES = files_of("own")
 
 
 @pytest.fixture

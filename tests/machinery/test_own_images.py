@@ -153,7 +153,7 @@ def not_readable(folder: Path) -> None:
     (dicom_alone, 2, "no images; there are 40 .dcm files: convert them to PNG or JPEG .DICOM: dcmj2pnm"),
     (no_letters, 2, r"a domain or class cannot have the name 's\\udcfcd' here; rename it"),
     (closed_places, 1, r"3 entries are no files .*: north/ill/\\x1b\[31m, south/away, south/ill/p.png; repl"),
-    (not_readable, 1, "images that cannot be decoded: 2 .north/ill/4.png: .*, south/ill/3.png: it is no image."),
+    (not_readable, 1, "cannot be decoded: 2 .north/ill/4.png: .*, south/ill/3.png: it is no image."),
 ])
 def test_bad_folders(folder, change, code, words):
     change(folder)
