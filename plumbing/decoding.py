@@ -275,7 +275,8 @@ def upright(content: bytes) -> tuple[Image.Image, bool]:
     image = Image.open(io.BytesIO(content), formats=FORMATS)
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "F" or image.mode == "I" and image.format != "PPM":  # PPM: 16 bits, unpacked into 32
-        raise ValueError("pixels of 32 bits have no defined range: bring them to 8 or 16 bits")
+        raise ValueError("pixels of 32 bits, and signed ones, have no defined range: bring them to unsigned "
+                         "8 or 16 bits")
     if not image.mode.startswith("I"):
         return image, False
     pixels = np.asarray(image)  # 16 bits a pixel (PIL's convert would clip them at 255)

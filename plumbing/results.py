@@ -158,7 +158,8 @@ def summary(result: dict) -> str:
 
 
 def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
-    """A line if the tested accuracy is within the 95% binomial interval of chance, or below it; else nothing.
+    """A line if the tested accuracy is within the 95% binomial interval of chance, or below it, or if so few
+    images are tested that any accuracy would be; else nothing.
     Chance is the share of the largest class, which a network without a clue may always name."""
     if args.protocol == "linear":
         return ""
@@ -166,6 +167,8 @@ def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
     name = "target" if "target" in best else "ALL"
     n, largest = sum(of_classes), max(of_classes)
     hits = round(best[name] * n)
+    if bdtrc(n - 1, n, largest / n) >= 0.025:
+        return f"{n} tested images are too few to tell {name} from chance ({100 * largest / n:.2f}%)"
     if bdtrc(hits - 1, n, largest / n) < 0.025:  # the probability that chance has as many hits, or more
         return ""
     why = f"look at --lr {args.lr:g} and at the loss"
