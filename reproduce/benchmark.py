@@ -208,8 +208,8 @@ def compare(flags: argparse.Namespace) -> None:
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
-        raise UserError(f"{len(problems)} runs failed: mend what is said above, or give another --out; the same "
-                        "command tries them again")
+        raise UserError(f"{len(problems)} runs failed: mend what is said above, or give another "
+                        "--out; the same command tries them again")
     chosen = [max(of_entry, key=Trial.validation) if len(of_entry) > 1 else of_entry[0]
               for of_entry in trials]
     print(benchmark_pages.write(out, chosen, trials, flags.which, flags.measure, shlex.join(command)))

@@ -63,7 +63,7 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
 # Numbers
 
 
-def columns_of(of_seeds: dict[int, list[dict]], which: str, measure: str) -> dict[str, BySeed]:
+def columns_of(of_seeds: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{name: {seed: percent}}: ALL and AVG, or each target and their mean."""
     found = {}
     for seed, results in of_seeds.items():
@@ -111,7 +111,7 @@ def headline(names: list[str]) -> list[str]:
     return means or targets or names
 
 
-def tasks_of(of_seeds: dict[int, list[dict]], which: str, measure: str) -> dict[str, BySeed]:
+def tasks_of(of_seeds: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{task: {seed: percent}}: the targets, or where there is none the clients."""
     found = {}
     for seed, results in of_seeds.items():

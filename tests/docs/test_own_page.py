@@ -55,11 +55,6 @@ def curve(folder) -> list[str]:
     return re.findall(r'"loss": [\d.e-]+', (folder / "metrics.jsonl").read_text())
 
 
-def test_the_network(place):
-    result = run_here("fedavg", place / "run", "--backbone", f"{place / 'small_net.py'}:build", "--rounds", 1)
-    assert "small_net.py:build" in result["args"]["backbone"]
-
-
 def test_one_call_has_the_methods_of_table_1():
     """Those of the benchmark's command are the rows of the table that the paper prints."""
     methods = re.search(r"--methods '(.*?)'", PAGE.split("one call:")[1])[1].split(",")
