@@ -26,7 +26,7 @@ import torch
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png")
 SEEDS = "seeds.json"
-NAMED = 20  # clients in curves.png that have a colour and a name, at most
+NAMED = 10  # clients in curves.png that have a colour and a name, at most
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
@@ -299,17 +299,15 @@ def draw_curves(path: Path, history: list[dict], method: str, args: Args) -> Non
 def looks(clients: list[str], names: list[str], args: Args) -> dict[str, dict]:
     """Colour, width and label of the lines in curves.png, by the names of their numbers; the last are on
     top. Of many clients all have one colour."""
-    from matplotlib import colormaps
-    found, colours = {}, colormaps["tab10" if len(clients) <= 10 else "tab20"]
+    found = {}
     for i, client in enumerate(clients):
-        look = {"color": colours(i), "label": no_formula(client), "linewidth": 0.8}
+        look = {"color": f"C{i}", "label": no_formula(client), "linewidth": 0.8}
         if len(clients) > NAMED:
             look |= {"color": "0.7", "label": f"{len(clients)} clients"}
         found[f"test/clients/{client}"] = found[f"clients/{client}/loss"] = look
-    for i, name in enumerate([name for name in names if name.startswith("linear/")], len(clients)):
-        target, _, ratio = name.removeprefix("linear/").rpartition("/")
-        label = f"{no_formula(target)}, {100 * float(ratio):g}% of the labels"
-        found[name] = {"color": f"C{i}", "label": label}
+    for i, name in enumerate(names, len(clients)):
+        if name.startswith("linear/"):  # and the share of the labels
+            found[name] = {"color": f"C{i}", "label": no_formula(name.removeprefix("linear/"))}
     found["val/ALL"] = {"color": "red", "linestyle": ":", "label": "validation ALL"}
     found["val/metric"] = {"color": "red", "linestyle": "--", "label": f"validation {args.metric}"}
     found["test/AVG"] = {"color": "black", "linestyle": "--", "label": "test AVG"}
