@@ -183,10 +183,13 @@ def build(args: Args, channels: int, classes: int) -> Net:
     """The network of `--backbone` with FFA layers."""
     net = backbone(args, channels, classes)
     size = args.crop or args.image_size
-    places = PLACES.get(args.backbone) or places_in(net.body, torch.zeros(2, channels, size, size))
+    try:
+        places = PLACES.get(args.backbone) or places_in(net.body, torch.zeros(2, channels, size, size))
+    except RuntimeError:  # it takes no images
+        places = {}
     if not places:
-        raise UserError("fedfa needs a body in which modules, or those of body.features, give [B, C, h, w]; "
-                        f"--backbone {args.backbone} has none", 2)
+        raise UserError("fedfa needs images, and a body in which modules, or those of body.features, give "
+                        f"[B, C, h, w]; --backbone {args.backbone} has none", 2)
     for name, width in places.items():
         parent, _, last = name.rpartition(".")
         module = nn.Sequential(net.body.get_submodule(name), FFALayer(args, width))

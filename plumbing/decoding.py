@@ -90,12 +90,13 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     if not split:
         return Images(domains, classes, index["content"])
     content = hashlib.blake2b(index["content"].encode() + split.read_bytes(), digest_size=6).hexdigest()
-    return Images(domains, classes, content, read_split(split, names))
+    broken = {text.partition(": ")[0] for text in index["broken"]}
+    return Images(domains, classes, content, read_split(split, names, broken))
 
 
 def check_broken(dataset: str, broken: list[str]) -> None:
-    raise UserError(f"{dataset}: {len(broken)} images cannot be decoded ({shortlist(broken)}); replace or "
-                    "remove them, get the archive again, or go on without them: --skip-broken")
+    raise UserError(f"{dataset}: images that cannot be decoded: {len(broken)} ({shortlist(broken)}); "
+                    "replace or remove them, get the archive again, or go on without them: --skip-broken")
 
 
 # The cache: all pixels, uint8 [N, S, S, 3], one domain behind the other; files.json, which file each row is,
@@ -274,7 +275,8 @@ def upright(content: bytes) -> tuple[Image.Image, bool]:
     image = Image.open(io.BytesIO(content), formats=FORMATS)
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "F" or image.mode == "I" and image.format != "PPM":  # PPM: 16 bits, unpacked into 32
-        raise ValueError("pixels of 32 bits have no defined range: bring them to 8 or 16 bits")
+        raise ValueError("pixels of 32 bits, and signed ones, have no defined range: bring them to unsigned "
+                         "8 or 16 bits")
     if not image.mode.startswith("I"):
         return image, False
     pixels = np.asarray(image)  # 16 bits a pixel (PIL's convert would clip them at 255)

@@ -68,7 +68,7 @@ def open_custom_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Call
     for what, found, least in (("domain", names, 1), ("class", classes, 2)):
         if len(found) < least or len(set(found)) < len(found):
             raise UserError(f"{file}: expected {least} or more names, each of one {what}; found "
-                            f"{shortlist(found)}", 2)
+                            f"{shortlist(found)} (regression, without classes, is not possible)", 2)
     check_names(str(file), names, classes)
     for name, images, labels in parts:
         where = f"{file}: domain {name}"
@@ -102,7 +102,7 @@ def check_tensors(where: str, images: Tensor, labels: Tensor, classes: int, as_t
                         f"{type(images).__name__} and {type(labels).__name__}", 2)
     if labels.dtype != torch.int64 or labels.shape != images.shape[:1] or images.dim() < 2:
         raise UserError(f"{where}: expected images [N, ...] and labels int64 [N]; found {list(images.shape)} "
-                        f"and {labels.dtype} {list(labels.shape)}", 2)
+                        f"and {labels.dtype} {list(labels.shape)} (regression is not possible)", 2)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise UserError(f"{where}: labels go from {int(labels.min())} to {int(labels.max())}; expected 0 to "
                         f"{classes - 1}, as there are {classes} classes", 2)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from plumbing.catalog import short_name
 from plumbing.errors import UserError
 from plumbing.files import locked, output_file, write_whole
 from plumbing.settings import Args, flag_with
@@ -25,7 +26,7 @@ import torch
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png")
 SEEDS = "seeds.json"
-NAMED = 200  # lines of clients in curves.png, at most, that have a name: a long legend takes most of a run
+NAMED = 10  # clients in curves.png that have a colour and a name, at most
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
@@ -157,7 +158,8 @@ def summary(result: dict) -> str:
 
 
 def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
-    """A line if the tested accuracy is within the 95% binomial interval of chance, or below it; else nothing.
+    """A line if the tested accuracy is within the 95% binomial interval of chance, or below it, or if so few
+    images are tested that any accuracy would be; else nothing.
     Chance is the share of the largest class, which a network without a clue may always name."""
     if args.protocol == "linear":
         return ""
@@ -165,6 +167,8 @@ def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
     name = "target" if "target" in best else "ALL"
     n, largest = sum(of_classes), max(of_classes)
     hits = round(best[name] * n)
+    if bdtrc(n - 1, n, largest / n) >= 0.025:
+        return f"{n} tested images are too few to tell {name} from chance ({100 * largest / n:.2f}%)"
     if bdtrc(hits - 1, n, largest / n) < 0.025:  # the probability that chance has as many hits, or more
         return ""
     why = f"look at --lr {args.lr:g} and at the loss"
@@ -266,27 +270,48 @@ def empty_figure(size: tuple[float, float]):
     return matplotlib.figure.Figure(figsize=size, layout="constrained")
 
 
-def draw_curves(path: Path, history: list[dict], title: str) -> None:
-    """Every accuracy, by the names that TensorBoard shows too, and the clients' losses, over the rounds."""
-    lines = {}  # of each name: (round, value)
+def draw_curves(path: Path, history: list[dict], method: str, args: Args) -> None:
+    """The accuracies and the clients' losses over the rounds. A client has one colour in both panels."""
+    lines, clients = {}, dict(history[-1].get("test", {}).get("clients", {}))
     for entry in history:
+        clients |= entry["clients"]  # some of them, with --participation
         for name, value in numbers_in(entry):
             lines.setdefault(name, []).append((entry["round"], value))
-    figure = empty_figure((9, 3.6))
+    figure = empty_figure((10, 3.6))
     left, right = figure.subplots(1, 2)
-    of_clients = [name for name in lines if "clients/" in name]
-    for name, points in lines.items():
-        rounds, values = zip(*points)
-        label, width = no_formula(name), 0.8 if name in of_clients else 2
-        if name in of_clients and len(of_clients) > NAMED:
-            label = None
-        if name.startswith(("test/", "target", "linear/")) or name == "val/ALL":
-            left.plot(rounds, [100 * value for value in values], label=label, linewidth=width)
-        elif name.endswith("/loss"):
-            right.plot(rounds, values, label=label, linewidth=width)
-    left.set(xlabel="round", ylabel="accuracy (%)", title=no_formula(title))
+    legend = {}  # a line for each label
+    for name, look in looks([*clients], [*lines], args).items():
+        if name in lines:
+            rounds, values = zip(*lines[name])
+            panel, factor = (right, 1) if name.startswith("clients/") else (left, 100)
+            line, = panel.plot(rounds, [factor * value for value in values], **look)
+            legend[look["label"]] = line
+    measure = "accuracy" if args.metric == "accuracy" else f"accuracy, {args.metric}"
+    title = no_formula(f"{method}, {short_name(args.dataset)}, {args.scale}")
+    left.set(xlabel="round", ylabel=f"{measure} (%)", title=title)
     right.set(xlabel="round", ylabel="mean training loss", title="training")
-    for plot in (left, right):
-        if plot.get_legend_handles_labels()[1]:
-            plot.legend(fontsize=7)
+    for panel in (left, right):
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(legend.values(), legend, fontsize=7, loc="outside right upper")
     write_whole(path, lambda file: figure.savefig(file, dpi=130, format="png"))
+
+
+def looks(clients: list[str], names: list[str], args: Args) -> dict[str, dict]:
+    """Colour, width and label of the lines in curves.png, by the names of their numbers; the last are on
+    top. Of many clients all have one colour."""
+    found = {}
+    for i, client in enumerate(clients):
+        look = {"color": f"C{i}", "label": no_formula(client), "linewidth": 0.8}
+        if len(clients) > NAMED:
+            look |= {"color": "0.7", "label": f"{len(clients)} clients"}
+        found[f"test/clients/{client}"] = found[f"clients/{client}/loss"] = look
+    for i, name in enumerate(names, len(clients)):
+        if name.startswith("linear/"):  # and the share of the labels
+            found[name] = {"color": f"C{i}", "label": no_formula(name.removeprefix("linear/"))}
+    found["val/ALL"] = {"color": "red", "linestyle": ":", "label": "validation ALL"}
+    found["val/metric"] = {"color": "red", "linestyle": "--", "label": f"validation {args.metric}"}
+    found["test/AVG"] = {"color": "black", "linestyle": "--", "label": "test AVG"}
+    found["test/ALL"] = {"color": "black", "linewidth": 2.2, "label": "test ALL"}
+    if args.protocol == "lodo":
+        found["target"] = {"color": "blue", "linewidth": 2.2, "label": f"target {no_formula(args.target)}"}
+    return found

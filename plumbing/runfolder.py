@@ -267,9 +267,9 @@ class Run:
         file = self.path / "curves.png"
         if not self.args.figures or file.exists():
             return
-        title = f"{self.key['method']}, {short_name(self.args.dataset)}, {self.args.scale}"
         try:
-            draw_curves(file, self.history or read_history(self.path, self.key), title)
+            history = self.history or read_history(self.path, self.key)
+            draw_curves(file, history, self.key["method"], self.args)
         except Exception as e:  # whatever matplotlib, LaTeX or the disk has
             why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
             tell(self.key["method"], f"{file} is not drawn ({why})")

@@ -528,7 +528,7 @@ def settings_of(args: Args) -> dict[str, dict]:
 def settings_table(args: Args, method: str) -> str:
     """Every setting, a line each: name, value, origin."""
     lines = [f"{method}: every setting, its value, and where that comes from"]
-    lines += [f"  {flag_of(name):24}{shown_value(setting['value']):24}{setting['origin']}"
+    lines += [f"  {flag_of(name):23} {shown_value(setting['value']):23} {setting['origin']}"
               for name, setting in settings_of(args).items()]
     return "\n".join(lines)
 

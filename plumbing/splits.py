@@ -28,11 +28,12 @@ def cut(rows: Tensor, of_split: tuple[float, float, float]) -> Rows:
     return rows[:n_train], rows[n_train:n - n_test], rows[n - n_test:]
 
 
-def read_split(file: Path, names: dict[str, list[str]]) -> dict[str, Tensor]:
+def read_split(file: Path, names: dict[str, list[str]], left_out: set[str]) -> dict[str, Tensor]:
     """{domain: int64 [N, 2], of each of its images `names` the part (its number in PARTS, -1: not given) and
-    the group}. A group that has a part has it in all domains; an image that names none is one by itself."""
+    the group}. A group that has a part has it in all domains; an image that names none is one by itself. The
+    table may name images that are `left_out`."""
     rows = read_rows(file)
-    unknown = rows.keys() - set().union(*names.values())
+    unknown = rows.keys() - left_out.union(*names.values())
     if unknown or not rows:
         raise UserError(f"{file} names {len(rows)} files; no images of this folder are "
                         f"{shortlist(sorted(unknown))}; expected <domain>/<class>/<image>", 2)

@@ -29,6 +29,7 @@ from plumbing.catalog import short_name
 from plumbing.errors import UserError
 from plumbing.files import output_folder, write_json
 from plumbing.runfolder import read_result
+from plumbing.scores import METRICS
 from plumbing.settings import Parser, existing_folder, flag_of, method_name, seed_numbers
 from plumbing.several import known_domains, targets_of
 from plumbing.trained import method
@@ -207,10 +208,11 @@ def compare(flags: argparse.Namespace) -> None:
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
-        raise UserError(f"{len(problems)} runs failed; the same command tries them again")
+        raise UserError(f"{len(problems)} runs failed: mend what is said above, or give another "
+                        "--out; the same command tries them again")
     chosen = [max(of_entry, key=Trial.validation) if len(of_entry) > 1 else of_entry[0]
               for of_entry in trials]
-    print(benchmark_pages.write(out, chosen, trials, flags.which, shlex.join(command)))
+    print(benchmark_pages.write(out, chosen, trials, flags.which, flags.measure, shlex.join(command)))
     print(f"pages, tables and figures in {out}")
 
 
@@ -233,6 +235,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
                         help="flags for all methods; write a single word as --flags=--FLAG")
     parser.add_argument("--which", default="best", choices=("best", "last"),
                         help="round to compare: best (validation) or last [best]")
+    parser.add_argument("--measure", default="accuracy", choices=METRICS,
+                        help="what is compared, of each left-out domain or client [accuracy]")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time [1]")
     parser.add_argument("--out", default="", metavar="FOLDER", help="folder of the comparison "
                                                                     "[runs/benchmark-DATASET]")

@@ -7,6 +7,7 @@ import shlex
 import statistics
 from pathlib import Path
 
+from plumbing.errors import UserError
 from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
 from plumbing.several import accuracies_of
@@ -19,14 +20,14 @@ DRAWS = 2000  # of the bootstrap
 WIDEST = 12  # domains that a table has a column for; the CSV file has all
 
 
-def write(out: Path, chosen: list, trials: list[list], which: str, command: str) -> str:
+def write(out: Path, chosen: list, trials: list[list], which: str, measure: str, command: str) -> str:
     """Write all files; returns table and differences. `chosen`: of each method the trial that counts, of
     `trials`."""
     runs = {one.entry.label: one.results() for one in chosen}
     first, *_ = runs.values()
     which = "last" if "linear" in next(iter(first.values()))[0]["last"] else which
-    values = {label: columns_of(of, which) for label, of in runs.items()}
-    tasks = {label: tasks_of(of, which) for label, of in runs.items()}
+    values = {label: columns_of(of, which, measure) for label, of in runs.items()}
+    tasks = {label: tasks_of(of, which, measure) for label, of in runs.items()}
     columns = distinct(values)
     domains = [name for name in shared_names(tasks) if name not in columns]
     names = columns + (domains if len(domains) <= WIDEST else [])
@@ -40,7 +41,7 @@ def write(out: Path, chosen: list, trials: list[list], which: str, command: str)
     commands += [shlex.join(["python", *words]) for one in chosen for words in one.commands.values()]
     seeds = ", ".join(map(str, chosen[0].commands))
     page = ["# Benchmark", f"`{command}`",
-            f"Accuracy (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
+            f"{measure} (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
             f"the seeds {seeds}; the best of each column is bold.",
             table_text(table, heads),
             *differences, *forest, "![Accuracy over the rounds](curves.png)", *tuning_words(chosen, trials),
@@ -48,7 +49,7 @@ def write(out: Path, chosen: list, trials: list[list], which: str, command: str)
     write_text(out / "benchmark.md", "\n\n".join(page) + "\n")
     latex = table_text(table, heads, "latex_booktabs")
     write_text(out / "table.tex", re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex) + "\n")
-    write_csv(out / "benchmark.csv", tidy(chosen, every))
+    write_csv(out / "benchmark.csv", tidy(chosen, every, measure))
     lines = [Line(f"{words}, {name}", [one.difference], one.interval, corrected.interval)
              for words, name, one, corrected in contrasts]
     draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
@@ -62,13 +63,29 @@ def write(out: Path, chosen: list, trials: list[list], which: str, command: str)
 # Numbers
 
 
-def columns_of(of_seeds: dict[int, list[dict]], which: str) -> dict[str, BySeed]:
+def columns_of(of_seeds: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{name: {seed: percent}}: ALL and AVG, or each target and their mean."""
     found = {}
     for seed, results in of_seeds.items():
-        for name, accuracy in accuracies_of(results, which).items():
-            found.setdefault(name, {})[seed] = 100 * accuracy
+        for name, value in measured(results, which, measure).items():
+            found.setdefault(name, {})[seed] = 100 * value
     return found
+
+
+def measured(results: list[dict], which: str, measure: str) -> dict[str, float]:
+    """The accuracies of one seed's runs; or another measure of each target or client, and the mean. Stop
+    if one of them has none."""
+    if measure == "accuracy":
+        return accuracies_of(results, which)
+    found = {}
+    for result in results:
+        of = result.get("measures", {}).get(which, {})
+        for name in [result["args"]["target"]] if "target" in result[which] else of:
+            found[name] = of.get(name, {}).get(measure)
+            if found[name] is None:
+                raise UserError(f"--measure {measure}: {name} has none, since its test images lack a class, "
+                                "or its network has no classifier; --measure accuracy has one", 2)
+    return found | {"mean": statistics.mean(found.values())} if len(found) > 1 else found
 
 
 def shared_names(values: dict[str, dict]) -> list[str]:
@@ -94,11 +111,11 @@ def headline(names: list[str]) -> list[str]:
     return means or targets or names
 
 
-def tasks_of(of_seeds: dict[int, list[dict]], which: str) -> dict[str, BySeed]:
+def tasks_of(of_seeds: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{task: {seed: percent}}: the targets, or where there is none the clients."""
     found = {}
     for seed, results in of_seeds.items():
-        values = {name: v for name, v in accuracies_of(results, which).items()
+        values = {name: v for name, v in measured(results, which, measure).items()
                   if name not in ("ALL", "AVG") and not name.startswith("mean")}
         for name, value in (values or results[0][which]["clients"]).items():
             found.setdefault(name, {})[seed] = 100 * value
@@ -222,9 +239,9 @@ def tuning_words(chosen: list, trials: list[list]) -> list[str]:
             table_text(rows, ["method", "values", "validation", ""])]
 
 
-def tidy(chosen: list, values: dict[str, dict[str, BySeed]]) -> list[list]:
+def tidy(chosen: list, values: dict[str, dict[str, BySeed]], measure: str) -> list[list]:
     """A line for each number, below the heads."""
-    lines = [["method", "tuned", "column", "seed", "accuracy"]]
+    lines = [["method", "tuned", "column", "seed", measure]]
     for one in chosen:
         tuned = " ".join(f"{name}={value}" for name, value in one.values)
         for name, by_seed in values[one.entry.label].items():

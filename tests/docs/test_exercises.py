@@ -9,12 +9,13 @@ from pathlib import Path
 
 import common
 from tests.conftest import MODULES
-from tests.docs.test_start import ROOT, blocks, module_of
+from tests.docs.test_start import ROOT, module_of
+from tests.page_outputs import blocks
 
 import pytest
 
 PAGE = ROOT / "docs" / "exercises.md"
-DIFFS = dict(zip(re.findall(r"`cp \w+\.py (\w+)\.py`", PAGE.read_text()), blocks(PAGE, "diff")))
+DIFFS = dict(zip(re.findall(r"`cp \w+\.py (\w+)\.py`", PAGE.read_text()), blocks(PAGE.read_text(), "diff")))
 SMALL = ["--image-size", "16", "--precision", "fp32", "--device", "cpu", "--no-figures"]
 VIEWS = ["--target", "d0", "--crop", "16", "--linear-epochs", "1", "--eval-every", "9"]
 

@@ -7,11 +7,12 @@ import sys
 from reproduce.benchmark import entry_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, run_here
+from tests.page_outputs import files_of
 
 import pytest
 
 PAGE = (ROOT / "docs/own.md").read_text()
-FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+FILES = files_of("own")
 
 
 @pytest.fixture
@@ -52,11 +53,6 @@ def test_without_its_term_it_is_fedavg(place):
 def curve(folder) -> list[str]:
     """The losses of a run, round by round."""
     return re.findall(r'"loss": [\d.e-]+', (folder / "metrics.jsonl").read_text())
-
-
-def test_the_network(place):
-    result = run_here("fedavg", place / "run", "--backbone", f"{place / 'small_net.py'}:build", "--rounds", 1)
-    assert "small_net.py:build" in result["args"]["backbone"]
 
 
 def test_one_call_has_the_methods_of_table_1():

@@ -13,6 +13,7 @@ from baselines import fedprox
 from plumbing.mnist import ANGLES, rotate
 from plumbing.runfolder import copied
 from tests.conftest import ROOT
+from tests.page_outputs import accuracies_of_one, applied, blocks, redrawn
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
 
 import torch
@@ -20,24 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
-PAGE = ROOT / "docs/start.md"
-
-
-def blocks(path: Path, language: str = "") -> list[str]:
-    """The fenced blocks of a page in a language."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), flags=re.M | re.S)
-    return [block for found, block in fenced if found == language]
-
-
-def applied(diff: str, text: str) -> str:
-    """A text after a diff without numbers of lines: each hunk stands where its lines of context do."""
-    for hunk in re.split(r"^@@.*\n", diff, flags=re.M):
-        lines = hunk.splitlines(keepends=True)
-        before = "".join(line[1:] for line in lines if line[0] in " -")
-        after = "".join(line[1:] for line in lines if line[0] in " +")
-        assert text.count(before) == 1, f"{text.count(before)} times in the file:\n{before}"
-        text = text.replace(before, after)
-    return text
+PAGE = (ROOT / "docs/start.md").read_text()
 
 
 def module_of(diff: str, folder: Path, monkeypatch, method: str = "fedavg"):
@@ -54,7 +38,8 @@ def module_of(diff: str, folder: Path, monkeypatch, method: str = "fedavg"):
 def test_the_printed_fedprox_is_fedprox(tmp_path, monkeypatch):
     """Two rounds with a term as large as the loss, after which it is not FedAvg's model."""
     diff = blocks(PAGE, "diff")[-1]
-    assert blocks(ROOT / "README.md", "python")[0] in (ROOT / "fdse.py").read_text()
+    shown, = blocks((ROOT / "README.md").read_text(), "python")
+    assert shown in (ROOT / "fdse.py").read_text()
     changed = module_of(diff, tmp_path, monkeypatch)
     flags = [str(flag) for flag in FLAGS]
     models = []
@@ -75,12 +60,11 @@ def test_the_changed_line_is_fedavgs():
 
 
 def test_the_picture_of_the_domains_is_one_digit_with_the_accuracies_of_the_table():
-    """docs/domains.svg: a digit of scikit-learn's as the data set turns it, and what `one client` reaches."""
+    """docs/domains.svg: a digit of scikit-learn's as the data set turns it, and what `one` reaches."""
     picture = (ROOT / "docs/domains.svg").read_text()
     raw = torch.from_numpy(load_digits().images[[3]] * (255 / 16)).round().to(torch.uint8)
     for angle, png in zip(ANGLES, re.findall(r"base64,([^\"]*)", picture), strict=True):
         shown = Image.open(io.BytesIO(base64.b64decode(png)))
         assert shown.tobytes() == rotate(raw[None], angle, 28).numpy().tobytes()
-    row = re.search(r"\| one client \|[^|]*\|(.*)\|", PAGE.read_text())[1]
-    accuracies = [round(float(cell)) for cell in re.findall(r"([\d.]+) ±", row)]
-    assert [int(shown) for shown in re.findall(r">(\d+)%<", picture)] == accuracies
+    accuracies = accuracies_of_one(PAGE)
+    assert len(accuracies) == 6 and redrawn(picture, accuracies) == picture

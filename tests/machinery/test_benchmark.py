@@ -89,6 +89,25 @@ def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
     assert (out / "benchmark.md").read_text() == page and json.loads(stopped.read_text())["best"] == before
     assert len(times) == 8 and all(path.stat().st_mtime_ns == time for path, time in times.items())
     assert "mine minus fedavg --lr 0.2" in capsys.readouterr().out
+    check_other_measure(place, capsys)
+
+
+def check_other_measure(place, capsys):
+    """Each client's, of its confusion matrix, and their mean; or a line, where a client lacks a class."""
+    benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", "balanced"))
+    assert "mine minus fedavg --lr 0.2 | mean " in capsys.readouterr().out
+    found = {}
+    for row in csv.DictReader((place / "out" / "benchmark.csv").read_text().splitlines()):
+        if row["method"] == "fedavg --lr 0.2" and row["seed"] == "1":
+            found[row["column"]] = float(row["balanced"])
+    path, = (place / "out" / "runs").glob("fedavg-*/s1/result.json")
+    for client, of in json.loads(path.read_text())["measures"]["best"].items():
+        recalls = [row[i] / sum(row) for i, row in enumerate(of["confusion"]) if sum(row)]
+        assert found.pop(client) == pytest.approx(100 * sum(recalls) / len(recalls), abs=1e-3)
+    assert found.keys() == {"mean"}
+    with pytest.raises(SystemExit):
+        benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", "auc"))
+    assert "benchmark: --measure auc: d0 has none, since" in capsys.readouterr().err
 
 
 @pytest.mark.slow

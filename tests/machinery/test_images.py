@@ -39,7 +39,7 @@ def test_all_image_modes_become_rgb(tmp_path, mode):
 def test_pixels_of_32_bits_are_refused(tmp_path, dtype):
     """Of the values 0 to 255 the upper 8 of 16 bits would be black."""
     Image.fromarray(np.full((4, 4), 200, dtype)).save(tmp_path / "x.tif")
-    with pytest.raises(ValueError, match="32 bits have no defined range"):
+    with pytest.raises(ValueError, match="32 bits, and signed ones, have no defined range"):
         to_rgb((tmp_path / "x.tif").read_bytes(), 4)
 
 

@@ -62,6 +62,15 @@ def test_the_border_is_that_of_the_binomial_interval(of_classes):
         assert bool(untrained(settings, {"ALL": hits / n}, of_classes)) == (hits <= highest), hits
 
 
+def test_a_few_images_tell_nothing():
+    """By chance four of four are right in 6% of the cases, six of six in 1.6%."""
+    settings = parsed("fedavg")
+    few = "4 tested images are too few to tell ALL from chance (50.00%)"
+    assert untrained(settings, {"ALL": 1.0}, [2, 2]) == few
+    assert untrained(settings, {"ALL": 1.0}, [3, 3]) == ""
+    assert untrained(settings, {"ALL": 0.5}, [3, 3]).startswith("untrained: ")
+
+
 @pytest.mark.parametrize("method, flags, says", [
     ("fedavg", ["--scale", "smoke"], True),
     ("fedavg", ["--scale", "smoke", "--protocol", "lodo", "--target", "d30"], True),

@@ -64,18 +64,47 @@ def test_output_folder(tmp_path):
     assert [json.loads(line) for line in records.read_text().splitlines()] == [result]
 
 
-def test_curves(tmp_path, monkeypatch):
-    """Accuracies in percent, of the domains and together, and each client's loss, over their rounds."""
+def curves_of(history, path, monkeypatch, *flags) -> list[dict]:
+    """The lines of both panels of curves.png by their labels in the legend, and the legend's words."""
     figures, empty = [], results.empty_figure
     monkeypatch.setattr(results, "empty_figure", lambda size: figures.append(empty(size)) or figures[-1])
-    history = [{"round": t, "val": {"ALL": 0.5}, "clients": {"a": {"loss": 3.0 / t, "bytes_up": 8}}}
+    results.draw_curves(path / "curves.png", history, "fedavg", parsed("fedavg", *flags))
+    panels = [{line.get_label(): line for line in panel.lines} for panel in figures[0].axes]
+    return [*panels, [text.get_text() for text in figures[0].legends[0].get_texts()]]
+
+
+def rounds_with(clients: list[str], **others) -> list[dict]:
+    """Two rounds: each client's loss falls from 3 to 1.5, the accuracies are there in the second."""
+    history = [{"round": t, "val": {"ALL": 0.5}, "clients": {name: {"loss": 6.0 / t} for name in clients}}
                for t in (2, 4)]
-    history[1]["test"] = {"AVG": 0.25}
-    results.draw_curves(tmp_path / "curves.png", history, "title")
-    left, right = [{line.get_label(): line.get_xydata().tolist() for line in plot.lines}
-                   for plot in figures[0].axes]
-    assert left == {"val/ALL": [[2, 50], [4, 50]], "test/AVG": [[4, 25]]}
-    assert right == {"clients/a/loss": [[2, 1.5], [4, 0.75]]}
+    history[1] |= {"test": {"ALL": 0.75, "AVG": 0.25, "clients": dict.fromkeys(clients, 0.5)}, **others}
+    return history
+
+
+def test_curves(tmp_path, monkeypatch):
+    """Accuracies in percent, and each client's loss, over their rounds: the client by its name alone and in
+    one colour, and ALL wider, black and on top of the clients."""
+    left, right, legend = curves_of(rounds_with(["a", "b"], target=0.1), tmp_path, monkeypatch,
+                                    "--protocol", "lodo", "--target", "d75")
+    points = {name: line.get_xydata().tolist() for name, line in left.items()}
+    assert points == {"a": [[4, 50]], "b": [[4, 50]], "validation ALL": [[2, 50], [4, 50]],
+                      "test AVG": [[4, 25]], "test ALL": [[4, 75]], "target d75": [[4, 10]]}
+    assert list(left) == legend
+    assert [line.get_xydata().tolist() for line in right.values()] == [[[2, 3], [4, 1.5]]] * 2
+    assert [left[name].get_color() for name in "ab"] == [right[name].get_color() for name in "ab"]
+    assert left["a"].get_color() != left["b"].get_color()
+    assert left["test ALL"].get_color() == "black"
+    assert left["test ALL"].get_linewidth() > 2 * left["a"].get_linewidth()
+
+
+def test_the_curves_of_many_clients(tmp_path, monkeypatch):
+    """Ten differ in colour; of more the legend has the number alone. A measure is named."""
+    names = [f"client-{k}" for k in range(11)]
+    left, right, _ = curves_of(rounds_with(names[:10]), tmp_path, monkeypatch)
+    assert len({left[name].get_color() for name in names[:10]}) == len(right) == 10
+    history = rounds_with(names, val={"ALL": 0.5, "metric": 0.9})
+    _, _, legend = curves_of(history, tmp_path, monkeypatch, "--metric", "auc")
+    assert legend == ["11 clients", "validation ALL", "validation auc", "test AVG", "test ALL"]
 
 
 def test_a_figure_that_fails_costs_a_line_and_no_result(tmp_path, monkeypatch, capsys):

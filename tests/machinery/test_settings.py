@@ -76,7 +76,8 @@ def test_every_own_value_of_a_method_names_its_source(method):
 
 
 def test_show_settings_prints_each_and_stops(capsys, tmp_path):
-    flags = ["--scale", "smoke", "--lr", "0.3", "--out", tmp_path / "run"]
+    long = "torchvision:mobilenet_v3_small"
+    flags = ["--scale", "smoke", "--lr", "0.3", "--backbone", long, "--out", tmp_path / "run"]
     rows = {}
     for line in shown(capsys, "fedavg", *flags, "--show-settings").splitlines()[1:]:
         flag, *value_and_origin = line.split()
@@ -86,6 +87,7 @@ def test_show_settings_prints_each_and_stops(capsys, tmp_path):
     assert rows["--rounds"] == ["2", "smoke"]
     assert rows["--batch-size"] == ["16", "smoke"]
     assert rows["--clip"] == ["0", "default"]
+    assert rows["--backbone"] == [long, "flag"]
     assert rows["--dataset"] == ["digits", "default"]
     assert not (tmp_path / "run").exists()
 

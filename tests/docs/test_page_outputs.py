@@ -1,0 +1,83 @@
+"""The outputs and figures of docs/start.md and docs/own.md are the program's: as the commands stand there, or
+quickly after a round, except for the settings that this changes."""
+
+import runpy
+import sys
+
+import common
+from tests.conftest import ROOT
+from tests.machinery.test_benchmark import in_this_process  # noqa: F401
+from tests.page_outputs import FIGURES, files_of, programs, renewed, shown, started
+
+import pytest
+
+SHOWN = [(name, block, output) for name in ("start", "own")
+         for block, output in shown((ROOT / f"docs/{name}.md").read_text()).items()]
+FEW = "--rounds 1 --epochs 1"
+
+
+@pytest.fixture(params=SHOWN, ids=lambda case: f"{case[0]}: {case[1].splitlines()[0][:60]}")
+def case(request, tmp_path, monkeypatch):
+    """The commands of a page in a folder with its files, and their output."""
+    name, block, output = request.param
+    for file, text in files_of(name).items():
+        (tmp_path / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return programs(block), output
+
+
+@pytest.fixture
+def small_domains(monkeypatch):
+    """Each domain has a few images, each another number: else AVG is ALL."""
+    whole = common.open_dataset
+
+    def opened(args) -> common.Dataset:
+        dataset = whole(args)
+        for i, domain in enumerate(dataset.domains):
+            size = 40 + 10 * i
+            domain.images, domain.labels = domain.images[:size], domain.labels[:size]
+        return dataset
+    monkeypatch.setattr(common, "open_dataset", opened)
+
+
+def quick(words: list[str]) -> list[str]:
+    """The words of a command that trains for a round."""
+    if "reproduce.benchmark" in words:
+        return [*(word.replace("--rounds 20", FEW) for word in words), "--jobs", "1"]
+    return words if "reproduce.compare" in words else [*words, *FEW.split(), "--image-size", "16"]
+
+
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # a program is started where it is imported
+def test_the_program_prints_such_lines(case, small_domains, monkeypatch, capsys):
+    commands, output = case
+    for words in map(quick, commands):
+        if words[0] == "-m":
+            monkeypatch.setattr(sys, "argv", words[1:])
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            monkeypatch.setattr(sys, "argv", [str(ROOT / words[0]), *words[1:]])
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    said = capsys.readouterr()
+    lines = [line for line in output.splitlines() if not line.startswith("  ")]
+    renewed("\n".join(lines), said.out + said.err)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_print_them(case, tmp_path):
+    commands, output = case
+    renewed(output, "".join(started(words, tmp_path) for words in commands))
+
+
+def test_a_line_that_the_program_does_not_print_is_noticed():
+    said = "runs: 0%\rruns: 100%\nd75  70.1 +- 2.0    above\n"
+    page = "d75  9.00 +- 10.12  cannot be told apart\n"
+    assert renewed(page, said) == "d75  70.1 +- 2.0    above\n"
+    assert renewed("runs: ...\n", said) == "runs: ...\n"
+    with pytest.raises(AssertionError, match="no line like this one"):
+        renewed("d75  9.00 +- 1.00\n", said)
+
+
+def test_each_figure_is_made_by_a_command():
+    """And nothing else lies beside the page of one's own files."""
+    assert {path.name for path in (ROOT / "docs/own").iterdir()} == {
+        name.removeprefix("own/") for name in FIGURES if name.startswith("own/")}
