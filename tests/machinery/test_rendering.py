@@ -11,6 +11,7 @@ from reproduce import figures
 from reproduce.cells import Cell, FilledBlock, FilledRow
 from reproduce.claims import read_claims
 from reproduce.records import Records, setting_of
+from reproduce.drawing import OTHERS, PALETTE
 from reproduce.rendering import MARKS, leaderboards, render
 from reproduce.tables import read_tables
 from reproduce.elsewhere import HEAD, read_reported
@@ -166,3 +167,25 @@ def test_a_line_over_a_parameter(panel_of):
     two_seeds, one_seed = Cell([], {0: 60.0, 1: 62.0}, records=RECORDS), Cell([], {0: 70.0}, records=RECORDS)
     panel = panel_of("fedgala-fig2c", [[two_seeds, Cell([]), one_seed, Cell([])]])
     assert panel.lines[0].get_xydata().tolist() == [[0, 61], [2, 70]]
+
+
+def test_domains_have_bars_of_three_seeds(panel_of, tmp_path):
+    """One axis; a figure without records any more is taken away."""
+    three = RECORDS | {2: RECORDS[1] | {"best": {"clients": {"a": 0.9, "b": 0.6}}}}
+    panel = panel_of("fdse-fig3", first_and_last("fdse-fig3", three))
+    fedavg, fdse = panel.containers
+    assert (fedavg.get_label(), fdse.get_label()) == ("FedAvg, 3 seeds", "FDSE, 3 seeds")
+    ends = [segment[:, 1].tolist() for segment in fedavg[2][0].get_segments()]
+    assert ends == [pytest.approx([50, 90]), pytest.approx([20, 60])]
+    old = tmp_path / "old.png"
+    old.touch()
+    assert not figures.draw(BY_ID["fdse-fig3"], [filled("fdse-fig3", [[Cell([])]] * 5)], old, "paper")
+    assert not old.exists()
+
+
+def test_every_colour_can_be_seen_on_white():
+    """By WCAG 3:1 is what a line needs."""
+    for colour in (*PALETTE.values(), *OTHERS):
+        parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = [((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        assert 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) > 3
