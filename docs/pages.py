@@ -169,8 +169,8 @@ class Site:
                 self.relink(child, source, page)
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
         html = re.sub(r'<p>(<table class="forest".*?</p>)</p>', r"\1", html, flags=re.S)
-        html = html.replace("<table>", '<div class="wide" tabindex="0"><table>')
-        html = html.replace("</table>", "</table></div>").replace("<th></th>", "<td></td>")
+        html = re.sub("(<table>.*?</table>)", r'<div class="wide" tabindex="0">\1</div>', html, flags=re.S)
+        html = html.replace("<th></th>", "<td></td>")
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
         html = re.sub(r'<a href="">(.*?)</a>', r"\1", html, flags=re.S)  # what has no page and no address
         return Markup(html)

@@ -15,7 +15,7 @@ from docs.equations import ROOT, slug
 from docs.pages import TEMPLATES, TITLES, Site
 from reproduce.cells import WIDE, Cell, FilledBlock, chance, filled, run_of
 from reproduce.records import Records, command_of
-from reproduce.rendering import budget, cell_text, comparisons, number, ours
+from reproduce.rendering import budget, comparisons, number, ours
 from reproduce.scoreboard import STATES, counts_of, sentence, state_of
 from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
 
@@ -89,7 +89,7 @@ class Filled:
     @property
     def has_runs(self) -> bool:
         """Whether any of its cells has a value or runs."""
-        return any(place.scales for place in self.places)
+        return not without_runs(self.places)
 
     @property
     def summary(self) -> str:
@@ -99,7 +99,7 @@ class Filled:
 
 
 def read(table: Table, records: Records) -> Filled:
-    """A table at both scales; its cells get their anchors."""
+    """A table at both scales, blocks and rows with runs first; its cells get their anchors."""
     blocks, smaller = filled(table, records, "paper"), filled(table, records, "laptop")
     lines, taken = [], Counter()
     for block, small in zip(blocks, smaller):
@@ -113,7 +113,14 @@ def read(table: Table, records: Records) -> Filled:
                     place.anchor += f"-{taken[name] + 1}"
                 taken[name] += 1
                 lines[-1][-1].append(place)
-    return Filled(table, blocks, smaller, lines)
+        lines[-1].sort(key=without_runs)
+    parts = sorted(zip(blocks, smaller, lines), key=lambda part: all(map(without_runs, part[2])))
+    return Filled(table, *map(list, zip(*parts)))
+
+
+def without_runs(line: list[Place]) -> bool:
+    """Whether nothing of a row is measured."""
+    return not any(place.scales for place in line)
 
 
 def build(site: Site) -> None:
@@ -145,7 +152,7 @@ def linked(notes: list[str]) -> str:
     """Notes as a Markdown list, in which a table's page and a claims page are links."""
     text = "\n".join(f"- {note}" for note in notes)
     text = re.sub(r"`((?:fedsr|fedadg|fedgala|fedcir|fdse)-\w+)`", r"[\1](../results/tables/\1.md)", text)
-    return re.sub(r"\((claims/\w+.md)\)", r"([claims](../results/\1))", text)
+    return re.sub(r"\((?:results/)?(claims/\w+.md)\)", r"([claims](../results/\1))", text)
 
 
 def command(place: Place, scale: str) -> str:
@@ -195,7 +202,7 @@ def drawing(record: dict, column: Column | None = None) -> Markup:
 
 
 # What the templates of these pages use.
-for function in (number, ours, cell_text, comparisons, command, drawing, plotted, command_of):
+for function in (number, ours, comparisons, command, drawing, plotted, command_of):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.filters["budget"] = budget
 TEMPLATES.globals |= {"WORDS": WORDS, "SCALES": SCALES, "WIDE": WIDE}

@@ -14,6 +14,7 @@ import fedgala
 from docs import equations
 from docs.equations import METHODS, ROOT
 from reproduce import claims_pages
+from reproduce.drawing import OTHERS, PALETTE
 from tests.pages import opened, words_of
 
 import pytest
@@ -176,6 +177,23 @@ def test_the_search_finds_and_escape_closes_it(browser, site):
 
 
 @pytest.mark.browser
+def test_a_leaderboard_is_sorted_by_its_heads(browser, site):
+    """By a click and by the keyboard, numbers and words; a screen reader is told."""
+    with opened(browser, site, "results/README.html") as (tab, complaints):
+        table = tab.locator("#leaderboards ~ .wide table").first
+        for column, value in ((3, lambda words: float(words.split()[0])), (0, str)):
+            head, found = table.locator("th").nth(column), set()
+            head.locator("button").focus()
+            for key in ("Space", "Enter"):
+                tab.keyboard.press(key)
+                values = [*map(value, table.locator(f"td:nth-child({column + 1})").all_inner_texts())]
+                found.add(head.get_attribute("aria-sort"))
+                assert values == sorted(values, reverse=head.get_attribute("aria-sort") == "descending")
+            assert found == {"ascending", "descending"}
+        assert table.locator("[aria-sort=none]").count() == 5 and complaints == []
+
+
+@pytest.mark.browser
 def test_the_played_equations_compute_what_python_does(browser, site):
     """On random numbers, and where updates or changes are 0, opposite or alike."""
     generator = torch.Generator().manual_seed(0)
@@ -216,6 +234,10 @@ def luminance(colour: str) -> float:
     parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_line_of_a_figure_can_be_seen_on_white():
+    assert 1.05 / (max(map(luminance, (*PALETTE.values(), *OTHERS))) + 0.05) > 3
 
 
 @pytest.mark.parametrize("scheme", [0, 1])

@@ -33,9 +33,12 @@ def cards_of(path: Path) -> dict[str, str]:
     return {anchor: words_of(card) for anchor, card in cards}
 
 def test_every_published_number_is_counted_and_has_one_card(site, tables):
-    """As many as the published numbers have lines that are not quoted, of tables with runs first."""
+    """As many as the published numbers have lines that are not quoted, of tables with runs first. What is
+    measured opens a table, and is large."""
     text = words_of((site / "results.html").read_text())
     for each in tables:
+        first = re.search(r"<tbody>\s*<tr>.*?</tr>", (site / each.page).read_text(), flags=re.S)[0]
+        assert ("<b>" in first) == each.has_runs
         cards = cards_of(site / each.page)
         assert len(cards) == len(each.places)
         assert f"{each.table.title} {each.summary}" in text or each.table.figure

@@ -11,7 +11,6 @@ from reproduce import figures
 from reproduce.cells import Cell, FilledBlock, FilledRow
 from reproduce.claims import read_claims
 from reproduce.records import Records, setting_of
-from reproduce.drawing import OTHERS, PALETTE
 from reproduce.rendering import MARKS, leaderboards, render
 from reproduce.tables import read_tables
 from reproduce.elsewhere import HEAD, read_reported
@@ -181,11 +180,3 @@ def test_domains_have_bars_of_three_seeds(panel_of, tmp_path):
     old.touch()
     assert not figures.draw(BY_ID["fdse-fig3"], [filled("fdse-fig3", [[Cell([])]] * 5)], old, "paper")
     assert not old.exists()
-
-
-def test_every_colour_can_be_seen_on_white():
-    """By WCAG 3:1 is what a line needs."""
-    for colour in (*PALETTE.values(), *OTHERS):
-        parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = [((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        assert 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) > 3
