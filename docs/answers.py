@@ -3,12 +3,13 @@ learning curves of a method beside those of the method that it is to beat."""
 
 from __future__ import annotations
 
+import functools
 from statistics import fmean
 
 from docs.equations import ROOT
 from docs.pages import TEMPLATES
 from reproduce.claims import Answer, Measured, answers, curve_name, metric_of, read_claims
-from reproduce.claims_pages import answer_words, gain_words, in_words
+from reproduce.claims_pages import answer_words, gain_words, in_words, missing_words
 from reproduce.records import Records
 from reproduce.rendering import budget
 from reproduce.tables import read_tables
@@ -16,17 +17,23 @@ from reproduce.tables import read_tables
 WIDEST = 25.0  # points: an interval of few seeds may be longer, and is cut there
 
 
+@functools.cache
+def records() -> Records:
+    """The recorded runs, read once."""
+    return Records(ROOT / "results" / "runs.jsonl")
+
+
 def read_answers() -> dict[str, list[Answer]]:
     """{paper: its claims with what is measured of them}."""
     papers = read_claims()
-    every = answers(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
+    every = answers(papers, read_tables(), records())
     return {paper.id: [answer for answer in every if answer.paper is paper] for paper in papers}
 
 
-def nearest(answer: Answer) -> Measured:
-    """A claim in the paper's own setting, or else in the first other one that has runs: its curves are shown,
-    with its name."""
-    return next((one for one in answer.measured if one.gains), answer.own)
+def nearest(every: list[Answer]) -> tuple[Answer, Measured] | None:
+    """The first claim that has runs, in the paper's own setting or else in the first other one: its curves
+    are shown, with its name."""
+    return next(((answer, one) for answer in every for one in answer.measured if one.gains), None)
 
 
 def by_claim(every: list[Answer]) -> list[tuple[Answer, Measured]]:
@@ -70,5 +77,6 @@ def learning(one: Measured, megabytes: bool = False) -> dict[str, list[tuple[flo
     return curves
 
 
-for function in (answer_words, budget, by_claim, gain_words, in_words, learning, limits, nearest):
+for function in (answer_words, budget, by_claim, gain_words, in_words, learning, limits, missing_words,
+                 nearest, records):
     TEMPLATES.globals[function.__name__] = function

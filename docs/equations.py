@@ -71,6 +71,7 @@ class Table:
     method: str
     says: str  # of its symbols
     card: str  # the tag of its formula on the first page
+    most: str  # the tag of what differs most from the released code; empty for FedAvg
     idea: str  # in a sentence; empty where claims/ has it
     numbers: dict[str, str]  # what the paper prints: {"Eq.": "1-9", "Alg. 1": "1-13"}
     entries: list[dict]
@@ -125,8 +126,9 @@ class Table:
 @functools.cache
 def table(method: str) -> Table:
     read = tomllib.loads((ROOT / "docs" / "equations" / f"{method}.toml").read_text())
-    return Table(method, read["says"], read["card"], read.get("idea", ""), read["numbers"], read["entry"],
-                 read.get("part", []), read.get("unused", []))
+    lists = [read.get(name, []) for name in ("entry", "part", "unused")]
+    return Table(method, read["says"], read["card"], read.get("most", ""), read.get("idea", ""),
+                 read["numbers"], *lists)
 
 
 # Places in the code

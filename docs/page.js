@@ -82,6 +82,24 @@ for (const block of document.querySelectorAll("pre, .lines .code")) {
   } })
 }
 
+// Leaderboards: the head of a column sorts by it, the best first; once more turns it round
+for (const table of document.querySelectorAll("#leaderboards ~ .wide table")) {
+  const heads = [...table.tHead.rows[0].cells]
+  heads.at(-2).ariaSort = "descending"
+  heads.forEach((head, i) => {
+    const words = head.textContent
+    head.replaceChildren()
+    made("button", head, { className: "sort", textContent: words, onclick() {
+      const rows = [...table.tBodies[0].rows], text = row => row.cells[i].textContent, value = row => parseFloat(text(row)) || 0
+      const numbers = rows.some(value), first = numbers ? "descending" : "ascending"
+      const order = head.ariaSort !== first ? first : numbers ? "ascending" : "descending", sign = order === "ascending" ? 1 : -1
+      rows.sort((a, b) => sign * (numbers ? value(a) - value(b) : text(a).localeCompare(text(b))))
+      table.tBodies[0].append(...rows)
+      heads.forEach(other => { other.ariaSort = other === head ? order : "none" })
+    } })
+  })
+}
+
 // A table that is wider than a phone: a block for each row, in which a cell has the name of its column
 for (const table of document.querySelectorAll(".wide table:not(.grid)")) {
   if (table.scrollWidth <= table.parentElement.clientWidth || !table.tHead) continue

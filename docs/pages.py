@@ -38,7 +38,6 @@ CLAIMS = {f"results/claims/{method}.html": f"{title}'s claims" for method, title
 SIGNS = dict(zip("alpha beta gamma delta Delta epsilon eta theta Theta lambda mu nu pi sigma tau sum".split(),
                  "αβγδΔεηθΘλμνπστΣ"))
 SYMBOL = re.compile(rf"(?<![\w-])({'|'.join(SIGNS)}|BN|var|[A-Za-z])(?:_([A-Za-z0-9]+(?:,[a-z])?))?(?![\w-])")
-CLAUSE = re.compile(r"(`[^`]*`|\[[^]]*\]\([^)]*\)|\([^)]*\)|(Alg|App|Eqs?|Figs?|Sec)\.|[^`[(])*?[.;](?= |$)")
 HEADING = re.compile(r'<h([23])[^>]*? id="([^"]+)"[^>]*>(.*?)</h\1>', flags=re.S)
 PLAIN = re.compile(r'<span class="(?:n|p|o|w)">([^<]*)</span>')  # a token that docs/page.css gives no colour
 
@@ -104,12 +103,6 @@ def symbols(text: str) -> Markup:
     return SYMBOL.sub(as_printed, str(escape(text)))
 
 
-def clause(text: str) -> tuple[str, str]:
-    """The first clause of a text in Markdown, and the rest."""
-    first = CLAUSE.match(text)[0]
-    return first, text[len(first):].strip()
-
-
 def contents(html: str) -> list[tuple[str, str, str]]:
     """(level, anchor, words) of the headings of a page."""
     return [(level, anchor, Markup(words).striptags()) for level, anchor, words in HEADING.findall(html)]
@@ -169,8 +162,8 @@ class Site:
                 self.relink(child, source, page)
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
         html = re.sub(r'<p>(<table class="forest".*?</p>)</p>', r"\1", html, flags=re.S)
-        html = html.replace("<table>", '<div class="wide" tabindex="0"><table>')
-        html = html.replace("</table>", "</table></div>").replace("<th></th>", "<td></td>")
+        html = re.sub("(<table>.*?</table>)", r'<div class="wide" tabindex="0">\1</div>', html, flags=re.S)
+        html = html.replace("<th></th>", "<td></td>")
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
         html = re.sub(r'<a href="">(.*?)</a>', r"\1", html, flags=re.S)  # what has no page and no address
         return Markup(html)
@@ -181,10 +174,10 @@ class Site:
             return
         path, _, anchor = token.attrGet(name).partition("#")
         target = (ROOT / source.parent / path).resolve()
-        if not target.exists():
-            return  # as it is, so that the build ends with it
         if target.is_dir():
-            target = target / "README.md"
+            target /= "README.md"
+        elif not target.exists():
+            return  # as it is, so that the build ends with it
         target = target.relative_to(ROOT)
         if str(target) in self.rows:
             rows = self.rows[str(target)]
@@ -234,7 +227,7 @@ class Site:
             raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
 
 
-for function in (coloured, docstring, statements, clause, contents, formula, relative, equations.formulas,
+for function in (coloured, docstring, statements, contents, formula, relative, equations.formulas,
                  equations.test_of, equations.file_of, equations.located):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}

@@ -11,11 +11,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs.answers import records
 from docs.equations import ROOT, slug
 from docs.pages import TEMPLATES, TITLES, Site
 from reproduce.cells import WIDE, Cell, FilledBlock, chance, filled, run_of
 from reproduce.records import Records, command_of
-from reproduce.rendering import budget, cell_text, comparisons, number, ours
+from reproduce.rendering import budget, comparisons, number, ours
 from reproduce.scoreboard import STATES, counts_of, sentence, state_of
 from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
 
@@ -36,11 +37,15 @@ class Place:
     row: Row
     column: Column
     cells: dict[str, Cell]  # by scale
-    anchor: str = ""  # on the table's page
 
     @property
     def name(self) -> str:
         return f"{self.row.method}, {self.column.name}"
+
+    @property
+    def anchor(self) -> str:
+        """Its address on the table's page."""
+        return slug(f"{self.block.title} {self.name}".replace(" -", " minus "))
 
     @property
     def counted(self) -> bool:
@@ -63,20 +68,14 @@ class Place:
             return "recorded"
         return "laptop" if self.scales else "not run"
 
-    @property
-    def chance(self) -> float | None:
-        """The accuracy of guessing; None where the number is no accuracy."""
-        return chance(self.block, self.column)
-
 
 @dataclass
 class Filled:
     """A table with what is recorded of it."""
 
     table: Table
-    blocks: list[FilledBlock]  # at the paper's scale
-    smaller: list[FilledBlock]  # at laptop scale
-    lines: list[list[list[Place]]]  # the cells of each block, row by row
+    # Of each block what it is at the paper's scale and at laptop scale, and its cells, row by row.
+    parts: list[tuple[FilledBlock, FilledBlock, list[list[Place]]]]
 
     @property
     def page(self) -> Path:
@@ -84,12 +83,12 @@ class Filled:
 
     @property
     def places(self) -> list[Place]:
-        return [place for block in self.lines for line in block for place in line]
+        return [place for _, _, lines in self.parts for line in lines for place in line]
 
     @property
     def has_runs(self) -> bool:
         """Whether any of its cells has a value or runs."""
-        return any(place.scales for place in self.places)
+        return not without_runs(self.places)
 
     @property
     def summary(self) -> str:
@@ -99,31 +98,31 @@ class Filled:
 
 
 def read(table: Table, records: Records) -> Filled:
-    """A table at both scales; its cells get their anchors."""
-    blocks, smaller = filled(table, records, "paper"), filled(table, records, "laptop")
-    lines, taken = [], Counter()
-    for block, small in zip(blocks, smaller):
-        lines.append([])
+    """A table at both scales, blocks and rows with runs first."""
+    parts = []
+    for block, small in zip(filled(table, records, "paper"), filled(table, records, "laptop")):
+        lines = []
         for line, small_line in zip(block.rows, small.rows):
-            lines[-1].append([])
+            lines.append([])
             for column, *cells in zip(block.block.columns, line.cells, small_line.cells):
-                place = Place(table, block.block, line.row, column, dict(zip(SCALES, cells)))
-                place.anchor = name = slug(f"{block.block.title} {place.name}")
-                if taken[name]:
-                    place.anchor += f"-{taken[name] + 1}"
-                taken[name] += 1
-                lines[-1][-1].append(place)
-    return Filled(table, blocks, smaller, lines)
+                lines[-1].append(Place(table, block.block, line.row, column, dict(zip(SCALES, cells))))
+        parts.append((block, small, sorted(lines, key=without_runs)))
+    return Filled(table, sorted(parts, key=lambda part: all(map(without_runs, part[2]))))
+
+
+def without_runs(line: list[Place]) -> bool:
+    """Whether nothing of a row is measured."""
+    return not any(place.scales for place in line)
 
 
 def build(site: Site) -> None:
     """Write the pages into a site."""
-    records = Records(ROOT / "results" / "runs.jsonl")
-    tables = [read(table, records) for table in read_tables()]
+    tables = [read(table, records()) for table in read_tables()]
     counts, seen = Counter(), set()
     for each in tables:
         if not each.table.figure:
-            counts += counts_of(each.blocks, each.smaller, seen)
+            blocks, smaller, _ = zip(*each.parts)
+            counts += counts_of(blocks, smaller, seen)
     site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
                sentence=sentence(counts))
     for each in tables:
@@ -145,7 +144,7 @@ def linked(notes: list[str]) -> str:
     """Notes as a Markdown list, in which a table's page and a claims page are links."""
     text = "\n".join(f"- {note}" for note in notes)
     text = re.sub(r"`((?:fedsr|fedadg|fedgala|fedcir|fdse)-\w+)`", r"[\1](../results/tables/\1.md)", text)
-    return re.sub(r"\((claims/\w+.md)\)", r"([claims](../results/\1))", text)
+    return re.sub(r"\((?:results/)?(claims/\w+.md)\)", r"([claims](../results/\1))", text)
 
 
 def command(place: Place, scale: str) -> str:
@@ -179,23 +178,18 @@ def curves_of(record: dict, logged: str = "") -> dict[str, list[tuple[int, float
 def plotted(curves: dict[str, list[tuple[float, float]]], xlabel: str, ylabel: str = "accuracy, %",
             best: int | None = None, floor: int = 0) -> Markup:
     """Curves in percent as SVG, from `floor` on. Empty without a line."""
-    ends = [t for points in curves.values() for t, _ in points]
-    if not ends:
-        return Markup()
     return Markup(TEMPLATES.get_template("curve.svg").render(
-        curves=curves, ends=[min(ends), max(ends)], xlabel=xlabel, ylabel=ylabel, best=best,
-        floor=floor))
+        curves=curves, xlabel=xlabel, ylabel=ylabel, best=best, floor=floor))
 
 
-def drawing(record: dict, column: Column | None = None) -> Markup:
-    """The curve of a run: its accuracies, or the log that a column shows."""
-    logged = column.path if column and column.kind == "logs" else ""
+def drawing(record: dict, logged: str = "") -> Markup:
+    """The curve of a run: its accuracies, or one of its logs."""
     best = record["best"].get("round") if "val" in record["curve"] else None
     return plotted(curves_of(record, logged), "rounds", f"{logged or 'accuracy'}, %", best)
 
 
 # What the templates of these pages use.
-for function in (number, ours, cell_text, comparisons, command, drawing, plotted, command_of):
+for function in (number, ours, chance, comparisons, command, drawing, plotted, command_of):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.filters["budget"] = budget
 TEMPLATES.globals |= {"WORDS": WORDS, "SCALES": SCALES, "WIDE": WIDE}

@@ -16,21 +16,19 @@ import numpy as np
 from tabulate import tabulate
 
 OURS = "CleanFDG"  # the mark of figures that a flag names
-INK, PALE = "#1b5e9b", "#8a8a8a"  # what is measured; beside it
 REACH = 30.0  # points: an interval of few seeds may be longer, and is cut off here
 
-# One colour for each method, in every figure.
-PAPERS_METHODS = ("fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir")
+# One colour for each method, in every figure; the pages begin with the same four (docs/page.css).
+PALETTE = {"fdse": "#0b5cba", "fedavg": "#b5432f", "fedsr": "#1b7837", "fedadg": "#7a4fa3",
+           "fedgala": "#8f6000", "fedcir": "#00798c"}
+OTHERS = ("#c2185b", "#59636e", "#1f2328")  # of all other methods
+INK, PALE = PALETTE["fdse"], "#8a8a8a"  # what is measured; beside it
 
 
 def colour_of(method: str) -> str:
     """The colour of a method, by the name of its file."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
     name = method.rpartition(".")[2]
-    if name in PAPERS_METHODS:
-        return to_hex(colormaps["tab10"](PAPERS_METHODS.index(name)))
-    return to_hex(colormaps["tab20b"](sum(map(ord, name)) % 20))
+    return PALETTE.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
 
 
 def table_text(lines: list[list], heads: list[str], form: str = "github") -> str:
@@ -43,22 +41,19 @@ def new_panel(width: float, height: float):
     return empty_figure((width, height)).subplots()
 
 
-def earlier_lines(panel, colour: str) -> int:
-    """How many lines of a colour a panel has: those of one method differ by dashes or marks."""
-    return [line.get_color() for line in panel.lines].count(colour)
-
-
 def draw_line(panel, points: dict[int, list[float]], label: str, method: str) -> None:
-    """A method's mean over the seeds at each place, and where there are three seeds their deviation.
-    `points`: {place: the values of the seeds}; without any nothing is drawn."""
+    """A method's mean over the seeds at each place, and where there are three seeds their deviation; of one
+    seed a thin line. `points`: {place: the values of the seeds}; without any nothing is drawn."""
     if not points:
         return
-    places, colour = list(points), colour_of(method)
+    places, colour, seeds = list(points), colour_of(method), max(map(len, points.values()))
     means = np.array([statistics.mean(of_seeds) for of_seeds in points.values()])
     marker = "." if len(places) < 30 else None
-    dashes = ("-", "--", ":", "-.")[earlier_lines(panel, colour) % 4]
-    panel.plot(places, means, linewidth=1.4, label=label, marker=marker, color=colour, linestyle=dashes)
-    if max(map(len, points.values())) > 2:
+    earlier = [line.get_color() for line in panel.lines].count(colour)
+    dashes = ("-", "--", ":", "-.")[earlier % 4]
+    panel.plot(places, means, linewidth=1.4 if seeds > 1 else 0.8, label=label, marker=marker, color=colour,
+               linestyle=dashes)
+    if seeds > 2:
         spread = [statistics.stdev(of_seeds) if len(of_seeds) > 2 else 0 for of_seeds in points.values()]
         panel.fill_between(places, means - spread, means + spread, alpha=0.2, color=colour)
     panel.xaxis.get_major_locator().set_params(integer=True)

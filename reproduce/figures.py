@@ -7,9 +7,11 @@ import math
 from pathlib import Path
 
 from plumbing.results import empty_figure
-from reproduce.cells import FilledBlock, cells_in
-from reproduce.drawing import colour_of, draw_line, earlier_lines, write_figure
+from reproduce.cells import FilledBlock, FilledRow
+from reproduce.drawing import colour_of, draw_line, write_figure
 from reproduce.tables import Table
+
+import numpy as np
 
 
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
@@ -20,20 +22,25 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     shown = [block for block in blocks if any(sum(bool(cell.records) for cell in line.cells) >= least
                                               for line in block.rows)]
     if not shown:
+        path.unlink(missing_ok=True)  # what records that are no longer there have left
         return False
     columns = min(3, len(shown))
     lines = math.ceil(len(shown) / columns)
     figure = empty_figure((4.6 * columns, 3.6 * lines + 0.3))
-    counts = {len(cell.records) for cell in cells_in(shown) if cell.records}
-    many = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    seeds = "1 seed" if many == "1" else f"{many} seeds"
-    figure.suptitle(f"{table.title}\n{scale} scale, {seeds}", fontsize=10)
+    title, setting = table.title, f"{scale} scale"
+    if all(block.block.ours for block in shown):
+        title, setting = f"As in {title}", "other data than the paper's"
+    figure.suptitle(f"{title}\n{setting}, mean ± deviation over the seeds", fontsize=10)
     draw_panel = {"curves": draw_curves, "domains": draw_domains, "parameter": draw_parameter}[table.figure]
-    for i, block in enumerate(shown, 1):
-        panel = figure.add_subplot(lines, columns, i)
+    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flat
+    for panel, block in zip(panels, shown):
         draw_panel(panel, block, table.axis)
-        panel.legend(fontsize=7)
+        panel.legend(fontsize=8)
+        panel.grid(axis="y", color="0.9", linewidth=0.6)
         panel.set_title(block.block.title, fontsize=9)
+        panel.label_outer(remove_inner_ticks=False)
+    for panel in panels:
+        panel.remove()
     write_figure(path, figure, None)
     return True
 
@@ -50,7 +57,7 @@ def draw_curves(panel, block: FilledBlock, axis: str) -> None:
         for t, of_seeds in zip(rounds, zip(*curves)):
             if None not in of_seeds:  # something was logged in this round
                 points[t] = [100 * value for value in of_seeds]
-        draw_line(panel, points, f"{line.row.method} ({len(curves)})", line.row.module)
+        draw_line(panel, points, seeds_of(line, len(curves)), line.row.module)
     if block.block.levels:
         panel.plot(*zip(*block.block.levels), "x", color="0.3", label="stated in the paper's text")
     better = ", higher is better" if column.kind == "curve" else ""
@@ -63,7 +70,8 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
     stated = [(names.index(name), number) for name, number in block.block.levels]
     for line in block.rows:
         measured = {i: list(cell.values.values()) for i, cell in enumerate(line.cells) if cell.values}
-        draw_line(panel, measured, line.row.method, line.row.module)
+        seeds = max(map(len, measured.values()), default=0)
+        draw_line(panel, measured, seeds_of(line, seeds), line.row.module)
         stated += [(i, cell.published[0]) for i, cell in enumerate(line.cells) if cell.published]
     if stated:
         panel.plot(*zip(*stated), "x", color="0.3", label="published")
@@ -72,16 +80,19 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
 
 
 def draw_domains(panel, block: FilledBlock, _axis: str) -> None:
-    """The mean accuracy on each client, a row of dots for each method; all clients have one scale."""
+    """Accuracy on each client, the methods beside each other: mean over the seeds, and their deviation."""
     column, names = block.block.columns[0], []
-    for line in block.rows:
+    for i, line in enumerate(line for line in block.rows if line.cells[0].records):
         outcomes = [record[column.kind][column.path] for record in line.cells[0].records.values()]
-        if outcomes:
-            names = list(outcomes[0])
-            means = [100 * sum(found[name] for found in outcomes) / len(outcomes) for name in names]
-            colour = colour_of(line.row.module)
-            mark = "os^v"[earlier_lines(panel, colour) % 4]
-            panel.plot(range(len(names)), means, mark, color=colour, alpha=0.7,
-                       label=f"{line.row.method} ({len(outcomes)})")
+        names = list(outcomes[0])
+        values = 100 * np.array([[found[name] for name in names] for found in outcomes])
+        spread = values.std(axis=0, ddof=1) if len(values) > 2 else None
+        panel.errorbar(np.arange(len(names)) + 0.12 * i, values.mean(axis=0), spread, fmt="os^vD"[i % 5],
+                       capsize=3, color=colour_of(line.row.module), label=seeds_of(line, len(values)))
     panel.set_xticks(range(len(names)), names)
     panel.set(xlabel="client", ylabel="accuracy (%), higher is better")
+
+
+def seeds_of(line: FilledRow, seeds: int) -> str:
+    """A row's name in a legend."""
+    return f"{line.row.method}, {'one seed' if seeds == 1 else f'{seeds} seeds'}"

@@ -27,10 +27,10 @@ COSTS = ("cost", "other cost")
 
 
 def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock],
-              seen: set | None = None) -> Counter:
+              seen: set) -> Counter:
     """{state: published cells} of a table, from its blocks at the papers' scale and at laptop scale. `seen`:
     numbers that other tables have, which are left out; those of this one are added."""
-    counts, seen = Counter(), set() if seen is None else seen
+    counts = Counter()
     for block, smaller in zip(blocks, at_laptop_scale):
         for line, small_line in zip(block.rows, smaller.rows):
             if line.row.quoted or line.row.ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,8 @@ def name_of(key: dict) -> str:
 
 def labels_of(keys: list[dict], left_out: tuple[str, ...] = ()) -> list[str]:
     """For each set of arguments the method; dataset, protocol and target where they are not the same for all;
-    and the other arguments in which those of one method differ, but for those that are left out."""
+    and the other arguments in which those of one method differ, but for those that are left out. The digest
+    of a custom file stands there only if it tells two apart."""
     labels = []
     for key in keys:
         same = [other for other in keys if name_of(other) == name_of(key)]
@@ -111,4 +113,5 @@ def labels_of(keys: list[dict], left_out: tuple[str, ...] = ()) -> list[str]:
                 value = shown_value(key.get(argument))
                 words.append(f"{argument.strip('_')} {value.rpartition('/')[2]}")  # a file without its folder
         labels.append(", ".join(words))
-    return labels
+    short = [re.sub(r" [0-9a-f]{16}\b", "", label) for label in labels]
+    return short if len(set(short)) == len(set(labels)) else labels

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from html import unescape
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -14,11 +15,13 @@ import fedgala
 from docs import equations
 from docs.equations import METHODS, ROOT
 from reproduce import claims_pages
+from reproduce.drawing import OTHERS, PALETTE
 from tests.pages import opened, words_of
 
 import pytest
 import torch
 from markupsafe import escape
+from matplotlib.colors import to_rgb
 
 for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
@@ -44,6 +47,7 @@ def test_every_claim_has_its_gain_printed_and_measured_and_its_setting(pages):
     where data or scale are not the paper's."""
     assert pages["index.html"].count("<math") == len(METHODS)
     for method, claims in answers.read_answers().items():
+        assert f"--only claim-{claims[0].claim.id} " in pages[of_method(method)]
         for page, shown in ("index.html", 1), (of_method(method), 99), ("results/README.html", 99):
             rows = re.findall(r'<tr><th scope="row">(.*?)</tr>', pages[page], flags=re.S)
             for claim, one in answers.by_claim(claims[:shown]):
@@ -126,10 +130,8 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
 def test_code_is_shown_as_it_is(site):
     """Without its tags a page has the lines of its file."""
     text = (site / "common.py.html").read_text()
-    shown = []
-    for line in re.findall(r'<span class="line[^>]*><a [^>]*>\d+</a>(.*?)\n</span>', text, flags=re.S):
-        shown.append(unescape(re.sub(r"<[^>]*>", "", line)))
-    assert shown == (ROOT / "common.py").read_text().splitlines()
+    lines = re.findall(r'<span class="line[^>]*><a [^>]*>\d+</a>(.*?\n)</span>', text, flags=re.S)
+    assert unescape(re.sub(r"<[^>]*>", "", "".join(lines))) == (ROOT / "common.py").read_text()
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -176,6 +178,18 @@ def test_the_search_finds_and_escape_closes_it(browser, site):
 
 
 @pytest.mark.browser
+def test_a_leaderboard_is_sorted_by_its_heads(browser, site):
+    """By a click, and by the keyboard; a screen reader is told."""
+    with opened(browser, site, "results/README.html") as (tab, complaints):
+        table = tab.locator("#leaderboards ~ .wide table").first
+        head = table.locator("th").nth(3)
+        head.locator("button").click()
+        tab.keyboard.press("Enter")  # turns it round
+        values = [float(words.split()[0]) for words in table.locator("td:nth-child(4)").all_inner_texts()]
+        assert values == sorted(values) and head.get_attribute("aria-sort") == "ascending"
+
+
+@pytest.mark.browser
 def test_the_played_equations_compute_what_python_does(browser, site):
     """On random numbers, and where updates or changes are 0, opposite or alike."""
     generator = torch.Generator().manual_seed(0)
@@ -212,23 +226,25 @@ def test_an_equation_is_played_with_by_pointer_and_keys(browser, site, method, w
 
 
 def luminance(colour: str) -> float:
-    """Of #rrggbb, relative, by WCAG 2."""
-    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    """Relative, by WCAG 2."""
+    red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize("scheme", [0, 1])
+def test_a_line_of_a_figure_can_be_seen_on_white():
+    assert 1.05 / (max(map(luminance, (*PALETTE.values(), *OTHERS))) + 0.05) > 3
+
+
+@pytest.mark.parametrize("scheme", [1, 2])
 def test_text_has_the_contrast_that_wcag_asks_for(scheme):
     """4.5 for every colour of text on every ground that it stands on, 3 for what is drawn, light and dark."""
     css = (ROOT / "docs" / "page.css").read_text()
     pairs = re.findall(r"--([a-z0-9-]+): light-dark\((#\w+), (#\w+)\)", css)
-    colours = {name: pair[scheme] for name, *pair in pairs}
-    code = ["keyword", "string", "comment", "number", "name"]
-    graphics = ["agrees", "unclear", "differs-sq", "untested", "laptop", "edge", "accent", "c1", "c2", "c3"]
-    expected = [("panel", word, 4.5) for word in code] + [("back", word, 3) for word in graphics]
-    for ground in ("back", "differs", "measured", "panel"):
-        expected += [(ground, word, 4.5) for word in ("text", "soft", "accent")]
-    for ground, word, least in expected:
-        low, high = sorted([luminance(colours[word]), luminance(colours[ground])])
-        assert (high + 0.05) / (low + 0.05) >= least, (word, ground)
+    of = {pair[0]: luminance(pair[scheme]) for pair in pairs}
+    for words, grounds, least in (
+            ("keyword string comment number name", "panel", 4.5),
+            ("agrees unclear differs-sq untested laptop edge accent c1 c2 c3", "back", 3),
+            ("text soft accent", "back differs measured panel", 4.5)):
+        for word, ground in product(words.split(), grounds.split()):
+            low, high = sorted([of[word], of[ground]])
+            assert (high + 0.05) / (low + 0.05) >= least, (word, ground)

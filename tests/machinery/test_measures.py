@@ -111,6 +111,9 @@ def test_labels_say_in_what_runs_differ():
             {"method": "fedsr", "variant": "fedl2r", "target": "d0", "lr": 0.2}]
     assert labels_of(keys, ("seed",)) == ["FDSE, target d0", "FDSE, target all", "FedSR (fedl2r), target d0"]
     assert labels_of(keys[:2])[0] == "FDSE, seed 0, target d0"
+    one, other = [{"method": "fdse", "backbone": f"net.py:build {digit * 16}"} for digit in "12"]
+    assert labels_of([one, one | {"backbone": "vit"}])[0] == "FDSE, backbone net.py:build"
+    assert labels_of([one, other])[1].endswith("build 2222222222222222")
 
 def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """(forward, training step) FLOPs of a network for a batch."""

@@ -96,8 +96,9 @@ def test_the_results_are_those_of_the_records(tmp_path):
         if path.suffix == ".png":
             continue
         assert path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text(), path.name
-    made = {path.name for path in (results / "tables").iterdir()}
-    assert made == {path.name for path in (ROOT / "results" / "tables").iterdir()}
+    for folder in ("tables", "figures"):  # a figure without records is taken away
+        names = [{path.name for path in (at / folder).iterdir()} for at in (results, ROOT / "results")]
+        assert names[0] == names[1]
 
 
 def write(folder, *lines: str) -> None:
@@ -166,3 +167,9 @@ def test_a_line_over_a_parameter(panel_of):
     two_seeds, one_seed = Cell([], {0: 60.0, 1: 62.0}, records=RECORDS), Cell([], {0: 70.0}, records=RECORDS)
     panel = panel_of("fedgala-fig2c", [[two_seeds, Cell([]), one_seed, Cell([])]])
     assert panel.lines[0].get_xydata().tolist() == [[0, 61], [2, 70]]
+
+
+def test_domains_have_bars_of_three_seeds(panel_of):
+    three = RECORDS | {2: RECORDS[1] | {"best": {"clients": {"a": 0.9, "b": 0.6}}}}
+    bars = panel_of("fdse-fig3", first_and_last("fdse-fig3", three)).containers[1][2][0]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[50, 90], pytest.approx([20, 60])]
