@@ -298,7 +298,7 @@ class Client:
         blocks = self.blocks
         constrained = bool(args.lambda_) and t >= args.con_from
 
-        @captured(args, model, opt)
+        @captured(args, model, opt)  # on a GPU recorded once and replayed
         def step(x, y, glob, hat):  # x [B, C, H, W]; y [B]
             log = {}
             with autocast(args):

@@ -329,7 +329,7 @@ def regression(p: Tensor, target: Tensor) -> Tensor:
     return 2 - 2 * mean_cosine(p, target)
 
 
-def split(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict, dict]:
+def travels_and_stays(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict, dict]:
     """A learner's state in two: what travels, and what stays (predictor, target network, queue)."""
     travels, stays = {}, {}
     for n, v in tensors.items():
@@ -397,7 +397,7 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        _, self.own = split(state(net), net.travels)  # predictor, target network, queue
+        _, self.own = travels_and_stays(state(net), net.travels)  # predictor, target network, queue
         self.before = {}  # the global model of the client's last round
         self.opt = {}  # the optimizer's state by parameter
 
@@ -453,7 +453,7 @@ class Client:
         self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         self.opt = optimizer_state(model, opt) if args.keep_optimizer else {}
         self.before = down["w"]
-        w, self.own = split(state(model), self.net.travels)
+        w, self.own = travels_and_stays(state(model), self.net.travels)
         n = len(self.data.train)
         return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
 
@@ -537,7 +537,7 @@ class Server:
 
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
-        self.w, _ = split(state(net), net.travels)
+        self.w, _ = travels_and_stays(state(net), net.travels)
         trained = dict(net.named_parameters())
         self.parameters = [n for n in self.w if n in trained]
 
