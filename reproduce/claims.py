@@ -12,6 +12,7 @@ import math
 import shlex
 import statistics
 import tomllib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -340,13 +341,25 @@ def metric_of(claim: Claim, of: Specification) -> str:
     return f"{of.part or part}/{rest}"
 
 
-def runs_of(paper: Paper, claim: Claim, of: Specification, name: str, seed: int) -> list[Run]:
-    """The runs of a method under a specification, one for each case."""
+def runs_of(paper: Paper, claim: Claim, of: Specification, name: str, seed: int,
+            precision: str = "") -> list[Run]:
+    """The runs of a method under a specification, one for each case; `precision`: flags of it."""
     method, more = paper.methods[name], of.methods.get(name, "")
     if isinstance(more, dict):
         method, more = Method(**more), ""
-    words = f"--dataset {of.dataset} {of.flags} {of.of_module.get(method.module, '')} {method.flags} {more}"
+    words = (f"--dataset {of.dataset} {of.flags} {of.of_module.get(method.module, '')} {method.flags} {more} "
+             f"{precision}")
     return [run_with(method.module, shlex.split(f"{words} {case}"), seed) for case in of.cases or claim.cases]
+
+
+def precision_of(paper: Paper, claim: Claim, of: Specification, records: Records) -> str:
+    """The flags of the precision that most records of the two methods have on a CPU: precisions are never
+    pooled, so that what lacks is run in the same. Nothing without a record."""
+    counts = Counter()
+    for name, case in itertools.product(claim.methods, range(len(of.cases or claim.cases))):
+        known = recorded(runs_of(paper, claim, of, name, 0)[case], records)
+        counts.update({p: len(of_seed) for (p, on_gpu), of_seed in known.items() if not on_gpu})
+    return f"--precision {max(counts, key=counts.get)}" if counts else ""
 
 
 def recorded(run: Run, records: Records) -> dict[tuple[str, bool], dict[int, dict]]:
@@ -407,9 +420,9 @@ def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
             for nearness, name in enumerate([claim.own, *claim.others]):
                 of = paper.specifications[name]
                 for names, words in ((claim.methods, ""), (claim.names[2:], ", control")):
-                    runs = []
+                    runs, precision = [], precision_of(paper, claim, of, records)
                     for seed, method in itertools.product(of_claim, names):
-                        runs += runs_of(paper, claim, of, method, seed)
+                        runs += runs_of(paper, claim, of, method, seed, precision)
                     order = nearness, bool(words), sum(not records.get(run) for run in runs)
                     parts.append((order, f"claim-{claim.id}", name + words, runs))
     parts.sort(key=lambda part: part[0])

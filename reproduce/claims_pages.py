@@ -16,6 +16,7 @@ from reproduce import claims as rule
 from reproduce.claims import (CLAIMS, MARGIN, NEAR, Answer, Measured, Paper, Specification, accuracies,
                               metric_of, runs_for)
 from reproduce.drawing import INK, PALE, Line, draw_forest, new_panel, table_text, write_figure
+from reproduce.methods import arguments
 from reproduce.plan import seconds_of
 from reproduce.records import Records
 from reproduce.statistics import LEVEL, mean, paired
@@ -131,8 +132,9 @@ def missing_words(answer: Answer, records: Records) -> str:
         return "Answer A has all its seeds."
     lone = Paper(**vars(answer.paper) | {"claims": [claim]})
     own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
-    runs = [run for _, _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)[:own]]
-    lacking = [run for run in runs if not records.by_precision(run)]
+    runs = [run for _, _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)]
+    every = {run.key for run in runs if not records.get(run)}
+    lacking = [run for run in runs[:own] if run.key in every]
     unlike = list({(run.module, run.flags): run for run in lacking}.values())  # seeds take the same time
     times = []
     for on_gpu, unit, words in ((False, 3600, "hours on a processor"), (True, 60, "minutes on a GPU")):
@@ -140,10 +142,13 @@ def missing_words(answer: Answer, records: Records) -> str:
         seconds = [of_run[run.module, run.flags] for run in lacking]
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")
-    time = " or ".join(times) or "an unknown time"
-    return (f"To reach {claim.seeds} seeds: {len(lacking)} runs (with any control), about {time} by recorded "
-            f"ones; it may still be open then. `python reproduce_tables.py --run --only claim-{claim.id} "
-            "--seeds paper`")
+    time = f"about {' or '.join(times)}" if times else "of unknown time"
+    args = arguments(runs[0].module, runs[0].flags)
+    needs = f"{args.dataset} and ImageNet's weights" if args.weights == "imagenet" else args.dataset
+    return (f"`python reproduce_tables.py --run --only claim-{claim.id} --seeds paper` begins with the "
+            f"paper's own setting on {needs}: {len(lacking)} runs to {claim.seeds} seeds (with any control), "
+            f"{time}. With the other settings it makes {len(every)}. Then `python reproduce_tables.py` writes the "
+            "answer, which may still be open.")
 
 
 def table_of_elsewhere(answer: Answer) -> str:
