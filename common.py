@@ -31,8 +31,8 @@ from plumbing.networks import (custom_network, from_torchvision, imagenet_weight
 from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
 from plumbing.own_data import content_of, open_custom_data, scaled
 from plumbing.parts import Rows, mixed_rows, parts_of, shares_of, source_rows, target_rows
-from plumbing.payloads import (check_answer, expected_layout, kept, layout, nbytes, own_copies, shared,
-                               to_device, unchanged, watched)
+from plumbing.payloads import (check_answer, check_keeps, expected_layout, kept, layout, nbytes, own_copies,
+                               shared, to_device, unchanged, watched)
 from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run
 from plumbing.seeding import seed_all
@@ -172,8 +172,8 @@ class ClientData:
     unseen: bool = False  # the client of a domain that is left out: it never trains
 
 
-LACKS_A_CLASS = ("--metric auc needs images of every class to validate with: choose another, or give "
-                 "validation a larger share in --split")
+LACKS_A_CLASS = ("--metric auc needs images of every class to validate with, and {} has none: choose another "
+                 "metric, a larger share for validation in --split, or parts in split.csv")
 
 
 def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData], list[ClientData]]:
@@ -212,8 +212,9 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
     if settings.protocol != "linear" and len(learned) < 2 and not names:  # a node sees its own alone
         raise UserError(f"the training images of {settings.dataset} are of one class: nothing can be learned")
     validated = set().union(*(client.val.labels.tolist() for client in of_sources))
-    if settings.metric == "auc" and len(validated) < len(dataset.classes) and not names:
-        raise UserError(LACKS_A_CLASS, 2)
+    lacking = [name for c, name in enumerate(dataset.classes) if c not in validated]
+    if settings.metric == "auc" and lacking and not names:
+        raise UserError(f"seed {settings.seed}: {LACKS_A_CLASS.format(', '.join(lacking))}", 2)
     return of_sources, of_targets
 
 
@@ -652,7 +653,7 @@ def validation_score(fed: Federation, t: int) -> float | None:
         found.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
     score = scores(*joined(found))[settings.metric]
     if score is None:
-        raise UserError(LACKS_A_CLASS, 2)
+        raise UserError(LACKS_A_CLASS.format("one"), 2)
     return score
 
 
@@ -997,9 +998,11 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
                         f"{advice}", 2)
     net.to(settings.device, memory_format=torch.channels_last)
     server = Server(settings, net, len(sources))
+    check_keeps(server, "server")
     clients = {}
     for k, data in enumerate(sources + targets):
         clients[k] = Client(settings, net, k, data)
+        check_keeps(clients[k], "client")
         for name, value in kept(clients[k]).items():  # equal tensors are held once, not K times
             setattr(clients[k], name, shared(value, getattr(clients[0], name)))
     names = [data.name for data in sources + targets]

@@ -95,8 +95,9 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
 
 
 def check_broken(dataset: str, broken: list[str]) -> None:
+    again = "" if custom_folder(dataset) else "get the archive again, "
     raise UserError(f"{dataset}: images that cannot be decoded: {len(broken)} ({shortlist(broken)}); "
-                    "replace or remove them, get the archive again, or go on without them: --skip-broken")
+                    f"replace or remove them, {again}or go on without them: --skip-broken")
 
 
 # The cache: all pixels, uint8 [N, S, S, 3], one domain behind the other; files.json, which file each row is,

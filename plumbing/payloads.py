@@ -14,7 +14,8 @@ from plumbing.several import targets_of
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def layout(payload: dict) -> dict[str, str]:
@@ -132,6 +133,20 @@ def kept(member) -> dict:
     return {name: getattr(member, name) for name in member.keeps}
 
 
+def check_keeps(member, what: str) -> None:
+    """Stop unless `keeps` is a tuple of attributes that a checkpoint can hold."""
+    if not isinstance(member.keeps, tuple | list):
+        raise UserError(f"`keeps` of the {what} is {member.keeps!r}; expected a tuple of names: ('w',)", 2)
+    for name in member.keeps:
+        if not hasattr(member, name):
+            raise UserError(f"`keeps` of the {what} names {name}, which its __init__ does not set", 2)
+        for value in tree_leaves(getattr(member, name)):
+            if not isinstance(value, Tensor | int | float | str | None):
+                raise UserError(f"{name} in `keeps` of the {what} has a {type(value).__name__}; expected "
+                                "tensors, numbers or strings, in dicts or lists (of a module or an optimizer "
+                                "its state_dict())", 2)
+
+
 def own_copies(member) -> None:
     """Give a client tensors of its own for what it keeps. Others may hold them too: at the start all clients
     have the same ones, and what has travelled is on both sides."""
@@ -159,6 +174,10 @@ def watched(member, t: int, what: str):
         if expected not in ("no tensor", found):
             raise UserError(f"{what} leaves {found} in {name}; expected {expected}, as it was (counters of "
                             "batch normalization are integers)")
+    for name, value in vars(member).items() if t < 2 else ():
+        if isinstance(value, Optimizer):
+            raise UserError(f"{what} leaves an optimizer in {name}, whose state a resumed run would not "
+                            "have: make it anew in each round, or keep optimizer_state(model, opt)")
     for name, values in unnamed(member).items() if t < 2 else ():
         if values != before.get(name):
             raise UserError(f"{what} changes {name}, which `keeps` does not name: a resumed run would have "

@@ -161,7 +161,7 @@ def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
     """A line if the tested accuracy is within the 95% binomial interval of chance, or below it, or if so few
     images are tested that any accuracy would be; else nothing.
     Chance is the share of the largest class, which a network without a clue may always name."""
-    if args.protocol == "linear":
+    if args.protocol == "linear" or args.metric != "accuracy":
         return ""
     from scipy.special import bdtrc
     name = "target" if "target" in best else "ALL"

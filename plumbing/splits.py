@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import operator
-import statistics
+from collections import Counter
 from pathlib import Path
 
 from plumbing.catalog import shortlist
@@ -84,23 +84,30 @@ def completed(given: Tensor, order: Tensor, labels: Tensor, of_split: tuple[floa
 
 def parts_by_class(rows: Tensor, labels: Tensor, groups: Tensor, of_split: tuple[float, float, float],
                    parts: dict[int, int]) -> Tensor:
-    """The part of each of a domain's shuffled rows [n]: whole groups, of each class (the one that most images
-    of a group show) by the shares. `labels` and `groups` [N] are of the domain. `parts` has the groups of the
-    domains before, and gets those of this one."""
-    members, of_class = {}, {}
-    of_labels = labels.tolist()
+    """The part of each of a domain's shuffled rows [n]: whole groups, of each class (the rarest that a group
+    shows) by the shares. `labels` and `groups` [N] are of the domain. `parts` has the groups of the domains
+    before, and gets those of this one."""
+    members, of_class, filled = {}, {}, set()
+    of_labels, images = labels.tolist(), Counter(labels[rows].tolist())
     for row, group in zip(rows.tolist(), groups[rows].tolist()):
         members.setdefault(group, []).append(row)
     for group, of_group in members.items():
         if group not in parts:
-            c = statistics.mode([of_labels[row] for row in of_group])
+            c = min((of_labels[row] for row in of_group), key=images.get)
             of_class.setdefault(c, []).append(group)
     piles, count = list(of_class.values()), sum(map(len, of_class.values()))
-    if count * min(share for share in of_split if share) < len(piles):
-        piles = [interleaved(piles)]  # the smallest part has no room for a group of each class
+    few = count * min(share for share in of_split if share) < len(piles)
+    if few:  # no room in the smallest part for a group of each class; for one of a rare class, perhaps
+        c = min(of_class, key=images.get)
+        is_rare = 2 * images[c] * len(images) < len(rows)
+        rarest, alone = of_class[c], is_rare and len(of_class[c]) >= len(of_split)
+        mixed = interleaved([pile for pile in piles if not alone or pile is not rarest])
+        piles = [rarest, mixed] if alone else [mixed]
     for pile in piles:
         sizes = [len(members[group]) for group in pile]
-        parts.update(zip(pile, dealt_to_parts(sizes, of_split)))
+        found = dealt_to_parts(sizes, of_split, filled)
+        parts.update(zip(pile, found))
+        filled |= {*found} if few else set()
     return torch.tensor([parts[group] for group in groups[rows].tolist()], dtype=torch.long)
 
 
@@ -112,9 +119,10 @@ def interleaved(piles: list[list[int]]) -> list[int]:
     return [group for _, group in sorted(places, key=operator.itemgetter(0))]
 
 
-def dealt_to_parts(sizes: list[int], of_split: tuple[float, float, float]) -> list[int]:
+def dealt_to_parts(sizes: list[int], of_split: tuple[float, float, float], filled: set[int]) -> list[int]:
     """The parts of groups with so many images, in this order: training until it has its share, then
-    validation, then test. A part that is left empty gets the smallest group that another can spare."""
+    validation, then test. A part that is left empty, and is not `filled` before, gets the smallest group that
+    another can spare."""
     train, val, _ = of_split
     total, start, found = sum(sizes), 0, []
     for size in sizes:
@@ -123,6 +131,6 @@ def dealt_to_parts(sizes: list[int], of_split: tuple[float, float, float]) -> li
         start += size
     for part in (2, 1):
         spare = [(size, -i) for i, size in enumerate(sizes) if found.count(found[i]) > 1]
-        if of_split[part] and part not in found and spare:
+        if of_split[part] and part not in (*found, *filled) and spare:
             found[-min(spare)[1]] = part
     return found

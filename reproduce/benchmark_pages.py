@@ -207,7 +207,7 @@ def contrast_words(contrasts: list, tasks: dict[str, dict]) -> list[str]:
     heads = ["difference", "column", "points", "95% interval", "corrected", "verdict", "P(better)"]
     return [table_text(rows, heads),
             "Differences are paired by seed, with Student's 95% interval. *Corrected* intervals are wider: "
-            f"all {len(rows)} hold together (Bonferroni). The verdict is of the plain interval; where the "
+            f"all ({len(rows)}) hold together (Bonferroni). The verdict is of the plain interval; where the "
             "corrected one says less, it says so. P(better): the probability that a run of the first is "
             "better than one of the other on the same target (or client), with a bootstrap's 95% interval."]
 
@@ -256,15 +256,16 @@ def draw_curves(path: Path, chosen: list) -> None:
     """The accuracy over the rounds, on the targets or over all clients' test images."""
     panel = new_panel(7.2, 4.8)
     for one in chosen:
-        curves, rounds = [], []
+        points, runs = {}, 0
         for results in one.results().values():
             for result in results:
-                name = "target" if "target" in result["curve"] else "ALL"
-                if name in result["curve"] and None not in result["curve"][name]:
-                    curves.append(result["curve"][name])
-                    rounds = result["curve"]["round"]
-        points = {t: [100 * value for value in of_runs] for t, of_runs in zip(rounds, zip(*curves))}
-        draw_line(panel, points, f"{one.entry.label} ({len(curves)} runs)", one.entry.name)
+                curve = result["curve"]
+                values = curve.get("target", curve.get("ALL", []))
+                runs += bool(values)
+                for t, value in zip(curve["round"], values):
+                    if value is not None:  # with --test-rounds best
+                        points.setdefault(t, []).append(100 * value)
+        draw_line(panel, dict(sorted(points.items())), f"{one.entry.label} ({runs} runs)", one.entry.name)
     panel.set(xlabel="round", ylabel="accuracy (%), higher is better")
     panel.legend(fontsize=8)
     write_figure(path, panel.figure)

@@ -147,8 +147,8 @@ def missing_words(answer: Answer, records: Records) -> str:
     needs = f"{args.dataset} and ImageNet's weights" if args.weights == "imagenet" else args.dataset
     return (f"`python reproduce_tables.py --run --only claim-{claim.id} --seeds paper` begins with the "
             f"paper's own setting on {needs}: {len(lacking)} runs to {claim.seeds} seeds (with any control), "
-            f"{time}. With the other settings it makes {len(every)}. Then `python reproduce_tables.py` writes the "
-            "answer, which may still be open.")
+            f"{time}. With the other settings it makes {len(every)}. Then `python reproduce_tables.py` "
+            "writes the answer, which may still be open.")
 
 
 def table_of_elsewhere(answer: Answer) -> str:

@@ -77,9 +77,13 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
     panel.axvline(0, color="0.5", linewidth=0.8)
     if band:
         panel.axvspan(*band, color=PALE, alpha=0.3)
+    reach = max([REACH, *(1.2 * abs(value) for line in lines for value in line.values)])
     for i, line in enumerate(lines):
         for interval, width in ((line.wider, 0.9), (line.interval, 2.4)):
-            panel.plot(np.clip(interval, -REACH, REACH), [i] * len(interval), color=INK, linewidth=width)
+            panel.plot(np.clip(interval, -reach, reach), [i] * len(interval), color=INK, linewidth=width)
+            for end in interval:
+                if abs(end) > reach:  # it goes on
+                    panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
         inside = "white" if line.hollow else INK
         panel.plot(line.values, [i] * len(line.values), "o", color=INK, markersize=6, markerfacecolor=inside)
         if line.printed is not None:

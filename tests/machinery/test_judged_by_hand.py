@@ -46,7 +46,7 @@ def test_a_verdict_is_the_plain_one_and_says_what_is_corrected():
     both = "above; corrected: cannot be told apart"
     assert verdict(plain, plain) == "above" and verdict(plain, corrected) == both
     assert contrast_words(found, tasks)[0].splitlines()[2].split("|")[6].strip() == both
-    assert "all 3 hold together" in contrast_words(found, tasks)[1]
+    assert "all (3) hold together" in contrast_words(found, tasks)[1]
 
 
 def test_the_bootstrap_by_hand():

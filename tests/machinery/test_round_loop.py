@@ -302,6 +302,31 @@ def test_a_server_that_changes_what_a_client_keeps_stops(tmp_path, data, capsys)
     assert len(common.run(Server, Client, settings_of(data, tmp_path / "other"), build)) == 1
 
 
+@pytest.mark.parametrize("keeps, made, words", [
+    ("rounds", None, "`keeps` of the client is 'rounds'; expected a tuple of names"),
+    (("lost",), None, "`keeps` of the client names lost, which its __init__ does not set"),
+    (("own",), torch.nn.Linear(2, 2), "own in `keeps` of the client has a Linear; expected tensors, numbers"),
+])
+def test_what_a_checkpoint_cannot_hold_is_refused_before_training(tmp_path, data, capsys, keeps, made, words):
+    Server, Client, build = recording({}, mostly)
+    Client.keeps, Client.own = keeps, made
+    fails(capsys, 2, words, common.run, Server, Client, settings_of(data, tmp_path / "run"), build)
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_an_optimizer_that_stays_stops_the_run(tmp_path, data, capsys):
+    """Its moments would be lost where a run is resumed."""
+    Server, Client, build = recording({}, mostly)
+    train = Client.train
+
+    def stays(self, down, t):
+        self.opt = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+        return train(self, down, t)
+    Client.train = stays
+    fails(capsys, 1, "round 1, client north: its train leaves an optimizer in opt", common.run, Server,
+          Client, settings_of(data, tmp_path / "run"), build)
+
+
 def test_each_second_is_counted_once(tmp_path, data, monkeypatch):
     """By a clock that goes on by one whenever it is read; the measures at the end are an evaluation."""
     monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)

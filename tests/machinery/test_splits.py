@@ -125,6 +125,19 @@ def test_small_parts_have_turns_of_the_classes():
     assert len(seen) == 10
 
 
+def test_each_part_has_a_patient_of_a_rare_class():
+    """Five patients with 16 images each, three of whom have two or three of the 8 ill ones."""
+    labels = torch.zeros(80, dtype=torch.long)
+    labels[[0, 1, 2, 16, 17, 18, 32, 33]] = 1
+    patients = torch.arange(80) // 16
+    for seed in range(20):
+        order = torch.randperm(80, generator=torch.Generator().manual_seed(seed))
+        part = parts_by_class(order, labels, patients, (0.8, 0.1, 0.1), {})
+        assert part.bincount().tolist() == [48, 16, 16]
+        assert all((labels[order[part == number]] == 1).any() for number in range(3))
+        assert len({*zip(patients[order].tolist(), part.tolist())}) == 5
+
+
 def test_what_a_metric_needs_is_looked_for_before_training(folder, capsys):
     rows = [(name, "train", "") for name in FILES if "/ill/" in name]
     write_split(folder, rows, ("file", "part", "group"))
