@@ -120,6 +120,7 @@ class Measured:
     printed: float
     deviation: float | None  # of the printed gain
     trials: int  # behind it; 0: not said
+    unchecked: int = 0  # records of which it was not looked whether the current code gives them
 
     def gain(self, level: float = LEVEL, over: str = "") -> Paired | None:
         """a minus b, or minus another method, with an interval at 1 - level; None with fewer than three
@@ -332,7 +333,10 @@ def measure(paper: Paper, claim: Claim, of: Specification, records: Records, *pr
             values[name] = means_over_columns([accuracies(of_seed, metric, start) for of_seed in cases[name]])
             slopes[name] = means_over_columns([slopes_of(of_seed, metric) for of_seed in cases[name]])
         found.append(Measured(claim, of, runs, cases, values, slopes, *printed))
-    return max(found, key=lambda one: (len(one.gains), max((r["finished"] for r in one.records), default="")))
+    newest = {id(one): max((record["finished"] for record in one.records), default="") for one in found}
+    chosen = max(found, key=lambda one: (len(one.gains), newest[id(one)]))
+    chosen.unchecked = sum(records.check_of(r).get("outcome") != "equal" for r in chosen.records)
+    return chosen
 
 
 def metric_of(claim: Claim, of: Specification) -> str:
