@@ -145,10 +145,10 @@ def missing_words(answer: Answer, records: Records) -> str:
     time = f"about {' or '.join(times)}" if times else "of unknown time"
     args = arguments(runs[0].module, runs[0].flags)
     needs = f"{args.dataset} and ImageNet's weights" if args.weights == "imagenet" else args.dataset
-    return (f"`python reproduce_tables.py --run --only claim-{claim.id} --seeds paper` begins with the "
-            f"paper's own setting on {needs}: {len(lacking)} runs to {claim.seeds} seeds (with any control), "
-            f"{time}. With the other settings it makes {len(every)}. Then `python reproduce_tables.py` "
-            "writes the answer, which may still be open.")
+    command = f"python reproduce_tables.py --run --only claim-{claim.id} --seeds paper"
+    return (f"`{command}` begins with the paper's own setting on {needs}: {len(lacking)} runs are missing to "
+            f"{claim.seeds} seeds, a control's too, {time}. With the other settings it makes {len(every)}. "
+            "Then `python reproduce_tables.py` writes the answer, which may still be open.")
 
 
 def table_of_elsewhere(answer: Answer) -> str:
