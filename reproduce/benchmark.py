@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-from plumbing.catalog import short_name
+import common
+from plumbing.catalog import is_custom, short_name
 from plumbing.errors import UserError
 from plumbing.files import output_folder, write_json
 from plumbing.runfolder import read_result
 from plumbing.scores import METRICS
-from plumbing.settings import Parser, existing_folder, flag_of, method_name, seed_numbers
-from plumbing.several import known_domains, targets_of
+from plumbing.settings import Args, Parser, existing_folder, flag_of, method_name, seed_numbers
+from plumbing.several import expand_targets, known_domains, targets_of
 from plumbing.trained import method
 from reproduce import benchmark_pages
 from reproduce.commands import one_line_on_stop
@@ -63,7 +64,7 @@ class Trial:
     values: tuple[tuple[str, str], ...]
     commands: dict[int, list[str]]
     folder: Path
-    protocol: str
+    args: Args
 
     def results(self) -> dict[int, list[dict]]:
         """{seed: the results of its targets}, when all its commands have ended well."""
@@ -115,11 +116,11 @@ def grid_of(texts: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds: list[int],
+def trials_of(entry: Entry, grid: dict[str, list[str]], shared: list[str], seeds: list[int],
               place: list[str], out: Path) -> list[Trial]:
     """A trial for each combination of the values that a method can be tuned with."""
     fields = [f for f in dataclasses.fields(entry.module.Args) if f.metadata["numbers"] and f.name != "seed"]
-    given = {word.partition("=")[0] for word in (*common, *entry.flags)}
+    given = {word.partition("=")[0] for word in (*shared, *entry.flags)}
     if taken := given & {"--seed", "--seeds", "--data", "--archives", "--out"}:
         raise UserError(f"{entry.label}: {', '.join(sorted(taken))} is a flag of the benchmark itself", 2)
     own = {flag_of(f.name).removeprefix("--") for f in fields if flag_of(f.name) not in given}
@@ -127,7 +128,7 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
     trials = []
     for combination in itertools.product(*tuned.values()):
         values = tuple(zip(tuned, combination))
-        flags = [*common, *entry.flags]
+        flags = [*shared, *entry.flags]
         for name, value in values:
             flags += [f"--{name}", value]
         # Bad ones end the program with the method's own line.
@@ -141,8 +142,17 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], common: list[str], seeds
         for seed in seeds:
             commands[seed] = [*entry.start, *flags, *place, "--seed", str(seed), "--no-figures",
                               "--out", str(folder / f"s{seed}")]
-        trials.append(Trial(entry, values, commands, folder, args.protocol))
+        trials.append(Trial(entry, values, commands, folder, args))
     return trials
+
+
+def check_splits(args: Args, seeds: list[int]) -> None:
+    """Stop if the images of one's own do not suffice for a part with one of the seeds, before any run."""
+    for seed in seeds if is_custom(args.dataset) else ():
+        of_seed = dataclasses.replace(args, seed=seed)
+        dataset = common.open_dataset(of_seed)
+        for one in expand_targets(of_seed, dataset.names):
+            common.split(dataset, one)
 
 
 # The runs
@@ -196,11 +206,12 @@ def compare(flags: argparse.Namespace) -> None:
     unused = set(grid) - {name for of_entry in trials for name, _ in of_entry[0].values}
     if unused:
         raise UserError(f"--tune {', '.join(sorted(unused))}: no method has such a flag", 2)
-    protocols = {of_entry[0].entry.label: of_entry[0].protocol for of_entry in trials}
+    protocols = {of_entry[0].entry.label: of_entry[0].args.protocol for of_entry in trials}
     if len(set(protocols.values())) > 1:
         theirs = ", ".join(f"{protocol} of {label}" for label, protocol in protocols.items())
         raise UserError(f"there is nothing to compare in {theirs}: give --targets, or --flags '--protocol "
                         "...'", 2)
+    check_splits(trials[0][0].args, seeds)
     output_folder(out, "benchmark.json", "command")
     command = ["python", "-m", "reproduce.benchmark", *(sys.argv[1:] if flags.argv is None else flags.argv)]
     write_json(out / "benchmark.json", {"command": command})

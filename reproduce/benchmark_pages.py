@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import statistics
@@ -10,6 +11,7 @@ from pathlib import Path
 from plumbing.errors import UserError
 from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
+from plumbing.settings import Args, flag_of
 from plumbing.several import accuracies_of
 from reproduce.drawing import OURS, Line, draw_forest, draw_line, new_panel, table_text, write_figure
 from reproduce.statistics import LEVEL, BySeed, Paired, mean, paired
@@ -44,7 +46,8 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
             f"{measure} (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
             f"the seeds {seeds}; the best of each column is bold.",
             table_text(table, heads),
-            *differences, *forest, "![Accuracy over the rounds](curves.png)", *tuning_words(chosen, trials),
+            *differences, *settings_words(chosen), *forest, "![Accuracy over the rounds](curves.png)",
+            *tuning_words(chosen, trials),
             "## The commands, seed by seed", "```\n" + "\n".join(commands) + "\n```"]
     write_text(out / "benchmark.md", "\n\n".join(page) + "\n")
     latex = table_text(table, heads, "latex_booktabs")
@@ -210,6 +213,17 @@ def contrast_words(contrasts: list, tasks: dict[str, dict]) -> list[str]:
             f"all ({len(rows)}) hold together (Bonferroni). The verdict is of the plain interval; where the "
             "corrected one says less, it says so. P(better): the probability that a run of the first is "
             "better than one of the other on the same target (or client), with a bootstrap's 95% interval."]
+
+
+def settings_words(chosen: list) -> list[str]:
+    """The settings that all methods have, where their values differ."""
+    lines = []
+    for f in dataclasses.fields(Args):
+        values = {one.entry.label: getattr(one.args, f.name) for one in chosen}
+        if f.metadata["numbers"] and len(set(values.values())) > 1:
+            each = ", ".join(f"{value} ({label})" for label, value in values.items())
+            lines.append(f"{flag_of(f.name)} {each}")
+    return [f"Settings in which the methods differ: {'; '.join(lines)}."] if lines else []
 
 
 def untrained_words(chosen: list) -> list[str]:

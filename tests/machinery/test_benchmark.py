@@ -7,9 +7,12 @@ import json
 import runpy
 import sys
 
+import common
 import fedavg
+from plumbing.errors import UserError
 from reproduce import benchmark
-from reproduce.benchmark_pages import headline
+from reproduce.benchmark_pages import headline, settings_words
+from tests.conftest import fails
 
 import pytest
 
@@ -57,6 +60,31 @@ def in_this_process(monkeypatch):
 def words(place, *more) -> list[str]:
     return ["--methods", f"{place / 'mine.py'},fedavg:--lr 0.2", "--scale", "smoke", "--seeds", "0,1,2",
             "--out", str(place / "out"), *more]
+
+
+def test_the_parts_of_all_seeds_are_looked_at_before_a_run(place, capsys, monkeypatch):
+    """Of one's own data: else the last seed fails after the runs of the others."""
+    split = common.split
+
+    def fails_late(dataset, settings):
+        if settings.seed == 2:
+            raise UserError("seed 2 has no patient to validate with", 2)
+        return split(dataset, settings)
+    monkeypatch.setattr(benchmark, "is_custom", lambda dataset: True)
+    monkeypatch.setattr(common, "split", fails_late)
+    monkeypatch.setattr(benchmark, "run_all", pytest.fail)
+    fails(capsys, 2, "seed 2 has no patient", benchmark.main, words(place, "--out", str(place / "parts")))
+
+
+def test_settings_in_which_methods_differ_are_named():
+    """Without what all share, and without what cannot change a number."""
+    trials = []
+    for label, lr in (("a", "0.1"), ("b", "0.2")):
+        args = fedavg.arguments(["--scale", "smoke", "--lr", lr, "--out", label])
+        entry = benchmark.Entry(label, "fedavg", (), (), fedavg)
+        trials.append(benchmark.Trial(entry, (), {}, None, args))
+    assert settings_words(trials) == ["Settings in which the methods differ: --lr 0.1 (a), 0.2 (b)."]
+    assert settings_words(trials[:1]) == []
 
 
 def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
