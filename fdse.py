@@ -39,6 +39,7 @@ the text is in official/fdse.py; all of it: docs/methods/fdse.md.
   lambda                  .01, .1 or 1   10; .1       .05, PACS .5   .1             --lambda
   tau                     a grid         10; .1       .5             .1             --tau
   beta                    .001           .5; 1        .05, PACS .001 .001           --beta
+  u in Eq. (8)            no constraint  simplex      simplex        simplex        -
   bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
   "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a module       --unit tensor
                           modules, head

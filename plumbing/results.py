@@ -160,7 +160,8 @@ def summary(result: dict) -> str:
 def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
     """A line if the tested accuracy is within the 95% binomial interval of chance, or below it, or if so few
     images are tested that any accuracy would be; else nothing.
-    Chance is the share of the largest class, which a network without a clue may always name."""
+    Chance is the share of the largest class, which a network without a clue may always name. With another
+    --metric the accuracy is not what counts: then nothing too."""
     if args.protocol == "linear" or args.metric != "accuracy":
         return ""
     from scipy.special import bdtrc

@@ -97,17 +97,20 @@ def parts_by_class(rows: Tensor, labels: Tensor, groups: Tensor, of_split: tuple
             of_class.setdefault(c, []).append(group)
     piles, count = list(of_class.values()), sum(map(len, of_class.values()))
     few = count * min(share for share in of_split if share) < len(piles)
-    if few:  # no room in the smallest part for a group of each class; for one of a rare class, perhaps
-        c = min(of_class, key=images.get)
-        is_rare = 2 * images[c] * len(images) < len(rows)
-        rarest, alone = of_class[c], is_rare and len(of_class[c]) >= len(of_split)
-        mixed = interleaved([pile for pile in piles if not alone or pile is not rarest])
-        piles = [rarest, mixed] if alone else [mixed]
+    if few:  # the smallest part has no room for a group of each class
+        rarest = min(of_class, key=images.get)
+        is_rare = 2 * images[rarest] * len(images) < len(rows)  # less than half of an equal share
+        if is_rare and len(of_class[rarest]) >= len(of_split):  # each part gets a group of it
+            others = [pile for c, pile in of_class.items() if c != rarest]
+            piles = [of_class[rarest], interleaved(others)]
+        else:
+            piles = [interleaved(piles)]
     for pile in piles:
         sizes = [len(members[group]) for group in pile]
         found = dealt_to_parts(sizes, of_split, filled)
         parts.update(zip(pile, found))
-        filled |= {*found} if few else set()
+        if few:
+            filled.update(found)
     return torch.tensor([parts[group] for group in groups[rows].tolist()], dtype=torch.long)
 
 

@@ -267,19 +267,19 @@ def tidy(chosen: list, values: dict[str, dict[str, BySeed]], measure: str) -> li
 
 
 def draw_curves(path: Path, chosen: list) -> None:
-    """The accuracy over the rounds, on the targets or over all clients' test images."""
+    """The accuracy over the rounds, on the targets or over all clients' test images; where these were not
+    tested in every evaluation (--test-rounds best), on the validation images."""
     panel = new_panel(7.2, 4.8)
     for one in chosen:
-        points, runs = {}, 0
-        for results in one.results().values():
-            for result in results:
-                curve = result["curve"]
-                values = curve.get("target", curve.get("ALL", []))
-                runs += bool(values)
-                for t, value in zip(curve["round"], values):
-                    if value is not None:  # with --test-rounds best
-                        points.setdefault(t, []).append(100 * value)
-        draw_line(panel, dict(sorted(points.items())), f"{one.entry.label} ({runs} runs)", one.entry.name)
+        curves = [result["curve"] for results in one.results().values() for result in results]
+        name = "target" if "target" in curves[0] else "ALL"
+        words = ""
+        if any(None in curve[name] for curve in curves):
+            name, words = "val", ", validation"
+        points = {}
+        for t, values in zip(curves[0]["round"], zip(*(curve[name] for curve in curves))):
+            points[t] = [100 * value for value in values]
+        draw_line(panel, points, f"{one.entry.label} ({len(curves)} runs{words})", one.entry.name)
     panel.set(xlabel="round", ylabel="accuracy (%), higher is better")
     panel.legend(fontsize=8)
     write_figure(path, panel.figure)

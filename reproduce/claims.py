@@ -333,8 +333,10 @@ def measure(paper: Paper, claim: Claim, of: Specification, records: Records, *pr
             values[name] = means_over_columns([accuracies(of_seed, metric, start) for of_seed in cases[name]])
             slopes[name] = means_over_columns([slopes_of(of_seed, metric) for of_seed in cases[name]])
         found.append(Measured(claim, of, runs, cases, values, slopes, *printed))
-    newest = {id(one): max((record["finished"] for record in one.records), default="") for one in found}
-    chosen = max(found, key=lambda one: (len(one.gains), newest[id(one)]))
+
+    def rank(one: Measured) -> tuple[int, str]:
+        return len(one.gains), max((record["finished"] for record in one.records), default="")
+    chosen = max(found, key=rank)
     chosen.unchecked = sum(records.check_of(r).get("outcome") != "equal" for r in chosen.records)
     return chosen
 
@@ -360,9 +362,10 @@ def precision_of(paper: Paper, claim: Claim, of: Specification, records: Records
     """The flags of the precision that most records of the two methods have on a CPU: precisions are never
     pooled, so that what lacks is run in the same. Nothing without a record."""
     counts = Counter()
-    for name, case in itertools.product(claim.methods, range(len(of.cases or claim.cases))):
-        known = recorded(runs_of(paper, claim, of, name, 0)[case], records)
-        counts.update({p: len(of_seed) for (p, on_gpu), of_seed in known.items() if not on_gpu})
+    for run in itertools.chain(*(runs_of(paper, claim, of, name, 0) for name in claim.methods)):
+        for (precision, on_gpu), of_seed in recorded(run, records).items():
+            if not on_gpu:
+                counts[precision] += len(of_seed)
     return f"--precision {max(counts, key=counts.get)}" if counts else ""
 
 
@@ -423,8 +426,9 @@ def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
             of_claim = range(claim.seeds) if seeds is None else seeds
             for nearness, name in enumerate([claim.own, *claim.others]):
                 of = paper.specifications[name]
+                precision = precision_of(paper, claim, of, records)
                 for names, words in ((claim.methods, ""), (claim.names[2:], ", control")):
-                    runs, precision = [], precision_of(paper, claim, of, records)
+                    runs = []
                     for seed, method in itertools.product(of_claim, names):
                         runs += runs_of(paper, claim, of, method, seed, precision)
                     order = nearness, bool(words), sum(not records.get(run) for run in runs)

@@ -135,10 +135,10 @@ def missing_words(answer: Answer, records: Records) -> str:
     runs = [run for _, _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)]
     every = {run.key for run in runs if not records.get(run)}
     lacking = [run for run in runs[:own] if run.key in every]
-    unlike = list({(run.module, run.flags): run for run in lacking}.values())  # seeds take the same time
+    of_flags = {(run.module, run.flags): run for run in lacking}  # all seeds take the same time
     times = []
     for on_gpu, unit, words in ((False, 3600, "hours on a processor"), (True, 60, "minutes on a GPU")):
-        of_run = {(run.module, run.flags): seconds_of(run, records, on_gpu) for run in unlike}
+        of_run = {key: seconds_of(run, records, on_gpu) for key, run in of_flags.items()}
         seconds = [of_run[run.module, run.flags] for run in lacking]
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")
