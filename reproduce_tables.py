@@ -4,6 +4,7 @@
     python reproduce_tables.py --plan --scale laptop    # what is missing, and what it would take
     python reproduce_tables.py --run --only fdse-1 --scale laptop --seeds 0,1,2 --jobs 2
     python reproduce_tables.py --check --sample 10      # does the current code give the recorded numbers?
+    python reproduce_tables.py --check --only claim-fedsr-outer         # those behind a claim
 
 The tables are files in tables/, the claims in claims/. results/runs.jsonl has a line for each finished run
 and is only ever appended to. What is behind this command line is in reproduce/.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import math
 import sys
 import time
@@ -21,9 +23,9 @@ from pathlib import Path
 from plumbing.errors import UserError
 from plumbing.settings import SCALES, Parser, add_version, existing_folder, seed_numbers, shown_value
 from reproduce.budget import ANY_GPU, Budget, kind_here
-from reproduce.cells import Missing, missing
+from reproduce.cells import Missing, cells_in, filled, missing
 from reproduce.check import check
-from reproduce.claims import read_claims, runs_for
+from reproduce.claims import Paper, answer_of, read_claims, runs_for
 from reproduce.cluster import parameters_of, run_on_cluster
 from reproduce.commands import about, one_line_on_stop
 from reproduce.methods import ROOT
@@ -31,7 +33,7 @@ from reproduce.plan import left_text, plan_text, planned
 from reproduce.records import Place, Records
 from reproduce.rendering import claim_folder, render
 from reproduce.runner import run_all
-from reproduce.tables import read_tables
+from reproduce.tables import Table, read_tables
 from reproduce.elsewhere import read_reported
 
 FOLDERS = {  # of each flag the repository's own, and what it is
@@ -70,7 +72,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--commands", action="store_true", help="with --plan: also print the command of each "
                                                                 "run, for example for jobs of a cluster")
     add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: check every setting")
-    add("--only", "", "ids of tables and claims, such as 'fdse-1,claim-fedsr-*'; empty: all")
+    add("--only", "", "ids of tables and claims, such as 'fdse-1,claim-fedsr-*'; with --check: only settings "
+                      "of the records behind these; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
     add("--seeds", "0", "seeds of each cell, such as 0,1,2; paper: as many seeds as the paper has trials, "
                         "from 0 on, or one if it does not say; a claim then has its planned seeds")
@@ -116,7 +119,6 @@ def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
         (flags.gpus and not numbers, f"--gpus is {flags.gpus}; expected numbers of GPUs such as 0,1"),
         (flags.commands and not flags.plan or flags.sample and not flags.check,
          "--commands is of --plan, --sample of --check"),
-        (flags.only and flags.check, "--only is not of --check, which takes every setting: give --sample"),
         (elsewhere and not flags.plan,
          "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"),
         (flags.only and not words_of(flags.only), f"--only {flags.only} names no table and no claim"),
@@ -156,7 +158,8 @@ def work(flags: argparse.Namespace) -> int:
     if flags.run:
         code = run_missing(plan, flags, place, records)
     if flags.check:
-        code = check(records, place, flags.jobs, flags.sample)
+        behind = records_behind(tables, papers, wanted, every, records) if flags.only else records.every
+        code = check(records, behind, place, flags.jobs, flags.sample)
     if flags.run or flags.check:
         records = Records(flags.records)
         tables = every  # what was run may stand in others too, and the overviews are of all
@@ -173,6 +176,23 @@ def chosen(ids: list[str], only: str) -> set[str]:
         if not fnmatch.filter(ids, pattern):
             raise UserError(f"--only {pattern} is no table and no claim; there are {', '.join(ids)}", 2)
     return {name for name in ids if not patterns or any(fnmatch.fnmatch(name, of) for of in patterns)}
+
+
+def records_behind(tables: list[Table], papers: list[Paper], wanted: set[str], every: list[Table],
+                   records: Records) -> list[dict]:
+    """The records behind the cells of some tables, at all scales, and behind the claims that are wanted, with
+    their controls."""
+    found, by_id = [], {table.id: table for table in every}
+    for table, scale in itertools.product(tables, SCALES):
+        for cell in cells_in(filled(table, records, scale)):
+            found += cell.records.values()
+    for paper in papers:
+        for claim in paper.claims:
+            if f"claim-{claim.id}" in wanted:
+                for one in answer_of(paper, claim, by_id, records).measured:
+                    for of_seed in itertools.chain(*one.cases.values()):
+                        found += of_seed.values()
+    return found
 
 
 def place_of(flags: argparse.Namespace) -> Place:

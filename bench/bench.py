@@ -4,7 +4,6 @@
     python -m bench.bench --archives DIR --with flower                # FedAvg beside it
     python -m bench.bench --archives DIR --with pfllib --pfllib CLONE --device cuda
     python -m bench.bench --archives DIR --with flower --size 64 --clients 52 --clip 0
-    python -m bench.bench --archives DIR --small --clients 10,100,1000
     python -m bench.bench --archives DIR --packed 6,1 --variants '--precision fp32;--precision bf16'
 
 With `--device cuda` all of it on a GPU, of which the clock waits until it has computed. `ours, training` is
@@ -17,8 +16,6 @@ the same batches. The figures are medians over `--rounds` after a first one that
 With it: AlexNet with BN, batch 50, one local epoch, SGD at 0.1, the same images. Each row is the second round
 of a process of its own, in seconds: what the framework does between two rounds, without its evaluation. They
 train in fp32, as they ship, on images that were resized beforehand; none clips gradients.
-
-`--small` is of ours alone: PACS at 28x28, the digits' network, batch 32, and the memory of each run.
 
 `--packed` is of runs at the same time, as many as it says: half of them FedAvg, half FDSE, each a process of
 its own; with 1 each of the two alone. A row for each of `--variants`, which are flags of the runs. After all
@@ -57,7 +54,7 @@ from plumbing.devices import choose_device, prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
 from plumbing.settings import Parser
 from reproduce.commands import one_line_on_stop
-from reproduce.methods import builder_of, method
+from reproduce.methods import builder_of
 from reproduce.runner import environment
 
 import numpy as np
@@ -118,22 +115,17 @@ def words_of(flags, precision: str, dataset: str = "officecaltech") -> list[str]
             "--data", flags.data, "--archives", flags.archives, "--clients", str(flags.count)]
 
 
-def ours(module, words: list[str], rounds: int, alone: bool = False) -> tuple[float, float, float]:
-    """The median seconds of training and of everything in a round after the first, by the run's own clock,
-    and the peak memory of its process in MiB."""
+def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
+    """The median seconds of training and of everything in a round after the first, by the run's own clock."""
     with tempfile.TemporaryDirectory() as out:
         words = [*words, "--rounds", str(rounds + 1), "--out", out]
-        if alone:
-            in_a_process(module.__name__, [module.__name__, *words])
-        else:
-            with contextlib.redirect_stdout(io.StringIO()):
-                common.run(module.Server, module.Client, module.arguments(words), builder_of(module))
+        with contextlib.redirect_stdout(io.StringIO()):
+            common.run(module.Server, module.Client, module.arguments(words), builder_of(module))
         lines = Path(out, "timing.jsonl").read_text().splitlines()
-        result = json.loads(Path(out, "result.json").read_text())
     so_far = [json.loads(line)["seconds"] for line in lines]
     training = np.diff([seconds["train"] for seconds in so_far])
     whole = np.diff([sum(seconds.values()) for seconds in so_far])
-    return float(np.median(training)), float(np.median(whole)), result["peak_memory_mib"]
+    return float(np.median(training)), float(np.median(whole))
 
 
 def in_a_process(name: str, words: list[str]) -> str:
@@ -158,18 +150,10 @@ def beside_bare(flags) -> list[list]:
                 sizes += map(len, common.cut_batches(torch.arange(len(client.train)), args))
             step = bare(builder_of(module), args, sizes)
             of_bare = median_seconds(step, flags.rounds, flags.device)
-            training, whole, _ = ours(module, words, flags.rounds)
+            training, whole = ours(module, words, flags.rounds)
             for row, s in (("bare", of_bare), ("ours, training", training), ("ours, whole round", whole)):
                 rows.append([f"{name} {precision}: {row}", s, s / of_bare, sum(sizes) / s])
     return rows
-
-
-def small(flags) -> list[list]:
-    """Of FedAvg, SCAFFOLD and FDSE on small images: seconds of training and of a whole round, peak MiB."""
-    words = [*words_of(flags, "fp32", "pacs"), "--image-size", "28", "--backbone", "smallcnn_bn",
-             "--batch-size", "32", "--epochs", "1"]
-    return [[f"{module.__name__}, {flags.count} clients", *ours(module, words, flags.rounds, alone=True)]
-            for module in (fedavg, method("scaffold"), fdse)]
 
 
 # Several runs at the same time
@@ -380,7 +364,7 @@ def beside_peers(flags) -> list[list]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for precision in ("auto", "fp32"):
-            training, whole, _ = ours(fedavg, words_of(flags, precision), ROUNDS - 1)
+            training, whole = ours(fedavg, words_of(flags, precision), ROUNDS - 1)
             seconds[f"ours, {precision}: training"] = training
             seconds[f"ours, {precision}: whole round"] = whole
         clients, _ = common.split(common.open_dataset(args), args)
@@ -402,7 +386,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="bench", allow_abbrev=False, description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--archives", default="", help="folder with the archives of Office-Caltech10 and PACS")
+    add("--archives", default="", help="folder with the archive of Office-Caltech10")
     add("--data", default="data", help="folder of the decoded cache (default: data)")
     add("--size", type=int, default=224, help="height and width of the images (default: 224)")
     add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
@@ -415,7 +399,6 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--dataset", default="officecaltech", help="of --packed (default: officecaltech)")
     add("--seconds", type=float, default=10.0, help="of a row of --packed after first rounds (default: 10)")
     add("--limit", type=float, default=0.0, help="seconds of all rows of --packed; 0: no limit (default)")
-    add("--small", action="store_true", help="many clients of small images instead")
     add("--with", dest="peers", default="", help=f"some of {','.join(PEERS)}")
     add("--pfllib", default="", help="folder of a clone of PFLlib")
     add("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
@@ -455,8 +438,6 @@ def main(argv: list[str] | None = None) -> None:
         kind, heads = beside_bare, ["row", "seconds", "of bare", "images/s"]
         if flags.peers:
             kind, heads = beside_peers, ["row", "seconds", "of ours"]
-        if flags.small:
-            kind, heads = small, ["row", "training", "whole round", "MiB"]
         if flags.packed:
             kind, heads = packed, PACKED
         rows = []

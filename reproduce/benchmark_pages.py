@@ -18,7 +18,6 @@ from reproduce.statistics import LEVEL, BySeed, Paired, mean, paired
 
 import numpy as np
 
-DRAWS = 2000  # of the bootstrap
 WIDEST = 12  # domains that a table has a column for; the CSV file has all
 
 
@@ -37,7 +36,7 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
     table = [[*row, megabytes(of)] for row, of in zip(accuracy_rows(every, names), runs.values())]
     heads = ["method", *names, "MB a round"]
     contrasts = compared(values, headline(columns))
-    differences = [*contrast_words(contrasts, tasks), *untrained_words(chosen)]
+    differences = [*contrast_words(contrasts), *untrained_words(chosen)]
     forest = ["![Differences with their intervals](forest.png)"] if contrasts else []
     commands = [shlex.join(["export", f"PYTHONPATH={ROOT}"])]
     commands += [shlex.join(["python", *words]) for one in chosen for words in one.commands.values()]
@@ -140,24 +139,6 @@ def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tup
             for other, name, one in pairs]
 
 
-def improvement(a: dict[str, BySeed], b: dict[str, BySeed]) -> tuple[float, float, float]:
-    """The probability that a run of the first is better than one of the second, mean over the tasks, and its
-    95% interval by a bootstrap of the seeds within each task (Agarwal et al., NeurIPS 2021)."""
-    tasks = [(np.array([*a[name].values()]), np.array([*b[name].values()])) for name in a if name in b]
-    random = np.random.default_rng(0)
-    draws = []
-    for _ in range(DRAWS):
-        draws.append(chance_better([(random.choice(x, len(x)), random.choice(y, len(y))) for x, y in tasks]))
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return chance_better(tasks), float(low), float(high)
-
-
-def chance_better(tasks: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    """The mean over tasks of the share of pairs in which x is above y, ties as half."""
-    shares = [np.mean((x[:, None] > y) + 0.5 * (x[:, None] == y)) for x, y in tasks]
-    return float(np.mean(shares))
-
-
 def megabytes(of_seeds: dict[int, list[dict]]) -> str:
     """The megabytes of a round, both ways."""
     sent = [r["bytes"]["up_per_round"] + r["bytes"]["down_per_round"] for of in of_seeds.values() for r in of]
@@ -197,22 +178,19 @@ def verdict(plain: Paired, corrected: Paired) -> str:
     return f"{side(plain)}; corrected: {side(corrected)}"
 
 
-def contrast_words(contrasts: list, tasks: dict[str, dict]) -> list[str]:
+def contrast_words(contrasts: list) -> list[str]:
     """The table of differences, or why there is none."""
     if not contrasts:
         return ["Differences need three seeds."]
-    first, rows = next(iter(tasks)), []
+    rows = []
     for words, name, one, corrected in contrasts:
-        p, low, high = improvement(tasks[first], tasks[words.removeprefix(f"{first} minus ")])
         rows.append([words, name, f"{one.difference:+.2f}", "{:+.2f} to {:+.2f}".format(*one.interval),
-                     "{:+.2f} to {:+.2f}".format(*corrected.interval), verdict(one, corrected),
-                     f"{p:.2f} ({low:.2f} to {high:.2f})"])
-    heads = ["difference", "column", "points", "95% interval", "corrected", "verdict", "P(better)"]
+                     "{:+.2f} to {:+.2f}".format(*corrected.interval), verdict(one, corrected)])
+    heads = ["difference", "column", "points", "95% interval", "corrected", "verdict"]
     return [table_text(rows, heads),
             "Differences are paired by seed, with Student's 95% interval. *Corrected* intervals are wider: "
             f"all ({len(rows)}) hold together (Bonferroni). The verdict is of the plain interval; where the "
-            "corrected one says less, it says so. P(better): the probability that a run of the first is "
-            "better than one of the other on the same target (or client), with a bootstrap's 95% interval."]
+            "corrected one says less, it says so."]
 
 
 def settings_words(chosen: list) -> list[str]:

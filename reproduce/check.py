@@ -154,13 +154,13 @@ def first_difference(record: dict, entries: list[dict]) -> str:
 # All of them
 
 
-def check(records: Records, place: Place, jobs: int, minutes: float) -> int:
-    """Begin one run of each recorded setting again, and write what came out; returns the exit code.
+def check(records: Records, every: list[dict], place: Place, jobs: int, minutes: float) -> int:
+    """Begin one run of each setting of `every` record again, and write what came out; returns the exit code.
     Settings that were compared by this commit are not compared again; with `minutes` only a sample is."""
     path, settings = records.path.with_name("checked.json"), []
     commit = git("rev-parse", "HEAD") or "unknown"
     commit += "+" if git("status", "--porcelain", "--", "*.py") else ""  # changes that are not committed
-    for begun in representatives(records.every):
+    for begun in representatives(every):
         found = records.check_of(begun.record)
         done = found.get("outcome") in COMPARED and found.get("commit") == commit
         left_out = not_comparable(begun.record, place) if minutes else done

@@ -9,7 +9,7 @@ from tests.mutations.__main__ import mutations_of, names, noticed
 
 import pytest
 
-FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "requirements.lock",
+FILES = ["common.py", "learners.py", "reproduce_tables.py", "requirements.txt", "requirements.lock",
          "README.md", "LICENSE", "CITATION.cff",
          "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"]
 METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py", "fdse.py"]
@@ -24,9 +24,10 @@ NO_SOURCE = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "build", "d
 BELOW = {
     "plumbing": {"plumbing"},
     "common": {"plumbing"},
-    "method": {"common"},
-    "official": {"common", "method"},
-    "baselines": {"common", "method"},
+    "learners": {"common"},
+    "method": {"common", "learners"},
+    "official": {"common", "learners", "method"},
+    "baselines": {"common", "learners", "method"},
     "reproduce": {"reproduce", "common", "plumbing"},  # methods by the names in tables
     "reproduce_tables": {"reproduce", "common", "plumbing"},
     "docs": {"docs", "reproduce", "plumbing"},
@@ -145,7 +146,7 @@ def test_a_diff_to_fedavg_shows_the_method(method):
 @pytest.mark.parametrize("name", OF_PAPERS)
 def test_official_imports_common_and_its_method_alone(name):
     ours = {module for module in imports_of(f"official/{name}.py") if floor_of(module)}
-    assert ours <= {"common", name}
+    assert ours <= {"common", "learners", name}
 
 
 MACHINERY = ("common.py", "plumbing/", "reproduce/", "reproduce_tables.py", "bench/", "docs/",

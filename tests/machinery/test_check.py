@@ -6,8 +6,11 @@ import time
 
 from plumbing.provenance import cpu_name
 from reproduce import check
+from reproduce.claims import read_claims
 from reproduce.records import Place, Records, setting_of
 from reproduce.runner import Processes
+from reproduce.tables import read_tables
+from reproduce_tables import records_behind
 from tests.conftest import ROOT, run_here, start
 from tests.finished_runs import once
 from tests.small_table import recorded, small_folder, write_records
@@ -47,7 +50,7 @@ def checked(folder, records: list[dict], **how) -> tuple[int, dict]:
     """The exit code, and what is in checked.json, by method."""
     path = write_records(folder / "runs.jsonl", records)
     every = Records(path)
-    code = check.check(every, PLACE, how.get("jobs", 1), how.get("minutes", 0))
+    code = check.check(every, every.every, PLACE, how.get("jobs", 1), how.get("minutes", 0))
     found = json.loads((folder / "checked.json").read_text()).values()
     return code, {entry["method"]: entry for entry in found}
 
@@ -138,6 +141,16 @@ def test_one_run_of_each_setting_and_a_sample_of_all_methods():
     assert [begun.record for begun in found] == [cheap, *others]
     names = [begun.record["setting"] for begun in check.sampled(found, 50)]
     assert names == ["s", "u"]
+
+
+def test_only_the_records_behind_a_table_or_a_claim(folder):
+    tables, papers, records = read_tables(folder / "tables"), read_claims(), Records(folder / "runs.jsonl")
+    found = records_behind(tables, [], {"fdse-9"}, tables, records)
+    assert {(one["method"], one["args"].get("lambda_")) for one in found} == {("fedavg", None), ("fdse", 0.0)}
+    every = Records(ROOT / "results" / "runs.jsonl")
+    found = records_behind([], papers, {"claim-fedsr-outer"}, read_tables(), every)
+    assert {(one["method"], one["args"]["target"]) for one in found} >= {("fedsr", "m0"), ("fedsr", "m75")}
+    assert {one["args"]["dataset"] for one in found} <= {"rotatedmnist", "digits", "pacs"}
 
 
 @pytest.mark.slow

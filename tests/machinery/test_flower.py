@@ -13,7 +13,7 @@ from common import UserError
 from plumbing.files import tensors_of
 from tests.conftest import METHODS, fails, metrics, one_run, parsed, run_here
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
-from tests.methods.test_every_method import ALL, keeping, same_metrics, small_run
+from tests.methods.test_every_method import ALL, keeping, same_metrics, small_images
 
 import pytest
 import torch
@@ -164,7 +164,7 @@ def same_run(out: Path, other: Path) -> bool:
 @pytest.mark.parametrize("method", [name for name in ALL if name != "baselines.centralized"])
 def test_every_method_is_the_same_on_separate_machines(tmp_path, method):
     """Its client is built anew for each message, from what it keeps; all travels in Flower's records."""
-    flags = [*small_run(method), "--rounds", 3, *keeping(method)]
+    flags = [*one_run(method), *small_images(method), "--rounds", 3, *keeping(method)]
     deployed(tmp_path / "nodes", method, *flags)
     run_here(method, tmp_path / "here", *flags)
     assert same_run(tmp_path / "nodes", tmp_path / "here")

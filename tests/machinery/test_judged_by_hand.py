@@ -7,7 +7,7 @@ import common
 from plumbing.several import accuracies_of
 from reproduce import benchmark
 from reproduce.benchmark_pages import (accuracy_rows, cell, columns_of, compared, contrast_words, distinct,
-                                       improvement, megabytes, untrained_words, verdict)
+                                       megabytes, untrained_words, verdict)
 from tests.conftest import parsed, run_all, run_here
 
 import pytest
@@ -39,23 +39,13 @@ def test_a_verdict_is_the_plain_one_and_says_what_is_corrected():
     """Differences of 1.5, 2.5 and 3.5 leave 0 out alone, but not beside two others."""
     values = {"a": {"ALL": by_seed(1.5, 2.5, 3.5)}, "b": {"ALL": by_seed(0.0, 0.0, 0.0)},
               "c": {"ALL": by_seed(9.0, 0.0, 0.0)}, "d": {"ALL": by_seed(0.0, 9.0, 0.0)}}
-    tasks = {name: {"t": {0: 1.0}} for name in values}
     (words, _, plain, corrected), *_ = found = compared(values, ["ALL"])
     assert words == "a minus b" and plain.interval[0] == pytest.approx(2.5 - 4.3027 / 3 ** 0.5, abs=1e-3)
     assert corrected.interval[0] == pytest.approx(2.5 - stats.t.ppf(1 - 0.05 / 6, 2) / 3 ** 0.5)
     both = "above; corrected: cannot be told apart"
     assert verdict(plain, plain) == "above" and verdict(plain, corrected) == both
-    assert contrast_words(found, tasks)[0].splitlines()[2].split("|")[6].strip() == both
-    assert "all (3) hold together" in contrast_words(found, tasks)[1]
-
-
-def test_the_bootstrap_by_hand():
-    """Of 1 and 3 against 2: half of the pairs; a quarter of the resamples has 1 alone, a quarter 3 alone.
-    Both sides are drawn."""
-    apart, same = {"t": by_seed(1.0, 3.0)}, {"t": by_seed(2.0, 2.0)}
-    assert improvement(apart, same) == improvement(same, apart) == (0.5, 0.0, 1.0)
-    of_two = {"t": by_seed(1.0), "u": by_seed(3.0)}, {"t": by_seed(2.0), "u": by_seed(2.0)}
-    assert improvement(*of_two) == improvement(same, same) == (0.5, 0.5, 0.5)  # a tie is half
+    assert contrast_words(found)[0].splitlines()[2].split("|")[6].strip() == both
+    assert "all (3) hold together" in contrast_words(found)[1]
 
 
 def test_costs_and_deviations_by_hand():

@@ -5,7 +5,7 @@ import json
 
 import common
 import fdse
-import fedgala
+import learners
 from common import batches, flatten, load, seed_all
 from plumbing.errors import UserError
 from reproduce.measures.command import main
@@ -279,7 +279,7 @@ def test_covariance_and_cosine_of_known_gradients(run, monkeypatch):
             total = total + (p * weight).sum()
         return total
 
-    monkeypatch.setattr(fedgala.Learner, "loss", loss)
+    monkeypatch.setattr(learners.Learner, "loss", loss)
     pair = gradient_pairs(rebuilt(run), 1)["pairs"]["d15 / d30"]
     fed = rebuilt(run).federation
     size = 0
