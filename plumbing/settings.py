@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib.util
 import operator
 import os
@@ -28,7 +29,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -389,19 +389,24 @@ class Parser(argparse.ArgumentParser):
         return "--help-all" if self.rare else "--help"
 
     def print_help(self, file=None):
-        for action in self._actions:
+        texts = {action: action.help for action in self._actions}
+        for action in texts:
             if action.dest in self.rare:
                 action.help = argparse.SUPPRESS
-        print_and_exit(self.format_help())
+        short = self.format_help()
+        for action, text in texts.items():
+            action.help = text
+        print_and_exit(short)
 
 
+@functools.cache
 def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
     """The command line of a method: its own flags first, then those of data, training and the run."""
     module = sys.modules[cls.__module__]
     parser = Parser(prog=Path(module.__file__).stem, allow_abbrev=False, usage="%(prog)s [flags]",
                     description=re.split(r"\n.*  This file\n", module.__doc__ or "")[0],
-                    formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32,
-                                            width=110),
+                    formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter,
+                                                      max_help_position=32, width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
                            "own:\n--show-settings lists what these flags lead to, with origins. "
                            "--help-all explains every flag.")
