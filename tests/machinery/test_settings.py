@@ -94,9 +94,7 @@ def test_show_settings_prints_each_and_stops(capsys, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_field_is_read_somewhere(method):
-    files = [*SOURCES, ROOT / MODULES[method].__file__]
-    if method == "baselines.fedema":
-        files.append(ROOT / "fedgala.py")  # its learner
+    files = [*SOURCES, ROOT / "learners.py", ROOT / MODULES[method].__file__]
     source = "".join(path.read_text() for path in files)
     for name in names(MODULES[method].Args):
         assert re.search(rf"\b(args|self|cls|settings|of_seed)\.{name}\b", source) or name == "variant", name
