@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedf
                        fedproc, fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from plumbing import provenance, runfolder, trained
 from plumbing.runfolder import Run
+from reproduce import runner
 from tests.finished_runs import once
 
 import pytest
@@ -165,6 +167,25 @@ def interrupted(method: str, monkeypatch, out: Path, *flags, after: int) -> None
         patch.setattr(Run, "save", stopping)
         run_here(method, out, *flags)
     assert stopped.value.code == 130
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """What reproduce/ starts is a program; here it is run in this process, which has loaded torch."""
+    def run(_processes, words, *_, stdout=None, **__) -> int:
+        words = [word for word in words[1:] if word != "-P"]
+        named = words[0] == "-m"
+        monkeypatch.setattr(sys, "argv", words[named:])
+        try:
+            with contextlib.redirect_stdout(stdout or io.StringIO()):
+                if named:
+                    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            return end.code or 0
+        return 0
+    monkeypatch.setattr(runner.Processes, "run", run)
 
 
 def start(*words, path: Path | str = "", **how) -> subprocess.Popen:

@@ -16,7 +16,7 @@ import pytest
 
 PAGE = ROOT / "docs" / "exercises.md"
 DIFFS = dict(zip(re.findall(r"`cp \w+\.py (\w+)\.py`", PAGE.read_text()), blocks(PAGE.read_text(), "diff")))
-SMALL = ["--image-size", "16", "--precision", "fp32", "--device", "cpu", "--no-figures"]
+SMALL = ["--image-size", "16", "--limit", "100", "--precision", "fp32", "--device", "cpu", "--no-figures"]
 VIEWS = ["--target", "d0", "--crop", "16", "--linear-epochs", "1", "--eval-every", "9"]
 
 

@@ -58,7 +58,7 @@ def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
     assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was
 
 
-def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch):
+def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch, in_this_process):
     """The second run of a training takes its folder; without a folder it trains."""
     flags = ["--dataset", "digits", "--scale", "smoke", *LODO[:4], "--precision", "fp32"]
     none, statistics = (dataclasses.replace(run_with("fdse", [*flags, *words], 0), curve=False)

@@ -1,11 +1,7 @@
 """Methods beside each other: python -m reproduce.benchmark."""
 
-import contextlib
 import csv
-import io
 import json
-import runpy
-import sys
 
 import common
 import fedavg
@@ -15,6 +11,8 @@ from reproduce.benchmark_pages import headline, settings_words
 from tests.conftest import fails
 
 import pytest
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 MINE = '''
 import fedavg
@@ -40,21 +38,6 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
     (folder / "mine.py").write_text(MINE)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    """A run is a program; here it is run in this process, which has loaded torch."""
-    def run(_processes, words, *_, **__) -> int:
-        named = words[1:3] == ["-P", "-m"]
-        monkeypatch.setattr(sys, "argv", words[3 if named else 1:])
-        with contextlib.redirect_stdout(io.StringIO()):
-            if named:
-                runpy.run_module(words[3], run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(words[1], run_name="__main__")
-        return 0
-    monkeypatch.setattr(benchmark.Processes, "run", run)
 
 
 def words(place, *more) -> list[str]:

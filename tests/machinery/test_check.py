@@ -55,7 +55,7 @@ def checked(folder, records: list[dict], **how) -> tuple[int, dict]:
     return code, {entry["method"]: entry for entry in found}
 
 
-def test_runs_are_stopped_early_compared_and_not_made_twice(folder, made, capsys):
+def test_runs_are_stopped_early_compared_and_not_made_twice(folder, made, capsys, in_this_process):
     """One is equal, of the other a recorded number is another one."""
     tampered = made[1] | {"logs": made[1]["logs"] | {"loss": [0.5]}}
     code, found = checked(folder, [made[0], tampered])

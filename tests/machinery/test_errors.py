@@ -59,6 +59,18 @@ def test_a_baseline_started_as_a_file_says_how():
 SHORT = ("--scale", "smoke", "--no-figures", "--precision", "fp32")
 
 
+def test_a_reader_that_leaves_is_no_error(monkeypatch):
+    """Nor is what is written to it afterwards."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        with patient_output():
+            for _ in range(2):
+                print("a line", flush=True)
+
+
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_nothing(tmp_path):
     """As `| head -1`: the run goes on, and ends with 0."""
     command = shlex.join([sys.executable, "fedavg.py", *SHORT, "--out", str(tmp_path)])
