@@ -258,8 +258,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     --help-all and --show-settings end it with 0.
     """
     parser = parser_of(cls, tuple(paper))
-    if argv is None:  # those of a file that takes them from another method
-        parser.prog = Path(sys.argv[0]).stem
+    # Of a file that takes its flags from another method: its own name.
+    parser.prog = Path(sys.argv[0] if argv is None else sys.modules[cls.__module__].__file__).stem
     given = vars(parser.parse_args(argv))
     show = given.pop("show_settings", False)
     dataset = given.get("dataset", cls.dataset)
@@ -402,9 +402,9 @@ class Parser(argparse.ArgumentParser):
 @functools.cache
 def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
     """The command line of a method: its own flags first, then those of data, training and the run."""
-    module = sys.modules[cls.__module__]
-    parser = Parser(prog=Path(module.__file__).stem, allow_abbrev=False, usage="%(prog)s [flags]",
-                    description=re.split(r"\n.*  This file\n", module.__doc__ or "")[0],
+    about = sys.modules[cls.__module__].__doc__ or ""
+    parser = Parser(allow_abbrev=False, usage="%(prog)s [flags]",
+                    description=re.split(r"\n.*  This file\n", about)[0],
                     formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter,
                                                       max_help_position=32, width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "

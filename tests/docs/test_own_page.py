@@ -42,7 +42,7 @@ def test_the_method_is_interrupted_and_goes_on(place):
 
 def test_without_its_term_it_is_fedavg(place):
     module = entry_of(str(place / "coral.py")).module
-    flags = ["--scale", "smoke", "--precision", "fp32", "--rounds", "2"]
+    flags = ["--scale", "smoke", "--precision", "fp32", "--rounds", "2", "--image-size", "8"]
     run_here("fedavg", place / "fedavg", *flags)
     for gamma in ("0", "1"):
         settings = module.arguments([*flags, "--gamma", gamma, "--out", str(place / gamma)])

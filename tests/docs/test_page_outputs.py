@@ -6,10 +6,11 @@ import sys
 
 import common
 from tests.conftest import ROOT
-from tests.machinery.test_benchmark import in_this_process  # noqa: F401
 from tests.page_outputs import FIGURES, files_of, programs, renewed, shown, started
 
 import pytest
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 SHOWN = [(name, block, output) for name in ("start", "own")
          for block, output in shown((ROOT / f"docs/{name}.md").read_text()).items()]

@@ -12,7 +12,7 @@ from tests.small_table import recorded
 
 import pytest
 
-LODO = ("--protocol", "lodo", "--target", "d75", "--test-rounds", "best")
+LODO = ("--protocol", "lodo", "--target", "d75", "--image-size", "28", "--test-rounds", "best")
 OWN = {"fdse": ("--adapt-lr", 30), "baselines.fedbn": ()}
 OTHER = {"fdse": "--adapt-epochs 0", "baselines.fedbn": "--adapt-epochs 2 --adapt-momentum 0.5"}
 
@@ -60,7 +60,7 @@ def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
 
 def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch, in_this_process):
     """The second run of a training takes its folder; without a folder it trains."""
-    flags = ["--dataset", "digits", "--scale", "smoke", *LODO[:4], "--precision", "fp32"]
+    flags = ["--dataset", "digits", "--scale", "smoke", *LODO[:6], "--precision", "fp32"]
     none, statistics = (dataclasses.replace(run_with("fdse", [*flags, *words], 0), curve=False)
                         for words in (("--adapt-epochs", "0"), ("--adapt-lr", "0")))
     assert len(by_training([none, statistics])) == 1

@@ -125,7 +125,7 @@ def damage(path: Path, how: str) -> None:
 RUNS = {
     "run": ("fedavg",),
     "lodo": ("fdse", "--protocol", "lodo", "--target", "d0", "--test-rounds", "best"),
-    "linear": ("fedgala", "--target", "d0", "--linear-epochs", "1"),
+    "linear": ("fedgala", "--target", "d0", "--linear-epochs", "1", "--crop", "28"),
 }
 
 
@@ -133,7 +133,7 @@ RUNS = {
 def made(tmp_path_factory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("made")
     for name, (method, *flags) in RUNS.items():
-        run_here(method, place / name, "--rounds", 2, *flags)
+        run_here(method, place / name, "--image-size", 28, "--rounds", 2, *flags)
     write_images(place / "images")
     small_folder(place / "small")
     return {path.name: path for path in place.iterdir()}

@@ -72,17 +72,10 @@ def test_runs_are_stopped_early_compared_and_not_made_twice(folder, made, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part, name, words", [
-    ("curve", "val", "round 3, val: recorded 0.5, now 0."),
-    ("logs", "loss", "round 3, loss: recorded 0.5, now "),
-])
-def test_a_tampered_record_differs_and_is_named(folder, made, capsys, part, name, words):
-    values = [*made[0][part][name]]
-    values[2] = 0.5
-    tampered = made[0] | {part: made[0][part] | {name: values}}
+def test_a_tampered_record_differs_and_is_named(folder, made, capsys):
+    tampered = made[0] | {"curve": made[0]["curve"] | {"val": [*made[0]["curve"]["val"][:2], 0.5]}}
     code, found = checked(folder, [tampered])
-    assert code == 1 and found["fedavg"]["outcome"] == "differs"
-    assert found["fedavg"]["difference"].startswith(words)
+    assert code == 1 and found["fedavg"]["difference"].startswith("round 3, val: recorded 0.5, now 0.")
     records = Records(folder / "runs.jsonl")
     assert records.differs(records.every[0]) and not records.get(next(iter_runs(records)))
     assert "differs: python" in capsys.readouterr().err

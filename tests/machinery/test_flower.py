@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import common
 from common import UserError
 from plumbing.files import tensors_of
-from tests.conftest import METHODS, fails, metrics, one_run, parsed, run_here
+from tests.conftest import METHODS, fails, metrics, one_run, parsed, run_here, small_images
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
-from tests.methods.test_every_method import ALL, keeping, same_metrics, small_images
+from tests.methods.test_every_method import ALL, keeping, same_metrics
 
 import pytest
 import torch

@@ -61,7 +61,7 @@ def test_images_are_prepared_as_the_runs_to_the_bit(own):
 def test_embedded_digits_and_gray_images(tmp_path):
     """Of 8x8 pixels, as scikit-learn has them, and of the run's 28x28."""
     from sklearn.datasets import load_digits
-    run_here("fedavg", tmp_path / "run", "--rounds", "1")
+    run_here("fedavg", tmp_path / "run", "--rounds", "1", "--image-size", "28")
     net = load_run(tmp_path / "run", "d0")
     small = torch.from_numpy(load_digits().images[:30] * (255 / 16)).round().to(torch.uint8)
     large = common.rotate(small[:, None], 0, 28)

@@ -249,7 +249,7 @@ def test_the_hash_is_of_the_files_that_make_the_numbers():
     files = code(ROOT / "fedavg.py")["files"]
     assert {"common.py", "fedavg.py", "plumbing/augment.py", "plumbing/runfolder.py"} < files.keys()
     assert not {"fdse.py", "reproduce_tables.py"} & files.keys()
-    assert {"baselines/fedema.py", "fedgala.py"} < code(ROOT / "baselines" / "fedema.py")["files"].keys()
+    assert {"baselines/fedema.py", "learners.py"} < code(ROOT / "baselines" / "fedema.py")["files"].keys()
 
 def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
     run_here("fedavg", tmp_path / "whole", "--rounds", "4")

@@ -68,7 +68,7 @@ def test_a_result_has_them_of_every_client_and_of_the_target(tmp_path):
 
 def test_another_metric_chooses_the_round(tmp_path):
     """The training is the same; best.pt and the result are of the round whose balanced accuracy is best."""
-    flags = ["--rounds", "5", "--lr", "0.3", "--limit", "60"]
+    flags = ["--rounds", "5", "--lr", "0.3", "--limit", "60", "--image-size", "28"]
     results = {}
     for metric in ("accuracy", "f1"):
         results[metric] = run_here("fedavg", tmp_path / metric, *flags, "--metric", metric, "--test-rounds",

@@ -10,8 +10,7 @@ import common
 from reproduce import loading
 from plumbing import linear
 from plumbing.files import tensors_of
-from tests.conftest import (METHODS, LINEAR, OFFICIAL, TESTED, interrupted, metrics, one_run,
-                            parsed, run_all, run_here)
+from tests.conftest import LINEAR, METHODS, OFFICIAL, TESTED, interrupted, metrics, parsed, run_all, run_here
 from tests.finished_runs import once
 
 import pytest
@@ -23,13 +22,6 @@ LEARNING = [name if name == "fdse" else pytest.param(name, marks=pytest.mark.slo
 
 
 ALL = [*METHODS, *OFFICIAL]
-
-
-def small_images(method: str) -> list[str]:
-    """With BN and pooling the networks take them."""
-    if one_run(method):
-        return ["--image-size", "8", "--crop", "8"]
-    return ["--image-size", "8"]
 
 
 def keeping(method: str) -> list[str]:
@@ -61,8 +53,7 @@ def only_reading(of_client):
 
 def flags_of(method: str) -> list:
     """Three rounds in the machine's precision."""
-    return [*keeping(method), *small_images(method), "--precision", "auto", "--rounds", 3,
-            "--checkpoint-every", 0]
+    return [*keeping(method), "--precision", "auto", "--rounds", 3, "--checkpoint-every", 0]
 
 
 @pytest.fixture
