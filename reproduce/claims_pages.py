@@ -1,5 +1,5 @@
 """The claims as pages: results/claims/<paper>.md by the template claims/page.md.jinja, each with a
-specification curve; the table of all claims; the plot and the five sentences of the README."""
+specification curve; the table of all claims; the plot and the sentences of the README."""
 
 from __future__ import annotations
 
