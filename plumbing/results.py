@@ -151,7 +151,9 @@ def summary(result: dict) -> str:
         if "start" in result:
             accuracies += f"; untrained: {in_words_of_linear(result['start']['linear'])}"
     else:
-        accuracies = f"best validation round {best['round']}: {in_words(best)}; last round: {in_words(last)}"
+        chosen = f" ({result['args']['metric']} {best['metric']:.3f})" if "metric" in best else ""
+        accuracies = (f"best validation round {best['round']}{chosen}: {in_words(best)}; last round: "
+                      f"{in_words(last)}")
     return (f"{accuracies}; {seconds['train']:.0f} s training, {seconds['server']:.0f} s server, "
             f"{seconds['evaluate']:.0f} s evaluation, {result['images_per_second']:.0f} images/s, "
             f"{result['peak_memory_mib']} MiB")

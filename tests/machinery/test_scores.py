@@ -3,6 +3,7 @@
 import common
 import fedavg
 from plumbing.errors import UserError
+from plumbing.results import summary
 from plumbing.scores import scores
 from tests.conftest import fails, metrics, parsed, run_here
 
@@ -80,6 +81,8 @@ def test_another_metric_chooses_the_round(tmp_path):
     best = 1 + curve.index(max(curve))
     assert results["f1"]["best"]["round"] == best != results["accuracy"]["best"]["round"]
     assert results["f1"]["best"]["metric"] == max(curve)
+    assert f"best validation round {best} (f1 {max(curve):.3f}): ALL" in summary(results["f1"])
+    assert "accuracy" not in summary(results["accuracy"])
     assert torch.load(tmp_path / "f1" / "best.pt", weights_only=True)["round"] == best
 
 
