@@ -6,7 +6,6 @@ import json
 import math
 import re
 from html import unescape
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -213,15 +212,12 @@ def test_an_equation_is_played_with_by_pointer_and_keys(browser, site, method, w
     with opened(browser, site, of_method(method), 390) as (tab, complaints):
         says = tab.locator(".play figcaption")
         handle = tab.locator(".play [role=slider]").nth(1)
-        texts = [says.inner_text()]
-        assert words in texts[0]
+        first = says.inner_text()
+        assert words in first
         handle.drag_to(tab.locator(".play svg"))
-        texts.append(says.inner_text())
-        handle.focus()
-        for _ in range(6):
-            tab.keyboard.press("ArrowUp")
-        texts.append(says.inner_text())
-        assert len(set(texts)) == 3
+        dragged = says.inner_text()
+        handle.press("ArrowUp")
+        assert len({first, dragged, says.inner_text()}) == 3
         assert complaints == []
 
 
@@ -233,18 +229,3 @@ def luminance(colour: str) -> float:
 
 def test_a_line_of_a_figure_can_be_seen_on_white():
     assert 1.05 / (max(map(luminance, (*PALETTE.values(), *OTHERS))) + 0.05) > 3
-
-
-@pytest.mark.parametrize("scheme", [1, 2])
-def test_text_has_the_contrast_that_wcag_asks_for(scheme):
-    """4.5 for every colour of text on every ground that it stands on, 3 for what is drawn, light and dark."""
-    css = (ROOT / "docs" / "page.css").read_text()
-    pairs = re.findall(r"--([a-z0-9-]+): light-dark\((#\w+), (#\w+)\)", css)
-    of = {pair[0]: luminance(pair[scheme]) for pair in pairs}
-    for words, grounds, least in (
-            ("keyword string comment number name", "panel", 4.5),
-            ("agrees unclear differs-sq untested laptop edge accent c1 c2 c3", "back", 3),
-            ("text soft accent", "back differs measured panel", 4.5)):
-        for word, ground in product(words.split(), grounds.split()):
-            low, high = sorted([of[word], of[ground]])
-            assert (high + 0.05) / (low + 0.05) >= least, (word, ground)

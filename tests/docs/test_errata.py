@@ -47,11 +47,6 @@ def test_its_flags_are_the_methods(paper):
         assert all(flag in names or flag.replace("--no-", "--") in names for flag in flags), (paper, words)
 
 
-def test_the_first_section_has_a_link_for_each_entry():
-    for first in re.findall(r"^\| \w+ \|.*\|(.*)\|$", sections()["the most consequential"], flags=re.M):
-        assert re.search(r"\]\(#", first)
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_equations_it_names_are_the_papers(paper):
     of = equations.table(paper)

@@ -1,18 +1,17 @@
 """The files that docs/own.md shows, run as it says: a method, data and a network of one's own."""
 
 import re
-import subprocess
-import sys
 
 from reproduce.benchmark import entry_of
 from reproduce.tables import read_tables
-from tests.conftest import ROOT, run_here
+from tests.conftest import ROOT, fails, run_here
 from tests.page_outputs import files_of
 
 import pytest
 
 PAGE = (ROOT / "docs/own.md").read_text()
 FILES = files_of("own")
+SMALL = ["--scale", "smoke", "--precision", "fp32", "--no-figures", "--image-size", "8"]
 
 
 @pytest.fixture
@@ -22,30 +21,25 @@ def place(tmp_path):
     return tmp_path
 
 
-def started(place, *flags) -> str:
-    """What coral.py prints, as a program of its own in an empty folder."""
-    words = [sys.executable, "coral.py", "--scale", "smoke", "--rounds", "3", "--out", "run", *flags]
-    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
-    return subprocess.run(words, cwd=place, env=env, capture_output=True, text=True, check=True).stdout
-
-
-def test_the_method_is_interrupted_and_goes_on(place):
-    """It keeps its moments: the run that a program began has in the end the history of the other."""
+def test_the_method_is_interrupted_and_goes_on(place, capsys):
+    """It keeps its moments: a run that stops after a round has in the end the history of a whole one."""
     module = entry_of(str(place / "coral.py")).module
-    flags = ["--scale", "smoke", "--rounds", "3", "--out", str(place / "run")]
-    module.run(module.Server, module.Client, module.arguments(flags))
-    whole = (place / "run/metrics.jsonl").read_bytes()
-    assert "coral" in started(place, "--no-resume", "--stop-after", "2")
-    module.run(module.Server, module.Client, module.arguments(flags))
-    assert (place / "run/metrics.jsonl").read_bytes() == whole
+
+    def run(folder: str, *flags) -> None:
+        flags = [*SMALL, "--rounds", "3", "--out", str(place / folder), *flags]
+        module.run(module.Server, module.Client, module.arguments(flags))
+    run("whole")
+    fails(capsys, 0, "coral: stopped after round 2 of 3", run, "part", "--stop-after", "2")
+    run("part")
+    whole, part = ((place / folder / "metrics.jsonl").read_bytes() for folder in ("whole", "part"))
+    assert whole == part
 
 
 def test_without_its_term_it_is_fedavg(place):
     module = entry_of(str(place / "coral.py")).module
-    flags = ["--scale", "smoke", "--precision", "fp32", "--rounds", "2", "--image-size", "8"]
-    run_here("fedavg", place / "fedavg", *flags)
+    run_here("fedavg", place / "fedavg", *SMALL)
     for gamma in ("0", "1"):
-        settings = module.arguments([*flags, "--gamma", gamma, "--out", str(place / gamma)])
+        settings = module.arguments([*SMALL, "--gamma", gamma, "--out", str(place / gamma)])
         module.run(module.Server, module.Client, settings)
     assert curve(place / "0") == curve(place / "fedavg") != curve(place / "1")
 

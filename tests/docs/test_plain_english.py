@@ -33,16 +33,6 @@ def count(sentence: str) -> int:
     return len([word for word in sentence.split() if re.search(r"\w", word)])
 
 
-def test_sentences_are_told_apart():
-    text = """# A heading that is not counted
-One, two (see [three four](x.md)). Five in Sec. 5 of Li et al. 2024! `six seven` is eight:
-- nine ten.
-- eleven
-| not | counted |
-"""
-    assert [count(sentence) for sentence in sentences(text) if sentence] == [5, 9, 3, 2, 1]
-
-
 def prose(path: str) -> str:
     """A page, or what a table of equations says."""
     text = (ROOT / path).read_text()

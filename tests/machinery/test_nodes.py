@@ -17,7 +17,6 @@ from common import UserError
 from reproduce.compare import read
 from tests.conftest import metrics, run_here
 from tests.machinery.test_flower import Grid, deployed, same_run
-from tests.machinery.test_payloads import LIES
 from tests.own_images import FLAGS, write_images
 
 import pytest
@@ -111,8 +110,8 @@ def telling(change):
     return spoil
 
 
-TELL = ["", "no json", "[]", "null", "3", "{}", "[" * 100_000, '{"name": "b"}', "NaN", {"name": "a"},
-        {"fixed": {}}, {"fixed": {"code": ["x"]}}, *LIES]
+TELL = ["", "[]", "3", "{}", "[" * 100_000, '{"name": "b"}', {"name": "a"}, {"fixed": {}},
+        {"fixed": {"code": ["x"]}}, {"size": 0}, {"name": "\x1b[2J\nb"}]  # more: test_payloads.py
 
 
 @pytest.mark.parametrize("change", TELL, ids=lambda change: str(change)[:30])
@@ -180,25 +179,16 @@ def breaks(reply):
 
 
 ANYTHING = [("nothing", nothing), ("an error", of_flower), ("no answer can be made of it", breaks)]
-TRAIN = [*ANYTHING, ("n is a float", part("n", {"": torch.tensor(16.0)})),
-         ("n is a vector", part("n", {"": torch.tensor([16, 16])})),
-         ("n is 0", part("n", {"": torch.tensor(0)})), ("n is -16", part("n", {"": torch.tensor(-16)})),
-         ("n is larger than told", part("n", {"": torch.tensor(10**9)})), ("no n", part("n", None)),
-         ("n is an int32", part("n", {"": torch.tensor(16, dtype=torch.int32)})),
-         ("no w", part("w", None)), ("w is a tensor", part("w", {"": torch.zeros(2)})),
-         ("w has other names", part("w", {"x": torch.zeros(2)})), ("w is empty", part("w", {})),
-         ("an empty array", tensor([])), ("a scalar", tensor(1.0)), ("another shape", tensor([1.0, 1, 1])),
-         ("another dtype", tensor([1, 1])), ("a double", tensor(torch.zeros(2).double())),
-         ("NaN", tensor([1.0, torch.nan])), ("infinity", tensor([1.0, torch.inf])),
-         ("no file of numpy's", bias(array(b"x" * 80))), ("no bytes", bias(array(b""))),
-         ("4 TiB declared", bias(array(declared("(1099511627776,)")))),
+TRAIN = [*ANYTHING, ("n is more than told", part("n", {"": torch.tensor(10**9)})), ("no n", part("n", None)),
+         ("n is an int32", part("n", {"": torch.tensor(16, dtype=torch.int32)})), ("no w", part("w", None)),
+         ("w is a tensor", part("w", {"": torch.zeros(2)})), ("w is empty", part("w", {})),
+         ("another shape", tensor([1.0, 1, 1])), ("another dtype", tensor([1, 1])),
+         ("NaN", tensor([1.0, torch.nan])), ("no file of numpy's", bias(array(b"x" * 80))),
+         ("no bytes", bias(array(b""))), ("4 TiB declared", bias(array(declared("(1099511627776,)")))),
          ("a negative size", bias(array(declared("(-2,)")))), ("a pickle", bias(array(b"\x80\x04N."))),
          ("strings", bias(array(b"", stype="text"))), ("a loss in a list", numbers({"loss": [1.0, 2.0]})),
-         ("NaN as loss", numbers({"loss": float("nan")})), ("no end", numbers({"loss": float("inf")})),
-         ("a hundred numbers", numbers({f"n{i}": 1.0 for i in range(100)}))]
-TEST = [*ANYTHING, ("more right than there are", numbers({"test": 10**6})),
-        ("-1 right", numbers({"val": -1})), ("NaN", numbers({"val": float("nan")})),
-        ("no val", numbers({}, "val")), ("no test", numbers({}, "test")),
+         ("NaN as loss", numbers({"loss": float("nan")}))]
+TEST = [*ANYTHING, ("more right than there are", numbers({"test": 10**6})), ("no val", numbers({}, "val")),
         ("a list", numbers({"test": [1, 1]})), ("a tensor", part("x", {"": torch.zeros(1)}))]
 ROWS = [("train", *row) for row in TRAIN] + [("test", *row) for row in TEST]
 
@@ -235,15 +225,15 @@ def test_what_the_server_knows_is_not_asked(recorded):
 
 def test_a_node_that_comes_back_is_the_one_that_went(recorded):
     """Other images than before, the name of another one's key, or other code: it stays out."""
-    fed, _ = recorded
+    fed, honest = recorded
     replayed(recorded, "tell", lambda reply: None)
     told = dict(fed.told)
-    for change, words in ({"size": 15}, "images"), ({"content": "other"}, "images"):
+    for change in ({"size": 15}, {"content": "other"}):
         fed.ids, fed.told = {}, dict(told)
-        fed.grid = Replay(recorded[1], "tell", telling(change), 1)
+        fed.grid = Replay(honest, "tell", telling(change), 1)
         with contextlib.redirect_stdout(io.StringIO()) as said:
             assert fed.meet() == ["b"]
-        assert words in said.getvalue()
+        assert "images" in said.getvalue()
     who, said = replayed(recorded, "tell", lambda reply: None, registered=("a", "c", ""))
     assert who == {"a", "c"}
     who, said = replayed(recorded, "tell", telling({"fixed": fed.same | {"code": "0" * 12}}))
@@ -256,12 +246,12 @@ def test_a_node_that_comes_back_is_the_one_that_went(recorded):
 
 def test_why_a_node_cannot_answer_stays_with_it(tmp_path, capsys):
     """A patient's name in that of a file does not leave the hospital."""
-    folder = images(tmp_path)[1].removeprefix("folder:")
-    (Path(folder) / "b" / "ill" / "mueller_1950.png").write_text("no image")
+    flags = images(tmp_path)
+    (tmp_path / "images" / "b" / "ill" / "mueller_1950.png").write_text("no image")
     flower = importlib.import_module("deploy.flower")
     grid = Grid(flower, [f"--only {name} --state {tmp_path}" for name in NAMES], lambda *_: "")
-    words = ["fedavg", "--scale", "smoke", *map(str, images(tmp_path)), "--nodes", "a,b,c"]
-    for wrong in (["--classes", "healthy,ill"], ["--classes", "healthy"], ["--no-such-flag"]):
+    words = ["fedavg", "--scale", "smoke", *map(str, flags), "--nodes", "a,b,c"]
+    for wrong in (["--classes", "healthy,ill"], ["--no-such-flag"]):
         fed = SimpleNamespace(grid=grid, words=[*words, *wrong], own=SimpleNamespace(patience=9))
         assert flower.Remote.send(fed, "tell", {"b": {}}, {"b": 2}) == {}
         out = capsys.readouterr().out
@@ -277,35 +267,33 @@ def test_a_round_with_an_absent_node_is_a_round(tmp_path):
 
     def killed(who, what, t):
         return absent(who, what, t) or ("lost" if who and (what, t) == ("train", 2) else "")
-    flags, own = ["--rounds", 4], ["--min-clients", 2]
-    on_nodes(tmp_path, "whole", *flags, own=own, fault=absent)
+    how = dict(own=["--min-clients", 2])
+    on_nodes(tmp_path, "whole", "--rounds", 4, fault=absent, **how)
     lines = metrics(tmp_path / "whole")
     for name in ("dropped", "untested"):
         assert [entry.get(name) for entry in lines] == [None, ["c"], None, None]
     assert ["val" in entry for entry in lines] == [True, False, True, True]
     with pytest.raises(UserError, match="round 3: 1 of 3"):
-        on_nodes(tmp_path, "resumed", *flags, own=own, fault=killed)
+        on_nodes(tmp_path, "resumed", "--rounds", 4, fault=killed, **how)
     assert len(read(tmp_path / "resumed").rounds) == 2
-    on_nodes(tmp_path, "resumed", *flags, own=own)
+    on_nodes(tmp_path, "resumed", "--rounds", 4, **how)
     assert same_run(tmp_path / "whole", tmp_path / "resumed")
-    assert "holds this run, finished" in on_nodes(tmp_path, "resumed", *flags, own=own).said
+    assert "holds this run, finished" in on_nodes(tmp_path, "resumed", "--rounds", 4, **how).said
     file = tmp_path / "resumed" / "metrics.jsonl"
-    for wrong in ('"untested": []', '"round": 2'):
-        good = (tmp_path / "whole" / "metrics.jsonl").read_text()
-        file.write_text(good.replace('"untested": ["c"]', wrong))
-        with pytest.raises(UserError, match="is damaged"):
-            read(tmp_path / "resumed")
+    file.write_text(file.read_text().replace('"untested": ["c"]', '"untested": []'))
+    with pytest.raises(UserError, match="is damaged"):
+        read(tmp_path / "resumed")
 
 
 def test_a_client_that_keeps_rejoins_in_its_own_round(tmp_path):
     """The server tells each node which of its rounds it has: a training whose answer was lost is undone."""
     def lost(who, what, t):
         return "lost" if (who, what, t) == (1, "train", 1) else ""
-    flags = ["--rounds", 3]
+    how = dict(method="baselines.ditto", own=["--min-clients", 3])
     with pytest.raises(UserError, match="round 2: 2 of 3"):
-        on_nodes(tmp_path, "nodes", *flags, method="baselines.ditto", own=["--min-clients", 3], fault=lost)
-    on_nodes(tmp_path, "nodes", *flags, method="baselines.ditto", own=["--min-clients", 3])
-    run_here("baselines.ditto", tmp_path / "here", *images(tmp_path), *flags)
+        on_nodes(tmp_path, "nodes", fault=lost, **how)
+    on_nodes(tmp_path, "nodes", **how)
+    run_here("baselines.ditto", tmp_path / "here", *images(tmp_path), "--rounds", 2)
     assert same_run(tmp_path / "nodes", tmp_path / "here")
 
 

@@ -50,15 +50,13 @@ def test_a_derived_value_stands_for_what_an_older_record_has(tmp_path):
 
 def test_a_record_that_the_code_of_now_does_not_give_is_missing(tmp_path):
     """Until there is a newer one."""
-    made = record("fedavg", [], finished="2025")
-    run = run_of(DIGITS, Row("", module="fedavg"), ALL, "paper", 0)
+    made = record("fedavg", ["--dataset", "digits", "--seed", "3", "--precision", "fp32"], finished="2025")
     path = write_records(tmp_path / "r.jsonl", [made])
-    for outcome, there in (("equal", True), ("failed", True), ("differs", False)):
-        checked = {setting_of(made): {"outcome": outcome, "date": "2026"}}
-        (tmp_path / "checked.json").write_text(json.dumps(checked))
-        assert bool(Records(path).get(run)) == there
+    checked = {setting_of(made): {"outcome": "differs", "date": "2026"}}
+    (tmp_path / "checked.json").write_text(json.dumps(checked))
+    assert Records(path).get(FEDAVG) is None
     write_records(path, [made, made | {"finished": "2027"}])
-    assert Records(path).get(run)["finished"] == "2027"
+    assert Records(path).get(FEDAVG)["finished"] == "2027"
 
 
 def test_removed_fields(tmp_path, monkeypatch):
@@ -68,8 +66,8 @@ def test_removed_fields(tmp_path, monkeypatch):
     made = record("fedavg", ["--dataset", "digits", "--seed", "3", "--precision", "fp32"])
     older = made | {"args": made["args"] | {"order": "paper"}}
     assert moved(older) == made
-    path = write_records(tmp_path / "r.jsonl", [older])
-    assert Records(path).get(FEDAVG) and Records(path).by_key[FEDAVG.key]["setting"] == setting_of(made)
+    records = Records(write_records(tmp_path / "r.jsonl", [older]))
+    assert records.get(FEDAVG)["setting"] == setting_of(made)
     other = moved(made | {"args": made["args"] | {"order": "code"}})
     assert other["method"] == other["args"]["method"] == "official.fedavg"
     assert (other["args"]["order"], other["args"]["norm"]) == ("code", 1)
@@ -98,7 +96,6 @@ def test_the_command_that_gives_a_records_bytes():
 
 @pytest.mark.parametrize("part, values, words", [
     ("args", {"rounds": 0}, "rounds is 0, expected at least 1"),
-    ("args", {"lr": -0.1}, "lr is -0.1, expected above 0"),
     ("args", {"lr": float("inf")}, "lr is inf, expected above 0"),
     ("seconds", {"train": -1.0}, "train is -1.0, expected 0 or more"),
     ("best", {"ALL": 2.0}, "ALL is 2.0, expected 0 to 1"),
@@ -117,9 +114,8 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
     """Also for the plan: a run whose record is damaged is missing."""
     path = small_folder(tmp_path) / "runs.jsonl"
     first = path.read_text().splitlines()[0]
-    if line.startswith("{") and line.endswith("}"):
-        line = first[:-1] + ", " + line[1:] if len(line) > 2 else line
-    path.write_text(f"{line}\n")
+    changed = line.startswith('{"') and line.endswith("}")  # the last value of a name counts
+    path.write_text(f"{first[:-1]}, {line[1:]}\n" if changed else f"{line}\n")
     records = Records(path)
     assert not records.every and not records.by_key and not records.seeds
     assert len(records.damaged) == 1 and "line 1 is skipped" in records.damaged[0]
@@ -129,18 +125,17 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
 def test_digests_of_older_records(tmp_path):
     """Each is of one record that has none of its own. It is that of newer records of the data set, or of the
     images as the code reads them now. A damaged file is named."""
+    def key(one: dict) -> tuple[str, str]:
+        return one["id"], one["finished"]
     path = ROOT / "results" / "runs.jsonl"
     about, *given = recorded(path.with_name("digests.jsonl"))
-    places = {(one["id"], one["finished"]) for one in given}
-    of_dataset = {"digits": {open_dataset(arguments("fedavg", ())).content}}
-    for one in recorded(path):
-        if "content" in one:
-            of_dataset.setdefault(one["args"]["dataset"], set()).add(one["content"])
-            places -= {(one["id"], one["finished"])}
+    with_digest = [one for one in recorded(path) if "content" in one]
+    places = {key(one) for one in given} - {key(one) for one in with_digest}
+    of_dataset = {("digits", open_dataset(arguments("fedavg", ())).content)}
+    of_dataset |= {(one["args"]["dataset"], one["content"]) for one in with_digest}
     assert [*about] == ["about"] and len(places) == len(given)
-    for one in Records(path).every:
-        if (one["id"], one["finished"]) in places:
-            assert one["content"] in of_dataset[one["args"]["dataset"]]
+    assert {(one["args"]["dataset"], one["content"]) for one in Records(path).every
+            if key(one) in places} <= of_dataset
     (tmp_path / "digests.jsonl").write_text("{}\n[]")
     with pytest.raises(UserError, match="digests.jsonl is damaged"):
         Records(tmp_path / "runs.jsonl")

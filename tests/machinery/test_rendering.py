@@ -23,11 +23,15 @@ GOLDEN = ROOT / "tests" / "golden"
 
 
 def test_rendering_against_the_golden_file(tmp_path):
-    records = Records(small_folder(tmp_path) / "runs.jsonl")
-    text = render(read_tables(tmp_path / "tables"), records, tmp_path)
+    """Also of a record of a copy without git."""
+    path = small_folder(tmp_path) / "runs.jsonl"
+    text = render(read_tables(tmp_path / "tables"), Records(path), tmp_path)
     assert (tmp_path / "tables" / "fdse-9.md").read_text() == (GOLDEN / "fdse-9.md").read_text()
     assert (tmp_path / "results.csv").read_text() == (GOLDEN / "results.csv").read_text()
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
+    path.write_text(path.read_text().replace('"0123456789abcdef"', "null"))
+    render(read_tables(tmp_path / "tables"), Records(path), tmp_path)
+    assert ",unknown," in (tmp_path / "results.csv").read_text()
 
 
 def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
@@ -50,39 +54,27 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
     assert smoke.count("(3)") == 2 and "not checked" in smoke
 
 
-def test_a_record_of_a_copy_without_git_is_rendered(tmp_path):
-    path = small_folder(tmp_path) / "runs.jsonl"
-    path.write_text(path.read_text().replace('"0123456789abcdef"', "null"))
-    render(read_tables(tmp_path / "tables"), Records(path), tmp_path)
-    assert ",unknown," in (tmp_path / "results.csv").read_text()
-
-
-def test_a_readme_that_is_of_something_else_stays(tmp_path, capsys):
-    """Found before anything is run or written."""
-    small_folder(tmp_path)
-    (tmp_path / "README.md").write_text("# Results of my own")
-    flags = ["--tables", tmp_path / "tables", "--records", tmp_path / "runs.jsonl", "--out", tmp_path]
-    fails(capsys, 2, "has files of something else, which might be lost: give another --out; nothing was",
-          reproduce_tables.main, [str(flag) for flag in flags])
-    assert (tmp_path / "README.md").read_text() == "# Results of my own"
-    assert not (tmp_path / "results.csv").exists()
-
-
 def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
     """As typed, from another folder than the repository's; above a folder `results` a README.md of one's own
-    stays."""
+    stays. In the folder itself nothing is run or written."""
     small_folder(tmp_path)
     (tmp_path / "README.md").write_bytes(b"my own notes \xff")
     monkeypatch.chdir(tmp_path)
+    flags = ["--tables", "tables", "--records", "runs.jsonl", "--out"]
     with pytest.raises(SystemExit) as end:
-        reproduce_tables.main(["--tables", "tables", "--records", "runs.jsonl", "--out", "results"])
+        reproduce_tables.main([*flags, "results"])
     assert not end.value.code and "A small table" in capsys.readouterr().out
     assert "5 recorded runs" in (tmp_path / "results" / "README.md").read_text()
+    fails(capsys, 2, "has files of something else, which might be lost: give another --out; nothing was",
+          reproduce_tables.main, [*flags, "."])
     assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
+    assert not (tmp_path / "results.csv").exists()
 
 
-def test_the_results_are_those_of_the_records(tmp_path):
-    """What is in results/ and between the README's marks is what rendering the recorded runs gives."""
+def test_the_results_are_those_of_the_records(tmp_path, monkeypatch):
+    """What is in results/ and between the README's marks is what rendering the recorded runs gives; of the
+    figures the names."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
     results = tmp_path / "results"
     shutil.copytree(ROOT / "results" / "figures", results / "figures")
     between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
@@ -91,30 +83,23 @@ def test_the_results_are_those_of_the_records(tmp_path):
     tables = read_tables()
     read_reported(ROOT / "tables", tables)
     render(tables, Records(ROOT / "results" / "runs.jsonl"), results, True, read_claims())
-    for path in [tmp_path / "README.md", *results.glob("*.*"), *(results / "tables").iterdir(),
-                 *(results / "claims").glob("*.md")]:
-        if path.suffix == ".png":
-            continue
+    written = [path for path in tmp_path.rglob("*.*") if path.suffix != ".png"]
+    assert len(written) > 30
+    for path in written:
         assert path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text(), path.name
     for folder in ("tables", "figures"):  # a figure without records is taken away
         names = [{path.name for path in (at / folder).iterdir()} for at in (results, ROOT / "results")]
         assert names[0] == names[1]
 
 
-def write(folder, *lines: str) -> None:
-    (folder / "tables" / "published" / "elsewhere.csv").write_text("\n".join([",".join(HEAD), *lines]) + "\n")
-
-
-@pytest.mark.parametrize("line, words", [
-    ("fdse-9,digits,FedAvg,NONE,91.5,,,a,b,no", "no cell fdse-9, digits, FedAvg, NONE is in tables/"),
-    ("fdse-9,digits,FDSE without C,AVG,91.5,,,a,b,no", "no cell"),
-])
-def test_a_number_beside_no_cell_is_refused(tmp_path, line, words):
+def test_a_number_beside_no_cell_is_refused(tmp_path):
     """Also beside one that the text has lost."""
     small_folder(tmp_path)
-    write(tmp_path, line)
-    with pytest.raises(UserError, match=words):
-        read_reported(tmp_path / "tables", read_tables(tmp_path / "tables"))
+    for method, column in (("FedAvg", "NONE"), ("FDSE without C", "AVG")):
+        line = f"fdse-9,digits,{method},{column},91.5,,,a,b,no"
+        (tmp_path / "tables/published/elsewhere.csv").write_text("\n".join([",".join(HEAD), line]) + "\n")
+        with pytest.raises(UserError, match=f"no cell fdse-9, digits, {method}, {column} is in tables/"):
+            read_reported(tmp_path / "tables", read_tables(tmp_path / "tables"))
 
 
 BY_ID = {table.id: table for table in read_tables() if table.figure}
@@ -125,12 +110,6 @@ RECORDS = {0: {"curve": {"round": [1, 2], "ALL": [0.5, 0.6]}, "best": {"clients"
                "args": ARGS}}
 
 
-def filled(id: str, cells: list[list[Cell]]) -> FilledBlock:
-    """The first block of a figure whose rows have these cells."""
-    block = BY_ID[id].blocks[0]
-    return FilledBlock(block, [FilledRow(row, of_row) for row, of_row in zip(block.rows, cells)])
-
-
 @pytest.fixture
 def panel_of(monkeypatch, tmp_path):
     """panel_of(id, cells) is the only panel of a figure whose rows have these cells."""
@@ -138,7 +117,9 @@ def panel_of(monkeypatch, tmp_path):
     monkeypatch.setattr(figures, "write_figure", lambda path, figure, mark: drawn.append(figure))
 
     def panel(id, cells):
-        assert figures.draw(BY_ID[id], [filled(id, cells)], tmp_path / "f.png", "paper")
+        block = BY_ID[id].blocks[0]
+        rows = [FilledRow(row, of_row) for row, of_row in zip(block.rows, cells)]
+        assert figures.draw(BY_ID[id], [FilledBlock(block, rows)], tmp_path / "f.png", "paper")
         (only,) = drawn.pop().axes
         return only
     return panel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import common
 from plumbing import several
-from tests.conftest import parsed, run_all
+from tests.conftest import fails, parsed, run_all
 from tests.recording import recording, write_data
 
 import pytest
@@ -31,20 +31,20 @@ def settings_in(folder) -> dict:
 def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch):
     """The folder's name, every setting, the bytes of the metrics, and the command that the result names."""
     monkeypatch.chdir(tmp_path)
-    flag, together = ["--seeds=0,3"], ["--scale", "smoke", "--precision", "fp32", "--no-figures"]
-    for flags in (["--seed", "3"], flag):
-        monkeypatch.setattr("sys.argv", ["fedavg.py", *flags, *together])
-        if flags == flag:
-            (tmp_path / "runs").rename(tmp_path / "alone")
-        results = run_all("fedavg", parsed("fedavg", *flags, *together))
-    alone, = (tmp_path / "alone").iterdir()
-    same = tmp_path / "runs" / alone.name
+    usual = ["--scale", "smoke", "--precision", "fp32", "--no-figures", "--image-size", "8"]
+    results = {}
+    for flag in (["--seed", "3"], ["--seeds=0,3"]):
+        monkeypatch.setattr("sys.argv", ["fedavg.py", *flag, *usual])
+        results[flag[0]] = run_all("fedavg", parsed("fedavg", *flag, *usual))
+        Path("runs").rename(flag[0])
+    alone, = Path("--seed").iterdir()
+    same = Path("--seeds=0,3") / alone.name
     assert (same / "metrics.jsonl").read_bytes() == (alone / "metrics.jsonl").read_bytes()
     assert settings_in(same) == settings_in(alone)
-    theirs = json.loads((alone / "result.json").read_text())
+    (theirs,), (_, ours) = results.values()
     for name in ("id", "args", "command", "best", "last"):
-        assert results[1][name] == theirs[name]
-    assert "--seed 3" in theirs["command"] and len(results) == 2
+        assert ours[name] == theirs[name]
+    assert "--seed 3" in theirs["command"]
 
 
 def test_mean_and_deviation_at_the_end(tmp_path, capsys, run_recorded):
@@ -55,34 +55,29 @@ def test_mean_and_deviation_at_the_end(tmp_path, capsys, run_recorded):
     assert heading == (f"recording on {tmp_path / 'data.py'}, seeds 0, 1, 2: accuracy (%), mean +- sample "
                        f"deviation over the seeds; in {file}")
     assert heads.split() == ["best", "validation", "round", "last", "round"]
-    shown = []
-    for which in ("best", "last"):
-        values = [100 * result[which]["ALL"] for result in results]
-        shown.append(f"{statistics.mean(values):.2f} +- {statistics.stdev(values):.2f}")
-    assert of_all.split(None, 1)[0] == "ALL" and " ".join(of_all.split()) == f"ALL {shown[0]} {shown[1]}"
-    assert of_mean.startswith("AVG")
     written = json.loads(file.read_text())
     assert written["seeds"] == [0, 1, 2]
     assert written["folders"] == [str(tmp_path / f"s{seed}") for seed in range(3)]
-    avg = written["accuracies"]["AVG"]["last"]
-    assert avg["values"] == [result["last"]["AVG"] for result in results]
-    assert avg["mean"] == statistics.mean(avg["values"])
-    assert avg["deviation"] == statistics.stdev(avg["values"])
+    for name, line in (("ALL", of_all), ("AVG", of_mean)):
+        shown = name
+        for which in ("best", "last"):
+            values = [result[which][name] for result in results]
+            mean, deviation = statistics.mean(values), statistics.stdev(values)
+            expected = {"values": values, "mean": mean, "deviation": deviation}
+            assert written["accuracies"][name][which] == expected
+            shown += f" {100 * mean:.2f} +- {100 * deviation:.2f}"
+        assert " ".join(line.split()) == shown
 
 
-def of_target(name: str, accuracies: dict) -> dict:
-    return {"args": {"target": name}, "last": {"linear": {name: accuracies}}}
-
-
-def test_without_labels_there_is_no_best_round(capsys):
+def test_without_labels_there_is_no_best_round():
     """Two seeds, two targets with two shares of labels each."""
     runs = {}
-    for seed, more in ((0, 0.0), (1, 0.2)):
-        first = of_target("a", {"0.1": 0.2 + more, "0.3": 0.5})
-        runs[seed] = [first, of_target("b", {"0.1": 0.4, "0.3": 0.7})]
+    for seed, first in ((0, 0.2), (1, 0.4)):
+        runs[seed] = [{"args": {"target": name}, "last": {"linear": {name: accuracies}}} for name, accuracies
+                      in (("a", {"0.1": first, "0.3": 0.5}), ("b", {"0.1": 0.4, "0.3": 0.7}))]
     found = several.over_seeds(runs)
-    assert list(found) == ["a, 10% of the labels", "a, 30% of the labels", "b, 10% of the labels",
-                           "b, 30% of the labels", "mean, 10% of the labels", "mean, 30% of the labels"]
+    assert list(found) == [f"{name}, {share}% of the labels" for name in ("a", "b", "mean")
+                           for share in (10, 30)]
     assert list(found["a, 10% of the labels"]) == ["last"]
     assert found["mean, 10% of the labels"]["last"]["mean"] == pytest.approx(0.35)
     assert several.percent(found["a, 10% of the labels"]["last"]) == "30.00 +- 14.14"
@@ -91,14 +86,10 @@ def test_without_labels_there_is_no_best_round(capsys):
 
 
 def test_another_file_in_the_place_of_the_means_is_kept(tmp_path, monkeypatch, capsys, run_recorded):
-    """With --out and without it, where the file lies beside the runs' folders."""
+    """Without --out the file lies beside the runs' folders; with it: tests/bad_inputs.csv."""
     monkeypatch.chdir(tmp_path)
-    Path("seeds.json").write_text('{"seeds": "of flowers"}')
     run_recorded("--seeds", "0,1")
     beside, = Path("runs").glob("*-seeds-*.json")
     beside.write_text('{"seeds": "of trees"}')
-    for flags, of in (([], "trees"), (["--out", tmp_path], "flowers")):
-        with pytest.raises(SystemExit, match="2"):
-            run_recorded("--seeds", "0,1", *flags)
-        assert ".json holds something else, which would be lost or spoiled" in capsys.readouterr().err
-        assert (beside if of == "trees" else Path("seeds.json")).read_text() == f'{{"seeds": "of {of}"}}'
+    fails(capsys, 2, "json holds something else, which would be lost", run_recorded, "--seeds", "0,1")
+    assert beside.read_text() == '{"seeds": "of trees"}'
