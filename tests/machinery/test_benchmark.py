@@ -121,29 +121,6 @@ def check_other_measure(place, capsys):
     assert "benchmark: --measure auc: d0 has none, since" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_runs_are_programs(place, capsys, monkeypatch):
-    monkeypatch.undo()
-    other = [*words(place), "--jobs", "2", "--out", str(place / "programs")]
-    benchmark.main(other)
-    assert len(list((place / "programs").rglob("result.json"))) == 6
-    (place / "mine.py").write_text(MINE + "CHANGED = 1\n")
-    with pytest.raises(SystemExit):
-        benchmark.main(other)
-    assert "holds a run by other code (" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("more, line", [
-    (["--targets", "d1"], "--target d1 is not a domain of digits; its domains are d0, "),
-    (["--tune", "mu=1,2"], "--tune mu: no method has such a flag"),
-    (["--flags=--seed 3"], "--seed is a flag of the benchmark itself"),
-    (["--methods", "fedavg,fedsr", "--dataset", "pacs"], "nothing to compare in indomain of fedavg, ")])
-def test_bad_usage_is_refused_before_a_run(place, capsys, more, line):
-    with pytest.raises(SystemExit):
-        benchmark.main(words(place, *more, "--out", str(place / "refused")))
-    assert line in capsys.readouterr().err and not (place / "refused").exists()
-
-
 def test_the_columns_that_are_compared():
     assert headline(["photo", "sketch", "mean"]) == ["mean"]
     assert headline(["photo", "ALL", "AVG"]) == ["photo"]
