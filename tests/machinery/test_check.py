@@ -1,8 +1,6 @@
 """--check: recorded runs are begun again, and compared digit by digit."""
 
 import json
-import signal
-import time
 
 from plumbing.provenance import cpu_name
 from reproduce import check
@@ -11,7 +9,7 @@ from reproduce.records import Place, Records, setting_of
 from reproduce.runner import Processes
 from reproduce.tables import read_tables
 from reproduce_tables import records_behind
-from tests.conftest import ROOT, run_here, start
+from tests.conftest import ROOT, run_here
 from tests.finished_runs import once
 from tests.small_table import record, recorded, small_folder, write_records
 
@@ -127,18 +125,3 @@ def test_only_the_records_behind_a_table_or_a_claim(folder):
     found = records_behind([], papers, {"claim-fedsr-outer"}, read_tables(), every)
     assert {(one["method"], one["args"]["target"]) for one in found} >= {("fedsr", "m0"), ("fedsr", "m75")}
     assert {one["args"]["dataset"] for one in found} <= {"rotatedmnist", "digits", "pacs"}
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_is_compared(folder, made):
-    """And the next check resumes from there."""
-    write_records(folder / "runs.jsonl", made[:2])
-    flags = ["reproduce_tables.py", "--check", "--tables", folder / "tables", "--records",
-             folder / "runs.jsonl", "--out", folder / "out"]
-    process = start(*flags)
-    while not (folder / "checked.json").exists():
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() in (0, 130)
-    assert start(*flags).wait() == 0
-    assert len(json.loads((folder / "checked.json").read_text())) == 2

@@ -24,7 +24,7 @@ DOMAINS = [f"d{15 * k}" for k in range(6)]
 
 
 def test_drop_loses_uploads_after_the_training(tmp_path, monkeypatch):
-    """The traffic is counted, the server gets the rest, and a round of nobody leaves it as it is."""
+    """Traffic and images are counted, the server gets the rest, and a round of nobody leaves it as it is."""
     given = []
     update = METHODS["fedavg"][0].Server.update
 
@@ -42,6 +42,8 @@ def test_drop_loses_uploads_after_the_training(tmp_path, monkeypatch):
     assert nobody  # there is such a round, in which the tested models stay what they were
     assert all(rounds[t]["val"] == rounds[t - 1]["val"] for t in nobody)
     assert result["bytes"]["up"] == sum(log["bytes_up"] for e in rounds for log in e["clients"].values())
+    trained = result["images_per_second"] * result["seconds"]["train"]
+    assert trained == pytest.approx(6 * 6 * 32, rel=0.01)  # of 40 images of each domain, in each round
 
 
 @pytest.mark.slow

@@ -19,9 +19,8 @@ import pytest
 
 KILLS = int(os.environ.get("KILLS", "10"))  # of each method in the long test
 KILL_SEED = int(os.environ.get("KILL_SEED", "0"))
-# What of a result is of the moment in which it was made.
-OF_THE_MOMENT = ("seconds", "images_per_second", "peak_memory_mib", "finished", "code", "hardware", "commit",
-                 "uncommitted_changes")
+OF_A_RUN = ("id", "args", "best", "last", "curve", "logs", "bytes")  # of a result, without its times
+
 
 def lines_in(folder: Path) -> list[bytes]:
     """The whole lines of metrics.jsonl: a process that is killed may leave a part of one."""
@@ -74,15 +73,8 @@ def differences_of(folder: Path, straight: Path) -> list[str]:
         differences.append(f"there are {sorted(os.listdir(folder))}, not {sorted(os.listdir(straight))}")
     if (folder / "metrics.jsonl").read_bytes() != (straight / "metrics.jsonl").read_bytes():
         differences.append("metrics.jsonl")
-    if without_times(folder) != without_times(straight):
-        differences.append("result.json")
-    return differences
-
-
-def without_times(folder: Path) -> dict:
-    """A run's result without what is of the moment in which it was made."""
-    result = json.loads((folder / "result.json").read_text())
-    return {name: value for name, value in result.items() if name not in OF_THE_MOMENT}
+    ours, theirs = (json.loads((of / "result.json").read_text()) for of in (folder, straight))
+    return differences + [part for part in OF_A_RUN if ours[part] != theirs[part]]
 
 
 @pytest.mark.slow
