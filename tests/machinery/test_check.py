@@ -2,11 +2,9 @@
 
 import json
 
-from plumbing.provenance import cpu_name
 from reproduce import check
 from reproduce.claims import read_claims
 from reproduce.records import Place, Records, setting_of
-from reproduce.runner import Processes
 from reproduce.tables import read_tables
 from reproduce_tables import records_behind
 from tests.conftest import ROOT, run_here
@@ -70,30 +68,26 @@ def test_runs_are_stopped_early_compared_and_not_made_twice(folder, made, capsys
 
 
 def test_digits_of_other_machines_are_not_compared(folder, made, monkeypatch):
-    run, = [one | {"hardware": one["hardware"] | {"cpu": "Z80"}} for one in made[:1]]
-    code, found = checked(folder, [run])
+    run, here = made[0], made[0]["hardware"]
+    code, found = checked(folder, [run | {"hardware": here | {"cpu": "Z80"}}])
     assert code == 0
     assert (found["fedavg"]["outcome"], found["fedavg"]["difference"]) == ("not comparable", "it ran on Z80")
-    here = made[0]["hardware"] | {"cpu": cpu_name()}
     for change, words in (({"versions": {"torch": "1.0"}}, "torch 1.0"),
                           ({"hardware": here | {"threads": 4096}}, "4096 threads"),
                           ({"hardware": here | {"instructions": "SSE"}}, "it ran with SSE, and this"),
-                          ({"args": made[0]["args"] | {"device": "cuda"}, "hardware": here | {"gpu": "X1"}},
+                          ({"args": run["args"] | {"device": "cuda"}, "hardware": here | {"gpu": "X1"}},
                            "it ran on X1")):
-        assert words in check.other_machine(made[0] | change)
-    older = {"hardware": {name: value for name, value in here.items() if name != "instructions"}}
+        assert words in check.other_machine(run | change)
+    older = run | {"hardware": {name: value for name, value in here.items() if name != "instructions"}}
     unknown = f"it ran with unknown instructions, and this processor has {here['instructions']}"
     for native, precision, words in (("bf16", "bf16", ""), ("fp32", "fp32", unknown),
                                      ("bf16", "fp32", unknown), ("fp32", "bf16", unknown)):
-        monkeypatch.setattr(check, "choose_precision", lambda auto, device, native=native: native)
-        one = made[0] | older | {"args": made[0]["args"] | {"precision": precision}}
-        assert check.other_machine(one) == words
-    assert check.other_machine(one | {"hardware": here}) == ""  # it ran in bf16 here
-    for name, value in (("backbone", "/x.py:build"), ("dataset", "/x.py"), ("dataset", "folder:x 0123")):
-        one = made[0] | {"args": made[0]["args"] | {name: value}}
-        assert "a record cannot have a file run" in check.begin_again(check.beginning(one), PLACE, None)[1]
+        monkeypatch.setattr(check, "choose_precision", lambda *_, native=native: native)
+        assert check.other_machine(older | {"args": run["args"] | {"precision": precision}}) == words
+    for change in ({"backbone": "/x.py:build"}, {"dataset": "folder:x 0123"}):
+        assert "cannot have a file run" in check.not_comparable(run | {"args": run["args"] | change}, PLACE)
     monkeypatch.setattr(check, "unavailable", lambda args, place: "no images")
-    assert check.begin_again(check.beginning(made[0]), PLACE, Processes()) == ("not comparable", "no images")
+    assert check.begin_again(check.beginning(run), PLACE, None) == ("not comparable", "no images")
 
 
 def test_what_was_compared_once_stays_if_it_cannot_be_compared_now(folder, made):

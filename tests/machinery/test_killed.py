@@ -35,17 +35,24 @@ def is_writing(folder: Path) -> bool:
     return folder.exists() and any(".pt." in name and name.endswith(".tmp") for name in os.listdir(folder))
 
 
-def kill_and_resume(place: Path, method: str, kills: int) -> list[str]:
-    """Of a run that is killed so often: a line for everything in which it differs from the straight run."""
+def finish(process: subprocess.Popen) -> None:
+    """Wait for a process, which has no error."""
+    error = process.communicate()[1]
+    assert process.returncode == 0, error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_killed_many_times(tmp_path, method):
     keeping = TESTED[method].keeping.split()  # moments, own layers: all that it can keep between rounds
-    words = [*script(method), "--scale", "smoke", *one_run(method), *keeping, "--rounds", 4 + 3 * kills,
+    words = [*script(method), "--scale", "smoke", *one_run(method), *keeping, "--rounds", 4 + 3 * KILLS,
              "--checkpoint-every", 0, "--out"]
-    straight, folder, rng = place / "straight", place / "killed", random.Random(f"{KILL_SEED} {method}")
+    straight, folder, rng = tmp_path / "straight", tmp_path / "killed", random.Random(f"{KILL_SEED} {method}")
     began = time.monotonic()
     finish(start(*words, straight))
     seconds = time.monotonic() - began
-    expected, differences = lines_in(straight), []
-    for i in range(kills):
+    expected = lines_in(straight)
+    for i in range(KILLS):
         process = start(*words, folder)
         time.sleep(rng.random() * seconds)
         while i % 2 and process.poll() is None and not is_writing(folder):
@@ -54,30 +61,10 @@ def kill_and_resume(place: Path, method: str, kills: int) -> list[str]:
         process.communicate()
         now = lines_in(folder)
         print(f"{method}: killed after {len(now)} of {len(expected)} rounds")
-        if now != expected[:len(now)]:
-            differences.append(f"rounds after kill {i}")
+        assert now == expected[:len(now)]
     finish(start(*words, folder))
-    return differences + differences_of(folder, straight)
-
-
-def finish(process: subprocess.Popen) -> None:
-    """Wait for a process, which has no error."""
-    error = process.communicate()[1]
-    assert process.returncode == 0, error
-
-
-def differences_of(folder: Path, straight: Path) -> list[str]:
-    """What differs between two finished runs but for their times."""
-    differences = []
-    if sorted(os.listdir(folder)) != sorted(os.listdir(straight)):
-        differences.append(f"there are {sorted(os.listdir(folder))}, not {sorted(os.listdir(straight))}")
-    if (folder / "metrics.jsonl").read_bytes() != (straight / "metrics.jsonl").read_bytes():
-        differences.append("metrics.jsonl")
+    assert sorted(os.listdir(folder)) == sorted(os.listdir(straight))
+    assert (folder / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
     ours, theirs = (json.loads((of / "result.json").read_text()) for of in (folder, straight))
-    return differences + [part for part in OF_A_RUN if ours[part] != theirs[part]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_killed_many_times(tmp_path, method):
-    assert kill_and_resume(tmp_path, method, KILLS) == []
+    for part in OF_A_RUN:
+        assert ours[part] == theirs[part], part

@@ -68,9 +68,7 @@ def test_the_exported_network_gives_the_same_of_any_batch(runs, tmp_path, monkey
     assert_close(exported(x), given["net"](x))
 
 
-@pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28, dtype=torch.uint8),
-                                    torch.zeros(1, 3, 32, 28, dtype=torch.uint8),
-                                    torch.zeros(3, 28, 28, dtype=torch.uint8)])
+@pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28).byte()])
 def test_other_pixels_are_refused(pixels):
     run = loading.Trained(common.Args(device="cpu"), "a", 1, ("x", "y"), 3)
     with pytest.raises(UserError, match="uint8 of the shape .N, 3, 28, 28., as this run's images are"):
