@@ -42,7 +42,6 @@ CONTENTS = {"empty": b"", "text": b"a,b\n1,2\n", "null": b"null", "binary": byte
 # Files of torch that are nothing of a run.
 TENSORS = {
     "number": 3,
-    "list": [torch.zeros(2)],
     "numbered": {1: torch.zeros(2)},
     "other": {"body.x": torch.zeros(2)},
     "infinite": {"body.x": torch.tensor([torch.inf])},
