@@ -278,6 +278,16 @@ def test_specifications_differ_from_answer_a_in_their_choices_alone():
         assert all(one.specification.other_data for one in answer.illustrations)
 
 
+def test_another_claims_runs_change_no_answer(tmp_path):
+    """Nor its interval, corrected or not: the correction counts the claims at the rule's commit."""
+    before = ANSWERS[0].own, [one.gain(0.05 / claims.CLAIMS) for one in ANSWERS[0].measured]
+    lines = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").open()]
+    more = lines_of({"fdse": [0.5] * 5, "fedavg": [0.4] * 5})
+    every = answers(PAPERS, TABLES, Records(write_records(tmp_path / "r.jsonl", lines + more)))
+    assert [one.gain(0.05 / claims.CLAIMS) for one in every[0].measured] == before[1]
+    assert len(ANSWERS) == claims.CLAIMS == 18
+
+
 def test_the_rule_is_older_than_what_it_judges():
     """Its commit has the date that the pages name, and then there were as many claims as now."""
     assert len(ANSWERS) == claims.CLAIMS == 18
