@@ -69,6 +69,8 @@ def test_a_few_images_tell_nothing():
     assert untrained(settings, {"ALL": 1.0}, [2, 2]) == few
     assert untrained(settings, {"ALL": 1.0}, [3, 3]) == ""
     assert untrained(settings, {"ALL": 0.5}, [3, 3]).startswith("untrained: ")
+    short = untrained(parsed("fedavg", "--rounds", 4), {"ALL": 0.5}, [3, 3])
+    assert "--rounds 4 may be too few" in short
 
 
 @pytest.mark.parametrize("method, flags, says", [
