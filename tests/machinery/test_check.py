@@ -42,11 +42,11 @@ def folder(tmp_path):
     return small_folder(tmp_path)
 
 
-def checked(folder, records: list[dict], **how) -> tuple[int, dict]:
+def checked(folder, records: list[dict]) -> tuple[int, dict]:
     """The exit code, and what is in checked.json, by method."""
     path = write_records(folder / "runs.jsonl", records)
     every = Records(path)
-    code = check.check(every, every.every, PLACE, how.get("jobs", 1), how.get("minutes", 0))
+    code = check.check(every, every.every, PLACE, jobs=1, minutes=0)
     found = json.loads((folder / "checked.json").read_text()).values()
     return code, {entry["method"]: entry for entry in found}
 

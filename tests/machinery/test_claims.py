@@ -43,7 +43,7 @@ A_PAPER = Paper("fdse", METHODS, AXES, {"own": OWN, "slow": SLOW}, [CLAIM], "", 
 
 
 def lines_of(values: dict[str, list[float]], curves: dict[str, list[float]] | None = None, *more: str,
-             every: int = 1, precision: str = "fp32") -> list[dict]:
+             precision: str = "fp32") -> list[dict]:
     """A record of 20 rounds for each method and seed; a curve ends with round 20."""
     made = []
     for name, of_seeds in values.items():
@@ -51,8 +51,8 @@ def lines_of(values: dict[str, list[float]], curves: dict[str, list[float]] | No
             flags = ["--dataset", "digits", "--rounds", "20", "--seed", str(seed), "--precision", precision,
                      *more]
             curve = (curves or {}).get(name, [0.9] * 5)
-            rounds = [20 - every * i for i in reversed(range(len(curve)))]
-            made.append(record(name, flags, best={"ALL": value}, curve={"round": rounds, "ALL": curve}))
+            rounds = range(21 - len(curve), 21)
+            made.append(record(name, flags, best={"ALL": value}, curve={"round": [*rounds], "ALL": curve}))
     return made
 
 
@@ -289,8 +289,7 @@ def test_another_claims_runs_change_no_answer(tmp_path):
 
 
 def test_the_rule_is_older_than_what_it_judges():
-    """Its commit has the date that the pages name, and then there were as many claims as now."""
-    assert len(ANSWERS) == claims.CLAIMS == 18
+    """Its commit has the date that the pages name."""
     words = ["git", "-C", str(ROOT), "log", "--diff-filter=A", "--format=%cI", "--", "claims/RULE.md"]
     dates = subprocess.run(words, capture_output=True, text=True).stdout.split()
     if not dates:
