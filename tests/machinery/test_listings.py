@@ -231,15 +231,14 @@ def in_camelyon() -> Images:
     return dict(images)
 
 
-def write_camelyon(tmp_path, monkeypatch, columns=COLUMNS, without=NOTHING, count=4) -> Path:
-    """As WILDS packs it, with this header and without these patches."""
-    expect(monkeypatch, "camelyon17", count)
+def write_camelyon(tmp_path, monkeypatch, columns=COLUMNS) -> Path:
+    """As WILDS packs it, with this header."""
+    expect(monkeypatch, "camelyon17", 4)
     entries = {"./RELEASE_v1.0.txt": b""}
     lines = [f",{columns}"]
     for i, (name, (_, _, row)) in enumerate(patches().items()):
         lines.append(f"{i},{row}")
-        if without not in name:
-            entries[f"./{name}"] = picture(name)
+        entries[f"./{name}"] = picture(name)
     entries["./metadata.csv"] = "\n".join(lines).encode()  # after the images that it names
     return write_tar(tmp_path / "archives" / "camelyon17_v1.0.tar.gz", entries)
 
