@@ -5,9 +5,9 @@ r"""FedADG: federated adversarial domain generalization (Zhang et al., arXiv 211
 
 On each client a discriminator D tells extracted features from those of a distribution generator G; the
 extractor F learns to pass for G. Its distribution, common to all clients, aligns the domains, class by class.
-Server keeps w = (w_f, w_c, w_g). Client k keeps its discriminator w_d, with that one's momentum. Down: w. Up:
-w_k. (The random projection RP in front of D is drawn from the run's seed, the same for all clients, and does
-not travel.)
+Server keeps w = (w_f, w_c, w_g). Client k keeps its discriminator w_d, and momentum where --keep-momentum or
+--keep-momentum-d says so. Down: w. Up: w_k. (The random projection RP in front of D is drawn from the run's
+seed, the same for all clients, and does not travel.)
 
 Paper                                           This file
 Eqs. (1)-(3)    adversarial losses              loss_d, loss_f, loss_g
@@ -18,20 +18,28 @@ Sec. 3.2 (2)    L_err with label smoothing      Client.train
 Sec. 3.1, 5.1   F and classifier C; G; D, RP    build; Generator; Discriminator
 Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y), lambda_0, lambda_1, E0, K.
 Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-onehot. Table 6: --reference
-gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an adversary: --lambda0 0. Left out:
-nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults are FedSR's.
+gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an adversary, L_err at 0.15 in E1 as in
+FedADG: --lambda0 0. Left out: nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults
+are FedSR's.
 
-Where the paper is silent or the official code (wzml/FedADG, first version a69a54a) has another value. What
-its two programs do against the text is in official/fedadg.py; all of it: docs/methods/fedadg.md. L_adv_d and
-L_adv_g are those of its program for PACS. Eqs. (1) and (3) as printed: official/fedadg.py, --d-loss printed,
---g-loss printed.
+Where the paper is silent, or where the official code (wzml/FedADG, first version a69a54a, two programs) or
+this file differs from it. All of it: docs/methods/fedadg.md. Eqs. (1) and (3) as printed, and the programs as
+they are: official/fedadg.py.
   what             paper                  official: VLCS; PACS     here             flag
+  Eq. (1), L_adv_d as printed             as printed; least        least squares    official, --d-loss
+                                          squares
+  Eq. (3), L_adv_g (1 - D(h'))^2          that without gradient;   D(h')^2          official, --g-loss
+                                          D(h')^2
+  F in step c7     not said               in evaluation mode       as the code      -
+  end of D; of G   not said               sigmoid; ReLU            the same, ReLU   -
+                                                                   where h has it
   lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
   lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
   lr of D and G    0.7 times that         0.7; 0.18 (README 0.7)   as the paper     --lr-adversarial
   momentum, decay  not given              0.9, 1e-5                as the code      --momentum, --weight-decay
   momentum kept    not said               that of D; none          as the code      --keep-momentum(-d)
-  E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0, --epochs, --steps
+  E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0; --epochs or
+                                                                                    --steps: E0 + E1
   rounds, batch    not given              20, 16; 30, 10           as the code      --rounds, --batch-size
   label smoothing  value not given        0.25; 0.117 in our form  as the code      --smoothing
   hidden layers    ReLU                   leaky ReLU               ReLU             --slope
@@ -103,13 +111,14 @@ class Args(common.Args):
         length, unit = self.epochs, "--epochs"
         if self.steps:
             length, unit = self.steps, "--steps"
-        if self.adversarial and self.E0 > length:
-            raise UserError(f"--E0 is {self.E0}, more than the round's {length} {unit}, of which it is a "
-                            "part", 2)
+        if self.adversarial and self.E0 >= length:
+            raise UserError(f"--E0 is {self.E0} of the round's {length} {unit}: nothing is left for the "
+                            "adversarial steps c4-c8; give a smaller --E0, or --no-adversarial", 2)
 
 
-# E0 + E1 = epochs. A validation part is ours, and so are the shares of PACS, which it splits as [16]. The
-# code spreads the smoothing, 0.1 and 0.2, over the other classes (7 and 5 in all), PyTorch over all.
+# A validation part is ours, and so are the shares of PACS, which the paper splits as another paper does. The
+# code spreads the smoothing, 0.1 on PACS and 0.2, over the other classes, PyTorch over all: so 0.1 * 7/6 and
+# 0.2 * 5/4 here.
 ALEXNET = (source("text, Sec. 5.1", backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo")
            | source("text, Sec. 5.5", projection_size=1000))
 PACS = (ALEXNET | source("text, Sec. 5.1", lr=0.001)
@@ -160,20 +169,20 @@ SMOKE = dict.fromkeys(("digits", "pacs", "vlcs", "officecaltech", "officehome", 
 
 
 class Generator(nn.Module):
-    """G: noise and one-hot label -> h' [B, H], two layers as wide as the features (Sec. 5.1). It ends with
+    """G: noise and one-hot label -> h' [B, dim], two layers as wide as the features (Sec. 5.1). It ends with
     ReLU where the features do."""
 
-    def __init__(self, args: Args, labels: int, dim: int):
+    def __init__(self, args: Args, label_dim: int, dim: int):
         super().__init__()
         self.noise, self.slope = args.noise or dim // 2, args.slope
         self.relu = args.backbone in BACKBONES and BACKBONES[args.backbone].relu
-        self.first = nn.Linear(self.noise + labels, dim)
+        self.first = nn.Linear(self.noise + label_dim, dim)
         self.second = nn.Linear(dim, dim)
 
     def forward(self, label: Tensor) -> Tensor:
-        """One-hot labels [B, C] -> h' [B, H], of new noise."""
+        """One-hot labels [B, C] -> h' [B, dim], of new noise."""
         z = torch.rand(len(label), self.noise, device=label.device)  # S_z, uniform on [0, 1) (Sec. 3.2)
-        hidden = leaky_relu(self.first(torch.cat([z, label], 1)), self.slope)  # [B, H]
+        hidden = leaky_relu(self.first(torch.cat([z, label], 1)), self.slope)  # [B, dim]
         h = self.second(hidden)
         if self.relu:
             return h.relu()
@@ -184,12 +193,12 @@ class Discriminator(nn.Module):
     """D: features and one-hot label -> the probability [B] that they are of the reference; a random
     projection RP to P dimensions is in front."""
 
-    def __init__(self, args: Args, labels: int, dim: int):
+    def __init__(self, args: Args, label_dim: int, dim: int):
         super().__init__()
         self.before, self.slope = args.label_at == "before", args.slope
         width = dim
         if self.before:
-            width += labels
+            width += label_dim
         self.project = nn.Identity()
         if args.projection != "none":
             self.project = nn.Linear(width, args.projection_size, bias=False)
@@ -198,17 +207,17 @@ class Discriminator(nn.Module):
             self.project.requires_grad_(False)
             width = args.projection_size
         if not self.before:
-            width += labels
+            width += label_dim
         self.first = nn.Linear(width, dim)
         self.second = nn.Linear(dim, 1)
 
     def forward(self, h: Tensor, label: Tensor) -> Tensor:
-        """D(h|y) [B] in [0, 1] of h [B, H] and one-hot labels [B, C]."""
+        """D(h|y) [B] in [0, 1] of h [B, dim] and one-hot labels [B, C]."""
         if self.before:
             projected = self.project(torch.cat([h, label], 1))  # [B, P]
         else:
             projected = torch.cat([self.project(h), label], 1)  # [B, P + C]
-        hidden = leaky_relu(self.first(projected), self.slope)  # [B, H]
+        hidden = leaky_relu(self.first(projected), self.slope)  # [B, dim]
         return torch.sigmoid(self.second(hidden)[:, 0].float())
 
 
@@ -221,12 +230,12 @@ class FedADG(nn.Module):
     def __init__(self, args: Args, net: Net, dim: int, classes: int):
         super().__init__()
         self.net, self.dim, self.classes = net, dim, classes
-        self.labels = classes if args.onehot else 0
+        self.label_dim = classes if args.onehot else 0
         self.generates = args.adversarial and args.reference == "generated"
         if self.generates:
-            self.G = Generator(args, self.labels, dim)
+            self.G = Generator(args, self.label_dim, dim)
         if args.adversarial:
-            self.D = Discriminator(args, self.labels, dim)
+            self.D = Discriminator(args, self.label_dim, dim)
 
     def features(self, x: Tensor) -> Tensor:
         return self.net.features(x)
@@ -239,7 +248,7 @@ class FedADG(nn.Module):
 
     def label(self, y: Tensor) -> Tensor:
         """Labels y [B] as G and D get them: one-hot [B, C], or [B, 0] with `--no-onehot`."""
-        return one_hot(y, self.classes)[:, :self.labels].float()
+        return one_hot(y, self.classes)[:, :self.label_dim].float()
 
 
 def shared(net: FedADG) -> dict[str, Tensor]:
@@ -255,7 +264,7 @@ def trainable(module: nn.Module) -> list[Tensor]:
 # The losses
 
 
-def loss_d(real: Tensor, reference: Tensor) -> Tensor:
+def loss_d(d_h: Tensor, d_ref: Tensor) -> Tensor:
     r"""L_adv_d of D(h|y) and D(h'|y), both [B] in [0, 1], by least squares. The paper prints
 
     $$ \begin{aligned}
@@ -263,33 +272,33 @@ def loss_d(real: Tensor, reference: Tensor) -> Tensor:
        & + \mathbb{E}_{z \sim p(h')}\left[D(h'|y)^2\right] \Big)
        \end{aligned} \tag{1} $$
 
-    Both are least at D(h) = 0 and D(h') = 1, Eq. (1) with -2. If D cannot tell h from h', least squares is
-    least at D = 1/2; Eq. (1) is greatest there.
+    Both have their minimum at D(h) = 0 and D(h') = 1. Where D cannot tell h from h', least squares prefers
+    D = 1/2, which Eq. (1) avoids.
     """
-    return real.square().mean() + (1 - reference).square().mean()  # in place of Eq. (1)
+    return d_h.square().mean() + (1 - d_ref).square().mean()  # instead of Eq. (1)
 
 
-def loss_f(real: Tensor) -> Tensor:
+def loss_f(d_h: Tensor) -> Tensor:
     r"""L_adv_f of D(h|y) [B]: the extractor wants its features taken for the reference.
 
     $$ \mathcal{L}_{adv_f} = \mathbb{E}_{x \sim p(h)}\left[(1 - D(h|y))^2\right] \tag{2} $$
     """
-    return (1 - real).square().mean()
+    return (1 - d_h).square().mean()
 
 
-def loss_g(reference: Tensor) -> Tensor:
+def loss_g(d_ref: Tensor) -> Tensor:
     r"""L_adv_g of D(h'|y) [B], by which the reference approaches the features. The paper prints its opposite,
 
     $$ \mathcal{L}_{adv_g} = \mathbb{E}_{z \sim p(h')}\left[(1 - D(h'|y))^2\right] \tag{3} $$
     """
-    return reference.square().mean()  # in place of Eq. (3)
+    return d_ref.square().mean()  # instead of Eq. (3)
 
 
 # ClientUpdate and the server
 
 
-def reference(args: Args, model: FedADG, label: Tensor) -> Tensor:
-    """h' [B, H] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
+def reference_features(args: Args, model: FedADG, label: Tensor) -> Tensor:
+    """h' [B, dim] of the one-hot labels: of the generator, or of a fixed distribution (Table 6)."""
     shape, device = (len(label), model.dim), label.device
     match args.reference:
         case "generated":
@@ -302,7 +311,7 @@ def reference(args: Args, model: FedADG, label: Tensor) -> Tensor:
 
 
 def minimize(loss: Tensor, module: nn.Module, opt: SGD, clip: float) -> None:
-    """A step on the parameters of this module alone."""
+    """A step on the parameters of this module alone: in step c5 D and G stay, in c7 F and G, in c8 D."""
     opt.zero_grad()
     loss.backward(inputs=trainable(module))
     if clip:
@@ -346,15 +355,15 @@ class Client:
         data = batches(self.data.train, args, t, self.k)  # x [B, C, H, W]; y [B]
         for x, y in islice(data, self.first_batches()):  # step c2: S_x
             with autocast(args):
-                h = model.features(x)  # [B, H]
+                h = model.features(x)  # [B, dim]
                 err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, step c3
             minimize(err, model.net, opts["FC"], args.clip)  # step c3
             log["loss"].append(err.detach())
         for x, y in data:  # step c4: S_x
             label = model.label(y)  # [B, C]
             with autocast(args):
-                h_ref = reference(args, model, label)  # step c6: S_z and of it h' [B, H]
-                h = model.features(x)  # [B, H]
+                h_ref = reference_features(args, model, label)  # step c6: S_z and of it h' [B, dim]
+                h = model.features(x)  # [B, dim]
                 err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, step c5
                 adv_f = loss_f(model.D(h, label))  # L_adv_f, Eq. (2)
             loss = args.lambda0 * adv_f + args.lambda1 * err  # step c5
@@ -362,10 +371,10 @@ class Client:
             log["loss"].append(err.detach())
             log["adv_f"].append(adv_f.detach())
 
-            model.net.eval()  # no dropout, and BN's statistics are those of training alone
+            model.net.eval()  # as the code: no dropout; BN has its running statistics, which stay
             with autocast(args):
                 with torch.no_grad():
-                    h = model.features(x)  # [B, H]
+                    h = model.features(x)  # [B, dim]
                 adv_d = loss_d(model.D(h, label), model.D(h_ref.detach(), label))  # L_adv_d, step c7
             model.net.train()
             minimize(adv_d, model.D, opts["D"], args.clip)  # step c7
@@ -433,7 +442,7 @@ class Server:
         r"""
         $$ \mathbf{w}_{t+1} \leftarrow \frac{1}{K} \sum_{k=1}^{K} \mathbf{w}_{t+1}^k \tag{step s3} $$
         """
-        p = uniform(len(uploads))  # 1/K
+        p = uniform(len(uploads))  # 1/K of those that have answered
         self.w = average([up["w"] for up in uploads.values()], p)  # step s3, BN's statistics too
 
 

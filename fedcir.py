@@ -2,13 +2,15 @@
 
     python fedcir.py --dataset officecaltech --scale laptop               # minutes on two cores
     python fedcir.py --dataset pacs --variant fedreg                      # one of its two ablations
-    python fedcir.py --dataset pacs --clients-per-domain 13 --dirichlet 0.5 --participation 0.2   # Fig. 8
+    python fedcir.py --dataset pacs --clients-per-domain 13 --dirichlet 0.5 --participation 0.2
+                                             # as in Fig. 8, with 52 clients: its 50 is no multiple of 4
 
 A generator at the server learns, from the uploaded classifiers alone, representations that all clients
 classify alike. Clients train their classifiers on its samples (L_reg) and pull their encoders to class-wise
 Gaussians fitted to them (L_align).
-Server keeps w (encoder w1, classifier w2), generator w_g (with Adam its moments), {mu_g(y), sigma_g(y)};
-client k nothing. Down: w; from round 2 on w_g, {mu_g(y), sigma_g(y)}, if its term has a weight. Up: w_k.
+Server keeps w (encoder w1, classifier w2), generator w_g with its optimizer's state, {mu_g(y), sigma_g(y)};
+client k nothing. Down: w; from the second round on (--reg-from 1) w_g and {mu_g(y), sigma_g(y)}, each if its
+term has a weight. Up: w_k.
 
 Paper                                                      This file
 Sec. 5.1, Eq. (8)   p(z|x); the prediction, a mean over z  GaussianNet
@@ -22,17 +24,19 @@ Alg. 1              lines 1; 2-7; 6                        Server.__init__; comm
                     lines 8-10; 11; 12                     Server.train_generator; moments; Server.update
                     ClientUpdate                           Client.train
 Eqs. (1)-(3), (6)-(7), (11), (13) define or bound risks; nothing of them is computed.
-Symbols as in the paper: w = w1 o w2, G, w_g, epsilon, E local steps (--steps), E_g, K_t, C classes, gamma
-(--lr), gamma_g. --variant fedreg: L_reg alone; fedalign: L_align alone; control: neither, FedAvg on FedCiR's
-network. Table 1's FedAvg and FedSR: fedavg.py and fedsr.py with --variant fedcir. Figs. 5-10:
+Symbols as in the paper: w = w1 o w2, G, w_g, epsilon, E local steps (--steps), E_g, K_t, C classes, eta and
+gamma (--lr), gamma_g. --variant fedreg: L_reg alone; fedalign: L_align alone; control: neither, FedAvg on
+FedCiR's network. Table 1's FedAvg and FedSR: fedavg.py and fedsr.py with --variant fedcir. Figs. 5-10:
 --clients-per-domain, --dirichlet, --participation, --steps. Figs. 11, 12, Table 3: python -m
 reproduce.measures risk, pad, cost. Left out: nothing. Official code: none.
 
 What the paper leaves open or prints differently, and what is done here (in full: docs/methods/fedcir.md)
   what        paper                               here                             flag
   round 1     line 6 sends what line 11 computes  neither regularizer              --reg-from
-  line 9      plain SGD; rate not given           plain SGD at 0.01                --generator-optimizer
-                                                                                   --generator-lr
+  line 9      plain SGD, printed without a nabla; plain SGD at 0.01                --generator-optimizer
+              rate not given                                                       --generator-lr
+  BN of G     not said                            batch statistics in training;    -
+                                                  running ones for its samples
   Eq. (15)    a "logit"; sum over all clients     a softmax; over the uploads      -
   Eq. (17)    no sum over the dimensions of z     the sum, as FedSR                -
   size of G   not given; FedGen's: by data set    noise of 64, hidden 256          --noise, --width
@@ -41,9 +45,12 @@ What the paper leaves open or prints differently, and what is done here (in full
   ResNet18    start, augmentation: not said       from scratch, none               --weights, --augment
   pixels      not said                            in [0, 1]                        --normalize
   clients     active ones, splits: not said       all; 0.8/0.1/0.1 of each client  --participation, --split
-  accuracy    of which round, mean: not said      best validation (ALL); mean AVG  --eval-every
+  momentum    of clients between rounds: not said begins at 0 in each round        -
+  accuracy    which round, which mean: not said   best validation round; mean over --eval-every
+                                                  the clients
   DomainNet   classes not said                    FedBN's ten: domainnet10         --dataset
-  PACS        App. E: 5e-7; Sec. 6.3: above 1e-6  5e-7                             --lambda-align
+  PACS        E = 20: 5e-7 (App. E); E = 100:     5e-7                             --lambda-align
+              above 1e-6 (Sec. 6.3)
 """
 
 import math
@@ -178,7 +185,8 @@ class Generator(nn.Module):
 
 
 class ModelAndGenerator(nn.Module):
-    """The model w = w1 o w2 and, beside it, the generator G: two networks with a state each."""
+    """The model w = w1 o w2 and, beside it, the generator G: two networks with a state each. As one network,
+    for what the round loop tries on a batch, it is the model."""
 
     def __init__(self, model: GaussianNet, G: Generator):
         super().__init__()
@@ -202,6 +210,9 @@ def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Ten
     """
     ratio = (sigma.square() + (mu - mu_r).square()) / (2 * sigma_r.square())
     return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (17)
+
+
+# The client
 
 
 class Client:
@@ -244,7 +255,7 @@ class Client:
             with autocast(args):
                 mu, sigma = model.encode(x)  # of p(z|k, x): [B, D], [B, D]
                 z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 5.1)
-                loss = cross_entropy(model.classify(z), y)  # Eqs. (9)-(10)
+                loss = cross_entropy(model.classify(z), y)  # Eqs. (9)-(10), bounded by one z for each x
             losses.append(loss.detach())
             if "w_g" in down:
                 with autocast(args):
@@ -274,11 +285,12 @@ class Client:
         return load(self.net.model, down["w"])
 
 
-# What the server computes
+# The server
 
 
 def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    r"""L_g with p(k) = 1/K: z [B, D], labels y [B], the K classifiers' weight [K, C, D] and bias [K, C].
+    r"""L_g with p(k) = 1/K: z [B, D], labels y [B], weight [K, C, D] and bias [K, C] of the K classifiers
+    that are uploaded.
 
     $$ \mathcal{L}_g = \mathbb{E}_{p(y)}\, \mathbb{E}_{q(z|y)}
        \left[-\log \sum_{k \in \mathcal{K}} p(k)\, \hat{p}(y|k, z)\right] \tag{15} $$
@@ -310,7 +322,7 @@ def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[
 
 
 class Server:
-    keeps = ("t", "w", "w_g", "adam", "mu_g", "sigma_g")
+    keeps = ("t", "w", "w_g", "g_optimizer", "mu_g", "sigma_g")
 
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args = args
@@ -318,7 +330,8 @@ class Server:
         self.t = 0  # rounds that are over
         self.w = state(net.model)  # line 1
         self.w_g = state(net.G)  # line 1
-        self.adam = {}  # moments and steps of the generator's Adam, by its parameters
+        self.g_optimizer = {}  # its state, by the generator's parameters
+        # Of the untrained G, which --reg-from 0 alone uses.
         self.mu_g, self.sigma_g = moments(net.G, args.mle_samples, args.sigma_min, args.device)
 
     def download(self, k: int) -> Payload:
@@ -360,7 +373,7 @@ class Server:
             opt = torch.optim.Adam(G.parameters(), lr=args.generator_lr, foreach=True)  # few kernels
         else:
             opt = torch.optim.SGD(G.parameters(), lr=args.generator_lr)
-        restore_optimizer(opt, G, self.adam)
+        restore_optimizer(opt, G, self.g_optimizer)
         B = args.batch_size
         for _ in range(args.generator_steps):  # line 8: e = 1, ..., E_g
             y = torch.randint(G.classes, (B,), device=args.device)  # [B], p(y) uniform
@@ -369,7 +382,7 @@ class Server:
             opt.zero_grad()
             loss.backward()
             opt.step()  # line 9: w_g <- w_g - gamma_g grad L_g
-        self.adam = optimizer_state(G, opt)
+        self.g_optimizer = optimizer_state(G, opt)
         self.w_g = state(G)
         return G
 

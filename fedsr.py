@@ -3,39 +3,42 @@ r"""FedSR: a simple representation for federated domain generalization (Nguyen e
     python fedsr.py --dataset rotatedmnist --target m0                   # a cell of the paper's Table 1
     python fedsr.py --dataset pacs --scale laptop --variant fedcmi       # one of its two ablations
 
-The encoder gives each image a Gaussian p(z|x). Its samples are kept short (L2R), and it is kept close to one
-Gaussian r(z|y) for each class (CMI), so that z has little room for what is particular to a domain.
-Server keeps w (encoder, classifier) and r(z|y). Client k keeps its momentum, and with --reference local its
-own r(z|y). Down: w, r. Up: w_k, r_k.
+The encoder gives each image a Gaussian p(z|x). ||z|| is kept small (L2R), and p(z|x) close to one Gaussian
+r(z|y) for each class (CMI), so that z has little room for what is particular to a domain.
+Server keeps w: encoder, classifier, r(z|y). Client k keeps its momentum, and with --reference local its own
+r(z|y). Down: w. Up: w_k.
 
 Paper                                                      This file
 Eq. (1)         the plain mean over the clients            Server.update
+Eqs. (2)-(3)    marginals; (12)-(16), (19) bounds          - (not computed)
+Eqs. (4)-(5)    p(z|x); the prediction as a mean over z    GaussianNet
 Eq. (6)         the loss -log E[p(y|z)]                    - (its bound, Eq. (7), as in the paper)
 Eqs. (7)-(8)    cross-entropy of one sample of z           Client.train
 Eq. (9)         the local objective                        Client.train
 Eqs. (10)-(11)  L2R                                        l2r
 Eqs. (17)-(18)  CMI, with the r(z|y) of App. B             cmi, Reference
 Eq. (46)        KL of two Gaussians                        gaussian_kl
-Eqs. (4)-(5)    p(z|x); the prediction as a mean over z    GaussianNet
-Symbols as in the paper: w, mu, sigma, r(z|y), K clients, E local iterations (--steps); alpha is the letter of
-FedCiR's App. E. --variant fedl2r: L2R alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone;
-fedavg: neither, the FedAvg row of the tables; fedcir: FedSR as in FedCiR's Table 1. Fig. 1 of App. C.2:
-python -m reproduce.measures tsne. Left out: regression, r(z|y) as a network or a mixture, L2R with entropy.
+Symbols as in the paper: w, mu, sigma, r(z|y), K clients, E local iterations (--steps). --variant fedl2r: L2R
+alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone; fedavg: neither, the FedAvg row of the
+tables; fedcir: FedSR as in FedCiR's Table 1. Fig. 1 of App. C.2: python -m reproduce.measures tsne. Left out:
+regression, r(z|y) as a network or a mixture, L2R with entropy.
 
-Where the paper is silent or the official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose dataset and
-network the paper takes) has another value. What it does against the text is in official/fedsr.py; in full:
-docs/methods/fedsr.md.
+Where the paper is silent, or where the official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose
+dataset and network the paper takes) differs from it. All of it: docs/methods/fedsr.md. The code as it is:
+official/fedsr.py.
   what               paper                  official code           here                   flag
-  r(z|y)             one for all clients    local, never sent       averaged with w        --reference local
+  r(z|y)             not said (no index i)  local, never sent       averaged with w        --reference local
   prediction         mean over z, Eq. (5)   of 20 samples           of 20 samples          --samples
   momentum kept      not said               over the rounds         over the rounds        --no-keep-momentum
-  rounds             5,000 iterations       1,000 of 5              1,000 of 5             --rounds
+  rounds             5,000 iterations       1,000 rounds of 5 steps the same               --rounds
   RotatedMNIST:
-    digits           those of DIRT, DIVA    ten lists, by seed      ten lists, by seed     --dataset, --seed
+    its 1,000 images those of DIRT, DIVA    one of ten lists        the same, by seed      --dataset, --seed
     network          3x3, as DIRT's         5x5                     3x3, else DIRT's       --backbone smallcnn
-    length           500 epochs             500 epochs              1,500 rounds           --rounds
+    classifier       one linear layer       that of ReLU(z)         that of ReLU(z)        -
+    length           500 epochs             500 epochs              the same: 1,500 rounds --rounds
     optimizer        SGD, lr 0.001          Adam, lr 0.001          SGD, lr 0.001          --optimizer, --lr
-    momentum, decay  not said               0.9, 5e-4 (DIRT none)   0.9, 5e-4              --weight-decay
+    momentum, decay  not said               0.9, 5e-4 (DIRT none)   0.9, 5e-4              --momentum,
+                                                                                           --weight-decay
     crops, clipping  not said               none                    none                   --augment, --clip
   crops, jitter      no ranges              area 0.7-1, 0.3 each    area 0.7-1, 0.3 each   --augment
   start of w         not said               ImageNet                ImageNet               --weights
@@ -74,8 +77,9 @@ class Args(common.Args):
                                     "resetting it", source="code ba8d894, src/methods/base.py")
 
 
-# 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate FedSR still rises
-# then; readings that train: --lr 0.01 --clip 5, and --augment fedsr-crops (docs/methods/fedsr.md).
+# 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate FedSR's accuracy still
+# rises after them. Settings that get further: --lr 0.01 --clip 5, and --augment fedsr-crops beside it
+# (docs/methods/fedsr.md).
 CHOSEN = "text, App. C.1"
 MNIST = (source("text, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
                 lr=0.001, optimizer="sgd")
@@ -146,8 +150,23 @@ LAPTOP = {
 # The network
 
 
+class Reference(nn.Module):
+    """r(z|y) = N(z; mu_y, sigma_y^2), y = 1..C, learned with the network (App. B). The paper does not say how
+    they start; these values are the official code's. sigma_y has no floor, as Eq. (46) grows where it is near
+    0."""
+
+    def __init__(self, classes: int, dim: int):
+        super().__init__()
+        self.mu = nn.Parameter(torch.zeros(classes, dim))  # [C, D]
+        self.raw = nn.Parameter(torch.ones(classes, dim))  # [C, D]: sigma_y = softplus(1) = 1.31
+
+    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels y [B] -> mu_y and sigma_y [B, D]."""
+        return self.mu[y], softplus(self.raw[y])
+
+
 class GaussianNet(nn.Module):
-    r"""The probabilistic encoder and a linear classifier p^(y|z).
+    r"""The probabilistic encoder, a linear classifier p^(y|z), and r(z|y) as `r`.
 
     $$ \begin{aligned}
        p_i(x, y, z) &= p_i(x, y)\,p(z|x) \\
@@ -155,8 +174,8 @@ class GaussianNet(nn.Module):
        \end{aligned} \tag{4} $$
 
     mu and sigma come from one linear layer `last` behind the backbone (App. B: "both from the final layer").
-    Without `probabilistic` z is mu(x) (Sec. 3.3.2). z has the backbone's D dimensions: 64 of smallcnn, 512 of
-    ResNet18, 2048 of ResNet50 (Sec. 4.2).
+    Without `probabilistic` z is mu(x), and there is no r (Sec. 3.3.2). z has the backbone's D dimensions: 64
+    of smallcnn, 512 of ResNet18, 2048 of ResNet50 (Sec. 4.2).
     """
 
     def __init__(self, net: Net, probabilistic: bool, samples: int):
@@ -171,6 +190,8 @@ class GaussianNet(nn.Module):
             self.body, self.last = net.body[:-1], nn.Linear(net.body[-1].in_features, outputs)
         else:
             self.body, self.last = net.body[:-1], net.body[-1]
+        if probabilistic:
+            self.r = Reference(net.head.out_features, D)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """x -> mu [B, D] and sigma [B, D] (None if not probabilistic), float32."""
@@ -199,31 +220,6 @@ class GaussianNet(nn.Module):
         z = mu + sigma * torch.randn(self.samples, *mu.shape, device=mu.device)  # [S, B, D]
         log_p = self.classify(z).float().log_softmax(2)  # [S, B, C]
         return log_p.logsumexp(0) - math.log(self.samples)
-
-
-class Reference(nn.Module):
-    """r(z|y) = N(z; mu_y, sigma_y^2), y = 1..C, learned with the network (App. B). The paper does not say how
-    they start; these values are the official code's."""
-
-    def __init__(self, classes: int, dim: int):
-        super().__init__()
-        self.mu = nn.Parameter(torch.zeros(classes, dim))  # [C, D]
-        self.raw = nn.Parameter(torch.ones(classes, dim))  # [C, D]: sigma_y = softplus(1) = 1.31
-
-    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels y [B] -> mu_y and sigma_y [B, D]."""
-        return self.mu[y], softplus(self.raw[y])
-
-
-def split(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The network's entries: what travels, and what stays on its client (r(z|y) with --reference local)."""
-    travels, stays = {}, {}
-    for name, v in tensors.items():
-        if name.startswith("r.") and args.reference == "local":
-            stays[name] = v
-        else:
-            travels[name] = v
-    return travels, stays
 
 
 # The terms of the objective
@@ -263,12 +259,26 @@ def gaussian_kl(mu: Tensor, sigma: Tensor, mu_r: Tensor, sigma_r: Tensor) -> Ten
     return (sigma_r.log() - sigma.log() + ratio - 0.5).sum(1)  # Eq. (46)
 
 
+# Client and server
+
+
+def shared_and_own(tensors: dict[str, Tensor], args: Args) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The network's entries: what travels, and what stays on its client (r(z|y) with --reference local)."""
+    travels, stays = {}, {}
+    for name, v in tensors.items():
+        if name.startswith("r.") and args.reference == "local":
+            stays[name] = v
+        else:
+            travels[name] = v
+    return travels, stays
+
+
 class Client:
     keeps = ("r", "momentum")
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        _, self.r = split(state(net), args)  # its own r(z|y), empty if that is shared
+        _, self.r = shared_and_own(state(net), args)  # its own r(z|y), empty if that is shared
         self.momentum = {}  # of each parameter, with --keep-momentum
 
     def train(self, down: Payload, t: int) -> Payload:
@@ -295,7 +305,7 @@ class Client:
                     z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 3.3.3)
                 f = cross_entropy(model.classify(z), y)  # Eqs. (7)-(8)
             log["loss"].append(f.detach())
-            l_l2r = l_cmi = 0  # a term without a weight stays out: 0 times infinity would be no number
+            l_l2r = l_cmi = 0  # a term without a weight is not computed
             if args.alpha_l2r:
                 l_l2r = l2r(z)  # Eq. (11)
                 log["l2r"].append(l_l2r.detach())
@@ -311,7 +321,7 @@ class Client:
         if args.keep_momentum:
             self.momentum = optimizer_state(model, opt)
         self.log = {name: torch.stack(values).mean() for name, values in log.items()}
-        w, self.r = split(state(model), args)
+        w, self.r = shared_and_own(state(model), args)
         return {"w": w}
 
     def model(self, down: Payload) -> nn.Module:
@@ -322,13 +332,14 @@ class Server:
     keeps = ("w",)
 
     def __init__(self, args: Args, net: nn.Module, clients: int):
-        self.w, _ = split(state(net), args)
+        self.w, _ = shared_and_own(state(net), args)
 
     def download(self, k: int) -> Payload:
         return {"w": self.w}
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
-        r"""
+        r"""The parameters are averaged (Sec. 3.1, in words), without weights, as the objective is:
+
         $$ f(w) = \frac{1}{K} \sum_{i=1}^{K} f_i(w) \tag{1} $$
         """
         p = uniform(len(uploads))  # [K]
@@ -336,16 +347,14 @@ class Server:
 
 
 def build(args: Args, channels: int, classes: int) -> GaussianNet:
-    """Encoder and classifier, and for a probabilistic encoder (FedSR's and FedCMI's) `r`."""
+    """The network of `--variant`: FedSR's and FedCMI's encoder is probabilistic."""
     probabilistic = args.variant not in ("fedl2r", "fedavg")
     if args.alpha_cmi and not probabilistic:
         raise UserError(f"--variant {args.variant} has a deterministic encoder, so CMI is infinite: "
                         f"leave --alpha-cmi at 0", 2)
     net = GaussianNet(backbone(args, channels, classes), probabilistic, args.samples)
-    if probabilistic:
-        if args.backbone in ("smallcnn", "smallcnn3"):
-            xavier(net.last)  # as the layer to z in whose place it is
-        net.r = Reference(classes, net.head.in_features)
+    if probabilistic and args.backbone in ("smallcnn", "smallcnn3"):
+        xavier(net.last)  # as the layer to z in whose place it is
     return net
 
 

@@ -86,6 +86,11 @@ class Filled:
         return [place for _, _, lines in self.parts for line in lines for place in line]
 
     @property
+    def has_runs(self) -> bool:
+        """Whether any of its cells has a value or runs."""
+        return not without_runs(self.places)
+
+    @property
     def summary(self) -> str:
         """How many cells there are of each state."""
         counts = Counter(place.state for place in self.places if place.counted or self.table.figure)

@@ -28,7 +28,7 @@ from itertools import islice
 import fedadg
 from common import (Net, Payload, arg, autocast, backbone, batches, optimizer_state, parse, run, source,
                     state, steps_in_epoch)
-from fedadg import PAPER, SMOKE, FedADG, Server, loss_d, loss_f, loss_g, minimize, reference, shared
+from fedadg import PAPER, SMOKE, FedADG, Server, loss_d, loss_f, loss_g, minimize, reference_features, shared
 
 import torch
 from torch import Tensor
@@ -80,14 +80,14 @@ VARIANTS = {
 LAPTOP = {dataset: dict(values, warmup=0) for dataset, values in fedadg.LAPTOP.items()}
 
 
-def printed_loss_d(real: Tensor, reference: Tensor) -> Tensor:
+def printed_loss_d(d_h: Tensor, d_ref: Tensor) -> Tensor:
     """L_adv_d of D(h|y) and D(h'|y), both [B]: Eq. (1) as printed, and in the program for VLCS."""
-    return -((1 - real).square().mean() + reference.square().mean())
+    return -((1 - d_h).square().mean() + d_ref.square().mean())
 
 
-def printed_loss_g(reference: Tensor) -> Tensor:
+def printed_loss_g(d_ref: Tensor) -> Tensor:
     """L_adv_g of D(h'|y) [B]: Eq. (3) as printed."""
-    return (1 - reference).square().mean()
+    return (1 - d_ref).square().mean()
 
 
 def warm_up_steps(i: int, E0: int, name: str) -> int:
@@ -120,14 +120,14 @@ class Client(fedadg.Client):
         data = batches(self.data.train, args, t, self.k)  # x [B, C, H, W]; y [B]
         for x, y in islice(data, self.first_batches()):
             with autocast(args):
-                h = model.features(x)  # [B, H]
+                h = model.features(x)  # [B, dim]
                 err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)
             minimize(err, model.net, opts["FC"], args.clip)
             log["loss"].append(err.detach())
         for x, y in data:
             label = model.label(y)  # [B, C]
             with autocast(args):
-                h_ref = reference(args, model, label)  # [B, H]
+                h_ref = reference_features(args, model, label)  # [B, dim]
             if args.order == "paper":
                 err, adv_f = self.step_c5(model, opts["FC"], x, y, label)
                 adv_d = self.step_c7(model, opts["D"], x, h_ref, label)
@@ -169,7 +169,7 @@ class Client(fedadg.Client):
         """Returns L_err and L_adv_f."""
         args = self.args
         with autocast(args):
-            h = model.features(x)  # [B, H]
+            h = model.features(x)  # [B, dim]
             err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)
             adv_f = loss_f(model.D(h, label))
         minimize(args.lambda0 * adv_f + args.lambda1 * err, model.net, opt, args.clip)
@@ -181,7 +181,7 @@ class Client(fedadg.Client):
         model.net.eval()
         with autocast(args):
             with torch.no_grad():
-                h = model.features(x)  # [B, H]
+                h = model.features(x)  # [B, dim]
             of_d = printed_loss_d if args.d_loss == "printed" else loss_d
             adv_d = of_d(model.D(h, label), model.D(h_ref.detach(), label))
         model.net.train()

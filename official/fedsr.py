@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import fedsr
 from common import Payload, adam, arg, autocast, batches, optimizer_state, parse, run, sgd, source, state
-from fedsr import LAPTOP, PAPER, GaussianNet, Server, cmi, l2r, split
+from fedsr import LAPTOP, PAPER, GaussianNet, Server, cmi, l2r, shared_and_own
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Client(fedsr.Client):
         if args.keep_momentum:
             self.momentum = optimizer_state(model, opt)
         self.log = {name: torch.stack(values).mean() for name, values in log.items()}
-        w, self.r = split(state(model), args)
+        w, self.r = shared_and_own(state(model), args)
         return {"w": w}
 
 

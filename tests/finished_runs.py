@@ -1,7 +1,6 @@
 """What several tests look at, made once for all of them: finished runs at smoke scale, the pages of docs/."""
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,13 +39,3 @@ def unlabelled_runs(tmp_path_factory) -> Path:
     flags = [*AS_BY_DEFAULT, "--crop", "28", "--target", "d0", "--rounds", "3"]
     return once(tmp_path_factory, "unlabelled_runs",
                 lambda place: run_here("fedgala", place / "paper", *flags))
-
-
-def changed_copy(run: Path, folder: Path, file: str, content: bytes | None) -> Path:
-    """A copy of a run's folder in which one file has another content, or (None) is gone."""
-    shutil.copytree(run, folder)
-    if content is None:
-        (folder / file).unlink()
-    else:
-        (folder / file).write_bytes(content)
-    return folder

@@ -22,7 +22,8 @@ def trained(tmp_path_factory):
     """A folder of a run of each method that has such flags."""
     place = tmp_path_factory.mktemp("trained")
     for method in OTHER:
-        run_here(method, place / method, *LODO, *OWN[method], "--rounds", 3, "--adapt-epochs", 3)
+        run_here(method, place / method, *LODO, *OWN[method], "--rounds", 3, "--adapt-epochs", 3,
+                 "--record", place / "runs.jsonl")
     return place
 
 
@@ -58,20 +59,16 @@ def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
     assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was
 
 
-def test_the_runner_tests_what_is_trained(tmp_path, monkeypatch, in_this_process):
+def test_the_runner_tests_what_is_trained(trained, monkeypatch, in_this_process):
     """The second run of a training takes its folder; without a folder it trains."""
-    flags = ["--dataset", "digits", "--scale", "smoke", *LODO[:6], "--precision", "fp32"]
-    none, statistics = (dataclasses.replace(run_with("fdse", [*flags, *words], 0), curve=False)
-                        for words in (("--adapt-epochs", "0"), ("--adapt-lr", "0")))
-    assert len(by_training([none, statistics])) == 1
-    place = Place(str(runner.ROOT / "data"), record=str(tmp_path / "runs.jsonl"))
-    monkeypatch.setattr(runner, "folder_of_run", lambda run: tmp_path / "run")
-    run_here("fdse", tmp_path / "run", *none.flags[4:], "--test-rounds", "best", "--record", place.record)
-    words, training = runner.commands_of(statistics, place, tmp_path / "run")
-    assert training[1] == "fdse.py"
-    assert words[1:7] == ["-m", "reproduce.measures", "adaptation", str(tmp_path / "run"), "--flags",
-                          "--adapt-epochs 5 --adapt-lr 0.0"]
-    outcomes = runner.execute_group([none, statistics], place, runner.Processes())
+    flags = ["--dataset", "digits", "--scale", "smoke", "--precision", "fp32", *LODO[:6], "--rounds", "3",
+             "--adapt-epochs", "3", "--adapt-lr"]
+    own, statistics = (dataclasses.replace(run_with("fdse", [*flags, rate], 0), curve=False)
+                       for rate in ("30", "0"))
+    assert len(by_training([own, statistics])) == 1
+    place = Place(str(runner.ROOT / "data"), record=str(trained / "runs.jsonl"))
+    monkeypatch.setattr(runner, "folder_of_run", lambda run: trained / "fdse")
+    outcomes = runner.execute_group([own, statistics], place, runner.Processes())
     assert [outcome for outcome, _ in outcomes] == ["skipped", "done"], outcomes
-    assert Records(tmp_path / "runs.jsonl").get(statistics)["trained_by"]
-    assert len(runner.commands_of(statistics, place, tmp_path / "none")) == 1
+    assert Records(trained / "runs.jsonl").get(statistics)["trained_by"]
+    assert len(runner.commands_of(statistics, place, trained / "none")) == 1

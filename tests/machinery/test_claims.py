@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import subprocess
+import tomllib
 
 from reproduce import claims
 from reproduce.cells import missing
@@ -19,7 +20,6 @@ from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import record, write_records
 
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -81,10 +81,16 @@ def test_a_claim_of_three_seeds_by_hand(tmp_path):
     ([-1.0, 0.0, 1.0], 4.0, "open", "smaller"),
     ([-4.0, 1.0, 6.0], 4.0, "open", "open"),
 ])
-def test_the_two_questions(tmp_path, gains, printed, above, as_printed):
+def test_the_two_questions(tmp_path, monkeypatch, gains, printed, above, as_printed):
+    """And a wider interval never makes an answer stronger."""
     values = {"fdse": [0.9 + gain / 100 for gain in gains], "fedavg": [0.9] * 3}
     one = measured(tmp_path, lines_of(values), printed)
     assert (one.above_zero, one.as_printed) == (above, as_printed)
+    for level in (0.02, 0.005, 0.0001):
+        wide = one.gain(level)
+        monkeypatch.setattr(Measured, "gain", lambda *_, wide=wide: wide)
+        assert one.above_zero in (above, "open") and one.as_printed in (as_printed, "open")
+        monkeypatch.undo()
 
 
 def test_the_printed_deviation_widens_the_second_question(tmp_path):
@@ -96,21 +102,6 @@ def test_the_printed_deviation_widens_the_second_question(tmp_path):
     assert without.as_printed == "smaller" and 2 + half > 5 and with_it.as_printed == "open"
     far = measured(tmp_path, lines_of(THREE), 3 + half + 0.01, 4.0, 4)
     assert far.as_printed == "smaller"
-
-
-def test_a_wider_interval_never_makes_an_answer_stronger(monkeypatch):
-    """Whatever the seeds: where the interval grows, an answer stays or becomes open."""
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        values = rng.normal(rng.uniform(-8, 8), rng.uniform(0.1, 4), 5).tolist()
-        by_seed = {"FDSE": dict(enumerate(values)), "FedAvg": dict.fromkeys(range(5), 0)}
-        one = Measured(CLAIM, OWN, {}, {}, by_seed, {}, float(rng.uniform(1, 8)), None, 0)
-        narrow = one.above_zero, one.as_printed
-        wide_gain = one.gain(0.001)
-        monkeypatch.setattr(Measured, "gain", lambda self, *of, wide=wide_gain: wide)
-        wide = one.above_zero, one.as_printed
-        monkeypatch.undo()
-        assert all(after in (before, "open") for before, after in zip(narrow, wide))
 
 
 def test_precisions_and_machines_are_never_pooled(tmp_path):
@@ -159,16 +150,6 @@ def test_a_record_that_differs_answers_nothing(tmp_path):
     assert measure(A_PAPER, CLAIM, OWN, records, 4.0, None, 0).gains == {}
 
 
-def test_another_claims_runs_change_no_answer(tmp_path):
-    """Nor its interval, corrected or not: the correction counts the claims at the rule's commit."""
-    before = ANSWERS[0].own, [one.gain(0.05 / claims.CLAIMS) for one in ANSWERS[0].measured]
-    lines = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").open()]
-    more = lines_of({"fdse": [0.5] * 5, "fedavg": [0.4] * 5})
-    every = answers(PAPERS, TABLES, Records(write_records(tmp_path / "r.jsonl", lines + more)))
-    assert [one.gain(0.05 / claims.CLAIMS) for one in every[0].measured] == before[1]
-    assert len(ANSWERS) == claims.CLAIMS == 18
-
-
 def test_answer_b_by_hand(tmp_path):
     """One other specification, its gain -1 and its baseline within 2 points of a printed 88."""
     lines = lines_of(THREE) + lines_of({"fdse": [0.88] * 3, "fedavg": [0.89] * 3}, None, "--lr", "0.01")
@@ -197,15 +178,12 @@ def test_what_a_claim_lacks(tmp_path):
 
 
 def test_a_claims_file_names_what_it_has():
-    content = {"methods": {"A": {"module": "fdse"}}, "idea": "", "decides": [], "tables": [], "axes": {},
-               "not_planned": [], "specifications": [{"name": "text", "why": "w", "dataset": "digits"}],
-               "claims": [{"id": "c", "says": "", "quotation": "", "place": "", "table": "fdse-1",
-                           "dataset": "d", "columns": [], "rows": [], "methods": ["A", "B"], "own": "text",
-                           "metric": "best/ALL"}]}
-    with pytest.raises(ValueError, match="c names a method"):
+    content = tomllib.loads((ROOT / "claims" / "fdse.toml").read_text())
+    content["claims"][0]["methods"] = ["FDSE", "FedX"]
+    with pytest.raises(ValueError, match="fdse-all names a method"):
         read_paper("fdse", content)
-    content["specifications"][0]["choices"] = {"rate": "0.01"}
-    with pytest.raises(ValueError, match="rate = 0.01 is on no axis"):
+    content["specifications"][1]["choices"] = {"tau": "3"}
+    with pytest.raises(ValueError, match="tau = 3 is on no axis"):
         read_paper("fdse", content)
     with pytest.raises(ValueError, match="FDSE, M0: 0 published numbers"):
         printed_gain(dataclasses.replace(CLAIM, columns=["M0"]), {table.id: table for table in TABLES})
@@ -267,8 +245,6 @@ def test_printed_gains_by_hand():
     assert by_id["fdse-all"].printed == pytest.approx(87.15 - 82.60)
     assert by_id["fdse-all"].levels == pytest.approx([87.15, 82.60])
     assert by_id["fdse-all"].own.deviation == pytest.approx((2.06 ** 2 + 3.14 ** 2) ** 0.5)
-    assert [by_id[f"fdse-{module}"].printed for module in "abc"] == pytest.approx([3.04, 2.33, 1.20])
-    assert by_id["fedcir-pacs"].printed == pytest.approx(58.81 - 52.61)
     assert by_id["fedgala-10"].printed == pytest.approx(1.4) and by_id["fedgala-10"].own.deviation is None
 
 
@@ -302,8 +278,19 @@ def test_specifications_differ_from_answer_a_in_their_choices_alone():
         assert all(one.specification.other_data for one in answer.illustrations)
 
 
+def test_another_claims_runs_change_no_answer(tmp_path):
+    """Nor its interval, corrected or not: the correction counts the claims at the rule's commit."""
+    before = ANSWERS[0].own, [one.gain(0.05 / claims.CLAIMS) for one in ANSWERS[0].measured]
+    lines = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").open()]
+    more = lines_of({"fdse": [0.5] * 5, "fedavg": [0.4] * 5})
+    every = answers(PAPERS, TABLES, Records(write_records(tmp_path / "r.jsonl", lines + more)))
+    assert [one.gain(0.05 / claims.CLAIMS) for one in every[0].measured] == before[1]
+    assert len(ANSWERS) == claims.CLAIMS == 18
+
+
 def test_the_rule_is_older_than_what_it_judges():
-    """Its commit has the date that the pages name."""
+    """Its commit has the date that the pages name, and then there were as many claims as now."""
+    assert len(ANSWERS) == claims.CLAIMS == 18
     words = ["git", "-C", str(ROOT), "log", "--diff-filter=A", "--format=%cI", "--", "claims/RULE.md"]
     dates = subprocess.run(words, capture_output=True, text=True).stdout.split()
     if not dates:

@@ -131,26 +131,18 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
     assert torch.allclose(logits[DEVICE], logits["cpu"], rtol=LOGITS, atol=LOGITS)
 
 
-def test_a_run_says_on_what_it_was(tmp_path):
-    result = run_here("fedavg", tmp_path, "--device", DEVICE, "--deterministic")
-    if DEVICE == "cpu":
-        assert result["hardware"]["gpu"] is None
-        return
-    hardware = result["hardware"]
-    assert hardware["gpu"] == torch.cuda.get_device_name(DEVICE) and hardware["gpu_peak_memory_mib"] > 0
-    assert hardware["deterministic"]
-    torch.set_deterministic_debug_mode("default")
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_deterministic_runs_are_the_same(tmp_path, method):
     """To the byte, unless PyTorch warns of an operator that has no deterministic algorithm."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for out in ("a", "b"):
-            run_here(method, tmp_path / out, *one_run(method), "--device", DEVICE, "--deterministic")
+            result = run_here(method, tmp_path / out, *one_run(method), "--device", DEVICE, "--deterministic")
     torch.set_deterministic_debug_mode("default")
-    same = same_metrics(tmp_path / "a", tmp_path / "b")
+    hardware, same = result["hardware"], same_metrics(tmp_path / "a", tmp_path / "b")
+    if DEVICE != "cpu":
+        assert hardware["gpu"] == torch.cuda.get_device_name(DEVICE) and hardware["gpu_peak_memory_mib"] > 0
+        assert hardware["deterministic"]
     without = sorted({str(w.message).split()[0] for w in caught if "deterministic" in str(w.message)})
     if without:
         bytes_are = "the same bytes" if same else "other bytes"

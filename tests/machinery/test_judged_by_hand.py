@@ -1,14 +1,13 @@
-"""What judges a user's method, by hand: the benchmark's columns, the rounds that count, which images a run
-has, and the precision inside a network."""
+"""What judges a user's method, by hand: the benchmark's columns, the rounds that count, and the
+precision inside a network."""
 
 from types import SimpleNamespace
 
-import common
 from plumbing.several import accuracies_of
 from reproduce import benchmark
 from reproduce.benchmark_pages import (accuracy_rows, cell, columns_of, compared, contrast_words, distinct,
                                        megabytes, untrained_words, verdict)
-from tests.conftest import parsed, run_all, run_here
+from tests.conftest import parsed, run_all
 
 import pytest
 import torch
@@ -95,24 +94,6 @@ def test_three_unequal_targets_and_their_best_round():
         results.append({"args": {"target": target}, "best": {"target": best}, "last": {"target": last}})
     assert accuracies_of(results, "best") == pytest.approx({"a": 0.9, "b": 0.6, "c": 0.3, "mean": 0.6})
     assert columns_of({7: results}, "last")["mean"] == pytest.approx({7: 50.0})
-
-
-# Which images a run has
-
-
-def test_images_of_lost_uploads_count(tmp_path):
-    """A client whose upload is lost has trained on them."""
-    counted = {}
-    for drop in (0, 0.99):
-        result = run_here("fedavg", tmp_path / str(drop), "--drop", drop, "--rounds", 2)
-        counted[drop] = result["images_per_second"] * result["seconds"]["train"]
-    trained = sum(len(client.train) for client in common.split(*dataset_of())[0])
-    assert counted[0] == pytest.approx(2 * trained, rel=0.01) == counted[0.99]
-
-
-def dataset_of() -> tuple:
-    args = parsed("fedavg", "--scale", "smoke", "--precision", "fp32")
-    return common.open_dataset(args), args
 
 
 # Inside the network

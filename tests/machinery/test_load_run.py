@@ -12,7 +12,7 @@ from reproduce.benchmark import entry_of
 from plumbing.errors import UserError
 from plumbing.files import load_file
 from tests.conftest import ROOT, interrupted, run_here
-from tests.finished_runs import changed_copy, labelled_runs, unlabelled_runs
+from tests.finished_runs import labelled_runs, unlabelled_runs
 from tests.three_clients import same
 
 import pytest
@@ -56,22 +56,19 @@ def test_what_is_known_of_it(runs):
     assert loading.load_run(runs / "fedavg-indomain").run.round == best
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fdse"])
-def test_the_exported_network_gives_the_same_of_any_batch(runs, method, tmp_path, monkeypatch):
+def test_the_exported_network_gives_the_same_of_any_batch(runs, tmp_path, monkeypatch):
     """The lines of docs/runs.md, but for the run's folder."""
     page = (ROOT / "docs" / "runs.md").read_text()
     (lines,) = [lines for lines in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "export" in lines]
     monkeypatch.chdir(tmp_path)
     given = {}
-    exec(lines.replace("runs/fdse-...", str(runs / f"{method}-indomain")), given)
+    exec(lines.replace("runs/fdse-...", str(runs / "fdse-indomain")), given)
     x = torch.rand(5, 1, 28, 28)
     exported = torch.export.load("fdse.pt2").module()
     assert_close(exported(x), given["net"](x))
 
 
-@pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28, dtype=torch.uint8),
-                                    torch.zeros(1, 3, 32, 28, dtype=torch.uint8),
-                                    torch.zeros(3, 28, 28, dtype=torch.uint8)])
+@pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28).byte()])
 def test_other_pixels_are_refused(pixels):
     run = loading.Trained(common.Args(device="cpu"), "a", 1, ("x", "y"), 3)
     with pytest.raises(UserError, match="uint8 of the shape .N, 3, 28, 28., as this run's images are"):
@@ -110,8 +107,8 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path, text):
     script.write_text(text)
     mine = loading.method_in(script, "mine")
     assert "own_mine" in (mine.Server.__module__, mine.Client.__module__)
-    args = mine.arguments(["--scale", "smoke", "--no-figures", "--out", str(tmp_path / "run")])
-    common.run(mine.Server, mine.Client, args)
+    flags = ["--scale", "smoke", "--image-size", "8", "--no-figures", "--out", str(tmp_path / "run")]
+    common.run(mine.Server, mine.Client, mine.arguments(flags))
     assert loading.load_run(tmp_path / "run", script=script).run.round > 0
     assert compare.runs_in([tmp_path / "run"])[0].key["method"] == entry_of(str(script)).name == "mine"
     with pytest.raises(UserError, match="'mine' is no method of this repo.* take a file elsewhere as script"):
@@ -143,24 +140,6 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
     (tmp_path / "best.pt").unlink()
     with pytest.raises(UserError, match="best.pt: no such file of checkpoint"):
         loading.load_run(tmp_path)
-
-@pytest.mark.parametrize("content", [{"identity": "{}"}, {"identity": "[]"}, [1], None])
-def test_a_file_that_is_no_state(runs, tmp_path, content):
-    folder = changed_copy(runs / "fedavg-indomain", tmp_path / "a", "best.pt", b"damaged")
-    if content is not None:
-        torch.save(content, folder / "best.pt")
-    with pytest.raises(UserError, match="best.pt (cannot be read|is no whole checkpoint)"):
-        loading.load_run(folder)
-
-
-def test_a_state_of_another_network(runs, tmp_path):
-    shutil.copytree(runs / "fedavg-indomain", tmp_path / "a")
-    saved = load_file(tmp_path / "a" / "best.pt", "checkpoint")
-    del saved["server"]["w"]["head.bias"]
-    torch.save(saved, tmp_path / "a" / "best.pt")
-    with pytest.raises(UserError, match="does not fit fedavg as it is now"):
-        loading.load_run(tmp_path / "a")
-
 
 def test_a_run_by_other_code(runs, tmp_path):
     shutil.copytree(runs / "fedavg-indomain", tmp_path / "a")

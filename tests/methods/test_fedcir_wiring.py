@@ -140,11 +140,11 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
         assert_close(in_double(server.w_g), w_g, **CLOSE)
         assert_close(server.mu_g.double(), mu_g, **CLOSE)
         assert_close(server.sigma_g.double(), sigma_g, **CLOSE)
-        assert server.adam.keys() == adam.keys()
+        assert server.g_optimizer.keys() == adam.keys()
         for name, (m, v, s) in adam.items():
-            assert_close(server.adam[name]["exp_avg"].double(), m, **CLOSE)
-            assert_close(server.adam[name]["exp_avg_sq"].double(), v, atol=1e-8, rtol=1e-4)
-            assert server.adam[name]["step"] == s
+            assert_close(server.g_optimizer[name]["exp_avg"].double(), m, **CLOSE)
+            assert_close(server.g_optimizer[name]["exp_avg_sq"].double(), v, atol=1e-8, rtol=1e-4)
+            assert server.g_optimizer[name]["step"] == s
     of.some_were_clipped()
     if "align" in terms:
         assert (sigma_g == args.sigma_min).any() and (sigma_g > args.sigma_min).any()
