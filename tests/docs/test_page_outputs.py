@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 SHOWN = [(name, block, output) for name in ("start", "own")
          for block, output in shown((ROOT / f"docs/{name}.md").read_text()).items()]
-FEW = "--rounds 1 --epochs 1"
+FEW = "--rounds 1 --epochs 1 --image-size 8 --no-figures"
 
 
 @pytest.fixture(params=SHOWN, ids=lambda case: f"{case[0]}: {case[1].splitlines()[0][:60]}")
@@ -34,9 +34,8 @@ def small_domains(monkeypatch):
 
     def opened(args) -> common.Dataset:
         dataset = whole(args)
-        for i, domain in enumerate(dataset.domains):
-            size = 40 + 10 * i
-            domain.images, domain.labels = domain.images[:size], domain.labels[:size]
+        for size, domain in enumerate(dataset.domains, 4):
+            domain.images, domain.labels = domain.images[:10 * size], domain.labels[:10 * size]
         return dataset
     monkeypatch.setattr(common, "open_dataset", opened)
 
@@ -45,18 +44,18 @@ def quick(words: list[str]) -> list[str]:
     """The words of a command that trains for a round."""
     if "reproduce.benchmark" in words:
         return [*(word.replace("--rounds 20", FEW) for word in words), "--jobs", "1"]
-    return words if "reproduce.compare" in words else [*words, *FEW.split(), "--image-size", "16"]
+    return words if "reproduce.compare" in words else [*words, *FEW.split()]
 
 
 @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # a program is started where it is imported
 def test_the_program_prints_such_lines(case, small_domains, monkeypatch, capsys):
     commands, output = case
     for words in map(quick, commands):
-        if words[0] == "-m":
-            monkeypatch.setattr(sys, "argv", words[1:])
+        named = words[0] == "-m"
+        monkeypatch.setattr(sys, "argv", words[named:] if named else [str(ROOT / words[0]), *words[1:]])
+        if named:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
-            monkeypatch.setattr(sys, "argv", [str(ROOT / words[0]), *words[1:]])
             runpy.run_path(sys.argv[0], run_name="__main__")
     said = capsys.readouterr()
     lines = [line for line in output.splitlines() if not line.startswith("  ")]

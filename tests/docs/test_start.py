@@ -37,17 +37,14 @@ def module_of(diff: str, folder: Path, monkeypatch, method: str = "fedavg"):
 
 def test_the_printed_fedprox_is_fedprox(tmp_path, monkeypatch):
     """Two rounds with a term as large as the loss, after which it is not FedAvg's model."""
-    diff = blocks(PAGE, "diff")[-1]
     shown, = blocks((ROOT / "README.md").read_text(), "python")
     assert shown in (ROOT / "fdse.py").read_text()
-    changed = module_of(diff, tmp_path, monkeypatch)
-    flags = [str(flag) for flag in FLAGS]
+    changed = module_of(blocks(PAGE, "diff")[-1], tmp_path, monkeypatch)
     models = []
-    for module, mu in ((changed, ["--mu", "4"]), (fedprox, ["--mu", "4"]), (fedavg, [])):
-        server, clients, _ = federation(module, module.arguments([*flags, *mu]))
+    for module, flags in ((changed, ["--mu", "4"]), (fedprox, ["--mu", "4"]), (fedavg, [])):
+        server, clients, _ = federation(module, module.arguments([*map(str, FLAGS), *flags]))
         for t, chosen in enumerate(ROUNDS[:2]):
-            uploads = {k: clients[k].train(copied(server.download(k)), t) for k in chosen}
-            server.update(uploads, t)
+            server.update({k: clients[k].train(copied(server.download(k)), t) for k in chosen}, t)
         models.append(server.w)
     assert_close(models[0], models[1], **CLOSE)
     assert not torch.allclose(models[0]["head.weight"], models[2]["head.weight"], rtol=0.01)

@@ -87,5 +87,12 @@ def test_what_comes_down_says_how_it_comes_back():
     assert expected == layout({"w": down["w"], "n": up["n"]})
     with pytest.raises(UserError, match=r"client b: expected torch.float32 \(2,\) in w.x of the upload"):
         check_answer("client b", up, {}, expected)
-    with pytest.raises(UserError, match="n is 0 in the upload; expected at least 1"):
-        check_answer("client b", {"n": torch.tensor(0)}, {}, layout({"n": torch.tensor(0)}))
+
+
+@pytest.mark.parametrize("n, shown", [
+    (torch.tensor(0), "0"), (torch.zeros(0), r"\[\]"), (torch.tensor(1j), "1j"),
+    ({"a": torch.ones(1)}, "dict"),
+])
+def test_counts_that_are_none(n, shown):
+    with pytest.raises(UserError, match=f"n is {shown} in the upload; expected at least 1"):
+        check_answer("client b", {"n": n}, {}, layout({"n": n}))

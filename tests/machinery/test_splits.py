@@ -34,14 +34,12 @@ def parts(folder: Path, *flags) -> dict[str, set[str]]:
     """{file: the parts of all clients and targets that it is in}."""
     args = flags_of(folder, *flags)
     dataset = common.open_dataset(args)
-    first = {d.name: i * 20 for i, d in enumerate(dataset.domains)}
     found = {name: set() for name in FILES}
     sources, targets = common.split(dataset, args)
     for client in sources + targets:
+        start = 20 * client.name.startswith("south")  # with --clients the rows are those of all domains
         for part in PARTS:
-            data = getattr(client, part)
-            for row in data.index.tolist():
-                start = 0 if args.clients else first[client.name.rpartition("-")[0] or client.name]
+            for row in getattr(client, part).index.tolist():
                 found[FILES[start + row]].add(part)
     return found
 
@@ -65,12 +63,12 @@ def test_groups_never_cross_parts(folder, flags, seed):
     rows = [(name, "test" if name == "north/ill/3.png" else "", int(name[-5]) % 5) for name in FILES]
     write_split(folder, rows)
     found = parts(folder, *flags, "--seed", seed, "--split", "0.4/0.3/0.3")
-    of_patient = {}
+    of_patient = [set() for _ in range(5)]
     for name, there in found.items():
         assert len(there) == 1
-        of_patient.setdefault(int(name[-5]) % 5, set()).update(there)
-    assert all(len(there) == 1 for there in of_patient.values())
-    assert of_patient[3] == {"test"} and set().union(*of_patient.values()) == set(PARTS)
+        of_patient[int(name[-5]) % 5] |= there
+    assert all(len(there) == 1 for there in of_patient)
+    assert of_patient[3] == {"test"} and set().union(*of_patient) == set(PARTS)
 
 
 def test_without_groups_the_rest_is_cut_as_always(folder):
@@ -79,11 +77,10 @@ def test_without_groups_the_rest_is_cut_as_always(folder):
     assert parts(folder) == plain
 
 
-def sizes(folder: Path, *flags) -> list[list[int]]:
-    """Of each client the images to train, to validate and to test."""
+def clients_of(folder: Path, *flags) -> list[common.ClientData]:
     args = flags_of(folder, *flags)
     clients, _ = common.split(common.open_dataset(args), args)
-    return [[len(getattr(client, part)) for part in PARTS] for client in clients]
+    return clients
 
 
 @pytest.mark.parametrize("patients", [3, 4, 5, 7])
@@ -91,26 +88,25 @@ def test_each_part_has_a_patient_of_a_small_site(folder, patients):
     """Sites of a few patients were refused at each seed."""
     write_split(folder, [(name, "", f"{name[:5]} {int(name[-5]) % patients}") for name in FILES])
     for seed in range(5):
-        for of_client in sizes(folder, "--seed", seed):
-            assert min(of_client) >= 2 and sum(of_client) == 20
-            assert patients == 3 or of_client[0] >= 8
+        for client in clients_of(folder, "--seed", seed):
+            sizes = [len(getattr(client, part)) for part in PARTS]
+            assert min(sizes) >= 2 and sum(sizes) == 20
+            assert patients == 3 or sizes[0] >= 8
 
 
-@pytest.mark.parametrize("count, expected", [(3, [1, 1, 1]), (5, [3, 1, 1]), (10, [8, 1, 1])])
-def test_each_part_has_a_rare_class(folder, count, expected):
+@pytest.mark.parametrize("count, flags, expected", [
+    (3, [], [1, 1, 1]), (5, [], [3, 1, 1]), (10, [], [8, 1, 1]), (10, ["--clients-per-domain", "2"], None),
+])
+def test_each_part_has_a_rare_class(folder, count, flags, expected):
     """Beside 60 images of the other one; its part of the test was empty."""
     write_images(folder, ("west",), ("healthy",), 60)
     write_images(folder, ("west",), ("ill",), count)
-    for flags in ([], ["--clients-per-domain", "2"])[:2 if count == 10 else 1]:
-        for seed in range(5):
-            args = flags_of(folder, "--seed", seed, *flags)
-            clients, _ = common.split(common.open_dataset(args), args)
-            ill = [0, 0, 0]
-            for client in clients:
-                if client.name.startswith("west"):
-                    of_client = [int((getattr(client, part).labels == 1).sum()) for part in PARTS]
-                    ill = [a + b for a, b in zip(ill, of_client)]
-            assert ill == expected if not flags else min(ill) >= 1 and sum(ill) == count
+    for seed in range(5):
+        ill = [0, 0, 0]
+        for client in clients_of(folder, "--seed", seed, *flags):
+            if client.name.startswith("west"):
+                ill = [n + int(getattr(client, part).labels.sum()) for n, part in zip(ill, PARTS)]
+        assert ill == expected if expected else min(ill) >= 1 and sum(ill) == count
 
 
 def test_small_parts_have_turns_of_the_classes():
@@ -139,8 +135,7 @@ def test_each_part_has_a_patient_of_a_rare_class():
 
 
 def test_what_a_metric_needs_is_looked_for_before_training(folder, capsys):
-    rows = [(name, "train", "") for name in FILES if "/ill/" in name]
-    write_split(folder, rows, ("file", "part", "group"))
+    write_split(folder, [(name, "train", "") for name in FILES if "/ill/" in name])
     fails(capsys, 2, "--metric auc needs images of every class to validate with", run_all, "fedavg",
           flags_of(folder, "--metric", "auc"))
     assert not (folder.parent / "run" / "metrics.jsonl").exists()
