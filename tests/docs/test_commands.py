@@ -83,8 +83,8 @@ class Parsed(Exception):
 
 def parse_pytest(flags: list[str]) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
-    parser.add_argument("-m", choices=[marker.split(":")[0] for marker in markers])
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    parser.add_argument("-m", choices=[marker.split(":")[0] for marker in settings["markers"]])
     parser.add_argument("-n", type=int)
     parser.add_argument("files", nargs="*")
     files_are_there(parser.parse_args(flags).files)
@@ -124,18 +124,17 @@ def parse_method(program: str, flags: list[str]) -> None:
 
 def parse_module(name: str, flags: list[str]) -> None:
     """Another program of the repository: up to where its parser has taken the flags."""
-    assert (ROOT / f"{name.replace('.', '/')}.py").exists() or (ROOT / name.replace(".", "/")).is_dir(), name
+    path = ROOT / name.replace(".", "/")
+    assert path.with_suffix(".py").exists() or path.is_dir(), name
     parse_args = argparse.ArgumentParser.parse_args
 
     def stop(*words, **how):
         parse_args(*words, **how)
         raise Parsed
-    if name == "docs.build":
-        pytest.importorskip("markdown_it", reason="needs `pip install -r requirements-docs.txt`")
-    if name == "deploy.node":
-        pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
-    main = f"{name}.__main__" if (ROOT / name.replace(".", "/")).is_dir() else name
-    module = importlib.import_module(main)
+    for program, library, file in (("docs.build", "markdown_it", "docs"), ("deploy.node", "flwr", "deploy")):
+        if name == program:
+            pytest.importorskip(library, reason=f"needs pip install -r requirements-{file}.txt")
+    module = importlib.import_module(f"{name}.__main__" if path.is_dir() else name)
     expected = (Parsed, SystemExit) if {"--help", "--help-all"} & {*flags} else Parsed
     with pytest.MonkeyPatch.context() as patch, pytest.raises(expected):
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
@@ -182,13 +181,12 @@ OTHERS = [command for command in RUN if command not in TRAINING]
 def tiny_dataset(args: common.Args) -> common.Dataset:
     """Instead of common.open_dataset: domains of noise with the names and classes of the dataset."""
     names = common.known_domains(args.dataset) or [f"camera_{i}" for i in range(10)]
-    classes, channels = common.DIGITS, 1
-    if args.dataset in FOLDERS:
-        classes, channels = FOLDERS[args.dataset].classes or classes, 3
+    folders = FOLDERS.get(args.dataset)
+    classes = folders and folders.classes or common.DIGITS
     count = max(40 if args.clients_per_domain == 1 else 400, 2 * len(classes))  # one to fit, one to test
+    shape = (count, args.image_size, args.image_size, 3 if folders else 1)
     domains = []
     for name in names:
-        shape = (count, args.image_size, args.image_size, channels)
         images = torch.randint(0, 256, shape, dtype=torch.uint8).permute(0, 3, 1, 2)
         domains.append(common.Domain(name, images, torch.arange(count) % len(classes)))
     return common.Dataset(domains, classes)
@@ -199,15 +197,15 @@ def tiny_dataset(args: common.Args) -> common.Dataset:
 def test_each_training_runs(command, tmp_path, monkeypatch, capsys):
     """As its own program, in this process; an exit code would be a SystemExit."""
     program, flags = program_of(substituted(command, tmp_path))
-    short = [*SHORT, "--out", str(tmp_path / "run")]
-    if program.startswith("official"):
-        short += ["--image-size", "160"] if PROGRAMS[program].arguments(flags).dataset in FOLDERS else []
-    elif PROGRAMS[program].arguments(flags).dataset in FOLDERS:
-        short += ["--image-size", "64"]
+    file, short = PROGRAMS[program].__file__, [*SHORT, "--out", str(tmp_path / "run")]
+    if PROGRAMS[program].arguments(flags).dataset in FOLDERS:
+        short += ["--image-size", "160" if program.startswith("official") else "64"]
+    if program.endswith("fedadg"):
+        short += ["--E0", "1", "--epochs", "2"]  # at least one epoch is adversarial
     flags = [flag for flag in flags if flag not in ("--scale", "laptop")]
-    monkeypatch.setattr(sys, "argv", [PROGRAMS[program].__file__, *flags, *short])
+    monkeypatch.setattr(sys, "argv", [file, *flags, *short])
     monkeypatch.setattr(common, "open_dataset", tiny_dataset)
-    runpy.run_path(PROGRAMS[program].__file__, run_name="__main__")
+    runpy.run_path(file, run_name="__main__")
     assert [*(tmp_path / "run").rglob("result.json")]
 
 

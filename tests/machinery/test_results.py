@@ -6,7 +6,7 @@ import subprocess
 
 from plumbing.results import untrained
 from reproduce.records import Records
-from tests.conftest import ROOT, one_run, parsed, run_all
+from tests.conftest import ROOT, one_run, parsed, run_all, small_images
 from tests.small_table import recorded
 
 import pytest
@@ -76,8 +76,8 @@ def test_a_few_images_tell_nothing():
 @pytest.mark.parametrize("method, flags, says", [
     ("fedavg", ["--scale", "smoke"], True),
     ("fedavg", ["--scale", "smoke", "--protocol", "lodo", "--target", "d30"], True),
-    ("fedavg", ["--rounds", "4", "--lr", "0.03"], False),
-    ("fedgala", ["--scale", "smoke", *one_run("fedgala")], False),  # no classifier is trained
+    ("fedavg", ["--rounds", "4", "--lr", "0.03", "--image-size", "14"], False),
+    ("fedgala", ["--scale", "smoke", *one_run("fedgala"), *small_images("fedgala")], False),  # no classifier
 ])
 def test_runs_on_digits(tmp_path, capsys, method, flags, says):
     run_all(method, parsed(method, *flags, "--precision", "fp32", "--no-figures", "--out", tmp_path))
