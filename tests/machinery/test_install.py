@@ -128,4 +128,4 @@ def test_a_method_elsewhere_imports_the_installed_package(tmp_path):
     tops = {Path(file).parts[0].removesuffix(".py") for file in hashed}
     assert tops == {"common", "fedavg", "plumbing", ".."}
     assert said[0].startswith("mine on digits") and said[1].startswith("fedprox on digits")
-    assert said[2].startswith(f"fedavg: CleanFDG {PROJECT['project']['version']}, torch ")
+    assert said[2].startswith(f"mine: CleanFDG {PROJECT['project']['version']}, torch ")
