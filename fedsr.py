@@ -10,7 +10,6 @@ r(z|y). Down: w. Up: w_k.
 
 Paper                                                      This file
 Eq. (1)         the plain mean over the clients            Server.update
-Eqs. (2)-(3)    marginals; (12)-(16), (19) bounds          - (not computed)
 Eqs. (4)-(5)    p(z|x); the prediction as a mean over z    GaussianNet
 Eq. (6)         the loss -log E[p(y|z)]                    - (its bound, Eq. (7), as in the paper)
 Eqs. (7)-(8)    cross-entropy of one sample of z           Client.train
@@ -18,6 +17,7 @@ Eq. (9)         the local objective                        Client.train
 Eqs. (10)-(11)  L2R                                        l2r
 Eqs. (17)-(18)  CMI, with the r(z|y) of App. B             cmi, Reference
 Eq. (46)        KL of two Gaussians                        gaussian_kl
+Eqs. (2)-(3), (12)-(16), (19)-(45) define, bound or prove; nothing of them is computed.
 Symbols as in the paper: w, mu, sigma, r(z|y), K clients, E local iterations (--steps). --variant fedl2r: L2R
 alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone; fedavg: neither, the FedAvg row of the
 tables; fedcir: FedSR as in FedCiR's Table 1. Fig. 1 of App. C.2: python -m reproduce.measures tsne. Left out:
@@ -78,7 +78,7 @@ class Args(common.Args):
 
 
 # 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate FedSR's accuracy still
-# rises after them. Settings that get further: --lr 0.01 --clip 5, and --augment fedsr-crops beside it
+# rises when they end. Settings that get further: --lr 0.01 --clip 5, and --augment fedsr-crops
 # (docs/methods/fedsr.md).
 CHOSEN = "text, App. C.1"
 MNIST = (source("text, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,

@@ -13,7 +13,7 @@ Paper                                                  This file
 Eqs. (1)-(2)  mixture of global and local network      Client.mix
 Eq. (3)       mu_k = min(lambda_k d_k, 1)              Client.mix, divergence (d_k)
 Sec. 4        autoscaler, lambda_k = tau / d_k         Client.mix
-Sec. 3        BYOL on the client                       Client.train, learners.Learner
+Sec. 3        BYOL on the client                       Client.train, fedgala.Learner
 Sec. 3        FedAvg on the server                     Server.update
 Symbols: d_k how far the own encoder is from the global one, tau the mu_k of the first mixture (--autoscale),
 m momentum of the target network (--ema). --autoscale 0 does not mix: FedBYOL with a shared predictor, also
@@ -43,7 +43,7 @@ from dataclasses import dataclass
 import common
 from common import (ClientData, Payload, adam, arg, autocast, average, backbone, batches, load,
                     optimizer_state, parameters, parse, run, sgd, source, state)
-from learners import Learner, chance_loss
+from fedgala import Learner, chance_loss
 
 import torch
 from torch import Tensor, nn

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 import fedgala
 from common import Payload, arg, average, flatten, parse, pick, run, source
-from fedgala import LAPTOP, OPTIMIZER, PAPER, SMOKE, Client, cosine, weighted_sum
-from learners import Learner
+from fedgala import LAPTOP, OPTIMIZER, PAPER, SMOKE, Client, Learner, cosine, weighted_sum
 
 import torch
 from torch import Tensor

@@ -18,8 +18,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 # The top names of this package: where pip has installed it, other libraries lie beside it.
-NAMES = ("common", "fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir", "learners", "reproduce_tables",
-         "plumbing", "reproduce", "baselines", "official", "deploy")
+NAMES = ("common", "fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir", "reproduce_tables", "plumbing",
+         "reproduce", "baselines", "official", "deploy")
 
 
 def code(method_file: Path) -> dict:

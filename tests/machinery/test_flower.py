@@ -44,6 +44,8 @@ def test_drop_loses_uploads_after_the_training(tmp_path, monkeypatch):
     assert result["bytes"]["up"] == sum(log["bytes_up"] for e in rounds for log in e["clients"].values())
     trained = result["images_per_second"] * result["seconds"]["train"]
     assert trained == pytest.approx(6 * 6 * 32, rel=0.01)  # of 40 images of each domain, in each round
+    other = parsed("fedavg", "--drop", 0.8, "--seed", 1)
+    assert left != {t: [k for k in range(6) if not common.is_dropped(other, t, k)] for t in range(6)}
 
 
 @pytest.mark.slow
@@ -58,7 +60,7 @@ def test_every_method_goes_on_without_some_uploads(tmp_path, method):
     (torch.full((10,), torch.inf), ".* no longer finite"),
 ])
 def test_an_upload_that_does_not_fit_is_refused(tmp_path, capsys, monkeypatch, bias, words):
-    """What else does not fit: test_nodes.py, on nodes."""
+    """What else does not fit: test_payloads.py."""
     client = METHODS["fedavg"][0].Client
     train = client.train
 

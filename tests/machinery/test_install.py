@@ -32,7 +32,7 @@ if __name__ == "__main__":
 def test_all_code_that_a_run_needs_is_in_the_package():
     """And the files that it reads beside it."""
     modules = {f"{name}.py" for name in PACKAGED["py-modules"]}
-    assert modules == {*METHOD_FILES, "common.py", "learners.py", "reproduce_tables.py"}
+    assert modules == {*METHOD_FILES, "common.py", "reproduce_tables.py"}
     assert {*PACKAGED["py-modules"], *PACKAGED["packages"]} - {"reproduce.measures"} == {*provenance.NAMES}
     folders = {name.replace(".", "/") for name in PACKAGED["packages"]}
     floors = ("plumbing", "reproduce", "baselines", "official", "deploy")

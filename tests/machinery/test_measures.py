@@ -5,7 +5,7 @@ import json
 
 import common
 import fdse
-import learners
+import fedgala
 from common import batches, flatten, load, seed_all
 from plumbing.errors import UserError
 from reproduce.measures.command import main
@@ -257,7 +257,7 @@ def test_covariance_and_cosine_of_known_gradients(unlabelled, monkeypatch):
         bias = model.get_parameter("g.3.bias")
         others = sum(0 * p.sum() for p in model.parameters())
         return others + (bias * torch.linspace(next(slopes), -1, bias.numel())).sum()
-    monkeypatch.setattr(learners.Learner, "loss", loss)
+    monkeypatch.setattr(fedgala.Learner, "loss", loss)
     run = rebuilt(unlabelled)
     pair = gradient_pairs(run, 1)["pairs"]["d15 / d30"]
     fed = run.federation

@@ -11,7 +11,7 @@ import common
 from baselines import (ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedproc, lgfedavg,
                        moon, scaffold)
 from fedcir import ModelAndGenerator
-from learners import Learner
+from fedgala import Learner
 from plumbing.runfolder import copied
 from tests.conftest import ROOT, parsed
 

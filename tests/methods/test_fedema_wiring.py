@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import common
 from baselines import fedema
-from learners import Learner
+from fedgala import Learner
 from tests.conftest import parsed
 from tests.plain_torch import State, in_double, is_trained
 from tests.three_clients import mean

@@ -4,7 +4,6 @@ import dataclasses
 
 import common
 import fedgala
-import learners
 from tests.conftest import PROGRAMS, metrics, parsed, run_here
 
 import pytest
@@ -52,7 +51,7 @@ def test_similarities_are_float32_under_autocast():
     z, queue = torch.randn(6, 4), normalize(torch.randn(5, 4))
 
     def losses() -> list[Tensor]:
-        return [learners.nt_xent(z, 0.1), learners.info_nce(z, z + 0.1, queue, 0.1)]
+        return [fedgala.nt_xent(z, 0.1), fedgala.info_nce(z, z + 0.1, queue, 0.1)]
 
     with torch.autocast("cpu", torch.bfloat16):
         under_autocast = losses()
@@ -149,11 +148,11 @@ def test_chance_loss(ssl):
     alike = torch.ones(4, 3)
     right, up = tensor([[1.0, 0.0]]), tensor([[0.0, 1.0]])
     at_chance = {
-        "moco": learners.info_nce(alike, alike, unit(torch.ones(6, 3)), args.temperature),
-        "byol": 2 * learners.regression(right, up),
-        "simsiam": -learners.mean_cosine(right, up),
+        "moco": fedgala.info_nce(alike, alike, unit(torch.ones(6, 3)), args.temperature),
+        "byol": 2 * fedgala.regression(right, up),
+        "simsiam": -fedgala.mean_cosine(right, up),
     }
-    assert learners.chance_loss(args, 100) == pytest.approx(float(at_chance[ssl]), abs=1e-6)
+    assert fedgala.chance_loss(args, 100) == pytest.approx(float(at_chance[ssl]), abs=1e-6)
 
 def test_domains_that_are_neither_source_nor_target_are_left_out(tmp_path):
     one = run_here("fedgala", tmp_path, *RUN, "--sources", "d0,d15", "--target", "d60")

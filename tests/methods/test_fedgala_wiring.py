@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import common
 import fedgala
-import learners
 import official.fedgala
 from tests.conftest import ROOT, metrics, parsed, run_here
 from tests.plain_torch import State, adam_step, batch_norm, in_double, is_trained, leaves_of, linear
@@ -40,12 +39,12 @@ def method_of(args):
     return sys.modules[type(args).__module__]
 
 
-def tiny(args) -> learners.Learner:
+def tiny(args) -> fedgala.Learner:
     """A learner whose encoder has one convolution."""
     common.seed_all(args.seed)
     body = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(),
                          nn.Flatten(), nn.Linear(3 * 8 * 8, 6))
-    learner = learners.Learner(common.Net(body, 6, 10), args)
+    learner = fedgala.Learner(common.Net(body, 6, 10), args)
     if getattr(args, "predictor", "local") == "shared":
         learner.travels = ("f.", "g.", "q.")
     return learner
@@ -386,7 +385,7 @@ def official_learner(*flags):
                       "--temperature", 0.07, "--align-unit", "tensor", "--ga-unit", "tensor",
                       "--ga-vectors", "scaled", *flags)
     body = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU())
-    net = learners.Learner(common.Net(body, 5, 10), args)
+    net = fedgala.Learner(common.Net(body, 5, 10), args)
     net.load_state_dict(waves(net.state_dict()))
     data = SimpleNamespace(train=range(12))
     return args, net, official.fedgala.Server(args, net, 3), fedgala.Client(args, net, 0, data)
@@ -394,9 +393,9 @@ def official_learner(*flags):
 
 def test_losses_are_the_official_codes():
     """Stored outputs of the authors' `info_nce_loss` and `byol_loss_fn`, to 1e-5."""
-    assert float(learners.nt_xent(wave(8, 6), 0.07)) == pytest.approx(OFFICIAL["info_nce_loss"], rel=1e-5)
+    assert float(fedgala.nt_xent(wave(8, 6), 0.07)) == pytest.approx(OFFICIAL["info_nce_loss"], rel=1e-5)
     of_rows = OFFICIAL["byol_loss_fn"]
-    ours = float(learners.regression(wave(4, 6), wave(4, 6, start=50)))
+    ours = float(fedgala.regression(wave(4, 6), wave(4, 6, start=50)))
     assert ours == pytest.approx(sum(of_rows) / len(of_rows), rel=1e-5)
 
 
