@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from plumbing.errors import UserError
-from plumbing.results import empty_figure
-from reproduce.drawing import write_figure
+from reproduce.drawing import new_panel, write_figure
 from reproduce.measures.finished import finished, labels_of
 
 import numpy as np
@@ -34,24 +32,14 @@ def classes_of(folder: str) -> list[str]:
     return json.loads((Path(folder) / "settings.json").read_text())["data"]["classes"]
 
 
-def draw(path: str, label: str, found: dict[str, np.ndarray], classes: list[str]) -> None:
-    """A panel for each matrix, coloured by the share of a true class; with few classes their numbers too."""
+def draw(path: str, title: str, matrix: np.ndarray, classes: list[str]) -> None:
+    """A matrix [C, C] of counts."""
     from sklearn.metrics import ConfusionMatrixDisplay
-    across = min(3, len(found))
-    down = math.ceil(len(found) / across)
-    figure = empty_figure((4.4 * across, 4.2 * down))
-    for panel, (name, matrix) in zip(figure.subplots(down, across, squeeze=False).flat, found.items()):
-        shown = ConfusionMatrixDisplay(matrix / matrix.sum(1, keepdims=True).clip(1), display_labels=classes)
-        shown.plot(ax=panel, cmap="Blues", colorbar=False, include_values=len(classes) <= 12,
-                   xticks_rotation="vertical", im_kw={"vmin": 0, "vmax": 1})
-        for text, count in zip(shown.text_.flat if shown.text_ is not None else (), matrix.flat):
-            text.set_text(count or "")
-        panel.set(title=f"{name}: {matrix.trace()} of {matrix.sum()} right", xlabel="predicted",
-                  ylabel="true")
-    for panel in figure.axes[len(found):]:
-        panel.set_axis_off()
-    figure.suptitle(label)
-    write_figure(path, figure)
+    panel = new_panel(5.6, 5.2)
+    ConfusionMatrixDisplay(matrix, display_labels=classes).plot(ax=panel, cmap="Blues", colorbar=False,
+                                                               xticks_rotation="vertical")
+    panel.set(title=title, xlabel="predicted", ylabel="true")
+    write_figure(path, panel.figure)
 
 
 def show(flags) -> list[dict]:
@@ -68,7 +56,7 @@ def show(flags) -> list[dict]:
                 for name, matrix in found.items()]
         print(tabulate(rows, ["", "accuracy (%)", "images"], disable_numparse=True))
         if flags.out:
-            draw(flags.out, label, found, classes)
+            draw(flags.out, f"{label}, {POOLED}", found[POOLED], classes)
         numbers.append({"folder": folder, "method": label, "which": flags.which, "classes": classes,
                         "confusion": {name: matrix.tolist() for name, matrix in found.items()}})
     return numbers
