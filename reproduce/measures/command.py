@@ -9,7 +9,6 @@ from plumbing.files import output_file, write_json
 from plumbing.settings import Parser
 from reproduce import measures
 from reproduce.commands import about, add_run_flags, one_line_on_stop
-from reproduce.drawing import check_figure_path
 from reproduce.measures import adaptation, confusion, overhead, shares
 
 # Of each command the module that has its flags and shows its numbers.
@@ -19,8 +18,6 @@ COMMANDS = {"cost": overhead, "adaptation": adaptation, "shares": shares, "confu
 def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
     with one_line_on_stop("measures", "the runs are as they were"):
-        if flags.out:
-            check_figure_path(flags.out)
         if flags.json:
             output_file(Path(flags.json), lambda start: start.split(None, 2)[1:2] == [b'"runs":'])
         numbers = COMMANDS[flags.what].show(flags)
@@ -36,9 +33,6 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         text = about(module.__doc__).replace("\n", " ")
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a finished run")
-        command.add_argument("--out", default="", metavar="FILE", help="file of the figure of pad, risk, "
-                                                                       "gradients, confusion [none]; of tsne "
-                                                                       "[tsne.png in first FOLDER]")
         command.add_argument("--json", default="", metavar="FILE",
                              help="file for the numbers, as JSON [none]")
         add_run_flags(command)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 from plumbing.errors import UserError
-from reproduce.drawing import new_panel, write_figure
+from reproduce.drawing import check_figure_path, new_panel, write_figure
 from reproduce.measures.finished import finished, labels_of
 
 import numpy as np
@@ -36,14 +37,21 @@ def draw(path: str, title: str, matrix: np.ndarray, classes: list[str]) -> None:
     """A matrix [C, C] of counts."""
     from sklearn.metrics import ConfusionMatrixDisplay
     panel = new_panel(5.6, 5.2)
-    ConfusionMatrixDisplay(matrix, display_labels=classes).plot(ax=panel, cmap="Blues", colorbar=False,
-                                                               xticks_rotation="vertical")
+    shown = ConfusionMatrixDisplay(matrix, display_labels=classes)
+    shown.plot(ax=panel, cmap="Blues", colorbar=False, include_values=len(classes) <= 12,
+               xticks_rotation="vertical")
     panel.set(title=title, xlabel="predicted", ylabel="true")
     write_figure(path, panel.figure)
 
 
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="", metavar="FILE", help="file of the figure of one run [none]")
+
+
 def show(flags) -> list[dict]:
     """The matrix of all clients together, the accuracy of each, the figure of one run, and the numbers."""
+    if flags.out:
+        check_figure_path(flags.out)
     if flags.out and len(flags.folders) != 1:
         raise UserError(f"--out draws the matrices of one run: give one folder, not {len(flags.folders)}", 2)
     labels, numbers = labels_of([finished(folder)["args"] for folder in flags.folders]), []
