@@ -20,11 +20,12 @@ from pathlib import Path
 
 from plumbing.catalog import is_custom, short_name, shortlist
 from plumbing.errors import AfterTheRound, Interrupted, UserError, handled, tell
-from plumbing.files import load_file, locked, save, write_json, write_whole
+from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
 from plumbing.parts import table_of_images
+from plumbing.payloads import nbytes
 from plumbing.provenance import code, hardware
 from plumbing.results import (FILES, best_of, check_record_file, check_result, draw_curves,
-                              id_of, numbers_in, outcome, record, result_of, summary, untrained)
+                              id_of, numbers_in, numbers_of, outcome, record, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
 import numpy as np
@@ -66,7 +67,8 @@ class Run:
             check_foreign_files(run.path)
             if args.record:
                 check_record_file(Path(args.record))
-            stack.enter_context(locked(run.path / ".lock", wait=False))
+            if os.access(run.path, os.W_OK) or not (run.path / "result.json").exists():
+                stack.enter_context(locked(run.path / ".lock", wait=False))  # else it can only be shown
             if args.resume:
                 run.read()
             yield run
@@ -209,6 +211,11 @@ class Run:
 
     def write(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
+        if not (self.path / "checkpoint.pt").exists():
+            size, free = 3 * nbytes(state), shutil.disk_usage(self.path).free  # two are kept, one is written
+            if size > free:
+                raise UserError(f"checkpoints need up to {in_units(size)} of disk, {in_units(free)} are free "
+                                f"in {self.path}: make room there, or give another --out")
         with open(self.path / "metrics.jsonl", "rb") as lines:
             os.fsync(lines.fileno())  # a checkpoint never knows of more rounds than they do
         if self.best_state:
@@ -277,9 +284,11 @@ def read_state(file: Path, advice: str) -> dict:
 
 
 def read_result(path: Path) -> dict | None:
-    """A finished run's result; None without one, or if it is damaged: a checkpoint makes it again."""
-    with contextlib.suppress(OSError, *DAMAGED):
+    """A finished run's result, its accuracies and curves by the history; None without one, or if it is
+    damaged: a checkpoint makes it again."""
+    with contextlib.suppress(OSError, UserError, *DAMAGED):
         result = json.loads((path / "result.json").read_text())
+        result |= numbers_of(result["args"]["protocol"], read_history(path, result["last"]["round"]))
         check_result(result)
         return result
     return None

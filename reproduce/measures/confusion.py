@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 from plumbing.errors import UserError
-from reproduce.drawing import check_figure_path, new_panel, write_figure
+from plumbing.results import empty_figure
+from reproduce.drawing import check_figure_path, write_figure
 from reproduce.measures.finished import finished, labels_of
 
 import numpy as np
@@ -33,15 +35,24 @@ def classes_of(folder: str) -> list[str]:
     return json.loads((Path(folder) / "settings.json").read_text())["data"]["classes"]
 
 
-def draw(path: str, title: str, matrix: np.ndarray, classes: list[str]) -> None:
-    """A matrix [C, C] of counts."""
+def draw(path: str, label: str, found: dict[str, np.ndarray], classes: list[str]) -> None:
+    """A panel for each matrix, coloured by the share of a true class; with few classes their numbers too."""
     from sklearn.metrics import ConfusionMatrixDisplay
-    panel = new_panel(5.6, 5.2)
-    shown = ConfusionMatrixDisplay(matrix, display_labels=classes)
-    shown.plot(ax=panel, cmap="Blues", colorbar=False, include_values=len(classes) <= 12,
-               xticks_rotation="vertical")
-    panel.set(title=title, xlabel="predicted", ylabel="true")
-    write_figure(path, panel.figure)
+    across = min(3, len(found))
+    down = math.ceil(len(found) / across)
+    figure = empty_figure((4.4 * across, 4.2 * down))
+    for panel, (name, matrix) in zip(figure.subplots(down, across, squeeze=False).flat, found.items()):
+        shown = ConfusionMatrixDisplay(matrix / matrix.sum(1, keepdims=True).clip(1), display_labels=classes)
+        shown.plot(ax=panel, cmap="Blues", colorbar=False, include_values=len(classes) <= 12,
+                   xticks_rotation="vertical", im_kw={"vmin": 0, "vmax": 1})
+        for text, count in zip(shown.text_.flat if shown.text_ is not None else (), matrix.flat):
+            text.set_text(count or "")
+        panel.set(title=f"{name}: {matrix.trace()} of {matrix.sum()} right", xlabel="predicted",
+                  ylabel="true")
+    for panel in figure.axes[len(found):]:
+        panel.set_axis_off()
+    figure.suptitle(label)
+    write_figure(path, figure)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +75,7 @@ def show(flags) -> list[dict]:
                 for name, matrix in found.items()]
         print(tabulate(rows, ["", "accuracy (%)", "images"], disable_numparse=True))
         if flags.out:
-            draw(flags.out, f"{label}, {POOLED}", found[POOLED], classes)
+            draw(flags.out, label, found, classes)
         numbers.append({"folder": folder, "method": label, "which": flags.which, "classes": classes,
                         "confusion": {name: matrix.tolist() for name, matrix in found.items()}})
     return numbers
