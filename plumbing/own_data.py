@@ -69,7 +69,7 @@ def open_custom_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Call
         if len(found) < least or len(set(found)) < len(found):
             raise UserError(f"{file}: expected {least} or more names, each of one {what}; found "
                             f"{shortlist(found)} (regression, without classes, is not possible)", 2)
-    check_names(str(file), names, classes)
+    check_names(str(file), names)
     for name, images, labels in parts:
         where = f"{file}: domain {name}"
         check_tensors(where, images, labels, len(classes), prepare is scaled)

@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 
 import common
+from plumbing.archives import is_image
 from plumbing.catalog import custom_file
-from plumbing.decoding import TOLD, as_rgb, upright
+from plumbing.decoding import to_rgb, upright
 from plumbing.errors import UserError, printable, tell
 from plumbing.files import check_regular_file, output_file, write_csv
-from plumbing.listings import is_image
 from plumbing.settings import Parser
 from reproduce.commands import about, add_run_flags, one_line_on_stop
 from reproduce.drawing import table_text
@@ -29,7 +29,6 @@ from reproduce.loading import Trained, load_run
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 Row = tuple[Path, str, list[float]]
@@ -45,23 +44,19 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     if custom_file(run.args.dataset):
         raise UserError(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of "
                         "them, by net.run.inputs", 2)
-    rows, problems, dark = [], [], []
+    rows, problems = [], []
     size = max(run.args.batch_size, 100)
     for start in range(0, len(files), size):
         read, pixels = [], []
         for file in files[start:start + size]:
             try:
-                image, is_dark = upright(check_regular_file(file).read_bytes())
-                pixels.append(prepared(image, run))
+                pixels.append(prepared(check_regular_file(file).read_bytes(), run))
                 read.append(file)
-                dark += [file] if is_dark else []
             except Exception as e:  # whatever the system or the decoder makes of a file
                 problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
         if pixels:
             p = probabilities(net, torch.stack(pixels))
             rows += zip(read, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
-    if dark:
-        tell("predict", f"{len(dark)} {TOLD['dark']}, such as {printable(str(dark[0]))}")
     return rows, problems
 
 
@@ -84,12 +79,12 @@ def judged(true: list[str], predicted: list[str], classes: tuple[str, ...]) -> s
             f"{table_text(rows, ['', *classes], 'plain')}")
 
 
-def prepared(image: Image.Image, run: Trained) -> Tensor:
-    """The pixels of an image as the run's are, uint8 [C, S, S]."""
+def prepared(encoded: bytes, run: Trained) -> Tensor:
+    """The pixels of an encoded image as the run's are, uint8 [C, S, S]."""
     size = run.args.image_size
     if run.channels == 3:
-        return torch.from_numpy(as_rgb(image, size).copy()).permute(2, 0, 1)
-    gray = torch.from_numpy(np.array(image.convert("L")))
+        return torch.from_numpy(to_rgb(encoded, size).copy()).permute(2, 0, 1)
+    gray = torch.from_numpy(np.array(upright(encoded).convert("L")))
     return common.rotate(gray[None, None], 0, size)[0]
 
 

@@ -1,11 +1,5 @@
-"""Images of every mode and format, and downloads that break off."""
+"""Images of every mode and format."""
 
-import http.server
-import os
-import threading
-
-import common
-from plumbing.archives import download
 from plumbing.decoding import to_rgb
 
 import numpy as np
@@ -47,56 +41,3 @@ def test_a_postscript_file_is_no_image(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", pytest.fail)
     with pytest.raises(UnidentifiedImageError):
         to_rgb((tmp_path / "x.eps").read_bytes(), 8)
-
-class OneFile(http.server.BaseHTTPRequestHandler):
-    """Serves `content`, or what is asked of it; the first answer breaks off after 3,000,000 bytes."""
-
-    content = os.urandom(5_000_000)
-    asked: list[str | None]  # the Range of each request
-
-    def do_GET(self):
-        asked = self.headers.get("Range")
-        self.asked.append(asked)
-        begin = 0
-        if asked:
-            begin = int(asked.removeprefix("bytes=").removesuffix("-"))
-        if begin >= len(self.content):
-            self.send_error(416)
-            return
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(len(self.content) - begin))
-        self.end_headers()
-        end = len(self.content)
-        if len(self.asked) == 1:
-            end = begin + 3_000_000
-        self.wfile.write(self.content[begin:end])
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def url(monkeypatch):
-    """Where OneFile serves its content."""
-    monkeypatch.setattr(OneFile, "asked", [], raising=False)
-    with http.server.HTTPServer(("127.0.0.1", 0), OneFile) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/x.zip"
-        server.shutdown()
-
-
-def test_download_goes_on_where_it_stopped(tmp_path, url):
-    path = tmp_path / "downloads" / "x.zip"
-    with pytest.raises(common.UserError, match="could not download.*--archives"):
-        download(url, path)
-    assert not path.exists()
-    assert download(url, path).read_bytes() == OneFile.content
-    assert OneFile.asked == [None, "bytes=3000000-"]
-
-
-def test_a_download_killed_just_before_its_last_step(tmp_path, url):
-    """All of it is there under the temporary name: the server has nothing to add."""
-    OneFile.asked.append("an earlier request")
-    (tmp_path / "x.zip.part").write_bytes(OneFile.content)
-    assert download(url, tmp_path / "x.zip").read_bytes() == OneFile.content
-    assert OneFile.asked[1:] == ["bytes=5000000-"]
