@@ -27,8 +27,8 @@ Eqs. (1)-(3), (6)-(7), (11), (13) define or bound risks; nothing of them is comp
 Symbols as in the paper: w = w1 o w2, G, w_g, epsilon, E local steps (--steps), E_g, K_t, C classes, eta and
 gamma (--lr), gamma_g. --variant fedreg: L_reg alone; fedalign: L_align alone; control: neither, FedAvg on
 FedCiR's network. Table 1's FedAvg and FedSR: fedavg.py and fedsr.py with --variant fedcir. Figs. 5-10:
---clients-per-domain, --dirichlet, --participation, --steps. Figs. 11, 12, Table 3: python -m
-reproduce.measures risk, pad, cost. Left out: nothing. Official code: none.
+--clients-per-domain, --dirichlet, --participation, --steps. Table 3: python -m reproduce.measures cost. Left
+out: Figs. 11 and 12. Official code: none.
 
 What the paper leaves open or prints differently, and what is done here (in full: docs/methods/fedcir.md)
   what        paper                               here                             flag

@@ -20,7 +20,7 @@ Eq. (46)        KL of two Gaussians                        gaussian_kl
 Eqs. (2)-(3), (12)-(16), (19)-(45) define, bound or prove; nothing of them is computed.
 Symbols as in the paper: w, mu, sigma, r(z|y), K clients, E local iterations (--steps). --variant fedl2r: L2R
 alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone; fedavg: neither, the FedAvg row of the
-tables; fedcir: FedSR as in FedCiR's Table 1. Fig. 1 of App. C.2: python -m reproduce.measures tsne. Left out:
+tables; fedcir: FedSR as in FedCiR's Table 1. Left out: Fig. 1 of App. C.2 (docs/runs.md has a t-SNE),
 regression, r(z|y) as a network or a mixture, L2R with entropy.
 
 Where the paper is silent, or where the official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose

@@ -1,32 +1,21 @@
-"""What a round costs beside what its arithmetic costs, or beside other frameworks, on one machine.
+"""What a round costs beside what its arithmetic costs, on one machine.
 
     python -m bench.bench --archives DIR            # Office-Caltech10 at paper scale: 224x224, batch 50
-    python -m bench.bench --archives DIR --with flower                # FedAvg beside it
-    python -m bench.bench --archives DIR --with pfllib --pfllib CLONE --device cuda
-    python -m bench.bench --archives DIR --with flower --size 64 --clients 52 --clip 0
+    python -m bench.bench --archives DIR --size 64 --clients 20    # many clients
     python -m bench.bench --archives DIR --packed 6,1 --variants '--precision fp32;--precision bf16'
 
 With `--device cuda` all of it on a GPU, of which the clock waits until it has computed. `ours, training` is
 what training takes in the round loop, with batches, loading and copying of states. `ours, whole round` adds
 aggregation, evaluation of every client, logs and checkpoints.
 
-Without `--with`: `bare` is forward, backward, clipping and step of the same network on synthetic tensors of
-the same batches. The figures are medians over `--rounds` after a first one that does not count.
-
-With it: AlexNet with BN, batch 50, one local epoch, SGD at 0.1, the same images. Each row is the second round
-of a process of its own, in seconds: what the framework does between two rounds, without its evaluation. They
-train in fp32, as they ship, on images that were resized beforehand; none clips gradients.
+`bare` is forward, backward, clipping and step of the same network on synthetic tensors of the same batches.
+The figures are medians over `--rounds` after a first one that does not count.
 
 `--packed` is of runs at the same time, as many as it says: half of them FedAvg, half FDSE, each a process of
 its own; with 1 each of the two alone. A row for each of `--variants`, which are flags of the runs. After all
 first rounds they go on for `--seconds` and are told to end: seconds of the first round, the median of the
 later ones, and of these the shares of training, server and evaluation; rounds a minute of all; the memory
 used on the GPU; the mean loss of the first two rounds. No row begins that cannot end in `--limit` seconds.
-
-What each framework needs:
-
-    flower   pip install "flwr[simulation]"    measured with 1.41.0
-    pfllib   git clone of github.com/TsingZ0/PFLlib, and pip install h5py; measured at d832e76
 """
 
 import argparse
@@ -48,7 +37,7 @@ from pathlib import Path
 import common
 import fdse
 import fedavg
-from plumbing.errors import UserError, handled, interrupt
+from plumbing.errors import handled, interrupt
 from plumbing.files import output_file, write_json
 from plumbing.devices import choose_device, prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
@@ -60,12 +49,8 @@ from reproduce.runner import environment
 import numpy as np
 import torch
 from tabulate import tabulate
-from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
-
-ROUNDS = 2  # of other frameworks, of which the second counts
-CLASSES = 10
 
 
 def now(device: str) -> float:
@@ -112,7 +97,7 @@ def words_of(flags, precision: str, dataset: str = "officecaltech") -> list[str]
     """The flags of a run of `--size` with a checkpoint after each round."""
     return ["--dataset", dataset, "--image-size", str(flags.size), "--clip", str(flags.clip),
             "--precision", precision, "--device", flags.device, "--no-figures", "--checkpoint-every", "0",
-            "--data", flags.data, "--archives", flags.archives, "--clients", str(flags.count)]
+            "--data", flags.data, "--archives", flags.archives, "--clients", str(flags.clients)]
 
 
 def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
@@ -126,16 +111,6 @@ def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
     training = np.diff([seconds["train"] for seconds in so_far])
     whole = np.diff([sum(seconds.values()) for seconds in so_far])
     return float(np.median(training)), float(np.median(whole))
-
-
-def in_a_process(name: str, words: list[str]) -> str:
-    """What a module's command prints. Stop with the name and its last line if it fails."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, text=True)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no words"])[-1]
-        raise UserError(f"{name}: {why[:200]} (what it needs: python -m bench.bench --help)")
-    return done.stdout
 
 
 def beside_bare(flags) -> list[list]:
@@ -250,137 +225,6 @@ def memory_used(device: str, most: int | None) -> int | None:
     return max(most or 0, (total - free) >> 20)
 
 
-# Other frameworks
-
-
-def arguments(flags):
-    """The arguments of our run of the same training."""
-    return fedavg.arguments(words_of(flags, "fp32"))
-
-
-def network(flags) -> nn.Module:
-    common.seed_all(0)
-    return common.backbone(arguments(flags), 3, CLASSES)
-
-
-def read_client(folder: Path, k: int) -> tuple[Tensor, Tensor]:
-    """Client k's images float32 [n, 3, H, W] in [0, 1] and labels int64 [n]."""
-    with np.load(folder / f"{k}.npz") as file:
-        return torch.from_numpy(file["x"]).float().div_(255), torch.from_numpy(file["y"])
-
-
-def pfllib(flags, folder: Path, clients: int) -> float:
-    """Its FedAvg, on files in its own layout. What is not named below is switched off there by 0. It leaves
-    out a last batch that is not full; here it trains on all images, as the others do."""
-    sys.path.insert(0, str(Path(flags.pfllib).resolve() / "system"))
-    from flcore.clients import clientbase
-    from flcore.servers.serveravg import FedAvg
-    loader = clientbase.DataLoader
-    clientbase.DataLoader = lambda data, size, drop_last, shuffle: loader(data, size, shuffle=shuffle)
-    there = folder / "pfllib"
-    for part in ("train", "test"):
-        (there / "dataset" / "office" / part).mkdir(parents=True)
-    (there / "system").mkdir()
-    for k in range(clients):
-        x, y = read_client(folder, k)
-        for part, count in (("train", len(y)), ("test", 20)):
-            np.savez(there / "dataset" / "office" / part / f"{k}.npz",
-                     data={"x": x[:count].numpy(), "y": y[:count].numpy()})
-    os.chdir(there / "system")  # its paths are relative to that
-
-    class Settings(argparse.Namespace):
-        def __getattr__(self, name: str) -> int:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return 0
-
-    args = arguments(flags)
-    settings = Settings(
-        model=network(flags).to(flags.device), device=flags.device, dataset="office", algorithm="FedAvg",
-        num_classes=CLASSES, num_clients=clients, global_rounds=ROUNDS, local_epochs=1,
-        batch_size=args.batch_size, local_learning_rate=args.lr, learning_rate_decay_gamma=1.0,
-        join_ratio=1.0, eval_gap=1000, time_threthold=1e9, goal="peers", save_folder_name="items",
-    )
-    server = FedAvg(settings, 0)
-    server.train()
-    return server.Budget[1]
-
-
-def flower(flags, folder: Path, clients: int) -> float:
-    """Its simulation, one client at a time with all cores (or the GPU), as there is one machine."""
-    from flwr.client import ClientApp, NumPyClient
-    from flwr.common import ndarrays_to_parameters
-    from flwr.server import ServerApp, ServerAppComponents, ServerConfig
-    from flwr.server.strategy import FedAvg
-    from flwr.simulation import run_simulation
-    args = arguments(flags)
-    ends = []
-
-    class Timed(FedAvg):
-        def aggregate_fit(self, *rest):
-            found = super().aggregate_fit(*rest)
-            ends.append(time.perf_counter())
-            return found
-
-    class Client(NumPyClient):
-        def __init__(self, k: int):
-            self.data = torch.utils.data.TensorDataset(*read_client(folder, k))
-            self.net = network(flags).to(flags.device).train()
-
-        def fit(self, parameters, config):
-            arrays = [torch.from_numpy(array.copy()) for array in parameters]
-            self.net.load_state_dict(dict(zip(self.net.state_dict(), arrays)))
-            opt = torch.optim.SGD(self.net.parameters(), lr=args.lr)
-            for images, labels in torch.utils.data.DataLoader(self.data, args.batch_size, shuffle=True):
-                loss = cross_entropy(self.net(images.to(args.device)), labels.to(args.device))
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-            return [value.cpu().numpy() for value in self.net.state_dict().values()], len(self.data), {}
-
-    def server_of(context):
-        first = [value.numpy() for value in network(flags).state_dict().values()]
-        strategy = Timed(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=clients,
-                         min_available_clients=clients,
-                         initial_parameters=ndarrays_to_parameters(first))
-        return ServerAppComponents(config=ServerConfig(num_rounds=ROUNDS), strategy=strategy)
-
-    def client_of(context):
-        return Client(int(context.node_config["partition-id"])).to_client()
-
-    resources = {"num_cpus": os.cpu_count() or 1, "num_gpus": float(flags.device.startswith("cuda"))}
-    run_simulation(ServerApp(server_fn=server_of), ClientApp(client_fn=client_of), clients,
-                   backend_config={"client_resources": resources})
-    return ends[1] - ends[0]
-
-
-PEERS = {"pfllib": pfllib, "flower": flower}
-
-
-def beside_peers(flags) -> list[list]:
-    """Our rows beside other frameworks': seconds of the second round, of ours. One that fails is named on
-    stderr and has none. `count`, the clients, is 0 for one of each domain."""
-    seconds, args = {}, arguments(flags)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for precision in ("auto", "fp32"):
-            training, whole = ours(fedavg, words_of(flags, precision), ROUNDS - 1)
-            seconds[f"ours, {precision}: training"] = training
-            seconds[f"ours, {precision}: whole round"] = whole
-        clients, _ = common.split(common.open_dataset(args), args)
-        for k, client in enumerate(clients):  # uint8 [n, 3, H, W]
-            x = client.train.images[client.train.index].cpu().contiguous().numpy()
-            np.savez(folder / f"{k}.npz", x=x, y=client.train.labels.cpu().numpy())
-        for peer in flags.peers:
-            try:
-                words = ["bench.bench", *flags.words, "--one", str(folder), "--with", peer]
-                seconds[peer] = float(in_a_process(peer, words).splitlines()[-1])
-            except UserError as stop:
-                print(f"bench: {stop}", file=sys.stderr)
-    first, count = seconds["ours, auto: training"], len(clients)
-    return [[f"{name}, {count} clients", spent, spent / first] for name, spent in seconds.items()]
-
-
 def parsed(argv: list[str] | None) -> argparse.Namespace:
     """The flags, checked."""
     parser = Parser(prog="bench", allow_abbrev=False, description=__doc__,
@@ -392,28 +236,19 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--device", default="cpu", help="auto, cpu, cuda, cuda:1, ... (default: cpu)")
     add("--out", default="", help="JSON file for the figures")
     add("--rounds", type=int, default=3, help="rounds, of which the median is shown (default: 3)")
-    add("--clients", default="0", help="numbers of clients; 0 is one for each domain (default: 0)")
+    add("--clients", type=int, default=0, help="clients; 0 is one for each domain (default: 0)")
     add("--clip", type=float, default=10.0, help="gradient clipping of ours, 0 is none (default: 10)")
     add("--packed", default="", help="numbers of runs at the same time instead, such as 6,1")
     add("--variants", default="", help="with --packed: flags of the runs, several with ; between them")
     add("--dataset", default="officecaltech", help="of --packed (default: officecaltech)")
     add("--seconds", type=float, default=10.0, help="of a row of --packed after first rounds (default: 10)")
     add("--limit", type=float, default=0.0, help="seconds of all rows of --packed; 0: no limit (default)")
-    add("--with", dest="peers", default="", help=f"some of {','.join(PEERS)}")
-    add("--pfllib", default="", help="folder of a clone of PFLlib")
-    add("--one", default="", help=argparse.SUPPRESS)  # be one of them, on a folder of images
     flags = parser.parse_args(argv)
-    flags.words = sys.argv[1:] if argv is None else argv
-    if not all(count.isdecimal() for count in flags.clients.split(",")):
-        parser.error(f"--clients is {flags.clients}; expected numbers with commas between them")
     if flags.packed and not all(count.isdecimal() and int(count) for count in flags.packed.split(",")):
         parser.error(f"--packed is {flags.packed}; expected numbers with commas between them")
     for name, least in (("size", 32), ("rounds", 1)):
         if getattr(flags, name) < least:
             parser.error(f"--{name} is {getattr(flags, name)}; it must be at least {least}")
-    flags.peers = flags.peers.split(",") if flags.peers else []
-    for name in set(flags.peers) - PEERS.keys():
-        parser.error(f"--with {name} is none of {', '.join(PEERS)}")
     return flags
 
 
@@ -421,14 +256,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     flags = parsed(argv)
     with one_line_on_stop("bench", "nothing was written"):
-        flags.device, flags.count = choose_device(flags.device), 0
-        if flags.one:
-            (name,) = flags.peers
-            with contextlib.redirect_stdout(sys.stderr):
-                folder = Path(flags.one)
-                seconds = PEERS[name](flags, folder, len(list(folder.glob("*.npz"))))
-            print(seconds)
-            return
+        flags.device = choose_device(flags.device)
         if flags.out:
             output_file(Path(flags.out), lambda start: start.startswith(b'{\n "device"'))
         args = fedavg.arguments(["--device", flags.device])
@@ -436,22 +264,16 @@ def main(argv: list[str] | None = None) -> None:
         name = torch.cuda.get_device_name(flags.device) if flags.device.startswith("cuda") else cpu_name()
         print(f"{flags.device} ({name}), {torch.get_num_threads()} threads")
         kind, heads = beside_bare, ["row", "seconds", "of bare", "images/s"]
-        if flags.peers:
-            kind, heads = beside_peers, ["row", "seconds", "of ours"]
         if flags.packed:
             kind, heads = packed, PACKED
         rows = []
-        # Without the name of a folder of this machine.
         typed = shlex.join(["python", "-m", "bench.bench", *sys.argv[1:]])
-        typed = typed.replace(f"--pfllib {flags.pfllib}", "--pfllib CLONE")
         figures = {"device": args.device, "heads": heads, "rows": rows, "command": typed}
         figures |= hardware(args) | code(Path(__file__))
-        for count in flags.clients.split(","):
-            flags.count = int(count)
-            for row in kind(flags):
-                rows.append(row)
-                if flags.out:  # after each row: what ends it then loses none
-                    write_json(Path(flags.out), figures)
+        for row in kind(flags):
+            rows.append(row)
+            if flags.out:  # after each row: what ends it then loses none
+                write_json(Path(flags.out), figures)
         print(tabulate(rows, heads, floatfmt=".3f"))
 
 

@@ -4,8 +4,8 @@
 
 This simulates the nodes, with Ray. On real machines: deploy/README.md. A node is one domain; it builds its
 client anew for each message. The server has no image: `Remote` is a `Federation` of common.py that asks all
-its nodes at once. It believes a reply after the checks of plumbing/payloads.py; one that fails them leaves
-out its node alone.
+its nodes at once. A reply that cannot be read, or does not fit, leaves out its node alone. What fits is
+believed: nodes are partners, not strangers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common import Answer, Args, Payload, UserError
 from plumbing.devices import prepare
 from plumbing.errors import one_line_on_failure, printable
 from plumbing.files import load_file, save, write_whole
-from plumbing.payloads import agreed, check_answer, check_told, checked_numbers, expected_layout, to_device
+from plumbing.payloads import to_device
 from plumbing.provenance import code
 from plumbing.results import id_of
 from plumbing.runfolder import Run
@@ -176,15 +176,14 @@ def left_out(name: str) -> Iterator[None]:
 
 class Remote(common.Federation):
     """A federation whose clients are on nodes. `ids` has those that are there, by the names of their domains,
-    `told` what each has told of itself, `last` of each client its last round that the server has, `layouts`
-    what each client's answers to a question look like."""
+    `told` what each has told of itself, `last` of each client its last round that the server has."""
 
     def __init__(self, grid: Grid, words: list[str]):
         self.grid, self.words = grid, words
         self.module, settings, self.own = parsed(words)
         prepare(settings)
         self.settings, self.same = settings, fixed(self.module, settings)
-        self.ids, self.told, self.layouts = {}, {}, {}
+        self.ids, self.told = {}, {}
         while missing := self.meet():
             print(f"waiting for {', '.join(missing)}", flush=True)
             time.sleep(10 * PAUSE)
@@ -210,9 +209,10 @@ class Remote(common.Federation):
         for node, content in self.send("tell", dict.fromkeys(new, {}), new).items():
             with left_out(node):
                 told = json.loads(content["told"]["json"])
-                name, theirs = check_told(told, self.settings, self.own.nodes, self.own.classes)
+                name, theirs = told["name"], told.pop("fixed")
                 other = [what for what in self.same | theirs if theirs.get(what) != self.same.get(what)]
-                if other or name in self.ids or there[new[node]] not in ("", name):
+                known = name in self.own.nodes and name not in self.ids
+                if other or not known or there[new[node]] not in ("", name):
                     raise ValueError(f"{name} is another node's, or has another {other}")
                 if told != self.told.setdefault(name, told):
                     raise ValueError(f"{name} has other images than before")
@@ -259,23 +259,18 @@ class Remote(common.Federation):
 
     def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Answer]:
         """The answers that come and fit. All are waited for before the first and after the last round."""
-        answers, layouts = {}, self.layouts.setdefault(what, {})
+        answers = {}
         while True:
             self.meet()
-            read, asked = {}, {self.names[k]: down for k, down in downs.items()
-                               if k not in answers and self.names[k] in self.ids}
+            asked = {self.names[k]: down for k, down in downs.items()
+                     if k not in answers and self.names[k] in self.ids}
             found = self.send(what, asked, self.ids, t=t, last=self.last, clients=self.names[:self.K],
                               targets=self.names[self.K:])
             for name, content in found.items():
                 k = self.names.index(name)
                 with left_out(name):
-                    down, up = downs[k], payload_of(content)
-                    sent = content["numbers"]
-                    read[k] = up, checked_numbers(what, self.told[name], self.settings, down, up, sent)
-                    layouts[k] = expected_layout(down, up)
-            for k, (up, numbers) in read.items():
-                with left_out(self.names[k]):
-                    check_answer(f"round {t + (what == 'train')}", up, numbers, agreed(layouts.values()))
+                    up, numbers = payload_of(content), dict(content["numbers"])
+                    self.check(what, k, t, downs[k], up, numbers)
                     answers[k] = up, numbers
             if len(answers) == len(downs) or what == "train" or 0 < t < self.settings.rounds:
                 break

@@ -14,6 +14,8 @@ from reproduce.records import Records
 from reproduce.rendering import budget
 from reproduce.tables import read_tables
 
+from markupsafe import Markup
+
 WIDEST = 25.0  # points: an interval of few seeds may be longer, and is cut there
 
 
@@ -77,6 +79,11 @@ def learning(one: Measured, megabytes: bool = False) -> dict[str, list[tuple[flo
     return curves
 
 
+def plotted(curves: dict[str, list[tuple[float, float]]], xlabel: str, floor: int) -> Markup:
+    """Curves in percent as SVG, from `floor` on. Empty without a line."""
+    return Markup(TEMPLATES.get_template("curve.svg").render(curves=curves, xlabel=xlabel, floor=floor))
+
+
 for function in (answer_words, budget, by_claim, gain_words, in_words, learning, limits, missing_words,
-                 nearest, records):
+                 nearest, plotted, records):
     TEMPLATES.globals[function.__name__] = function

@@ -5,7 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
-from docs import equations, results
+from docs import equations
 from docs.answers import by_claim, by_specification, read_answers
 from docs.equations import ROOT
 from docs.pages import NAV, NOTES, ORDER, TEMPLATES, TITLES, Site, page_of, source_of
@@ -56,7 +56,7 @@ def file_page(site: Site, source: Path) -> None:
 
 
 def build(out: Path) -> None:
-    """Write the site: the methods' pages, the results', and what these link to."""
+    """Write the site: the methods' pages, and what these link to, such as the results."""
     site, known = Site(out), read_answers()
     for method, claims in known.items():
         site.rows[f"results/claims/{method}.png"] = by_specification(claims[0])
@@ -65,7 +65,6 @@ def build(out: Path) -> None:
         method_page(site, method, known.get(method, []))
     site.write(Path("index.html"), "index.html", "Federated domain generalization", titles=TITLES,
                answers=known, baselines=baselines(), sentence=equations.sentence(), table=equations.table)
-    results.build(site)
     for address in NAV | ORDER:
         site.add(Path(address).with_suffix(".md"))
     while site.waiting:

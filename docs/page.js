@@ -101,7 +101,7 @@ for (const table of document.querySelectorAll("#leaderboards ~ .wide table")) {
 }
 
 // A table that is wider than a phone: a block for each row, in which a cell has the name of its column
-for (const table of document.querySelectorAll(".wide table:not(.grid)")) {
+for (const table of document.querySelectorAll(".wide table")) {
   if (table.scrollWidth <= table.parentElement.clientWidth || !table.tHead) continue
   table.classList.add("stacked")
   const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent)

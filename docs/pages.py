@@ -50,8 +50,6 @@ def source_of(note: Path) -> Path:
 
 def page_of(source: Path) -> Path:
     """Where a file of the repository is in the site, both relative to their roots."""
-    if source.parent == Path("results/tables"):
-        return Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
     if source.suffix == ".md":
         return source.with_suffix(".html")
     note = NOTES / f"{source.stem}.md"
@@ -197,7 +195,7 @@ class Site:
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
-        if page.parts[0] in ("docs", "index.html", "results.html") or "results" in page.parts:
+        if page.parts[0] in ("docs", "index.html") or "results" in page.parts:
             self.remember(page, title, made)
 
     def remember(self, page: Path, title: str, html: str) -> None:

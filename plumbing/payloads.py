@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
-from collections.abc import Iterable
 
 from plumbing.errors import UserError
 from plumbing.files import tensors_of
-from plumbing.settings import Args, ratios
-from plumbing.several import targets_of
 
 import torch
 from torch import Tensor, nn
@@ -60,15 +56,6 @@ def expected_layout(down: dict, up: dict) -> dict[str, str]:
     return {name: v.replace("no tensor", "a tensor") for name, v in layout(like).items()}
 
 
-def agreed(layouts: Iterable[dict[str, str]]) -> dict[str, str]:
-    """The layout that most clients send; of their uploads none is better than another. Stop at a tie."""
-    counts = Counter(tuple(sorted(layout.items())) for layout in layouts)
-    (most, often), *rest = counts.most_common(2)
-    if rest and rest[0][1] == often:
-        raise UserError(f"there are different uploads, each of {often} clients; expected one that most send")
-    return dict(most)
-
-
 def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
     """Stop unless a client's upload has the expected layout, `n` counts images, and numbers are finite."""
     found = layout(up)
@@ -83,49 +70,6 @@ def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict
     if not all(map(math.isfinite, numbers.values())) or not is_finite(up):
         raise UserError(f"{whose}: the loss or the weights are no longer finite; the last good checkpoint, "
                         "if one was due before, is in the output folder: lower --lr, or set --clip")
-
-
-# What nodes send, of which a server knows nothing before: deploy/flower.py
-
-TOLD = {"name": str, "unseen": bool, "size": int, "validated": int, "tested": list, "channels": int,
-        "content": str, "fixed": dict}  # what a node tells of itself
-NUMBERS, LARGEST = 50, 10**7  # at most: numbers in an answer, images of a node
-
-
-def check_told(told: dict, settings: Args, nodes: list[str], classes: list[str]) -> tuple[str, dict]:
-    """The name of the node and its settings, taken out of what it tells of itself. ValueError unless that can
-    be true."""
-    name, tested, target = told["name"], told["tested"], told["name"] in targets_of(settings, nodes)
-    counts = [told["size"], told["validated"], *tested]
-    fits = {part: type(value) for part, value in told.items()} == TOLD and told["unseen"] == target
-    fits = fits and name in nodes and len(tested) == len(classes) and 0 < told["channels"] < 100
-    fits = fits and all(type(n) is int and 0 <= n <= LARGEST for n in counts)
-    if settings.protocol != "linear":  # there a client has one part of the three
-        fits = fits and sum(tested) and (target or told["size"] and told["validated"])
-    if not fits:
-        raise ValueError(f"what it tells of itself does not fit the run: {told}")
-    return name, told.pop("fixed")
-
-
-def checked_numbers(what: str, told: dict, settings: Args, down: dict, up: dict, numbers: dict) -> dict:
-    """The numbers of an answer to `what`. ValueError unless they can be true; those that the server knows are
-    its own, and others than asked for are forgotten."""
-    known, highest = {}, {"chance_loss": math.inf}
-    if what == "train":
-        known = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
-        highest = dict.fromkeys(numbers, math.inf)
-    elif what == "fit":
-        highest = {str(ratio): 1 for ratio in ratios(settings.label_ratio)}
-    elif what != "start":
-        highest = {} if told["unseen"] else {"val": told["validated"]}
-        if what == "test":
-            highest["test"] = sum(told["tested"])
-        known = {f"{part}_of": n for part, n in highest.items()}
-    lowest = -math.inf if what == "train" else 0
-    fits = len(numbers) <= NUMBERS and up.get("n", told["size"]) == told["size"]
-    if not fits or not all(lowest <= numbers[name] <= high for name, high in highest.items()):
-        raise ValueError(f"expected numbers up to {highest}, n {told['size']}; found {numbers}")
-    return {name: numbers[name] for name in highest} | known
 
 
 def kept(member) -> dict:

@@ -20,21 +20,17 @@ from pathlib import Path
 
 from plumbing.catalog import is_custom, short_name, shortlist
 from plumbing.errors import AfterTheRound, Interrupted, UserError, handled, tell
-from plumbing.files import check_regular_file, in_units, load_file, locked, save, write_json, write_whole
+from plumbing.files import load_file, locked, save, write_json, write_whole
 from plumbing.parts import table_of_images
-from plumbing.payloads import nbytes
 from plumbing.provenance import code, hardware
-from plumbing.results import (FILES, best_of, check_accuracies, check_record_file, check_result, draw_curves,
-                              id_of, numbers_in, numbers_of, outcome, record, result_of, summary, untrained)
+from plumbing.results import (FILES, best_of, check_record_file, check_result, draw_curves,
+                              id_of, numbers_in, outcome, record, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
 
 import numpy as np
 from tqdm import tqdm
 
-STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
-         "clients": dict}  # what a checkpoint has
-ROUND = {"round", "lr", "clients", "dropped", "start", "val", "test", "target", "linear",
-         "untested"}  # a line of metrics
+STATE = {"identity", "round", "seconds", "images", "code", "server", "clients"}  # what a checkpoint has
 OTHER_OUT = "give another --out, or --no-resume to replace it"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
@@ -70,8 +66,7 @@ class Run:
             check_foreign_files(run.path)
             if args.record:
                 check_record_file(Path(args.record))
-            if os.access(run.path, os.W_OK) or not (run.path / "result.json").exists():
-                stack.enter_context(locked(run.path / ".lock", wait=False))  # else it can only be shown
+            stack.enter_context(locked(run.path / ".lock", wait=False))
             if args.resume:
                 run.read()
             yield run
@@ -82,7 +77,7 @@ class Run:
         if file.exists():
             self.saved = read_state(file, OTHER_OUT)
             check_same_settings(self.path, self.saved, self.args, self.key)
-            self.history = read_history(self.path, self.saved["identity"], self.saved["round"])
+            self.history = read_history(self.path, self.saved["round"])
         elif result:
             theirs = {"identity": result["args"], "round": self.args.rounds}
             check_same_settings(self.path, theirs, self.args, self.key)
@@ -214,11 +209,6 @@ class Run:
 
     def write(self, state: dict) -> None:
         """best.pt, if there is a better state than the one in it, and checkpoint.pt."""
-        if not (self.path / "checkpoint.pt").exists():
-            size, free = 3 * nbytes(state), shutil.disk_usage(self.path).free  # two are kept, one is written
-            if size > free:
-                raise UserError(f"checkpoints need up to {in_units(size)} of disk, {in_units(free)} are free "
-                                f"in {self.path}: make room there, or give another --out")
         with open(self.path / "metrics.jsonl", "rb") as lines:
             os.fsync(lines.fileno())  # a checkpoint never knows of more rounds than they do
         if self.best_state:
@@ -268,7 +258,7 @@ class Run:
         if not self.args.figures or file.exists():
             return
         try:
-            history = self.history or read_history(self.path, self.key)
+            history = self.history or read_history(self.path)
             draw_curves(file, history, self.key["method"], self.args)
         except Exception as e:  # whatever matplotlib, LaTeX or the disk has
             why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
@@ -279,51 +269,29 @@ class Run:
 
 
 def read_state(file: Path, advice: str) -> dict:
-    """A checkpoint. Stop if it is no whole one, or has numbers that no run has."""
+    """A checkpoint. Stop if it is no whole one."""
     saved = load_file(file, "checkpoint", advice)
-    with contextlib.suppress(*DAMAGED):
-        whole = all(isinstance(saved[name], kind) for name, kind in STATE.items())
-        whole = whole and 1 <= saved["round"] <= saved["identity"]["rounds"] and is_code(saved["code"])
-        if whole and min(saved["images"], *saved["seconds"].values()) >= 0:
-            return saved
-    raise UserError(f"{file} is no whole checkpoint: {advice}")
-
-
-def is_code(parts: list[dict]) -> bool:
-    """Whether these are the parts of a run, each by some code."""
-    return bool(parts) and all(isinstance(part["sha256"], str) and part["files"].keys() for part in parts)
+    if not isinstance(saved, dict) or not STATE <= saved.keys():
+        raise UserError(f"{file} is no whole checkpoint: {advice}")
+    return saved
 
 
 def read_result(path: Path) -> dict | None:
-    """A finished run's result, its accuracies and curves by the history; None without one, or if it is
-    damaged: a checkpoint makes it again."""
-    with contextlib.suppress(OSError, UserError, *DAMAGED):
-        result = json.loads(check_regular_file(path / "result.json").read_text())
-        history = read_history(path, result["args"], result["last"]["round"])
-        result |= numbers_of(result["args"]["protocol"], history)
+    """A finished run's result; None without one, or if it is damaged: a checkpoint makes it again."""
+    with contextlib.suppress(OSError, *DAMAGED):
+        result = json.loads((path / "result.json").read_text())
         check_result(result)
-        return result if summary(result) and is_code(result["code"]) else None
+        return result
     return None
 
 
-def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]:
-    """The metrics of the first rounds, or of all, of the run with the identity `key`. Stop if they are not
-    all there, or if one lacks what such a run has, or has numbers that no run has."""
-    file = check_regular_file(path / "metrics.jsonl")
+def read_history(path: Path, rounds: int | None = None) -> list[dict]:
+    """The metrics of a run's first rounds, or of all. Stop if they are not all there."""
+    file = path / "metrics.jsonl"
     with contextlib.suppress(OSError, *DAMAGED):
         history = [json.loads(line) for line in file.read_text().splitlines()[:rounds]]
-        every = key["rounds"] if key["protocol"] == "linear" else key["eval_every"]
-        for t, entry in enumerate(history, 1):
-            of_round = {name: entry[name] for name in ("val", "test", "target", "linear") if name in entry}
-            check_accuracies(of_round)
-            if t == key["rounds"] or (t % every == 0 and not entry.get("untested")):
-                numbers_of(key["protocol"], [entry])  # an error without accuracies
-            logged = [value for _, value in numbers_in(entry["clients"])]
-            for name in of_round.keys() & {"val", "test"}:
-                of_round[name]["ALL"], of_round[name]["AVG"], of_round[name]["clients"]  # an error without
-            if entry["round"] != t or entry.keys() - ROUND or not np.isfinite(logged).all():
-                raise ValueError
-        if rounds in (None, len(history)):
+        numbers = [entry["round"] for entry in history]
+        if numbers == list(range(1, len(history) + 1)) and rounds in (None, len(history)):
             return history
     raise UserError(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: {OTHER_OUT}")
 
@@ -331,8 +299,6 @@ def read_history(path: Path, key: dict, rounds: int | None = None) -> list[dict]
 def check_foreign_files(path: Path) -> None:
     """Stop if the folder has files of a run's names that no run has written: they would be lost. A run writes
     its settings first."""
-    for name in FILES:
-        check_regular_file(path / name)
     with contextlib.suppress(OSError, *DAMAGED):
         if "identity" in json.loads((path / "settings.json").read_text()):
             return

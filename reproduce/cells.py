@@ -191,7 +191,7 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
             for seed in sorted(records.seeds_of(row.module, block.dataset, scale) | set(seeds)):
                 run = run_of(block, row, column, scale, seed)
                 if run:
-                    run.curve = table.figure in ("curves", "measure") or column.kind == "curve"
+                    run.curve = table.figure == "curves" or column.kind == "curve"
                     runs.append(run)
             if row.start:
                 column = dataclasses.replace(column, value=f"start/{column.path}")

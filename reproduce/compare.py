@@ -72,7 +72,7 @@ def read(folder: Path) -> OneRun:
     check_regular_file(folder / "metrics.jsonl")
     with contextlib.suppress(OSError, UserError, *DAMAGED):
         key = json.loads(file.read_text())["identity"]
-        for entry in read_history(folder, key):
+        for entry in read_history(folder):
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
             logged = logged.union(*entry["clients"].values())
         if rounds and all(isinstance(key[name], kind) for name, kind in KEY.items()):

@@ -1,5 +1,5 @@
 """The papers' figures that are drawn from the records: curves over the rounds, accuracy over a parameter, and
-accuracy on each domain. Those that reproduce.measures makes of the runs' folders are only shown."""
+accuracy on each domain."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import numpy as np
 
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
     """Draw a figure into `path`, a panel for each block; whether there is one."""
-    if table.figure == "measure":
-        return path.exists()
     least = 2 if table.figure == "parameter" else 1  # records of a row; one point is no line to see
     shown = [block for block in blocks if any(sum(bool(cell.records) for cell in line.cells) >= least
                                               for line in block.rows)]

@@ -5,14 +5,12 @@
 
 The network is the one that the client is tested with (`load_run`), and the images are decoded, resized
 and normalized as the run's were. Of a folder all images in it are taken, also those in folders inside it.
-Every file that cannot be read is named, and the exit code is then 1. Where each image lies in a folder with
-the name of a class, the accuracy and the confusion matrix follow.
+Every file that cannot be read is named, and the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import sys
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from plumbing.archives import is_image
 from plumbing.catalog import custom_file
 from plumbing.decoding import to_rgb, upright
 from plumbing.errors import UserError, printable, tell
-from plumbing.files import check_regular_file, output_file, write_csv
+from plumbing.files import output_file, write_csv
 from plumbing.settings import Parser
 from reproduce.commands import about, add_run_flags, one_line_on_stop
 from reproduce.drawing import table_text
@@ -50,7 +48,7 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
         read, pixels = [], []
         for file in files[start:start + size]:
             try:
-                pixels.append(prepared(check_regular_file(file).read_bytes(), run))
+                pixels.append(prepared(file.read_bytes(), run))
                 read.append(file)
             except Exception as e:  # whatever the system or the decoder makes of a file
                 problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
@@ -58,25 +56,6 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
             p = probabilities(net, torch.stack(pixels))
             rows += zip(read, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
     return rows, problems
-
-
-def true_classes(files: list[Path], classes: tuple[str, ...]) -> list[str]:
-    """The class of each image by the nearest folder that has a class's name; none unless all have one."""
-    found = []
-    for file in files:
-        names = [part for part in file.absolute().parent.parts if part in classes]
-        found += names[-1:]
-    return found if len(found) == len(files) else []
-
-
-def judged(true: list[str], predicted: list[str], classes: tuple[str, ...]) -> str:
-    """The accuracy, and the images of each true class by predicted class."""
-    pairs = collections.Counter(zip(true, predicted))
-    rows = [[c, *(pairs[c, other] for other in classes)] for c in classes if c in true]
-    right = sum(pairs[c, c] for c in classes)
-    return (f"{100 * right / len(true):.2f}% of {len(true)} images right, by the names of their folders; "
-            "images of each true class (rows) by predicted class:\n"
-            f"{table_text(rows, ['', *classes], 'plain')}")
 
 
 def prepared(encoded: bytes, run: Trained) -> Tensor:
@@ -140,9 +119,6 @@ def main(argv: list[str] | None = None) -> None:
         else:
             lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
             print(table_text(lines, ["class", "probability", "file"], "plain"))
-        true = true_classes([file for file, *_ in rows], run.classes)
-        if true:
-            print(judged(true, [c for _, c, _ in rows], run.classes), file=sys.stderr)
         for problem in problems:
             tell("predict", problem)
         if problems:

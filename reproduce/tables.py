@@ -26,7 +26,7 @@ PAPERS = {
     "fdse": "FDSE (Wang et al., CVPR 2025)",
 }
 KINDS = ("best", "last", "start", "curve", "logs", "mean", "cost", "none")  # of a column's value
-FIGURES = ("curves", "parameter", "domains", "measure")  # how a figure is drawn, see figures.py
+FIGURES = ("curves", "parameter", "domains")  # how a figure is drawn, see figures.py
 
 
 @dataclass
@@ -88,7 +88,6 @@ class Table:
     notes: list[str] = field(default_factory=list)
     figure: str = ""  # of a figure: one of FIGURES
     axis: str = ""  # of a figure: its x axis (parameter) or y axis (curves)
-    measure: str = ""  # of a figure that reproduce.measures draws of the runs' folders: its command
     elsewhere: list = field(default_factory=list)  # what others print of its cells, see elsewhere.py
 
     def file_name(self, scale: str) -> str:

@@ -10,11 +10,10 @@ from plumbing.settings import Parser
 from reproduce import measures
 from reproduce.commands import about, add_run_flags, one_line_on_stop
 from reproduce.drawing import check_figure_path
-from reproduce.measures import adaptation, confusion, gradients, overhead, pad, risks, shares, tsne
+from reproduce.measures import adaptation, confusion, overhead, shares
 
 # Of each command the module that has its flags and shows its numbers.
-COMMANDS = {"tsne": tsne, "pad": pad, "risk": risks, "cost": overhead, "gradients": gradients,
-            "adaptation": adaptation, "shares": shares, "confusion": confusion}
+COMMANDS = {"cost": overhead, "adaptation": adaptation, "shares": shares, "confusion": confusion}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -29,7 +29,7 @@ def finished(folder) -> dict:
 
 def history(folder) -> list[dict]:
     """The lines of metrics.jsonl, one for each round of a finished run."""
-    return read_history(Path(folder), finished(folder)["args"])
+    return read_history(Path(folder))
 
 
 def numbers_of(entry: dict) -> dict[str, float]:

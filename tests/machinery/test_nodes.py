@@ -1,4 +1,4 @@
-"""Replies of nodes that lie, fail or come back, in one process: each leaves out its node alone.
+"""Replies of nodes that fail, do not fit or come back, in one process: each leaves out its node alone.
 
 A fake of Flower's engine (test_flower.py) gives each message to a node. Three nodes have answered honestly
 once; then the answer of `b` is spoiled, and the server is asked what it believes.
@@ -86,7 +86,7 @@ def ask(fed, what: str) -> dict:
 def replayed(recorded, what: str, spoil, liar: int = 1, **how) -> tuple[set, str]:
     """Who is believed, and what the server's log says."""
     fed, honest = recorded
-    fed.grid, fed.ids, fed.layouts = Replay(honest, what, spoil, liar, **how), {}, {}
+    fed.grid, fed.ids, fed.templates = Replay(honest, what, spoil, liar, **how), {}, {}
     with contextlib.redirect_stdout(io.StringIO()) as said:
         if what == "tell":
             fed.told = {}
@@ -110,25 +110,17 @@ def telling(change):
     return spoil
 
 
-TELL = ["", "[]", "3", "{}", "[" * 100_000, '{"name": "b"}', {"name": "a"}, {"fixed": {}},
-        {"fixed": {"code": ["x"]}}, {"size": 0}, {"name": "\x1b[2J\nb"}]  # more: test_payloads.py
+TELL = ["", "[]", "{}", {"name": "a"}, {"fixed": {}}, {"name": "\x1b[2J\nb"}]
 
 
 @pytest.mark.parametrize("change", TELL, ids=lambda change: str(change)[:30])
-def test_a_node_that_tells_what_cannot_be_true_stays_out_alone(recorded, change):
+def test_a_node_that_does_not_belong_to_the_run_stays_out_alone(recorded, change):
     check_left_out(*replayed(recorded, "tell", telling(change)))
 
 
 def array(data: bytes, shape=(2,), stype: str = "numpy.ndarray"):
     from flwr.app import Array
     return Array("float32", shape, stype, data)
-
-
-def declared(shape: str) -> bytes:
-    """A file of numpy's whose header declares a shape, with eight bytes behind it."""
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    header += b" " * (117 - len(header)) + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
 
 
 def part(name: str, tensors: dict | None):
@@ -154,13 +146,11 @@ def tensor(value):
     return bias(Array(torch.as_tensor(value).numpy()))
 
 
-def numbers(change: dict, without: str = ""):
+def numbers(change: dict):
     """Other numbers beside the upload."""
     def spoil(reply):
         for name, value in change.items():
             reply.content["numbers"][name] = value
-        if without:
-            del reply.content["numbers"][without]
     return spoil
 
 
@@ -179,17 +169,15 @@ def breaks(reply):
 
 
 ANYTHING = [("nothing", nothing), ("an error", of_flower), ("no answer can be made of it", breaks)]
-TRAIN = [*ANYTHING, ("n is more than told", part("n", {"": torch.tensor(10**9)})), ("no n", part("n", None)),
+TRAIN = [*ANYTHING, ("no n", part("n", None)),
          ("n is an int32", part("n", {"": torch.tensor(16, dtype=torch.int32)})), ("no w", part("w", None)),
          ("w is a tensor", part("w", {"": torch.zeros(2)})), ("w is empty", part("w", {})),
          ("another shape", tensor([1.0, 1, 1])), ("another dtype", tensor([1, 1])),
          ("NaN", tensor([1.0, torch.nan])), ("no file of numpy's", bias(array(b"x" * 80))),
-         ("no bytes", bias(array(b""))), ("4 TiB declared", bias(array(declared("(1099511627776,)")))),
-         ("a negative size", bias(array(declared("(-2,)")))), ("a pickle", bias(array(b"\x80\x04N."))),
+         ("a pickle", bias(array(b"\x80\x04N."))),
          ("strings", bias(array(b"", stype="text"))), ("a loss in a list", numbers({"loss": [1.0, 2.0]})),
          ("NaN as loss", numbers({"loss": float("nan")}))]
-TEST = [*ANYTHING, ("more right than there are", numbers({"test": 10**6})), ("no val", numbers({}, "val")),
-        ("a list", numbers({"test": [1, 1]})), ("a tensor", part("x", {"": torch.zeros(1)}))]
+TEST = [*ANYTHING, ("a list", numbers({"test": [1, 1]})), ("a tensor", part("x", {"": torch.zeros(1)}))]
 ROWS = [("train", *row) for row in TRAIN] + [("test", *row) for row in TEST]
 
 
@@ -201,26 +189,6 @@ def test_an_answer_that_does_not_fit_leaves_out_its_node_alone(recorded, what, _
 @pytest.mark.parametrize("what", ["tell", "train", "test"])
 def test_honest_answers_are_believed(recorded, what):
     assert replayed(recorded, what, lambda reply: None) == (set(NAMES), "")
-
-
-@pytest.mark.parametrize("spoil", [part("more", {"": torch.zeros(1)}), part("n", {"": torch.tensor(16.0)})])
-def test_the_first_answer_is_no_template(recorded, spoil):
-    """Most nodes say what an upload looks like, whoever comes first."""
-    who, _ = replayed(recorded, "train", spoil, liar=0)
-    assert who == {"b", "c"}
-
-
-def test_what_the_server_knows_is_not_asked(recorded):
-    """Bytes and sizes of test parts are its own; numbers that nobody asked for are forgotten."""
-    fed, honest = recorded
-    lie = numbers({"bytes_up": 5, "bytes_down": -1})
-    fed.grid, fed.ids = Replay(honest, "train", lie, 1), {}
-    sent = {k: log for k, (_, log) in ask(fed, "train").items()}
-    assert sent[1]["bytes_up"] == sent[0]["bytes_up"] > 5 and sent[1]["bytes_down"] == sent[0]["bytes_down"]
-    fed.grid = Replay(honest, "test", numbers({"test_of": 10**6, "odd": 1}, "val_of"), 1)
-    counted = {k: found for k, (_, found) in ask(fed, "test").items()}
-    assert counted[1].keys() == {"val", "test", "val_of", "test_of"}
-    assert counted[1]["test_of"] == sum(fed.told["b"]["tested"])
 
 
 def test_a_node_that_comes_back_is_the_one_that_went(recorded):
