@@ -23,7 +23,7 @@ from plumbing.capture import captured
 from plumbing.catalog import custom_file, is_custom
 from plumbing.decoding import open_images
 from plumbing.devices import prepare
-from plumbing.errors import UserError, no_exit, one_line_on_failure, out_of_memory
+from plumbing.errors import UserError, one_line_on_failure, out_of_memory
 from plumbing.mixing import ConcatImages, pool
 from plumbing.mnist import load_digits, rotate, rotated_mnist
 from plumbing.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
@@ -37,8 +37,7 @@ from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
-from plumbing.several import (expand_seeds, expand_targets, known_domains, show_seeds, show_targets,
-                              targets_of)
+from plumbing.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios, source
 from plumbing.splits import completed
 
@@ -826,10 +825,10 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
     file = method_file(Server, Client)
-    with one_line_on_failure(file.stem), no_exit():
-        method, of_seeds, folders = method_name(file), {}, []
+    with one_line_on_failure(file.stem):
+        method, of_seeds = method_name(file), {}
         prepare(settings)
-        for of_seed in expand_seeds(settings, method):
+        for of_seed in expand_seeds(settings):
             print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n"
                   f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}", flush=True)
             targets_of(of_seed, known_domains(of_seed.dataset))  # a wrong name stops before the decoding
@@ -838,15 +837,12 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             for one in expand_targets(of_seed, dataset.names):
                 key = identity(one, method, dataset.content)
                 with Run.open(one, key, file) as progress:
-                    folders.append(str(progress.path))
                     made = partial(federation, Server, Client, one, build or backbone, dataset)
                     if progress.result:
                         results.append(progress.show())
                     else:
                         results.append(rounds(made(), progress))
-            show_targets(method, of_seed, results)
-        if settings.seeds:
-            show_seeds(settings, method, of_seeds, folders)
+        show_means(method, settings.dataset, of_seeds)
     return sum(of_seeds.values(), [])
 
 

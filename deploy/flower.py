@@ -27,7 +27,7 @@ from types import ModuleType
 import common
 from common import Answer, Args, Payload, UserError
 from plumbing.devices import prepare
-from plumbing.errors import one_line_on_failure, printable
+from plumbing.errors import one_line_on_failure
 from plumbing.files import load_file, save, write_whole
 from plumbing.payloads import to_device
 from plumbing.provenance import code
@@ -171,7 +171,7 @@ def left_out(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        print(printable(f"{name} is left out: {e!r}"[:400]), flush=True)
+        print(f"{name} is left out: {e!r}"[:400], flush=True)
 
 
 class Remote(common.Federation):

@@ -4,16 +4,13 @@ initial weights: torchvision's ImageNet weights, or a file."""
 from __future__ import annotations
 
 import argparse
-import copy
-import difflib
 import hashlib
 import os
 from pathlib import Path
 
-from plumbing.catalog import custom_file
 from plumbing.errors import UserError
 from plumbing.files import load_file
-from plumbing.own_data import module_in, one_line_of
+from plumbing.own_data import module_in
 
 import torch
 from torch import Tensor, nn
@@ -47,23 +44,12 @@ def hash_of(file: Path) -> str:
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
-def from_file(backbone: str, *given) -> object:
-    """What the function in a file of one's own makes of args, channels and classes."""
-    file, _, name = backbone.rpartition(":")
-    with one_line_of(f"--backbone {backbone}"):
-        return getattr(module_in(Path(file), name), name)(*given)
-
-
-def from_torchvision(name: str, **flags) -> nn.Module:
-    """A classifier of torchvision with random weights, which gives one tensor in training too."""
+def from_torchvision(name: str) -> nn.Module:
+    """A classifier of torchvision with random weights."""
     from torchvision import models
-    known = models.list_models(module=models)
-    if name not in known:
-        raise UserError(f"--backbone torchvision:{name}: torchvision has no such "
-                        f"classifier{near(name, known)}", 2)
-    if name in ("googlenet", "inception_v3"):
-        flags = dict(aux_logits=False, init_weights=True)
-    return models.get_model(name, **flags)
+    if name not in models.list_models(module=models):
+        raise UserError(f"--backbone torchvision:{name}: torchvision has no such classifier", 2)
+    return models.get_model(name)
 
 
 def imagenet_weights(name: str) -> str:
@@ -86,55 +72,27 @@ def last_linear(name: str) -> tuple[str, int]:
 
 def from_timm(name: str, channels: int, pretrained: bool) -> nn.Module:
     """A network of timm without its classifier: x -> z [B, D]."""
-    try:
-        import timm
-    except ModuleNotFoundError:
-        raise UserError(f"--backbone timm:{name} needs a package that is not installed: pip install timm", 2)
-    if not timm.is_model(name):
-        raise UserError(f"--backbone timm:{name}: timm has no such "
-                        f"network{near(name, timm.list_models())}", 2)
+    import timm
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
     except (OSError, RuntimeError) as e:
         raise UserError(f"--backbone timm:{name} cannot be made ({' '.join(str(e).split())[:120]})", 2)
 
 
-def near(name: str, known: list[str]) -> str:
-    """The nearest name, as the end of a line."""
-    found = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-@torch.no_grad()
-def check_shapes(net: nn.Module, backbone: str, x: Tensor, classes: int) -> None:
-    """Stop if `net.body` does not give the z [B, D] of its head, or the head no logits [B, classes], also in
-    training."""
-    for training in (False, True):
-        tried = copy.deepcopy(net).train(training)
-        expected = {"body": (len(x), net.head.in_features), "forward": (len(x), classes)}
-        for part, shape in expected.items():
-            found = getattr(tried, part)(x)
-            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            if what != shape:
-                raise UserError(f"--backbone {backbone}: of two images {part} gives {what}, not {shape}", 2)
-
-
 def custom_network(args, channels: int, classes: int, Net: type) -> nn.Module:
     """The network of timm, or of a file of one's own, a `Net`. With `--weights FILE` it has the state in that
     file."""
     origin, _, name = args.backbone.rpartition(":")
-    x = torch.zeros(2, channels, args.crop or args.image_size, args.crop or args.image_size)
     if origin == "timm":
         body = from_timm(name, channels, args.weights == "imagenet")
+        size = args.crop or args.image_size
         with torch.no_grad():
-            net = Net(body, body.eval()(x).shape[-1], classes)
+            net = Net(body, body.eval()(torch.zeros(2, channels, size, size)).shape[-1], classes)
     else:
-        net = from_file(args.backbone, args, channels, classes)
-    if not isinstance(net, Net) or type(net.head) is not nn.Linear:
+        net = getattr(module_in(Path(origin), name), name)(args, channels, classes)
+    if not isinstance(net, Net):
         raise UserError(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, "
-                        "dim, classes) with the head that it makes, nn.Linear", 2)
-    if not custom_file(args.dataset):  # whose shape is not known here
-        check_shapes(net, args.backbone, x, classes)
+                        "dim, classes)", 2)
     if args.weights not in ("none", "imagenet"):
         load_pretrained(net, read_weights(args.weights, ""), skip="head", origin=args.weights)
     return net
@@ -145,8 +103,6 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
     file."""
     if origin == "none":
         return None
-    if not origin:
-        raise UserError("--weights is empty; expected none, imagenet or a file of weights", 2)
     if origin == "imagenet":
         import torchvision
         try:
@@ -155,8 +111,7 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
             raise UserError(f"could not get the weights {imagenet} ({e}); download them by hand and give "
                             "--weights FILE")
     weights = load_file(Path(origin), "weights")
-    named = isinstance(weights, dict) and all(isinstance(name, str) for name in weights)
-    if not named or not all(isinstance(v, Tensor) for v in weights.values()):
+    if not isinstance(weights, dict) or not all(isinstance(v, Tensor) for v in weights.values()):
         raise UserError(f"--weights {origin} is no file of weights: expected a dict of names and tensors", 2)
     return weights
 

@@ -20,11 +20,9 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import importlib.util
 import operator
 import os
 import re
-import signal
 import sys
 import tomllib
 from collections.abc import Callable
@@ -35,8 +33,8 @@ from typing import ClassVar, NamedTuple
 from plumbing.augment import AUGMENTATIONS
 from plumbing.catalog import FOLDERS, OWN, custom_file, custom_folder, is_custom
 from plumbing.devices import choose_device, choose_precision
-from plumbing.errors import UserError, printable
-from plumbing.networks import ELSEWHERE, canonical_network, hash_of, near, network_file
+from plumbing.errors import UserError
+from plumbing.networks import ELSEWHERE, canonical_network, hash_of, network_file
 from plumbing.provenance import ROOT, version_line
 from plumbing.scores import METRICS
 
@@ -44,10 +42,7 @@ from plumbing.scores import METRICS
 LARGEST = (1 << 63) - 1  # a whole number that torch takes
 LARGEST_FLOAT = 3.4e38  # about what a float32 takes
 LIKE_OWN = "pacs"  # whose settings images of one's own have: every method has some for it
-USUAL = ("dataset", "protocol", "target", "augment", "image_size", "backbone", "rounds", "epochs",
-         "batch_size", "lr", "scale", "seed", "seeds", "out", "archives")  # in --help
 SHOWN_ANYWAY = ("dataset", "protocol", "device", "precision", "out")  # in the first lines of a run
-ELSEWHERE_CALLED = {"--learning-rate": "--lr", "--model": "--backbone", "--local-epochs": "--epochs"}
 LIMITS = {"low": ("at least", operator.ge), "above": ("above", operator.gt), "high": ("at most", operator.le)}
 
 
@@ -254,8 +249,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     """The settings of a run from the command line, by the layers above.
 
     `paper`, `laptop` and `smoke` are tables dataset -> values, `variants` one more level; `follows(values)`
-    gives the derived values. Bad usage ends the program with one line on stderr and exit code 2; --help,
-    --help-all and --show-settings end it with 0.
+    gives the derived values. Bad usage ends the program with one line on stderr and exit code 2; --help and
+    --show-settings end it with 0.
     """
     parser = parser_of(cls, tuple(paper))
     # Of a file that takes its flags from another method: its own name.
@@ -306,7 +301,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         parser.error(str(stop))
     args.origins = origins
     if show:
-        print_and_exit(settings_table(args, parser.prog))
+        print(settings_table(args, parser.prog))
+        parser.exit()
     return args
 
 
@@ -341,14 +337,10 @@ def check_settings(args: Args, origins: dict[str, str]) -> None:
         if Path(folder).resolve().is_relative_to(own.resolve()):
             raise UserError(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for "
                             "images of a domain: give another one", 2)
-    if args.record.endswith("/"):
-        raise UserError(f"--record {args.record} is a folder; expected a JSONL file", 2)
     shares(args.split)
     if args.protocol == "linear" and ratios(args.label_ratio) and args.metric != "accuracy":
         raise UserError(f"--metric {args.metric} chooses a round by labels, which --protocol linear has "
                         "not", 2)
-    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise UserError("--tensorboard needs a package that is not installed: pip install tensorboard", 2)
     args.validate()
 
 
@@ -364,39 +356,17 @@ def violation(value, limits) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2.
-    --help leaves out the flags in `rare`, which --help-all explains too."""
-
-    rare = frozenset()
+    """argparse with errors in one line: what is wrong, the nearest flag, where the help is; exit code 2."""
 
     def error(self, message):
         if message.startswith("unrecognized arguments: "):
-            flag = [*message.split(": ", 1)[1].split(), "''"][0].split("=")[0]  # '' of an empty word
-            message = f"{flag} is not a flag of {self.prog}"
+            flag = re.split("[ =]", message.partition(": ")[2])[0]
             flags = [option for action in self._actions for option in action.option_strings]
+            message = f"{flag} is not a flag of {self.prog}"
             meant = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
-            if flag in ELSEWHERE_CALLED:
-                meant = [ELSEWHERE_CALLED[flag]]
-            elif os.path.isdir(flag):
-                meant = [f"--dataset {OWN}{flag}"]
             if meant:
                 message += f"; did you mean {meant[0]}?"
-        self.exit(2, f"{self.prog}: {printable(message)} ({self.every} explains every flag)\n")
-
-    @property
-    def every(self) -> str:
-        """The flag that explains all others."""
-        return "--help-all" if self.rare else "--help"
-
-    def print_help(self, file=None):
-        texts = {action: action.help for action in self._actions}
-        for action in texts:
-            if action.dest in self.rare:
-                action.help = argparse.SUPPRESS
-        short = self.format_help()
-        for action, text in texts.items():
-            action.help = text
-        print_and_exit(short)
+        self.exit(2, f"{self.prog}: {message} (--help explains every flag)\n")
 
 
 @functools.cache
@@ -408,8 +378,7 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
                     formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter,
                                                       max_help_position=32, width=110),
                     epilog="In brackets: the default. A dataset, a scale and a variant have values of their "
-                           "own:\n--show-settings lists what these flags lead to, with origins. "
-                           "--help-all explains every flag.")
+                           "own:\n--show-settings lists what these flags lead to, with origins.")
     groups = {}
     for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
         if issubclass(cls, base):
@@ -419,29 +388,23 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
             parser.error(f"{f.name} of Args is no flag: give it as arg(default, text)")
         owners = [base for base in (DataArgs, TrainingArgs, RunArgs, LinearArgs) if hasattr(base, f.name)]
         add_flag(groups[owners[0] if owners else Args], f, datasets)
-    names = [f.name for base in (DataArgs, TrainingArgs, RunArgs) for f in dataclasses.fields(base)]
-    parser.rare = {*names} - {*USUAL}
-    groups[RunArgs].add_argument("--help-all", action=ShowLine, nargs=0, default=argparse.SUPPRESS,
-                                 const=Parser.format_help, help="explain every flag, and stop")
     groups[RunArgs].add_argument("--show-settings", action="store_true", default=argparse.SUPPRESS,
                                  help="print every setting with its origin, and stop")
     add_version(groups[RunArgs])
     return parser
 
 
-def add_version(group) -> None:
-    """--version, which ends the program after one line."""
-    group.add_argument("--version", action=ShowLine, nargs=0, default=argparse.SUPPRESS,
-                       const=lambda parser: f"{parser.prog}: {version_line()}",
-                       help="print version, commit, torch and Python, and stop")
-
-
-class ShowLine(argparse.Action):
-    """Prints what its function makes of the parser, as soon as it is read: what else stands on the command
-    line does not matter."""
+class ShowVersion(argparse.Action):
+    """Ends the program after one line. git is asked only then."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print_and_exit(self.const(parser))
+        print(f"{parser.prog}: {version_line()}")
+        parser.exit()
+
+
+def add_version(group) -> None:
+    group.add_argument("--version", action=ShowVersion, nargs=0, default=argparse.SUPPRESS,
+                       help="print version, commit, torch and Python, and stop")
 
 
 def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
@@ -477,21 +440,14 @@ def existing_folder(path: str) -> str:
 
 
 def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
-    """The name of a dataset; officecaltech10 is another name of officecaltech. A folder is the same one from
-    wherever a command is given."""
-    path = dataset.removeprefix(OWN)
-    if dataset.startswith(OWN) and path:
-        return OWN + os.path.abspath(os.path.expanduser(path))
+    """The name of a dataset. A folder or file is the same one from wherever a command is given."""
+    if dataset.startswith(OWN):
+        return OWN + os.path.abspath(os.path.expanduser(dataset.removeprefix(OWN)))
     if custom_file(dataset):
         return os.path.abspath(os.path.expanduser(dataset))
-    if dataset == "officecaltech10":
-        return "officecaltech"
     if dataset not in datasets:
-        meant = near(dataset.lower(), list(datasets))
-        if os.path.isdir(dataset):
-            meant = f"; did you mean {OWN}{dataset}?"
         raise argparse.ArgumentTypeError(f"there are no settings for {dataset!r} here; choose from "
-                                         f"{', '.join(datasets)}, {OWN}PATH, or a file.py{meant}")
+                                         f"{', '.join(datasets)}, {OWN}PATH, or a file.py")
     return dataset
 
 
@@ -512,13 +468,6 @@ def shown_value(value) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "empty" if value == "" else str(value)
-
-
-def print_and_exit(text: str) -> None:
-    """Print and end with 0. A reader that has gone, as `head` has after ten lines, ends it too."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    print(text, flush=True)
-    sys.exit(0)
 
 
 # Settings shown

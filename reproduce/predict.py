@@ -18,10 +18,10 @@ import common
 from plumbing.archives import is_image
 from plumbing.catalog import custom_file
 from plumbing.decoding import to_rgb, upright
-from plumbing.errors import UserError, printable, tell
+from plumbing.errors import UserError, one_line_on_failure, tell
 from plumbing.files import output_file, write_csv
 from plumbing.settings import Parser
-from reproduce.commands import about, add_run_flags, one_line_on_stop
+from reproduce.commands import about, add_run_flags
 from reproduce.drawing import table_text
 from reproduce.loading import Trained, load_run
 
@@ -102,7 +102,7 @@ def files_of(paths: list[str]) -> list[Path]:
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage, 1 if a file cannot be read."""
     flags = parsed(argv)
-    with one_line_on_stop("predict", "the run is as it was"):
+    with one_line_on_failure("predict", "the run is as it was"):
         if flags.csv:
             output_file(Path(flags.csv), lambda start: start.startswith(b"file,class,probability"))
         files = files_of(flags.images)
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
             heads = ["file", "class", "probability", *(f"p({c})" for c in run.classes)]
             write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
         else:
-            lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
+            lines = [[c, f"{max(p):.4f}", str(file)] for file, c, p in rows]
             print(table_text(lines, ["class", "probability", "file"], "plain"))
         for problem in problems:
             tell("predict", problem)
