@@ -30,7 +30,6 @@ from plumbing.networks import (custom_network, from_torchvision, imagenet_weight
                                load_pretrained, read_weights)
 from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
 from plumbing.own_data import content_of, open_custom_data, scaled
-from plumbing.parts import Rows, mixed_rows, parts_of, shares_of, source_rows, target_rows
 from plumbing.payloads import (check_answer, check_keeps, expected_layout, kept, layout, nbytes, own_copies,
                                shared, to_device, unchanged, watched)
 from plumbing.results import best_of, score_of
@@ -39,7 +38,7 @@ from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios, source
-from plumbing.splits import completed
+from plumbing.splits import Rows, completed, mixed_rows, parts_of, shares_of, source_rows, target_rows
 
 import numpy as np
 import torch

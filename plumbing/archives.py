@@ -14,9 +14,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from plumbing.catalog import Folders, custom_folder, source_of
+from plumbing.catalog import SPLIT, Folders, custom_folder, source_of
 from plumbing.errors import UserError
-from plumbing.splits import SPLIT
 
 import torch
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from plumbing.errors import UserError
 
 OWN = "folder:"  # --dataset folder:PATH, images of one's own
+SPLIT = "split.csv"  # in that folder: which image is for what
 
 
 @dataclass(frozen=True)

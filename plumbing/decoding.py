@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.archives import download_missing, files_in, fingerprint, key_of, keys_in, locate, unpack
-from plumbing.catalog import Folders, custom_folder, short_name, shortlist, source_of
+from plumbing.catalog import SPLIT, Folders, custom_folder, short_name, shortlist, source_of
 from plumbing.errors import UserError
 from plumbing.files import locked
 from plumbing.listings import Files, Listing, list_images
-from plumbing.splits import SPLIT, read_split
+from plumbing.splits import read_split
 
 import numpy as np
 import torch

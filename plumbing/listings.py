@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbing.archives import is_image
-from plumbing.catalog import Folders, check_names, shortlist
+from plumbing.catalog import SPLIT, Folders, check_names, shortlist
 from plumbing.errors import UserError
-from plumbing.splits import SPLIT
 
 LARGEST = 10  # cameras, and classes, of iWildCam
 NO_DOMAINS = ("train", "training", "test", "testing", "val", "valid", "validation")
