@@ -63,26 +63,17 @@ def check_md5(path: Path, md5: str | None) -> None:
                             "asks for a confirmation; delete it and get it again by hand")
 
 
-def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
-    """What a dataset is read from: its folder (`dataset` in `data`, or the archive's own in `archives` or
-    `data`), or its archives; or none, and what is missing, in words."""
-    own = custom_folder(dataset)
-    if own:
-        if not own.is_dir():
-            raise UserError(f"{own} is no folder; expected one with images in <domain>/<class>/", 2)
-        return [own], ""
-    known = source_of(dataset)
-    folders = [Path(data) / dataset]
-    folders += [Path(base) / known.unpacked for base in (archives, data) if base and known.unpacked]
-    for folder in folders:
-        if folder.is_dir() and any(path.is_dir() for path in folder.iterdir()):  # else it holds only archives
-            return [folder], ""
-    found = find_archives(known.files, data, archives)
-    missing = [name for name in known.files if name not in found]
-    if missing:
-        places = f"{archives} or {data}/downloads".removeprefix(" or ")
-        return [], f"{missing[0]} is not in {places}"
-    return [found[name] for name in known.files], ""
+def locate(dataset: str, data: str, archives: str) -> list[Path]:
+    """What a dataset is read from: its folder, for those of the catalogue `dataset` in `data`, or all of its
+    archives; nothing if they are not here."""
+    folder = custom_folder(dataset) or Path(data) / dataset
+    if custom_folder(dataset) and not folder.is_dir():
+        raise UserError(f"{folder} is no folder; expected one with images in <domain>/<class>/", 2)
+    if custom_folder(dataset) or folder.is_dir():
+        return [folder]
+    files = source_of(dataset).files
+    found = find_archives(files, data, archives)
+    return [found[name] for name in files] if found.keys() == files.keys() else []
 
 
 def download_missing(dataset: str, data: str, archives: str) -> list[Path]:

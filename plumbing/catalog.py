@@ -22,7 +22,6 @@ class Folders:
     domains: dict[str, tuple[str, int | None]]  # domain: its folder (or its number in a table), its images
     classes: tuple[str, ...]  # in the order of their labels
     layout: str = "in_folders"  # the function in listings.py that knows domain and class of each image
-    unpacked: str | None = None  # the folder that the official scripts unpack it to, in --archives or --data
     content: str = ""  # the digest of all images, see decoding.py
 
 

@@ -59,11 +59,12 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     source = source_of(dataset)
     if only:
         source = dataclasses.replace(source, domains={only: (only, None)}, classes=agreed)
-    paths, missing = locate(dataset, data, archives)
+    paths = locate(dataset, data, archives)
     caches = caches_of(data, dataset, size)
-    if missing and len(caches) == 1:  # of several nobody knows which one it is
+    if not paths and len(caches) == 1:  # of several nobody knows which one it is
         cache = caches[0]
-        print(f"{dataset}: {missing}; using the images that were decoded before, {cache}", file=sys.stderr)
+        print(f"{dataset}: its archives are not here; using the images that were decoded before, {cache}",
+              file=sys.stderr)
     else:
         paths = paths or download_missing(dataset, data, archives)
         names = files_in(paths[0], only) if paths[0].is_dir() else []

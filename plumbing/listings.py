@@ -152,12 +152,8 @@ def in_lists(files: Files, source: Folders) -> Listing:
 
 
 def in_camera_traps(files: Files, source: Folders) -> Listing:
-    """TerraIncognita: dealt out to folders location_38/<class>/ by DomainBed's script, or here as it does it.
-
-    An image with animals of two of the classes is in both of them, there as here.
-    """
-    if any("/location_38/" in f"/{name}" for name in files.names):
-        return in_folders(files, source)
+    """TerraIncognita, dealt out as by DomainBed's script: an image with animals of two of the classes is in
+    both of them."""
     paths = {Path(name).name: name for name in files.names if is_image(name)}
     listing = Listing(source.classes, {domain: [] for domain in source.domains})
     for location, image, c in read_annotations(files):

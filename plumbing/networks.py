@@ -1,5 +1,5 @@
-"""Networks from elsewhere: `--backbone torchvision:NAME`, `timm:NAME`, or a function in one's own file; and
-initial weights: torchvision's ImageNet weights, or a file."""
+"""Networks from elsewhere: `--backbone torchvision:NAME`, or a function in one's own file; and initial
+weights: torchvision's ImageNet weights, or a file."""
 
 from __future__ import annotations
 
@@ -15,28 +15,25 @@ from plumbing.own_data import module_in
 import torch
 from torch import Tensor, nn
 
-LIBRARIES = ("torchvision", "timm")
-ELSEWHERE = "torchvision:NAME, timm:NAME (pip install timm) or FILE.py:FUNCTION"
+ELSEWHERE = "torchvision:NAME or FILE.py:FUNCTION"
 
 
 def canonical_network(name: str, ours: tuple[str, ...]) -> str:
     """A value of --backbone. A file is the same one from wherever a command is given."""
     origin, _, inside = name.rpartition(":")
-    if name in ours or (origin in LIBRARIES and inside):
+    if name in ours or origin == "torchvision":
         return name
-    if not origin.endswith(".py") or not inside.isidentifier():
+    path = os.path.abspath(os.path.expanduser(origin))
+    if not origin.endswith(".py") or not os.path.isfile(path):
         raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {', '.join(ours)}, "
                                          f"{ELSEWHERE})")
-    path = os.path.abspath(os.path.expanduser(origin))
-    if not os.path.isfile(path):
-        raise argparse.ArgumentTypeError(f"{path}: no such file")
     return f"{path}:{inside}"
 
 
 def network_file(backbone: str) -> Path | None:
     """The file of one's own that a value of --backbone names, if it names one."""
     origin = backbone.rpartition(":")[0]
-    return Path(origin) if origin and origin not in LIBRARIES else None
+    return Path(origin) if origin and origin != "torchvision" else None
 
 
 def hash_of(file: Path) -> str:
@@ -70,26 +67,10 @@ def last_linear(name: str) -> tuple[str, int]:
     return layer, module.in_features
 
 
-def from_timm(name: str, channels: int, pretrained: bool) -> nn.Module:
-    """A network of timm without its classifier: x -> z [B, D]."""
-    import timm
-    try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
-    except (OSError, RuntimeError) as e:
-        raise UserError(f"--backbone timm:{name} cannot be made ({' '.join(str(e).split())[:120]})", 2)
-
-
 def custom_network(args, channels: int, classes: int, Net: type) -> nn.Module:
-    """The network of timm, or of a file of one's own, a `Net`. With `--weights FILE` it has the state in that
-    file."""
-    origin, _, name = args.backbone.rpartition(":")
-    if origin == "timm":
-        body = from_timm(name, channels, args.weights == "imagenet")
-        size = args.crop or args.image_size
-        with torch.no_grad():
-            net = Net(body, body.eval()(torch.zeros(2, channels, size, size)).shape[-1], classes)
-    else:
-        net = getattr(module_in(Path(origin), name), name)(args, channels, classes)
+    """The network of a file of one's own, a `Net`. With `--weights FILE` it has the state in that file."""
+    file, _, name = args.backbone.rpartition(":")
+    net = getattr(module_in(Path(file), name), name)(args, channels, classes)
     if not isinstance(net, Net):
         raise UserError(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, "
                         "dim, classes)", 2)

@@ -116,7 +116,7 @@ class TrainingArgs:
     backbone: str = arg("smallcnn_bn", "network to train",
                         choices=("smallcnn", "smallcnn3", "smallcnn_bn", "alexnet_bn", "alexnet", "resnet18",
                                  "resnet50", "resnet18_3x3", "vit_b8"))
-    weights: str = arg("none", "initial weights: none (random), imagenet (of torchvision or timm), or a file")
+    weights: str = arg("none", "initial weights: none (random), imagenet (of torchvision), or a file")
     rounds: int = arg(100, "communication rounds T", low=1)
     epochs: int = arg(1, "local epochs E in a round", low=1)
     steps: int = arg(0, "local steps in a round, instead of epochs; 0: use epochs", low=0)

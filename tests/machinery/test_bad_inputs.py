@@ -36,7 +36,11 @@ with open((ROOT / "tests" / "bad_inputs.csv"), newline="", encoding="utf-8") as 
 
 CONTENTS = {"empty": b"", "text": b"a,b\n1,2\n", "null": b"null", "binary": bytes(range(256))}
 # Files of torch that are nothing of a run.
-TENSORS = {"number": 3, "other": {"body.x": torch.zeros(2)}, "infinite": {"body.x": torch.tensor([torch.inf])}}
+TENSORS = {
+    "number": 3,
+    "other": {"body.x": torch.zeros(2)},
+    "infinite": {"body.x": torch.tensor([torch.inf])},
+}
 
 
 class Prepared:

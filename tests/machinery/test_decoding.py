@@ -84,8 +84,7 @@ def test_a_cache_is_enough(tmp_path, monkeypatch, capsys):
     check(opened, vlcs(), CLASSES)
     if sys.platform == "linux":
         assert str(cache / "pixels.bin") in Path("/proc/self/maps").read_text()
-    note = f"vlcs: VLCS.tar.gz is not in {tmp_path}/archives or {tmp_path}/data/downloads; using the images "
-    note += f"that were decoded before, {cache}\n"
+    note = f"vlcs: its archives are not here; using the images that were decoded before, {cache}\n"
     assert note in capsys.readouterr().err
 
 

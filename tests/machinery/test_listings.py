@@ -63,7 +63,7 @@ CLASSES = FOLDERS["domainnet10"].classes
 
 
 def test_domainnet(tmp_path, monkeypatch):
-    images = write_domainnet(tmp_path / "archives" / "domainnet")  # named as an unpacked one: only files
+    images = write_domainnet(tmp_path / "archives")
     expect(monkeypatch, "domainnet10", 20)
     check(load(tmp_path, "domainnet10"), images, CLASSES)
 
@@ -117,17 +117,6 @@ def test_terrainc(tmp_path, monkeypatch):
         "x/._train_annotations.json": b"what macOS adds",
         "x/train_annotations.json": json.dumps(first).encode(),
         "x/cis_test_annotations.json": json.dumps(second).encode()})
-    check(load(tmp_path, "terrainc"), in_terra(), TERRA)
-
-
-def test_terrainc_as_domainbeds_script_deals_it_out(tmp_path, monkeypatch):
-    expect(monkeypatch, "terrainc")
-    content = pictures({*names_in(in_terra())})
-    for location, images in in_terra().items():
-        for name, c in images:
-            path = tmp_path / "archives" / "terra_incognita" / location / c / Path(name).name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content[name])
     check(load(tmp_path, "terrainc"), in_terra(), TERRA)
 
 

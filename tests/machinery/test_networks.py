@@ -1,7 +1,4 @@
-"""Networks from elsewhere: those of torchvision and timm, and of a file of one's own, in every method."""
-
-import sys
-from unittest import mock
+"""Networks from elsewhere: those of torchvision, and of a file of one's own, in every method."""
 
 import common
 import fdse
@@ -111,20 +108,6 @@ def test_torchvisions_resnet18_is_ours(monkeypatch):
         states.append(common.backbone(args, 3, 10).body.state_dict())
     assert asked == ["ResNet18_Weights.IMAGENET1K_V1"] * 2 and same(*states)
     assert networks.imagenet_weights("resnet50") == "ResNet50_Weights.IMAGENET1K_V2"
-
-
-def test_a_network_of_timm(tmp_path, monkeypatch, capsys):
-    """By a stand-in for the package, with one network."""
-    def create_model(name, pretrained, num_classes, in_chans):
-        if pretrained:
-            raise RuntimeError("no pretrained weights exist")
-        assert num_classes == 0
-        return nn.Sequential(nn.Conv2d(in_chans, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    monkeypatch.setitem(sys.modules, "timm", mock.Mock(create_model=create_model))
-    result = run_here("fedavg", tmp_path / "run", "--backbone", "timm:tiny")
-    assert result["args"]["backbone"] == "timm:tiny"
-    fails(capsys, 2, "cannot be made .no pretrained weights", run_here, "fedavg", tmp_path / "no",
-          "--backbone", "timm:tiny", "--weights", "imagenet")
 
 
 def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monkeypatch):
