@@ -14,6 +14,7 @@ from pathlib import Path
 from plumbing.errors import UserError
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 READ_LIMIT = 16 << 20  # bytes of a file that are looked at
 
@@ -56,10 +57,7 @@ def output_folder(folder: Path, mark: str, words: str) -> None:
 
 def tensors_of(value) -> list[torch.Tensor]:
     """All tensors in nested dicts and lists."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, dict) else value
-    return [v for one in inside for v in tensors_of(one)] if isinstance(value, dict | list | tuple) else []
+    return [v for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
 
 
 def save(content, file) -> None:

@@ -100,14 +100,13 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
 def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: str) -> None:
     """Load weights into `module`. Those of the layer `skip` are left out if their shape differs; all others
     must fit."""
-    have = module.state_dict()
-    kept = {}
+    own = {name: value for name, value in module.state_dict().items() if skip and name.startswith(f"{skip}.")}
+    kept = dict(own)
     for name, value in weights.items():
-        if not skip or not name.startswith(f"{skip}.") or (name in have and value.shape == have[name].shape):
+        if not skip or not name.startswith(f"{skip}.") or (name in own and value.shape == own[name].shape):
             kept[name] = value
-    wrong = [name for name, v in kept.items() if name not in have or v.shape != have[name].shape]
-    wrong += [name for name in have if name not in kept and not (skip and name.startswith(f"{skip}."))]
-    if wrong:
-        raise UserError(f"--weights {origin} does not fit the network: {len(wrong)} tensors are missing or "
-                        f"do not fit, such as {wrong[0]}", 2)
-    module.load_state_dict(kept, strict=False)
+    try:
+        module.load_state_dict(kept)
+    except RuntimeError as e:
+        why = " ".join(str(e).split())[:200]
+        raise UserError(f"--weights {origin} does not fit the network ({why})", 2)

@@ -11,8 +11,8 @@ from plumbing.catalog import FOLDERS
 
 import pytest
 
-from tests.small_datasets import (NOWHERE, check, expect, load, names_in, nothing_is_left, pictures, stops,
-                                  vlcs, write_tar, write_vlcs, write_zip)
+from tests.small_datasets import (NOWHERE, check, expect, load, nothing_is_left, pictures, stops,
+                                  vlcs, write_vlcs, write_zip)
 
 OFFICE = "Office_Caltech_DA_Dataset-main.zip"
 
@@ -123,12 +123,3 @@ def test_another_archive_is_refused_by_its_md5(tmp_path, monkeypatch):
     known = dataclasses.replace(FOLDERS["vlcs"], files={pattern: (url, 32 * "0")})
     monkeypatch.setitem(FOLDERS, "vlcs", known)
     stops(f"{archive} has not the md5 0000.*delete it and get it again", load, tmp_path, "vlcs")
-
-
-def test_an_archive_packed_anew_has_the_same_images(tmp_path, monkeypatch):
-    """Below other folders, in another order; but it is decoded again."""
-    archive = write_vlcs(tmp_path, monkeypatch)
-    first = load(tmp_path, "vlcs").content
-    write_tar(archive, {f"a/b/{name}": content for name, content in pictures(names_in(vlcs())).items()})
-    assert load(tmp_path, "vlcs").content == first
-    assert len(list((tmp_path / "data" / "cache").glob("vlcs-*"))) == 2

@@ -11,10 +11,8 @@ import common
 from plumbing.decoding import to_rgb
 from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
-from reproduce import predict
-from tests.conftest import ROOT, fails, parsed, run_all
+from tests.conftest import fails, parsed, run_all
 from tests.own_images import FLAGS, write_images
-from tests.page_outputs import programs
 
 import numpy as np
 import pytest
@@ -70,20 +68,6 @@ def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(f
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
 
 
-
-def test_an_added_and_a_changed_image_are_noticed(folder):
-    load(folder)
-    before = caches(folder)
-    load(folder)
-    assert len(before) == 1 and caches(folder) == before  # it is decoded once
-    image = folder / "south" / "ill" / "0.png"
-    shutil.copyfile(folder / "north" / "healthy" / "1.png", image)
-    shutil.copyfile(image, folder / "south" / "ill" / "new.png")
-    (_, south), _ = load(folder)
-    assert np.array_equal(south.images[10].permute(1, 2, 0).numpy(), to_rgb(image.read_bytes(), 16))
-    assert len(south.labels) == 21
-
-
 def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(folder, tmp_path):
     """Of one size and one time; the copy has other times, and other names of the folders around it."""
     ours = [folder / "north" / c / "0.bmp" for c in ("ill", "healthy")]
@@ -106,10 +90,8 @@ def one_domain(folder: Path) -> None:
     (folder / "south").rename(folder.parent / "south")
 
 
-
 def parts_above(folder: Path) -> None:
     (folder / "south").rename(folder / "Test")
-
 
 
 def not_readable(folder: Path) -> None:
@@ -166,28 +148,12 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
     assert len(list(Path("runs").iterdir())) == 2
 
 
-
 def test_a_domain_that_is_named_as_a_client(flags, folder, capsys):
     """Its accuracy would take the place of the other's."""
     (folder / "south").rename(folder / "north-0")
     args = parsed("fedavg", *flags, "--clients-per-domain", "2", "--protocol", "lodo", "--target", "north-0")
     fails(capsys, 2, "two of north-0, north-1, north-0 have one name", run_all, "fedavg", args)
 
-
-@pytest.mark.slow
-def test_the_readmes_example(tmp_path, monkeypatch, capsys):
-    """Each command as it is printed, on a folder as it is described."""
-    monkeypatch.chdir(tmp_path)
-    write_images(tmp_path / "my_images", ("hospital_a", "hospital_b", "hospital_c"), count=10)
-    section = (ROOT / "README.md").read_text().split("## Your own data")[1].split("\n## ")[0]
-    training, left_out, (_, name, *predicting) = programs(section.split("```")[1])
-    for _, *flags in (training, left_out):
-        result, = run_all("fdse", parsed("fdse", *flags))
-        assert result["best"]["ALL"] > 0
-    capsys.readouterr()
-    assert name == "reproduce.predict"
-    predict.main(predicting)
-    assert len(capsys.readouterr().out.splitlines()) == 21
 
 def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
     """A camera that was held upright stores the picture on its side."""
@@ -197,7 +163,6 @@ def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
     photo.save(tmp_path / "x.png", exif=exif)
     turned = to_rgb((tmp_path / "x.png").read_bytes(), 8)
     assert turned[:3].max() < 40 and turned[-3:].min() > 200
-
 
 
 def test_broken_images_are_left_out_on_demand(flags, folder, capsys):

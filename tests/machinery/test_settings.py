@@ -15,7 +15,6 @@ import fedadg
 import fedavg
 import fedcir
 import fedsr
-import reproduce_tables
 from plumbing import schedules
 from plumbing.settings import Args, LinearArgs, flag_of, method_name, parse
 from tests.conftest import METHODS, MODULES, PROGRAMS, ROOT, fails, parsed
@@ -112,9 +111,6 @@ def test_version(capsys):
     words = rf"fedavg: CleanFDG {re.escape(version)}( \(commit [0-9a-f]{{12,}}(, with changes)?\))?, "
     words += rf"torch {re.escape(torch.__version__)}, Python {platform.python_version()}\n"
     assert re.fullmatch(words, shown(capsys, "fedavg", "--version", "--lr", "-1"))
-    with pytest.raises(SystemExit):
-        reproduce_tables.main(["--version"])
-    assert capsys.readouterr().out.startswith(f"reproduce_tables: CleanFDG {version}")
 
 
 def test_commands_lead_to_the_values_of_the_table():
