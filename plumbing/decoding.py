@@ -36,7 +36,6 @@ AHEAD = 32 << 20  # bytes of decoded pixels that wait to be written, at most
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no others: EPS would start Ghostscript
 TOLD = {  # what a decoded dataset says of its files each time that it is opened
     "left_out": "files that are no images were left out",
-    "lacking": "classes that are not in every domain, or have two spellings",
     "broken": "images that cannot be decoded were left out, as --skip-broken asks",
 }
 
@@ -159,8 +158,7 @@ def write_pixels(top: Path, listing: Listing, size: int, folder: Path) -> None:
     root = os.path.commonpath([name for _, name, _ in every])  # an archive that is packed anew has another
     written = {domain: [] for domain in listing.images}
     domains = {domain: [] for domain in listing.images}
-    index = {"left_out": listing.left_out, "lacking": listing.lacking, "broken": [],
-             "classes": listing.classes, "domains": domains}
+    index = {"left_out": listing.left_out, "broken": [], "classes": listing.classes, "domains": domains}
     contents = []
     ahead = 8 + AHEAD // (3 * size * size)
     bar = tqdm(total=len(every), unit="image", desc=f"decoding to {size}x{size}", mininterval=0.5)

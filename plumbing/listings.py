@@ -54,7 +54,6 @@ class Listing:
     classes: tuple[str, ...]
     images: dict[str, list[tuple[str, int]]]  # domain: (file, label) of each image
     left_out: list[str] = field(default_factory=list)  # files among them that are no images
-    lacking: list[str] = field(default_factory=list)  # what domains have no images of, in words
 
 
 def list_images(files: Files, source: Folders) -> Listing:
@@ -120,8 +119,6 @@ def in_own_folders(files: Files, source: Folders) -> Listing:
     listing.classes = tuple(classes)
     for domain, images in sorted(of_domain.items()):
         listing.images[domain] = [(name, classes.index(c)) for name, c in images]
-        lacking = set(classes) - {c for _, c in images}
-        listing.lacking += [f"{domain} has no images of {c}" for c in sorted(lacking)]
     return listing
 
 

@@ -92,11 +92,11 @@ class DataArgs:
                                   "part by --split), or heldout (validation and test part)",
                            choices=("all", "test", "heldout"))
     split: str = arg("0.8/0.1/0.1", "shares of training, validation and test images in each client")
-    clients_per_domain: int = arg(1, "number of clients that share one domain", low=1)
+    clients_per_domain: int = arg(1, "number of clients that share one domain", low=1, high=10_000)
     dirichlet: float = arg(0.0, "concentration of the label skew between a domain's clients; 0: no skew",
                            low=0, high=1e6)
     clients: int = arg(0, "number of clients that share the images of all source domains, by --domain-mix; "
-                          "0: each domain has --clients-per-domain clients", low=0)
+                          "0: each domain has --clients-per-domain clients", low=0, high=10_000)
     domain_mix: float = arg(1.0, "with --clients: 1: each client has one domain; 0: each client has equal "
                                  "shares of all domains; it is 1 - lambda in the benchmark of Bai et al., "
                                  "ICLR 2024", low=0, high=1)

@@ -190,9 +190,6 @@ def source_rows(settings: Args, name: str, labels: Tensor, in_parts: Parting, or
                 seed_name: str) -> dict[str, Rows]:
     """{client: its rows} of the clients of a source domain."""
     least, M = fewest(settings), settings.clients_per_domain
-    if M > len(order):
-        raise UserError(f"--clients-per-domain is {M}, more than the {len(order)} images of domain {name}: "
-                        "give fewer")
 
     def enough(rows: Tensor) -> bool:
         return all(len(part) >= count for part, count in zip(in_parts(rows), least))
@@ -216,11 +213,6 @@ def mixed_rows(settings: Args, domains: list[tuple[Parting, Tensor]],
     of each domain are dealt out one by one: versions of an image stay in the same part."""
     least, C = fewest(settings), settings.clients
     of_domains = [in_parts(order) for in_parts, order in domains]
-    sizes = [sum(map(len, of_part)) for of_part in zip(*of_domains)]
-    if any(size < C * count for size, count in zip(sizes, least)):
-        has, needs = ("/".join(map(str, counts)) for counts in (sizes, least))
-        raise UserError(f"--clients is {C}, too many for {has} images to train, validate and test: each "
-                        f"needs at least {needs}; give fewer")
     of_clients = client_shares([len(order) for _, order in domains], C, settings.domain_mix)
     pieces = [([], [], []) for _ in range(C)]  # of each client and part: rows of each domain
     totals = [[0] * C for _ in least]

@@ -58,12 +58,9 @@ def test_what_is_no_image_is_named_and_what_is_hidden_is_not(folder, capsys):
     assert "files that are no images were left out; 1 in all: north/ill/notes.txt" in said
 
 
-def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(folder, capsys):
+def test_a_class_that_a_domain_lacks_leaves_the_numbers_of_the_others(folder):
     write_images(folder, ("east",), ("ill", "unclear"), 3)
-    for _ in range(2):  # also where the cache is there
-        domains, classes = load(folder)
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert said.endswith("south has no images of unclear")
+    domains, classes = load(folder)
     assert classes == ("healthy", "ill", "unclear")
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
 
