@@ -8,6 +8,7 @@ import fcntl
 import io
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,8 +112,14 @@ def locked(path: Path, wait: bool = True):
 
 
 def load_file(path: Path, what: str, advice: str = "give another file or folder"):
-    """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run."""
+    """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run. The
+    checksums of its zip archive are compared here: torch.load does not look at them."""
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                changed = archive.testzip()
+            if changed:
+                raise zipfile.BadZipFile(changed)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         is_finite = all(v.isfinite().all() for v in tensors_of(loaded))
     except (FileNotFoundError, NotADirectoryError):
