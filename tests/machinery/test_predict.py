@@ -93,7 +93,8 @@ def test_the_table_and_the_csv_have_the_same(own, tmp_path, capsys):
 def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     """The others are predicted all the same; the exit code is 1."""
     good = (own / "images" / "north" / "ill" / "0.png").read_bytes()
-    contents = {"a.png": good, "b.png": b"x", "c.jpg": b"", "d.png": good[:200], "f": good, ".hidden.png": b"x"}
+    contents = {"a.png": good, "b.png": b"x", "c.jpg": b"", "d.png": good[:200], "f": good,
+                ".hidden.png": b"x"}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(SystemExit, match="1"):
