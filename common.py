@@ -30,17 +30,15 @@ from plumbing.networks import (custom_network, from_torchvision, imagenet_weight
                                load_pretrained, read_weights)
 from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
 from plumbing.own_data import content_of, open_custom_data, scaled
-from plumbing.parts import Rows, mixed_rows, parts_of, shares_of, source_rows, target_rows
 from plumbing.payloads import (check_answer, check_keeps, expected_layout, kept, layout, nbytes, own_copies,
                                shared, to_device, unchanged, watched)
 from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
-from plumbing.several import (expand_seeds, expand_targets, known_domains, show_seeds, show_targets,
-                              targets_of)
+from plumbing.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios, source
-from plumbing.splits import completed
+from plumbing.splits import Rows, completed, mixed_rows, parts_of, shares_of, source_rows, target_rows
 
 import numpy as np
 import torch
@@ -827,9 +825,9 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     """
     file = method_file(Server, Client)
     with one_line_on_failure(file.stem), no_exit():
-        method, of_seeds, folders = method_name(file), {}, []
+        method, of_seeds = method_name(file), {}
         prepare(settings)
-        for of_seed in expand_seeds(settings, method):
+        for of_seed in expand_seeds(settings):
             print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n"
                   f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}", flush=True)
             targets_of(of_seed, known_domains(of_seed.dataset))  # a wrong name stops before the decoding
@@ -838,15 +836,12 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             for one in expand_targets(of_seed, dataset.names):
                 key = identity(one, method, dataset.content)
                 with Run.open(one, key, file) as progress:
-                    folders.append(str(progress.path))
                     made = partial(federation, Server, Client, one, build or backbone, dataset)
                     if progress.result:
                         results.append(progress.show())
                     else:
                         results.append(rounds(made(), progress))
-            show_targets(method, of_seed, results)
-        if settings.seeds:
-            show_seeds(settings, method, of_seeds, folders)
+        show_means(method, settings.dataset, of_seeds)
     return sum(of_seeds.values(), [])
 
 

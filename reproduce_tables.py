@@ -20,14 +20,14 @@ import sys
 import time
 from pathlib import Path
 
-from plumbing.errors import UserError
+from plumbing.errors import UserError, one_line_on_failure
 from plumbing.settings import SCALES, Parser, add_version, existing_folder, seed_numbers, shown_value
 from reproduce.budget import ANY_GPU, Budget, kind_here
 from reproduce.cells import Missing, cells_in, filled, missing
 from reproduce.check import check
 from reproduce.claims import Paper, answer_of, read_claims, runs_for
 from reproduce.cluster import parameters_of, run_on_cluster
-from reproduce.commands import about, one_line_on_stop
+from reproduce.commands import about
 from reproduce.methods import ROOT
 from reproduce.plan import left_text, plan_text, planned
 from reproduce.records import Place, Records
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     since = time.time()
     flags = parsed(argv)
     flags.since = since
-    with one_line_on_stop("reproduce_tables", "every finished run is recorded"):
+    with one_line_on_failure("reproduce_tables", "every finished run is recorded"):
         sys.exit(work(flags))
 
 

@@ -37,12 +37,11 @@ from pathlib import Path
 import common
 import fdse
 import fedavg
-from plumbing.errors import handled, interrupt
+from plumbing.errors import handled, interrupt, one_line_on_failure
 from plumbing.files import output_file, write_json
 from plumbing.devices import choose_device, prepare
 from plumbing.provenance import ROOT, code, cpu_name, hardware
 from plumbing.settings import Parser
-from reproduce.commands import one_line_on_stop
 from reproduce.methods import builder_of
 from reproduce.runner import environment
 
@@ -255,7 +254,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     flags = parsed(argv)
-    with one_line_on_stop("bench", "nothing was written"):
+    with one_line_on_failure("bench", "nothing was written"):
         flags.device = choose_device(flags.device)
         if flags.out:
             output_file(Path(flags.out), lambda start: start.startswith(b'{\n "device"'))

@@ -21,16 +21,16 @@ sys.path.insert(0, str(ROOT))  # `python docs/build.py` has docs/ there
 from docs.equations import METHODS  # noqa: E402
 from docs.methods_pages import build, with_table  # noqa: E402
 from docs.pages import NOTES  # noqa: E402
+from plumbing.errors import one_line_on_failure  # noqa: E402
 from plumbing.files import output_folder, write_text  # noqa: E402
 from plumbing.settings import Parser  # noqa: E402
-from reproduce.commands import one_line_on_stop  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="docs/build.py", description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the pages")
     args = parser.parse_args(argv)
-    with one_line_on_stop("docs/build.py", "the pages are written"):
+    with one_line_on_failure("docs/build.py", "the pages are written"):
         output_folder(args.out, "index.html", "CleanFDG")
         for method in METHODS:
             write_text(NOTES / f"{method}.md", with_table(method))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import sys
 import threading
@@ -14,14 +13,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-FREE_SPACE = "make room or give another folder"
-RIGHTS = "give a file or folder that may be written and read"
-NO_FOLDER = "a file is where a folder is expected: give another folder"
-REMEDIES = {errno.ENOSPC: FREE_SPACE, errno.EDQUOT: FREE_SPACE, errno.EACCES: RIGHTS, errno.EPERM: RIGHTS,
-            errno.EROFS: RIGHTS, errno.ENOTDIR: NO_FOLDER, errno.EEXIST: NO_FOLDER,
-            errno.EISDIR: "a folder is where a file is expected: give a file"}
-UP = "\x1b[A"  # moves the cursor up a line
-BUG = 70  # the exit code of a fault of the program: EX_SOFTWARE of sysexits.h
+KEPT = ("nothing that was written is lost: the same command without --no-resume resumes from the last "
+        "checkpoint, if there is one")
 
 
 class UserError(Exception):
@@ -32,16 +25,16 @@ class UserError(Exception):
         self.code = code
 
 
-def printable(text: str, also: str = "") -> str:
-    """A text for a line of a terminal: line ends and escape codes are written out, but not `also`."""
-    return "".join(c if c.isprintable() or c in also else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str) -> str:
+    """A text for a line of a terminal: line ends and escape codes are written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def ending(e: BaseException, kept: str) -> tuple[str, int]:
     """The line and the exit code with which a program ends on an error.
 
     The code is 2 for bad usage, 1 for failures, 130 for Ctrl-C, 128 + its number for another signal. `kept`
-    says what is not lost. A fault of the program itself is raised again; it ends with a traceback and 70.
+    says what is not lost. A fault of the program itself, or of code of one's own, is raised again.
     """
     if isinstance(e, UserError):
         return str(e), e.code
@@ -50,17 +43,25 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         words = getattr(e, "kept", "") or kept
         return f"interrupted; {words}" if code else words, code
     if out_of_memory(e):
-        what = type(e).__name__
-        if str(e):
-            what = str(e)[:100].splitlines()[0]
-        return f"out of memory ({what}): give smaller batches or images", 1
+        return f"out of memory ({str(e)[:100]}): give smaller batches or images".replace("\n", " "), 1
     if isinstance(e, OSError):
-        what = str(e.strerror or e)
+        what, remedy = str(e.strerror or e), "give another file or folder"
         if e.filename:
             what += f": {e.filename}"
-        return f"{what}; {REMEDIES.get(e.errno, 'give another file or folder')}; {kept}", 1
-    e.exit_code = BUG
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = f"make room or {remedy}"
+        return f"{what}; {remedy}; {kept}", 1
     raise e
+
+
+def out_of_memory(e: BaseException) -> bool:
+    """On a GPU or on a CPU; torch has a RuntimeError for both."""
+    return isinstance(e, MemoryError) or "out of memory" in str(e) or "can't allocate memory" in str(e)
+
+
+def tell(program: str, message: str) -> None:
+    """A line on stderr."""
+    print(f"{program}: {printable(message)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -72,60 +73,6 @@ def no_exit():
         place = traceback.extract_tb(e.__traceback__)[-1]
         raise UserError(f"sys.exit({e.code!r}) was called within the run ({Path(place.filename).name}, line "
                         f"{place.lineno}): return instead, or raise an error")
-
-
-def tell(program: str, message: str) -> None:
-    """The one line of an error on stderr, which may be closed."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"{program}: {printable(message)}", file=sys.stderr, flush=True)
-
-
-class PatientStream:
-    """An output whose reader may leave, as `head -1` does: then it is silent, and the program goes on. Escape
-    codes of a name do not act on a terminal; UP is a progress bar's own."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def __getattr__(self, name: str):
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> None:
-        self.patiently(self.stream.write, UP.join(printable(part, "\n\r\t") for part in text.split(UP)))
-
-    def flush(self) -> None:
-        self.patiently(self.stream.flush)
-
-    def patiently(self, call: Callable, *values) -> None:
-        try:
-            call(*values)
-        except BrokenPipeError:
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), self.stream.fileno())
-
-
-@contextlib.contextmanager
-def patient_output():
-    """Let the readers of stdout and stderr leave. Signs that a terminal does not have are written out."""
-    before = sys.stdout, sys.stderr
-    for stream in before:
-        with contextlib.suppress(AttributeError, ValueError):  # closed, or no file
-            stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = (PatientStream(stream or open(os.devnull, "w")) for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = before
-
-
-def out_of_memory(e: BaseException) -> bool:
-    """An error of torch's own on a GPU, the words of a RuntimeError on a CPU. torch is not imported for this:
-    bad usage is told before it is."""
-    torch = sys.modules.get("torch")
-    on_gpu = getattr(torch, "OutOfMemoryError", MemoryError)
-    return isinstance(e, (MemoryError, on_gpu)) or "can't allocate memory" in str(e)
 
 
 # Signals
@@ -180,22 +127,20 @@ class AfterTheRound:
         if self.number:
             raise Interrupted(number)
         self.number, self.came = number, time.monotonic()
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in mid-write
+        with contextlib.suppress(RuntimeError):  # in mid-write
             print("\nstopping after this round, to keep it; once more: at once, and what was kept before is "
                   "kept", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def one_line_on_failure(program: str):
-    """Errors that are no fault of the program end it with one line on stderr and an exit code."""
-    with patient_output():
-        try:
-            with handled(interrupt):
-                yield
-            return
-        except (Exception, KeyboardInterrupt) as e:
-            message, code = ending(e, "nothing that was written is lost: the same command without "
-                                      "--no-resume resumes from the last checkpoint, if there is one")
+def one_line_on_failure(program: str, kept: str = KEPT):
+    """Errors that are no fault of the program end it with one line on stderr and an exit code: 2 for bad
+    usage, 1 for failures, 130 for Ctrl-C. `kept`: what is not lost."""
+    try:
+        with handled(interrupt):
+            yield
+    except (Exception, KeyboardInterrupt) as e:
+        message, code = ending(e, kept)
         tell(program, message)
         sys.exit(code)
 
@@ -207,17 +152,12 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
     """Ctrl-C before a program has begun, and a library that is missing: one line, no traceback."""
     name = Path(sys.argv[0]).stem
     if issubclass(kind, KeyboardInterrupt):
-        print(f"{name}: interrupted", file=sys.stderr)
+        tell(name, "interrupted")
     elif issubclass(kind, ModuleNotFoundError):
-        advice = ("pip install -r requirements.txt (docs and deploy have files of their own) in the "
-                  "environment of this Python")
-        if error.name in ("fcntl", "resource"):  # parts of Python that Windows lacks
-            advice = "this program runs on Linux and macOS; on Windows in WSL"
-        print(f"{name}: the library {error.name} is missing: {advice}", file=sys.stderr)
+        tell(name, f"the library {error.name} is missing: pip install it, or -r requirements.txt, in the "
+                   "environment of this Python")
     else:
         sys.__excepthook__(kind, error, trace)
-        if hasattr(error, "exit_code"):
-            os._exit(error.exit_code)  # sys.exit has no effect here
 
 
 sys.excepthook = show_uncaught

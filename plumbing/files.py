@@ -15,6 +15,7 @@ from pathlib import Path
 from plumbing.errors import UserError
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 READ_LIMIT = 16 << 20  # bytes of a file that are looked at
 
@@ -29,17 +30,15 @@ def write_whole(path: Path, write: Callable) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException as e:
+    except OSError as e:  # torch and a full disk name no file
+        raise OSError(e.errno, e.strerror, str(path)) from e
+    finally:
         temporary.unlink(missing_ok=True)
-        if isinstance(e, OSError):
-            raise OSError(e.errno, e.strerror, str(path)) from e
-        raise
 
 
 def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     """Stop unless nothing is at `path`, an empty file, or one that is ours by how it begins. Every flag that
     names a file to be written asks here, before anything is computed."""
-    check_regular_file(path)
     if path.exists():
         with open(path, "rb") as file:
             start = file.read(READ_LIMIT)
@@ -57,19 +56,9 @@ def output_folder(folder: Path, mark: str, words: str) -> None:
                             "nothing was changed", 2)
 
 
-def check_regular_file(path: Path) -> Path:
-    """The path. Stop if it is a pipe or a device: who opens it may wait for ever."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{path} is a pipe or a device; expected a file", 2)
-    return path
-
-
 def tensors_of(value) -> list[torch.Tensor]:
     """All tensors in nested dicts and lists."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, dict) else value
-    return [v for one in inside for v in tensors_of(one)] if isinstance(value, dict | list | tuple) else []
+    return [v for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
 
 
 def save(content, file) -> None:
@@ -110,7 +99,7 @@ def write_csv(path: Path, lines: list[list]) -> None:
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(check_regular_file(path), "a") as file:
+    with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -125,7 +114,6 @@ def locked(path: Path, wait: bool = True):
 def load_file(path: Path, what: str, advice: str = "give another file or folder"):
     """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run. The
     checksums of its zip archive are compared here: torch.load does not look at them."""
-    check_regular_file(path)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -133,8 +121,6 @@ def load_file(path: Path, what: str, advice: str = "give another file or folder"
             if changed:
                 raise zipfile.BadZipFile(changed)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-        if any(v.is_meta or v.is_quantized or v.layout != torch.strided for v in tensors_of(loaded)):
-            raise ValueError("tensors without plain values")
         is_finite = all(v.isfinite().all() for v in tensors_of(loaded))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file of {what}: {advice}", 2)

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 
-# The files of a run's folder, and that of the means over --seeds.
+# The files of a run's folder.
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png")
-SEEDS = "seeds.json"
 NAMED = 10  # clients in curves.png that have a colour and a name, at most
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
@@ -192,7 +191,7 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
 def check_record_file(path: Path) -> None:
     """Stop, before anything is trained, if `--record` is no file of records that can be added to, or has the
     name of one that runs write."""
-    if path.resolve().name in (*FILES, SEEDS):
+    if path.resolve().name in FILES:
         raise UserError(f"--record {path} has the name of a file of runs: give another one", 2)
     path.parent.mkdir(parents=True, exist_ok=True)
     output_file(path, is_records)

@@ -21,12 +21,12 @@ from pathlib import Path
 from plumbing.catalog import is_custom, short_name, shortlist
 from plumbing.errors import AfterTheRound, Interrupted, UserError, handled, tell
 from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
-from plumbing.parts import table_of_images
 from plumbing.payloads import nbytes
 from plumbing.provenance import code, hardware
 from plumbing.results import (FILES, best_of, check_record_file, check_result, draw_curves,
                               id_of, numbers_in, numbers_of, outcome, record, result_of, summary, untrained)
 from plumbing.settings import Args, differences, settings_of
+from plumbing.splits import table_of_images
 
 import numpy as np
 from tqdm import tqdm

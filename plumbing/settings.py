@@ -24,7 +24,6 @@ import importlib.util
 import operator
 import os
 import re
-import signal
 import sys
 import tomllib
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from typing import ClassVar, NamedTuple
 from plumbing.augment import AUGMENTATIONS
 from plumbing.catalog import FOLDERS, OWN, custom_file, custom_folder, is_custom
 from plumbing.devices import choose_device, choose_precision
-from plumbing.errors import UserError, printable
+from plumbing.errors import UserError
 from plumbing.networks import ELSEWHERE, canonical_network, hash_of, near, network_file
 from plumbing.provenance import ROOT, version_line
 from plumbing.scores import METRICS
@@ -97,11 +96,11 @@ class DataArgs:
                                   "part by --split), or heldout (validation and test part)",
                            choices=("all", "test", "heldout"))
     split: str = arg("0.8/0.1/0.1", "shares of training, validation and test images in each client")
-    clients_per_domain: int = arg(1, "number of clients that share one domain", low=1)
+    clients_per_domain: int = arg(1, "number of clients that share one domain", low=1, high=10_000)
     dirichlet: float = arg(0.0, "concentration of the label skew between a domain's clients; 0: no skew",
                            low=0, high=1e6)
     clients: int = arg(0, "number of clients that share the images of all source domains, by --domain-mix; "
-                          "0: each domain has --clients-per-domain clients", low=0)
+                          "0: each domain has --clients-per-domain clients", low=0, high=10_000)
     domain_mix: float = arg(1.0, "with --clients: 1: each client has one domain; 0: each client has equal "
                                  "shares of all domains; it is 1 - lambda in the benchmark of Bai et al., "
                                  "ICLR 2024", low=0, high=1)
@@ -306,7 +305,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         parser.error(str(stop))
     args.origins = origins
     if show:
-        print_and_exit(settings_table(args, parser.prog))
+        print(settings_table(args, parser.prog))
+        parser.exit()
     return args
 
 
@@ -341,8 +341,6 @@ def check_settings(args: Args, origins: dict[str, str]) -> None:
         if Path(folder).resolve().is_relative_to(own.resolve()):
             raise UserError(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for "
                             "images of a domain: give another one", 2)
-    if args.record.endswith("/"):
-        raise UserError(f"--record {args.record} is a folder; expected a JSONL file", 2)
     shares(args.split)
     if args.protocol == "linear" and ratios(args.label_ratio) and args.metric != "accuracy":
         raise UserError(f"--metric {args.metric} chooses a round by labels, which --protocol linear has "
@@ -371,32 +369,25 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         if message.startswith("unrecognized arguments: "):
-            flag = [*message.split(": ", 1)[1].split(), "''"][0].split("=")[0]  # '' of an empty word
-            message = f"{flag} is not a flag of {self.prog}"
+            flag = re.split("[ =]", message.partition(": ")[2])[0]
             flags = [option for action in self._actions for option in action.option_strings]
+            message = f"{flag} is not a flag of {self.prog}"
             meant = difflib.get_close_matches(flag, flags, n=1, cutoff=0.75)
             if flag in ELSEWHERE_CALLED:
                 meant = [ELSEWHERE_CALLED[flag]]
-            elif os.path.isdir(flag):
-                meant = [f"--dataset {OWN}{flag}"]
             if meant:
                 message += f"; did you mean {meant[0]}?"
-        self.exit(2, f"{self.prog}: {printable(message)} ({self.every} explains every flag)\n")
-
-    @property
-    def every(self) -> str:
-        """The flag that explains all others."""
-        return "--help-all" if self.rare else "--help"
+        every = "--help-all" if self.rare else "--help"
+        self.exit(2, f"{self.prog}: {message} ({every} explains every flag)\n")
 
     def print_help(self, file=None):
         texts = {action: action.help for action in self._actions}
         for action in texts:
             if action.dest in self.rare:
                 action.help = argparse.SUPPRESS
-        short = self.format_help()
+        super().print_help(file)
         for action, text in texts.items():
             action.help = text
-        print_and_exit(short)
 
 
 @functools.cache
@@ -429,19 +420,20 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
     return parser
 
 
-def add_version(group) -> None:
-    """--version, which ends the program after one line."""
-    group.add_argument("--version", action=ShowLine, nargs=0, default=argparse.SUPPRESS,
-                       const=lambda parser: f"{parser.prog}: {version_line()}",
-                       help="print version, commit, torch and Python, and stop")
-
-
 class ShowLine(argparse.Action):
     """Prints what its function makes of the parser, as soon as it is read: what else stands on the command
     line does not matter."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print_and_exit(self.const(parser))
+        print(self.const(parser))
+        parser.exit()
+
+
+def add_version(group) -> None:
+    """--version, which ends the program after one line. git is asked only then."""
+    group.add_argument("--version", action=ShowLine, nargs=0, default=argparse.SUPPRESS,
+                       const=lambda parser: f"{parser.prog}: {version_line()}",
+                       help="print version, commit, torch and Python, and stop")
 
 
 def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
@@ -477,11 +469,10 @@ def existing_folder(path: str) -> str:
 
 
 def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
-    """The name of a dataset; officecaltech10 is another name of officecaltech. A folder is the same one from
-    wherever a command is given."""
-    path = dataset.removeprefix(OWN)
-    if dataset.startswith(OWN) and path:
-        return OWN + os.path.abspath(os.path.expanduser(path))
+    """The name of a dataset; officecaltech10 is another name of officecaltech. A folder or file is the same
+    one from wherever a command is given."""
+    if dataset.startswith(OWN):
+        return OWN + os.path.abspath(os.path.expanduser(dataset.removeprefix(OWN)))
     if custom_file(dataset):
         return os.path.abspath(os.path.expanduser(dataset))
     if dataset == "officecaltech10":
@@ -512,13 +503,6 @@ def shown_value(value) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "empty" if value == "" else str(value)
-
-
-def print_and_exit(text: str) -> None:
-    """Print and end with 0. A reader that has gone, as `head` has after ten lines, ends it too."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    print(text, flush=True)
-    sys.exit(0)
 
 
 # Settings shown

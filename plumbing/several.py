@@ -7,16 +7,12 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from plumbing.catalog import is_custom, short_name, source_of
+from plumbing.catalog import is_custom, source_of
 from plumbing.errors import UserError
-from plumbing.files import output_file, write_json
 from plumbing.mnist import ANGLES
-from plumbing.results import SEEDS, id_of
-from plumbing.settings import Args, identity, seed_numbers
+from plumbing.settings import Args, seed_numbers
 
 from tabulate import tabulate
-
-HEADS = {"best": "best validation round", "last": "last round"}
 
 
 def known_domains(dataset: str) -> list[str]:
@@ -52,12 +48,11 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
     return rest if settings.target == "all" else [settings.target]
 
 
-def expand_seeds(settings: Args, method: str) -> Iterator[Args]:
+def expand_seeds(settings: Args) -> Iterator[Args]:
     """The settings of each of `--seeds`, those of `--seed`; its output is a folder in `--out`."""
     if not settings.seeds:
         yield settings
         return
-    output_file(summary_file(settings, method), lambda start: b'"accuracies"' in start)
     for seed in seed_numbers(settings.seeds):
         yield with_value(settings, f"s{seed}", seed=seed, seeds="")
 
@@ -78,26 +73,6 @@ def with_value(settings: Args, folder: str, **values) -> Args:
     changed = dataclasses.replace(settings, out=out, **values)
     changed.origins = settings.origins | dict.fromkeys(values, "flag") | {"seeds": "default"}
     return changed
-
-
-def show_targets(method: str, settings: Args, results: list[dict]) -> None:
-    """A line with the accuracy on each left-out domain, if there are several."""
-    if len(results) < 2:
-        return
-    accuracies = {result["args"]["target"]: 100 * result["best"]["target"] for result in results}
-    each = "  ".join(f"{name} {accuracy:.2f}" for name, accuracy in accuracies.items())
-    print(f"{method} on {settings.dataset}, accuracy on each left-out domain (%): {each}  "
-          f"mean {statistics.mean(accuracies.values()):.2f}")
-
-
-def summary_file(args: Args, method: str) -> Path:
-    """The file of the means over `--seeds`, in `--out` or else beside the runs' folders."""
-    if args.out:
-        return Path(args.out) / SEEDS
-    key = identity(args, method) | {"seed": seed_numbers(args.seeds)}
-    dataset = short_name(args.dataset)
-    name = f"{key['method']}-{dataset}-{args.protocol}-{args.scale}-seeds-{id_of(key, 4)}.json"
-    return Path("runs") / name
 
 
 def accuracies_of(results: list[dict], which: str) -> dict[str, float]:
@@ -127,40 +102,29 @@ def accuracies_of_linear(results: list[dict], which: str) -> dict[str, float]:
     return found
 
 
-def over_seeds(of_seeds: dict[int, list[dict]]) -> dict[str, dict]:
-    """{name: {"best" and "last": the values of the seeds in their order, mean, sample deviation (n - 1)}}.
-    The deviation of one seed is None. Without labels there is no best round."""
-    first, *_ = of_seeds.values()
-    moments = ["last"] if "linear" in first[0]["last"] else ["best", "last"]
-    found = {}
-    for which in moments:
+def show_means(method: str, dataset: str, of_seeds: dict[int, list[dict]]) -> None:
+    """A table of the accuracies, {seed: the results of its runs}, if there are several runs: a row for each
+    name, a column for the best and the last round. Without labels there is no best round."""
+    runs = sum(of_seeds.values(), [])
+    if len(runs) < 2:
+        return
+    columns = {"best": "best validation round", "last": "last round"}
+    if "linear" in runs[0]["last"]:
+        del columns["best"]
+    rows = {}
+    for which in columns:
         of_each = [accuracies_of(results, which) for results in of_seeds.values()]
         for name in of_each[0]:
-            values = [accuracies[name] for accuracies in of_each]
-            deviation = statistics.stdev(values) if len(values) > 1 else None
-            found.setdefault(name, {})[which] = {"values": values, "mean": statistics.mean(values),
-                                                 "deviation": deviation}
-    return found
+            shown = mean_and_deviation([100 * accuracies[name] for accuracies in of_each])
+            rows.setdefault(name, [name]).append(shown)
+    print(f"{method} on {dataset}, seeds {', '.join(map(str, of_seeds))}: accuracy (%), mean +- sample "
+          "deviation over the seeds")
+    print(tabulate(rows.values(), ["", *columns.values()], tablefmt="plain", disable_numparse=True))
 
 
-def percent(numbers: dict) -> str:
-    """96.12 +- 0.31, or 96.12 of one seed."""
-    shown = f"{100 * numbers['mean']:.2f}"
-    if numbers["deviation"] is not None:
-        shown += f" +- {100 * numbers['deviation']:.2f}"
+def mean_and_deviation(values: list[float]) -> str:
+    """96.12 +- 0.31, or 96.12 of one seed. The deviation is the sample's, n - 1."""
+    shown = f"{statistics.mean(values):.2f}"
+    if len(values) > 1:
+        shown += f" +- {statistics.stdev(values):.2f}"
     return shown
-
-
-def show_seeds(args: Args, method: str, of_seeds: dict[int, list[dict]], folders: list[str]) -> None:
-    """Print the accuracies over the seeds, {seed: the results of its runs}, and write them to a file."""
-    accuracies, path = over_seeds(of_seeds), summary_file(args, method)
-    summary = {"method": method, "dataset": args.dataset, "protocol": args.protocol, "scale": args.scale,
-               "seeds": list(of_seeds), "folders": folders, "accuracies": accuracies}
-    write_json(path, summary)
-    first, *_ = accuracies.values()
-    rows = [[name, *map(percent, by_moment.values())] for name, by_moment in accuracies.items()]
-    heads = ["", *(HEADS[which] for which in first)]
-    seeds = ", ".join(map(str, of_seeds))
-    what = "mean +- sample deviation over the seeds" if len(of_seeds) > 1 else "of one seed"
-    print(f"{method} on {args.dataset}, seeds {seeds}: accuracy (%), {what}; in {path}")
-    print(tabulate(rows, heads, tablefmt="plain", disable_numparse=True))

@@ -16,7 +16,6 @@ from types import ModuleType
 from plumbing.catalog import custom_file
 from plumbing.devices import choose_device
 from plumbing.errors import UserError
-from plumbing.files import check_regular_file
 from plumbing.networks import canonical_network, hash_of, network_file
 from plumbing.provenance import ROOT, code
 from plumbing.runfolder import DAMAGED, check_same_code, read_state
@@ -53,7 +52,7 @@ def read_run(folder, which: str) -> dict:
     if which == "best" and saved["identity"]["protocol"] != "linear":
         saved = read_state(folder / "best.pt", advice)
     try:
-        settings = json.loads(check_regular_file(folder / "settings.json").read_text())
+        settings = json.loads((folder / "settings.json").read_text())
         dataset = str(settings["settings"]["dataset"]["value"])  # where the data were
         return saved | {"data": settings["data"], "dataset": dataset, "folder": folder}
     except (OSError, *DAMAGED) as e:

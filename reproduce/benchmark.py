@@ -27,7 +27,7 @@ from types import ModuleType, SimpleNamespace
 
 import common
 from plumbing.catalog import is_custom, short_name
-from plumbing.errors import UserError
+from plumbing.errors import UserError, one_line_on_failure
 from plumbing.files import output_folder, write_json
 from plumbing.runfolder import read_result
 from plumbing.scores import METRICS
@@ -35,7 +35,6 @@ from plumbing.settings import Args, Parser, existing_folder, flag_of, method_nam
 from plumbing.several import expand_targets, known_domains, targets_of
 from plumbing.trained import method
 from reproduce import benchmark_pages
-from reproduce.commands import one_line_on_stop
 from reproduce.loading import method_in
 from reproduce.methods import ROOT
 from reproduce.runner import Processes, environment, last_lines, side_by_side
@@ -184,7 +183,7 @@ def run_all(trials: list[Trial], jobs: int) -> list[str]:
 
 def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
-    with one_line_on_stop("benchmark", "finished rounds are kept; the same command resumes"):
+    with one_line_on_failure("benchmark", "finished rounds are kept; the same command resumes"):
         compare(flags)
 
 

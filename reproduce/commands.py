@@ -1,26 +1,10 @@
-"""What the command lines have in common: the flags of whatever reads a run, and how they end."""
+"""What the command lines have in common: the flags of whatever reads a run."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
 
-from plumbing.errors import ending, patient_output, tell
 from plumbing.settings import existing_folder
-
-
-@contextlib.contextmanager
-def one_line_on_stop(program: str, kept: str):
-    """An error that is no fault of the program ends it with one line on stderr and an exit code: 2 for bad
-    usage, 1 for failures, 130 for Ctrl-C. `kept`: what is not lost."""
-    with patient_output():
-        try:
-            yield
-        except (Exception, KeyboardInterrupt) as e:
-            message, code = ending(e, kept)
-            tell(program, message)
-            sys.exit(code)
 
 
 def about(doc: str | None) -> str:

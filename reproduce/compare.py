@@ -16,12 +16,10 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.errors import UserError
-from plumbing.files import check_regular_file
+from plumbing.errors import UserError, one_line_on_failure
 from plumbing.results import no_formula
 from plumbing.runfolder import DAMAGED, read_history
 from plumbing.settings import Parser
-from reproduce.commands import one_line_on_stop
 from reproduce.drawing import check_figure_path, draw_line, new_panel, table_text, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 
@@ -68,8 +66,7 @@ def runs_in(folders: list[str]) -> list[OneRun]:
 def read(folder: Path) -> OneRun:
     """A run from its folder."""
     rounds, logged = [], set()
-    file = check_regular_file(folder / "settings.json")
-    check_regular_file(folder / "metrics.jsonl")
+    file = folder / "settings.json"
     with contextlib.suppress(OSError, UserError, *DAMAGED):
         key = json.loads(file.read_text())["identity"]
         for entry in read_history(folder):
@@ -147,7 +144,7 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
-    with one_line_on_stop("compare", "the runs are as they were"):
+    with one_line_on_failure("compare", "the runs are as they were"):
         if flags.out:
             check_figure_path(flags.out)
         runs = runs_in(flags.folders)

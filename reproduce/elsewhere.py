@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plumbing.errors import UserError
-from plumbing.files import check_regular_file, write_text
+from plumbing.files import write_text
 from reproduce.drawing import Line, draw_forest, table_text
 from reproduce.tables import Table
 
@@ -59,7 +59,7 @@ def read_reported(folder: Path, tables: list[Table]) -> None:
                         place = table.id, block.dataset, row.method, column.name
                         printed.setdefault(place, (table, numbers[0]))
     try:
-        text = check_regular_file(path).read_text() if path.exists() else ""
+        text = path.read_text() if path.exists() else ""
         reported = [Reported(**row) for row in csv.DictReader(text.splitlines())]
         [float(one.value) for one in reported]  # an error if one is no number
     except (TypeError, ValueError) as e:

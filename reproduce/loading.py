@@ -14,7 +14,7 @@ import common
 from common import Args, ClientData, Data, Dataset, Federation, UserError
 from plumbing.catalog import custom_file, is_custom
 from plumbing.devices import prepare
-from plumbing.own_data import one_line_of, scaled
+from plumbing.own_data import scaled
 from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
 from reproduce.methods import builder_of
@@ -123,8 +123,7 @@ def given_to_run(script: Path, words: list[str]) -> dict:
     common.run, sys.argv = run, [str(script), *words]
     sys.path.append(str(script.parent))  # of the files that it imports
     try:
-        with one_line_of(f"script {script}"):
-            runpy.run_path(str(script), run_name="__main__")
+        runpy.run_path(str(script), run_name="__main__")
     finally:
         common.run, sys.argv, sys.path[:] = before
     if not given:

@@ -17,13 +17,13 @@ import sys
 from pathlib import Path
 
 import common
+from plumbing.archives import is_image
 from plumbing.catalog import custom_file
 from plumbing.decoding import TOLD, as_rgb, upright
-from plumbing.errors import UserError, printable, tell
-from plumbing.files import check_regular_file, output_file, write_csv
-from plumbing.listings import is_image
+from plumbing.errors import UserError, one_line_on_failure, printable, tell
+from plumbing.files import output_file, write_csv
 from plumbing.settings import Parser
-from reproduce.commands import about, add_run_flags, one_line_on_stop
+from reproduce.commands import about, add_run_flags
 from reproduce.drawing import table_text
 from reproduce.loading import Trained, load_run
 
@@ -51,7 +51,7 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
         read, pixels = [], []
         for file in files[start:start + size]:
             try:
-                image, is_dark = upright(check_regular_file(file).read_bytes())
+                image, is_dark = upright(file.read_bytes())
                 pixels.append(prepared(image, run))
                 read.append(file)
                 dark += [file] if is_dark else []
@@ -128,7 +128,7 @@ def files_of(paths: list[str]) -> list[Path]:
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage, 1 if a file cannot be read."""
     flags = parsed(argv)
-    with one_line_on_stop("predict", "the run is as it was"):
+    with one_line_on_failure("predict", "the run is as it was"):
         if flags.csv:
             output_file(Path(flags.csv), lambda start: start.startswith(b"file,class,probability"))
         files = files_of(flags.images)
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
             heads = ["file", "class", "probability", *(f"p({c})" for c in run.classes)]
             write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
         else:
-            lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
+            lines = [[c, f"{max(p):.4f}", str(file)] for file, c, p in rows]
             print(table_text(lines, ["class", "probability", "file"], "plain"))
         true = true_classes([file for file, *_ in rows], run.classes)
         if true:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from plumbing.errors import one_line_on_failure
 from plumbing.files import output_file, write_json
 from plumbing.settings import Parser
 from reproduce import measures
-from reproduce.commands import about, add_run_flags, one_line_on_stop
+from reproduce.commands import about, add_run_flags
 from reproduce.measures import adaptation, confusion, overhead, shares
 
 # Of each command the module that has its flags and shows its numbers.
@@ -17,7 +18,7 @@ COMMANDS = {"cost": overhead, "adaptation": adaptation, "shares": shares, "confu
 
 def main(argv: list[str] | None = None) -> None:
     flags = parsed(argv)
-    with one_line_on_stop("measures", "the runs are as they were"):
+    with one_line_on_failure("measures", "the runs are as they were"):
         if flags.json:
             output_file(Path(flags.json), lambda start: start.split(None, 2)[1:2] == [b'"runs":'])
         numbers = COMMANDS[flags.what].show(flags)

@@ -34,7 +34,7 @@ IDS = [table.id for table in TABLES] + [f"claim-{claim.id}" for claim in CLAIMS]
 KNOWN = tomllib.loads((ROOT / "tests" / "commands.toml").read_text())
 SUBSTITUTES, NOT_RUN, FOLDER_OF = KNOWN["substitutes"], KNOWN["not_run"], KNOWN["folder_of"]
 A_RUN = re.compile(r"runs/(\w+)-\.\.\.")  # runs/fdse-...: RUN fdse
-SHOWING = {"--help", "--help-all", "--show-settings", "--version"}  # with which a method trains nothing
+SHOWING = {"--help", "--show-settings", "--version"}  # with which a method trains nothing
 
 
 def substituted(command: Command, runs: Path) -> list[str]:
@@ -135,7 +135,7 @@ def parse_module(name: str, flags: list[str]) -> None:
         if name == program:
             pytest.importorskip(library, reason=f"needs pip install -r requirements-{file}.txt")
     module = importlib.import_module(f"{name}.__main__" if path.is_dir() else name)
-    expected = (Parsed, SystemExit) if {"--help", "--help-all"} & {*flags} else Parsed
+    expected = (Parsed, SystemExit) if "--help" in flags else Parsed
     with pytest.MonkeyPatch.context() as patch, pytest.raises(expected):
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
         patch.setattr(sys, "argv", [name, *flags])

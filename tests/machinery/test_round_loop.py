@@ -1,10 +1,12 @@
 """The round loop by a second computation: a method that records all that `common.run` does with it, against
 plain Python. Who is drawn, what each has and sees, from which random numbers, and which round is reported."""
 
+import collections
 import dataclasses
 import itertools
 import json
 import math
+import re
 import time
 
 import common
@@ -108,12 +110,11 @@ def test_the_share_of_clients_is_rounded(tmp_path, clients, share, drawn):
 
 
 def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
-    """--seeds and --target all: a folder for each run, and a line with the accuracies of the best rounds."""
+    """--seeds and --target all: a folder for each run, and a table with the means of the best rounds."""
     settings = settings_of(data, tmp_path / "run", protocol="lodo", rounds=2, seeds="0,3")
     log, results = recorded(settings)
-    said, remaining = capsys.readouterr().out, iter(results)
+    said, remaining, shown = capsys.readouterr().out, iter(results), collections.defaultdict(list)
     for seed in (0, 3):
-        shown = {}
         for target in SIZES:
             expected = by_hand(dataclasses.replace(settings, seed=seed, target=target), mostly)
             folder, result = tmp_path / "run" / f"s{seed}" / target, next(remaining)
@@ -123,9 +124,10 @@ def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
                 assert_close(line, by_hand_)
             best = max(expected.lines, key=lambda line: line["val"]["ALL"])["target"]
             assert result["best"]["target"] == pytest.approx(best)
-            shown[target] = 100 * best
-        each = "  ".join(f"{name} {accuracy:.2f}" for name, accuracy in shown.items())
-        assert f"left-out domain (%): {each}  mean {sum(shown.values()) / 4:.2f}\n" in said
+            shown[target].append(100 * best)
+    for target, (first, second) in shown.items():
+        mean, deviation = (first + second) / 2, abs(first - second) / 2 ** 0.5
+        assert f"\n{target} {mean:.2f} +- {deviation:.2f} " in re.sub(" +", " ", said)
     assert next(remaining, None) is None
 
 

@@ -71,12 +71,6 @@ def test_groups_never_cross_parts(folder, flags, seed):
     assert of_patient[3] == {"test"} and set().union(*of_patient) == set(PARTS)
 
 
-def test_without_groups_the_rest_is_cut_as_always(folder):
-    plain = parts(folder)
-    write_split(folder, [("north/ill/0.png", "", "")])
-    assert parts(folder) == plain
-
-
 def clients_of(folder: Path, *flags) -> list[common.ClientData]:
     args = flags_of(folder, *flags)
     clients, _ = common.split(common.open_dataset(args), args)
@@ -132,13 +126,6 @@ def test_each_part_has_a_patient_of_a_rare_class():
         assert part.bincount().tolist() == [48, 16, 16]
         assert all((labels[order[part == number]] == 1).any() for number in range(3))
         assert len({*zip(patients[order].tolist(), part.tolist())}) == 5
-
-
-def test_what_a_metric_needs_is_looked_for_before_training(folder, capsys):
-    write_split(folder, [(name, "train", "") for name in FILES if "/ill/" in name])
-    fails(capsys, 2, "--metric auc needs images of every class to validate with", run_all, "fedavg",
-          flags_of(folder, "--metric", "auc"))
-    assert not (folder.parent / "run" / "metrics.jsonl").exists()
 
 
 def test_a_table_says_what_each_client_has(folder, capsys):
