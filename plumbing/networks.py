@@ -23,10 +23,12 @@ def canonical_network(name: str, ours: tuple[str, ...]) -> str:
     origin, _, inside = name.rpartition(":")
     if name in ours or origin == "torchvision":
         return name
-    path = os.path.abspath(os.path.expanduser(origin))
-    if not origin.endswith(".py") or not os.path.isfile(path):
+    if not origin.endswith(".py"):
         raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {', '.join(ours)}, "
                                          f"{ELSEWHERE})")
+    path = os.path.abspath(os.path.expanduser(origin))
+    if not os.path.isfile(path):
+        raise argparse.ArgumentTypeError(f"{path}: no such file")
     return f"{path}:{inside}"
 
 
