@@ -147,6 +147,25 @@ def test_the_unseen_client_has_the_global_model(module):
     assert same(common.state(unseen.model(server.download(2))), server.w)
 
 
+@pytest.mark.parametrize("module", [moon, lgfedavg, fedbn, partialfed])
+def test_a_client_is_tested_with_what_it_has_trained(module):
+    """With --evaluated trained, also after rounds of others."""
+    server, clients = made(module, "--evaluated", "trained")
+    _, up = play(server, clients, 0, (0, 1))
+    play(server, clients, 1, (1, 2))
+    tested = common.state(clients[0].model(server.download(0)))
+    assert same(common.pick(tested, list(up["w"])), up["w"])
+
+
+def test_feddyn_is_tested_with_the_mean_of_the_models():
+    """It trains on another one, which --evaluated theta tests."""
+    server, clients = made(feddyn)
+    _, up = play(server, clients, 0, (0,))
+    assert same(server.tested(0)["w"], up["w"]) and not same(server.w, up["w"])
+    server.args = parsed("baselines.feddyn", *FLAGS, "--evaluated", "theta")
+    assert same(server.tested(0)["w"], server.w)
+
+
 @pytest.mark.parametrize("module", [moon, fedproc])
 def test_projection(module):
     """z is the output of two more layers of D and 256 units, FedProc's of length 1; the classifier is on top
