@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, tensor
 from torch.nn.functional import normalize
-from torch.testing import assert_close
 
 SMALL = ("--limit", "48", "--batch-size", "8", "--hidden", "16", "--dim", "8", "--precision", "fp32",
          "--target", "d75")
@@ -33,17 +32,6 @@ def federation(method: str, *flags, K=2):
 def unit(v: Tensor) -> Tensor:
     """The rows of v at length 1."""
     return v / v.norm(dim=1, keepdim=True)
-
-
-def test_more_keys_than_the_queue_has_places():
-    """The newest ten stay, around the end of the queue."""
-    _, _, _, net = federation("fedgala", "--ssl", "moco", "--queue", "10")
-    for count, position in ((4, 4), (23, 7)):
-        net.train().loss(torch.rand(count, 1, 28, 28), torch.rand(count, 1, 28, 28))
-        newest = normalize(net.keys[-10:])
-        net.after_step()
-        assert int(net.position) == position
-    assert_close(net.queue.roll(-7, 0), newest)
 
 
 def test_similarities_are_float32_under_autocast():

@@ -12,7 +12,7 @@ import fedgala
 import official.fedgala
 from tests.conftest import ROOT, metrics, parsed, run_here
 from tests.plain_torch import State, adam_step, batch_norm, in_double, is_trained, leaves_of, linear
-from tests.methods.test_fedgala import aligned_weights, unit
+from tests.methods.test_fedgala import unit
 
 import pytest
 import torch
@@ -437,36 +437,6 @@ def test_the_server_is_the_official_codes(function, flags):
         uploads[k] = {"w": w, "n": torch.tensor(99), "batches": torch.tensor(batches)}
     server.update(uploads, 1)
     same(server.w, OFFICIAL[function])
-
-
-def test_aligned_weights_are_the_official_codes():
-    """Stored outputs of the authors' `Global_Alignment`, to 1e-5."""
-    g = [row + 0.4 for row in wave(4, 9)]
-    p = torch.full((4,), 0.25, dtype=torch.float64)
-    for weights in (aligned_weights, official.fedgala.aligned_weights):
-        assert weights(g, p, 3).tolist() == pytest.approx(OFFICIAL["Global_Alignment"], rel=1e-5)
-
-
-def test_moco_is_the_official_codes():
-    """Three steps with its linear projector: losses, the queue around its end, the position."""
-    _, net, _, _ = official_learner("--ssl", "moco", "--queue", 8, "--ema", 0.9)
-    net.g = nn.Linear(5, 4)
-    online = {name: v for name, v in net.state_dict().items() if name.startswith(("f.", "g."))}
-    net.load_state_dict(waves(online), strict=False)
-    net.target = nn.ModuleDict(copy.deepcopy({"f": net.f, "g": net.g})).requires_grad_(False)
-    queue = wave(8, 4, start=5)
-    net.queue.copy_(queue / queue.norm(dim=1, keepdim=True))
-    opt = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
-    net.train()
-    for i, expected in zip((1, 2, 3), OFFICIAL["MoCo"]["losses"]):
-        loss = net.loss(*views(i).chunk(2))
-        assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        net.after_step()
-    assert_close(net.queue.flatten(), torch.tensor(OFFICIAL["MoCo"]["queue"]), atol=1e-5, rtol=1e-4)
-    assert int(net.position) == OFFICIAL["MoCo"]["position"]
 
 
 def test_a_new_sgd_whose_first_gradients_are_discarded(tmp_path):

@@ -1,7 +1,7 @@
 """official.fdse against the released code, both versions: three clients and two rounds on small inputs.
 
 fixtures/fdse.json has what the classes of WwZzz/FDSE_CVPR25 (dd266a2: first, c0bd90b: official) gave for the
-weights and images made here: the outputs of their blocks, L_Con of each step, and, of each tensor that the
+weights and images made here: L_Con of each step, and, of each tensor that the
 server held after a round, its sum and its product with other numbers.
 """
 
@@ -54,27 +54,8 @@ def summary(value):
     return [float(flat.sum()), float(flat @ made(flat.shape, 1).double())]
 
 
-def block_input(linear):
-    return made((5, 6), 3) if linear else made((2, 3, 5, 5), 3)
-
-
 def variant_args(variant):
     return parsed("official.fdse", "--variant", variant, *FLAGS)
-
-
-@pytest.mark.parametrize("variant", ["first", "official"])
-@pytest.mark.parametrize("linear", [False, True])
-def test_outputs_of_the_official_blocks(variant, linear):
-    """Against stored outputs of the authors' blocks with the same weights, both versions."""
-    args = variant_args(variant)
-    if linear:
-        block = official.fdse.Block(args, 6, 8)
-    else:
-        block = official.fdse.Block(args, 3, 7, 3, 1, 1)
-    fill(block.state_dict())
-    out = block.train()(block_input(linear))
-    want = torch.tensor(FIXTURES[variant]["linear" if linear else "conv"])
-    torch.testing.assert_close(out.flatten(), want, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["first", "official"])
