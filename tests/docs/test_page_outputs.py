@@ -6,7 +6,7 @@ import sys
 
 import common
 from tests.conftest import ROOT
-from tests.page_outputs import FIGURES, files_of, programs, renewed, shown, started
+from tests.page_outputs import files_of, programs, renewed, shown, started
 
 import pytest
 
@@ -66,18 +66,3 @@ def test_the_program_prints_such_lines(case, small_domains, monkeypatch, capsys)
 def test_the_commands_of_the_page_print_them(case, tmp_path):
     commands, output = case
     renewed(output, "".join(started(words, tmp_path) for words in commands))
-
-
-def test_a_line_that_the_program_does_not_print_is_noticed():
-    said = "runs: 0%\rruns: 100%\nd75  70.1 +- 2.0    above\n"
-    page = "d75  9.00 +- 10.12  cannot be told apart\n"
-    assert renewed(page, said) == "d75  70.1 +- 2.0    above\n"
-    assert renewed("runs: ...\n", said) == "runs: ...\n"
-    with pytest.raises(AssertionError, match="no line like this one"):
-        renewed("d75  9.00 +- 1.00\n", said)
-
-
-def test_each_figure_is_made_by_a_command():
-    """And nothing else lies beside the page of one's own files."""
-    assert {path.name for path in (ROOT / "docs/own").iterdir()} == {
-        name.removeprefix("own/") for name in FIGURES if name.startswith("own/")}

@@ -4,7 +4,7 @@ import ast
 import subprocess
 from pathlib import Path
 
-from tests.conftest import MODULES, PROGRAMS, ROOT, TESTED
+from tests.conftest import PROGRAMS, ROOT
 from tests.mutations.__main__ import mutations_of, names, noticed
 
 import pytest
@@ -16,7 +16,6 @@ METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py",
 FOLDERS = ["official", "baselines", "claims", "tables", "results", "tests", "docs", "bench", "plumbing",
            "reproduce", "deploy"]
 
-OF_PAPERS = ["fdse", "fedsr", "fedadg", "fedgala"]  # those with a file in official/
 # Folders that git does not know: caches, runs and data.
 NO_SOURCE = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "build", "data", "runs", "site"}
 
@@ -103,49 +102,6 @@ def test_there_is_no_circle():
                 todo += below[module]
         return seen
     assert [name for name in names if name in reached(name)] == []
-
-
-def code_lines(path: str) -> list[str]:
-    """The lines of a file without docstrings, comments and indentation."""
-    text = (ROOT / path).read_text()
-    words = set()
-    for node in ast.walk(ast.parse(text)):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node) is not None:
-            words |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    lines = []
-    for number, line in enumerate(text.splitlines(), 1):
-        code = line.split("  # ")[0].strip()
-        if code and not code.startswith("#") and number not in words:
-            lines.append(code)
-    return lines
-
-
-RECORDED = ("@captured(args, model, opt)", "def step(x, y):", "return loss.detach()",
-            "losses.append(step(x, y))")
-
-
-@pytest.mark.parametrize("method", TESTED)
-def test_a_diff_to_fedavg_shows_the_method(method):
-    """From `class Client` on, most lines of fedavg.py recur; the parts above are each method's own.
-
-    The fewest recur in FedADG, whose local loop alternates three optimizers, and in FDSE, which sends four
-    parts instead of w. The lines that make the step a recorded one do not count.
-    """
-    reference = code_lines("fedavg.py")
-    reference = [line for line in reference[reference.index("class Client:"):] if line not in RECORDED]
-    left, recurring = code_lines(MODULES[method].__file__), 0
-    for line in reference:
-        if line in left:
-            left.remove(line)
-            recurring += 1
-    assert recurring >= TESTED[method].recurring * len(reference)
-
-
-@pytest.mark.parametrize("name", OF_PAPERS)
-def test_official_imports_common_and_its_method_alone(name):
-    ours = {module for module in imports_of(f"official/{name}.py") if floor_of(module)}
-    assert ours <= {"common", name}
 
 
 MACHINERY = ("common.py", "plumbing/", "reproduce/", "reproduce_tables.py", "bench/", "docs/",

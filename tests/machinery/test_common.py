@@ -3,13 +3,11 @@ in test_networks_by_hand.py."""
 
 import gzip
 import hashlib
-import weakref
 
 import common
-import fedavg
 from baselines import local
 from plumbing import mnist
-from tests.conftest import parsed, run_here
+from tests.conftest import parsed
 
 import numpy as np
 import pytest
@@ -162,16 +160,3 @@ def test_untrained_clients_keep_one_network(tmp_path):
     fed.train([0], 0)
     assert not torch.equal(fed.clients[0].w["head.weight"], before["head.weight"])
     assert all(torch.equal(fed.clients[1].w[name], v) for name, v in before.items())
-
-
-def test_uploads_are_gone_when_the_next_ones_come(tmp_path, monkeypatch):
-    alive, train = [], fedavg.Client.train
-
-    def watched(client, down, t):
-        assert not [up for round_t, up in alive if round_t < t and up() is not None]
-        up = train(client, down, t)
-        alive.append((t, weakref.ref(up["w"]["head.weight"])))
-        return up
-    monkeypatch.setattr(fedavg.Client, "train", watched)
-    run_here("fedavg", tmp_path)
-    assert len(alive) == 12

@@ -110,8 +110,7 @@ def telling(change):
     return spoil
 
 
-TELL = ["", "[]", "3", "{}", "[" * 100_000, '{"name": "b"}', {"name": "a"}, {"fixed": {}},
-        {"fixed": {"code": ["x"]}}, {"size": 0}, {"name": "\x1b[2J\nb"}]  # more: test_payloads.py
+TELL = ["", {"name": "a"}, {"fixed": {}}, {"size": 0}, {"name": "\x1b[2J\nb"}]  # more: test_payloads.py
 
 
 @pytest.mark.parametrize("change", TELL, ids=lambda change: str(change)[:30])
@@ -122,13 +121,6 @@ def test_a_node_that_tells_what_cannot_be_true_stays_out_alone(recorded, change)
 def array(data: bytes, shape=(2,), stype: str = "numpy.ndarray"):
     from flwr.app import Array
     return Array("float32", shape, stype, data)
-
-
-def declared(shape: str) -> bytes:
-    """A file of numpy's whose header declares a shape, with eight bytes behind it."""
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    header += b" " * (117 - len(header)) + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
 
 
 def part(name: str, tensors: dict | None):
@@ -179,17 +171,10 @@ def breaks(reply):
 
 
 ANYTHING = [("nothing", nothing), ("an error", of_flower), ("no answer can be made of it", breaks)]
-TRAIN = [*ANYTHING, ("n is more than told", part("n", {"": torch.tensor(10**9)})), ("no n", part("n", None)),
-         ("n is an int32", part("n", {"": torch.tensor(16, dtype=torch.int32)})), ("no w", part("w", None)),
-         ("w is a tensor", part("w", {"": torch.zeros(2)})), ("w is empty", part("w", {})),
-         ("another shape", tensor([1.0, 1, 1])), ("another dtype", tensor([1, 1])),
-         ("NaN", tensor([1.0, torch.nan])), ("no file of numpy's", bias(array(b"x" * 80))),
-         ("no bytes", bias(array(b""))), ("4 TiB declared", bias(array(declared("(1099511627776,)")))),
-         ("a negative size", bias(array(declared("(-2,)")))), ("a pickle", bias(array(b"\x80\x04N."))),
-         ("strings", bias(array(b"", stype="text"))), ("a loss in a list", numbers({"loss": [1.0, 2.0]})),
-         ("NaN as loss", numbers({"loss": float("nan")}))]
-TEST = [*ANYTHING, ("more right than there are", numbers({"test": 10**6})), ("no val", numbers({}, "val")),
-        ("a list", numbers({"test": [1, 1]})), ("a tensor", part("x", {"": torch.zeros(1)}))]
+TRAIN = [*ANYTHING, ("n is more than told", part("n", {"": torch.tensor(10**9)})), ("no w", part("w", None)),
+         ("another shape", tensor([1.0, 1, 1])), ("NaN", tensor([1.0, torch.nan])),
+         ("a pickle", bias(array(b"\x80\x04N."))), ("a loss in a list", numbers({"loss": [1.0, 2.0]}))]
+TEST = [*ANYTHING, ("more right than there are", numbers({"test": 10**6})), ("no val", numbers({}, "val"))]
 ROWS = [("train", *row) for row in TRAIN] + [("test", *row) for row in TEST]
 
 
@@ -208,19 +193,6 @@ def test_the_first_answer_is_no_template(recorded, spoil):
     """Most nodes say what an upload looks like, whoever comes first."""
     who, _ = replayed(recorded, "train", spoil, liar=0)
     assert who == {"b", "c"}
-
-
-def test_what_the_server_knows_is_not_asked(recorded):
-    """Bytes and sizes of test parts are its own; numbers that nobody asked for are forgotten."""
-    fed, honest = recorded
-    lie = numbers({"bytes_up": 5, "bytes_down": -1})
-    fed.grid, fed.ids = Replay(honest, "train", lie, 1), {}
-    sent = {k: log for k, (_, log) in ask(fed, "train").items()}
-    assert sent[1]["bytes_up"] == sent[0]["bytes_up"] > 5 and sent[1]["bytes_down"] == sent[0]["bytes_down"]
-    fed.grid = Replay(honest, "test", numbers({"test_of": 10**6, "odd": 1}, "val_of"), 1)
-    counted = {k: found for k, (_, found) in ask(fed, "test").items()}
-    assert counted[1].keys() == {"val", "test", "val_of", "test_of"}
-    assert counted[1]["test_of"] == sum(fed.told["b"]["tested"])
 
 
 def test_a_node_that_comes_back_is_the_one_that_went(recorded):

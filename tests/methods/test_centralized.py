@@ -4,7 +4,7 @@
 import common
 from baselines import centralized
 from plumbing.runfolder import copied
-from tests.conftest import parsed
+from tests.conftest import parsed, run_here
 from tests.plain_torch import in_double
 from tests.three_clients import CLOSE, FLAGS, clipped_sgd, three_clients, train_by_hand
 
@@ -53,3 +53,10 @@ def test_the_pool():
     for old, new in zip(before, after):
         for part in ("val", "test"):
             assert torch.equal(getattr(old, part).index, getattr(new, part).index)
+
+
+def test_a_run(tmp_path):
+    """One client trains, on the 32 images of each of the six."""
+    run_here("baselines.centralized", tmp_path)
+    w = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["server"]["w"]
+    assert w["body.1.num_batches_tracked"] == 2 * 6 * 32 / 16

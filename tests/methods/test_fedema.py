@@ -20,7 +20,8 @@ def test_eqs_1_to_3_by_hand():
     client, w = fedema.Client(args, net, 0, Images(0, (2,))), fedema.online(net)
     for distance, expected in ((1.0, 0.4), (2.0, 0.8), (3.0, 1.0)):
         entries = sum(v.numel() for name, v in w.items() if name.startswith("f."))
-        client.own = {name: v + distance / math.sqrt(entries) for name, v in w.items()}
+        client.own = {name: v + 1 for name, v in w.items()}
+        client.own |= {name: w[name] + distance / math.sqrt(entries) for name in w if name.startswith("f.")}
         assert float(client.mix(net, w)) == pytest.approx(expected)
         mixed = {name: (1 - expected) * w[name] + expected * client.own[name] for name in w}
         found = {name: v for name, v in net.state_dict().items() if is_trained(name) and fedema.travels(name)}

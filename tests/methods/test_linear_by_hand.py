@@ -11,9 +11,8 @@ from plumbing import linear
 from plumbing.errors import UserError
 from tests.conftest import metrics, parsed
 from tests.plain_torch import (adam_step, batch_norm, batch_norm_at_rest as bn, body_in_evaluation,
-                               body_of_smallcnn_bn)
+                               body_of_smallcnn_bn, linear as product)
 from tests.recording import number, shuffled
-from tests.methods.test_networks_by_hand import linear as product
 
 import numpy as np
 import pytest
@@ -55,7 +54,7 @@ def hidden(w: dict, x: Tensor, probe: str) -> Tensor:
     z = body_in_evaluation({name.replace("f.", "body.", 1): v for name, v in w.items()}, x)
     if probe == "encoder":
         return z
-    return product(w, "g.3", bn(w, "g.1", z @ w["g.0.weight"].T).relu())
+    return product(bn(w, "g.1", z @ w["g.0.weight"].T).relu(), w, "g.3")
 
 
 def fitted_rows(y: Tensor, ratio: float, seed: int) -> list[int]:
