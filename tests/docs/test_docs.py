@@ -146,18 +146,6 @@ def test_pages_open_and_nothing_is_wider_than_the_window(browser, site, pages, w
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", ["index.html", of_method("fdse"), "results.html", "results/claims/fdse.html",
-                                  "cells/fdse-1.html", "docs/start.html", of_method("fedgala")])
-def test_axe_finds_no_violation(browser, site, page, scheme):
-    """Contrast, headings, names of what can be reached by the keyboard: WCAG 2, levels A and AA."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    with opened(browser, site, page, 390, color_scheme=scheme) as (tab, complaints):
-        found = axe.run(tab, options={"runOnly": ["wcag2a", "wcag2aa"]})
-        assert found.violations_count == 0, found.generate_report()
-
-
-@pytest.mark.browser
 def test_the_search_finds_and_escape_closes_it(browser, site):
     """By the keyboard, from a page in a folder."""
     with opened(browser, site, of_method("fdse")) as (tab, complaints):

@@ -1,6 +1,5 @@
 """The pages of the results: each published number is on one of them once, with what was measured of it, by
-which command and which code, and what that says. In a real browser, where there is one (-m browser): a number
-leads to its cell, a click selects a command, and nothing needs a script."""
+which command and which code."""
 
 import re
 from pathlib import Path
@@ -10,14 +9,13 @@ from reproduce.published import read_published
 from reproduce.records import Records, command_of
 from reproduce.tables import read_tables
 from tests.pages import words_of
-from tests.small_table import recorded, small_folder, write_records
 
 import pytest
 
 for library in ("markdown_it", "pygments", "math_core"):
     pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
-from docs import pages, results  # noqa: E402
+from docs import results  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -70,34 +68,6 @@ def test_every_run_of_a_cell_is_there_with_its_command_and_code(site, tables):
                     assert record["commit"][:12] in words
                     value = f": {results.number(cell.values[seed])}" if seed in cell.values else ""
                     assert re.search(rf"Seed {seed} at [a-z' ]+{re.escape(value)}", cards[place.anchor])
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> dict[str, str]:
-    """The cards of the small table of the tests of reproduce/."""
-    folder = small_folder(tmp_path_factory.mktemp("small"))
-    runs = [one | {"id": f"a{i}"} for i, one in enumerate(recorded(folder / "runs.jsonl"))]
-    records = Records(write_records(folder / "runs.jsonl", runs))
-    each = results.read(read_tables(folder / "tables")[0], records)
-    results.write_table(pages.Site(folder), each)
-    return cards_of(folder / each.page)
-
-
-@pytest.mark.parametrize("anchor, parts", [
-    ("digits-fedavg-all", ["not decided", "90.0 ± 2.0 (mean ± deviation of 4 trials)", "96.00 ± 1.00 (mean ± "
-                           "deviation of 3 seeds: 0, 1, 2)", "chance is 10.00",
-                           "the difference is +6.00, by Welch's 95% interval +2.95",
-                           "Seed 1 at the paper's scale: 97.00", "commit 0123456789ab",
-                           "Command python fedavg.py"]),
-    ("digits-fedavg-avg", ["88.5 , without a deviation", "94.00 ± 1.00", "the paper prints no deviation",
-                           "Seed 0 at the paper's scale: 94.00, the run of FedAvg, ALL"]),
-    ("digits-fdse-without-c-all", ["one seed here", "with changes that no commit has"]),
-    ("digits-fdse-without-c-avg", ["lost when the paper was read as text", "90.00 (one seed: 0)"]),
-    ("digits-quoted-avg", ["Quoted, AVG quoted by the paper", "51.0 , which the paper quotes",
-                           "has not measured it itself"]),
-])
-def test_the_words_of_a_cell(small, anchor, parts):
-    for part in parts:
-        assert part in small[anchor], small[anchor]
 
 def test_a_curve_has_its_points_axes_and_words():
     """Of a record without gaps, in percent, and without one that is there twice; or of one of its logs."""

@@ -42,10 +42,6 @@ def test_drop_loses_uploads_after_the_training(tmp_path, monkeypatch):
     assert nobody  # there is such a round, in which the tested models stay what they were
     assert all(rounds[t]["val"] == rounds[t - 1]["val"] for t in nobody)
     assert result["bytes"]["up"] == sum(log["bytes_up"] for e in rounds for log in e["clients"].values())
-    trained = result["images_per_second"] * result["seconds"]["train"]
-    assert trained == pytest.approx(6 * 6 * 32, rel=0.01)  # of 40 images of each domain, in each round
-    other = parsed("fedavg", "--drop", 0.8, "--seed", 1)
-    assert left != {t: [k for k in range(6) if not common.is_dropped(other, t, k)] for t in range(6)}
 
 
 @pytest.mark.slow

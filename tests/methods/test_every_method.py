@@ -3,12 +3,10 @@ killed at any moment is in test_killed.py."""
 
 import json
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 
 import common
 from reproduce import loading
-from plumbing import linear
 from plumbing.files import tensors_of
 from tests.conftest import LINEAR, METHODS, OFFICIAL, TESTED, interrupted, metrics, parsed, run_all, run_here
 from tests.finished_runs import once
@@ -85,17 +83,10 @@ def test_it_runs_and_writes_all_files(whole, method):
     chosen_by_validation = "val" in rounds[-1]
     assert (whole / "best.pt").exists() == chosen_by_validation
     assert method != "fdse" or Image.open(whole / "curves.png").size[0] > 500
-    for which in ("best", "last"):
+    for which in ("best", "last") if chosen_by_validation else ():
+        recorded = result[which]["clients"] | {"d30": result[which].get("target")}
         loaded = loaded_accuracies(whole, which)
-        assert loaded and loaded.items() <= recorded_accuracies(result[which]).items()
-
-
-def recorded_accuracies(outcome: dict) -> dict:
-    """Of each client, and of the left-out domain, the accuracy in result.json."""
-    if "linear" in outcome:
-        return outcome["linear"]
-    target = {"d30": outcome["target"]} if "target" in outcome else {}
-    return outcome["clients"] | target
+        assert loaded and loaded.items() <= recorded.items()
 
 
 def loaded_accuracies(out: Path, which: str) -> dict:
@@ -104,27 +95,12 @@ def loaded_accuracies(out: Path, which: str) -> dict:
     sources, targets = common.split(common.open_dataset(args), args)
     accuracies = {}
     for data in (sources + targets)[::5]:
-        if args.protocol == "linear" and not data.unseen:
-            continue
         net = loading.load_run(out, data.name, which)
         assert net.run.client == data.name and not net.training
-        if args.protocol == "linear":
-            accuracies[data.name] = linear_accuracies(net, data)
-        else:
-            if not data.unseen:
-                common.correct(net, data.val, args)  # what draws z has drawn for these before
-            accuracies[data.name] = common.correct(net, data.test, args) / len(data.test)
+        if not data.unseen:
+            common.correct(net, data.val, args)  # what draws z has drawn for these before
+        accuracies[data.name] = common.correct(net, data.test, args) / len(data.test)
     return accuracies
-
-
-def linear_accuracies(net: torch.nn.Module, data: common.ClientData) -> dict:
-    """Of each share of labels the accuracy of a linear classifier on a domain's representations."""
-    args = net.run.args
-    z, y = common.representations(net, data.test, args)
-    seed, view = common.seed_all(args.seed, "linear", data.name).initial_seed(), None
-    if args.linear_views == "augmented":
-        view = partial(common.view_representations, net, data.test, args)
-    return linear.accuracies(z, y, len(net.run.classes), args, seed, view)
 
 
 @pytest.mark.parametrize("method", ALL)

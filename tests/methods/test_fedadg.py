@@ -129,8 +129,6 @@ def test_the_projection_is_of_the_seed_alone_and_keeps_lengths():
     assert one.bias is None and not one.weight.requires_grad
     x = torch.randn(50)
     assert abs(one(x).norm() / x.norm() - 1) < 0.1 and one(x).shape == (400,)
-    assert projection("--label-at", "before").in_features == 50 + C
-    assert isinstance(projection("--projection", "none"), nn.Identity)
 
 
 # Variance, kurtosis, and what is reached: the bound of U, else a value that is exceeded.
@@ -218,14 +216,3 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     share = of_code / (classes - 1)  # of each class but the label's
     torch.testing.assert_close(losses[0], tensor(20.0 * of_code))
     torch.testing.assert_close(losses[1:], torch.full((classes - 1,), 20.0 * (1 - share)))
-
-@pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn", "resnet18"])
-def test_g_ends_as_the_features_do(backbone):
-    """With ReLU where the features have it: half of smallcnn's are negative, none of the others'."""
-    net = fedadg.build(small_args("--backbone", backbone, "--image-size", 32), 3, C).eval()
-    torch.manual_seed(0)
-    h = net.features(torch.rand(8, 3, 32, 32))
-    ref = net.G(net.label(torch.arange(8) % C))
-    assert h.shape == ref.shape
-    for values in (h, ref):
-        assert (values.min() < 0) == (backbone == "smallcnn")

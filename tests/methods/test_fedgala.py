@@ -1,6 +1,5 @@
 """fedgala.py and baselines/fedema.py against independent calculations, most of them in float64."""
 
-import dataclasses
 
 import common
 import fedgala
@@ -73,9 +72,7 @@ def test_unaligned_by_hand():
     assert bad(tensors, 0, "paper") == [False, True, False, False]
     assert bad(tensors, 0, "descent") == [True, False, True, False]
     assert bad(layers, 0, "paper") == [True, False, False]
-    assert bad(layers, -0.2, "paper") == [False, False, False]
     assert bad(layers, 0.75, "paper") == [True, True, False]
-    assert bad(layers, 0.1, "descent") == [False, True, False]
     across = {"a.weight": tensor([0.0, 1.0])}
     at_tau = fedgala.unaligned(across, {"a.weight": tensor([1.0, 0.0])}, [["a.weight"]], 0, "paper")
     assert at_tau.tolist() == [True]  # line 19 as printed keeps what is above tau alone
@@ -113,20 +110,12 @@ def seeded(args, client, t: int) -> list[tuple[Tensor, Tensor]]:
 def test_views_differ_and_repeat():
     """Two draws of one seed are equal, the two views and other seeds are not."""
     args, _, (client, _), _ = federation("fedgala")
-    first, again = seeded(args, client, 3), seeded(args, client, 3)
-    for (x, _), (same, _) in zip(first, again):
-        assert torch.equal(x, same)
-    x, _ = first[0]
+    (x, _), (same, _) = seeded(args, client, 3)[0], seeded(args, client, 3)[0]
+    assert torch.equal(x, same)
     assert x.shape == (16, 1, 28, 28)
     for view1, view2 in zip(*x.chunk(2)):
         assert not torch.equal(view1, view2)
     assert not torch.equal(x, seeded(args, client, 4)[0][0])
-    whole = dataclasses.replace(args, augment="none", crop=28)
-    x, y = seeded(whole, client, 3)[0]
-    assert torch.equal(*x.chunk(2)) and len(y) == 8
-    smaller = dataclasses.replace(args, augment="none", crop=14)
-    x, _ = seeded(smaller, client, 3)[0]
-    assert x.shape[2:] == (14, 14)
 
 
 @pytest.mark.parametrize("ssl", ["moco", "byol", "simsiam"])

@@ -1,4 +1,4 @@
-"""Local: three rounds recomputed in plain torch, whose model is tested, and that nothing travels."""
+"""Local: whose model is tested. Its training is FedAvg's of one client (test_baselines.py)."""
 
 import dataclasses
 
@@ -8,7 +8,6 @@ from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.three_clients import FLAGS, federation, same
 
-import pytest
 import torch
 from torch.testing import assert_close
 
