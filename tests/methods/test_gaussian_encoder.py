@@ -17,18 +17,13 @@ BOTH = pytest.mark.parametrize("module", [fedsr, fedcir], ids=["fedsr", "fedcir"
 
 
 @BOTH
-def test_the_divergence_against_torch_and_monte_carlo(module):
-    """Against torch.distributions.kl_divergence, and the mean log ratio of 40,000 samples."""
+def test_the_divergence_against_torch(module):
+    """Its kl_divergence of two normal distributions, summed over the dimensions."""
     torch.manual_seed(0)
     mu, mu_r = torch.randn(2, 5, 4, dtype=torch.float64)
     sigma, sigma_r = torch.rand(2, 5, 4, dtype=torch.float64) + 0.3
-    p, r = Normal(mu, sigma), Normal(mu_r, sigma_r)
-    kl = module.gaussian_kl(mu, sigma, mu_r, sigma_r)
-    torch.testing.assert_close(kl, kl_divergence(p, r).sum(1))
-    z = p.sample((40_000,))
-    ratio = (p.log_prob(z) - r.log_prob(z)).sum(2)  # [S, B]
-    error = ratio.std(0) / 200  # of the mean of 40,000
-    assert ((ratio.mean(0) - kl).abs() < 5 * error).all()
+    expected = kl_divergence(Normal(mu, sigma), Normal(mu_r, sigma_r)).sum(1)
+    torch.testing.assert_close(module.gaussian_kl(mu, sigma, mu_r, sigma_r), expected)
 
 
 @BOTH
