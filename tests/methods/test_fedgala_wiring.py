@@ -93,9 +93,7 @@ def loss_by_hand(ssl: str, x1: Tensor, x2: Tensor, leaves: State, state: State, 
 
 
 def groups_of(names: list[str], kind: str) -> list[list[str]]:
-    """All names together, those of a module together, or each by itself."""
-    if kind == "model":
-        return [names]
+    """Those of a module together, or each by itself."""
     together = {}
     for name in names:
         key = name if kind == "tensor" else name[:name.rindex(".")]
