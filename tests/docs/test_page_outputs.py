@@ -1,68 +1,17 @@
-"""The outputs and figures of docs/start.md and docs/own.md are the program's: as the commands stand there, or
-quickly after a round, except for the settings that this changes."""
+"""The outputs of docs/start.md and docs/own.md are what the commands above them print."""
 
-import runpy
-import sys
-
-import common
 from tests.conftest import ROOT
 from tests.page_outputs import files_of, programs, renewed, shown, started
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("in_this_process")
-
 SHOWN = [(name, block, output) for name in ("start", "own")
          for block, output in shown((ROOT / f"docs/{name}.md").read_text()).items()]
-FEW = "--rounds 1 --epochs 1 --image-size 8 --no-figures"
-
-
-@pytest.fixture(params=SHOWN, ids=lambda case: f"{case[0]}: {case[1].splitlines()[0][:60]}")
-def case(request, tmp_path, monkeypatch):
-    """The commands of a page in a folder with its files, and their output."""
-    name, block, output = request.param
-    for file, text in files_of(name).items():
-        (tmp_path / file).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    return programs(block), output
-
-
-@pytest.fixture
-def small_domains(monkeypatch):
-    """Each domain has a few images, each another number: else AVG is ALL."""
-    whole = common.open_dataset
-
-    def opened(args) -> common.Dataset:
-        dataset = whole(args)
-        for size, domain in enumerate(dataset.domains, 4):
-            domain.images, domain.labels = domain.images[:10 * size], domain.labels[:10 * size]
-        return dataset
-    monkeypatch.setattr(common, "open_dataset", opened)
-
-
-def quick(words: list[str]) -> list[str]:
-    """The words of a command that trains for a round."""
-    if "reproduce.benchmark" in words:
-        return [*(word.replace("--rounds 20", FEW) for word in words), "--jobs", "1"]
-    return words if "reproduce.compare" in words else [*words, *FEW.split()]
-
-
-@pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # a program is started where it is imported
-def test_the_program_prints_such_lines(case, small_domains, monkeypatch, capsys):
-    commands, output = case
-    for words in map(quick, commands):
-        named = words[0] == "-m"
-        monkeypatch.setattr(sys, "argv", words[named:] if named else [str(ROOT / words[0]), *words[1:]])
-        if named:
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    said = capsys.readouterr()
-    lines = [line for line in output.splitlines() if not line.startswith("  ")]
-    renewed("\n".join(lines), said.out + said.err)
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_print_them(case, tmp_path):
-    commands, output = case
-    renewed(output, "".join(started(words, tmp_path) for words in commands))
+@pytest.mark.parametrize("name, block, output", SHOWN)
+def test_the_commands_of_the_page_print_them(tmp_path, name, block, output):
+    for file, text in files_of(name).items():
+        (tmp_path / file).write_text(text)
+    renewed(output, "".join(started(words, tmp_path) for words in programs(block)))

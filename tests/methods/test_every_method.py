@@ -2,13 +2,15 @@
 killed at any moment is in test_killed.py."""
 
 import json
+import shutil
 from copy import deepcopy
 from pathlib import Path
 
 import common
 from reproduce import loading
 from plumbing.files import tensors_of
-from tests.conftest import LINEAR, METHODS, OFFICIAL, TESTED, interrupted, metrics, parsed, run_all, run_here
+from plumbing.runfolder import Run
+from tests.conftest import LINEAR, METHODS, OFFICIAL, TESTED, metrics, parsed, run_all, run_here
 from tests.finished_runs import once
 
 import pytest
@@ -56,13 +58,25 @@ def flags_of(method: str) -> list:
 
 @pytest.fixture
 def whole(tmp_path_factory, method) -> Path:
-    """A method's run to its end."""
+    """A method's run to its end; beside it what its folder held after two rounds."""
+    save = Run.save
+
+    def saving(progress, federation) -> None:
+        save(progress, federation)
+        if progress.t == 2:
+            shutil.copytree(progress.path, after_two_rounds(progress.path))
+
     def make(out: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, "save", saving)
             for name in ("train_client", "test_client", "validate_client", "fit_client", "start_client"):
                 patch.setattr(common, name, only_reading(getattr(common, name)))
             run_here(method, out, *flags_of(method), figures=method == "fdse")
     return once(tmp_path_factory, f"whole-{method}", make)
+
+
+def after_two_rounds(out: Path) -> Path:
+    return out.with_name(f"{out.name}-begun")
 
 
 @pytest.mark.parametrize("method", ALL)
@@ -104,13 +118,13 @@ def loaded_accuracies(out: Path, which: str) -> dict:
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, whole, method, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, whole, method):
     """What a method keeps between rounds decides it, so each keeps all that it can."""
-    interrupted(method, monkeypatch, tmp_path, *flags_of(method), after=2)
-    assert len(metrics(tmp_path)) == 2 and not (tmp_path / "result.json").exists()
-    resumed = run_here(method, tmp_path, *flags_of(method))
+    out = shutil.copytree(after_two_rounds(whole), tmp_path / "run")
+    assert len(metrics(out)) == 2 and not (out / "result.json").exists()
+    resumed = run_here(method, out, *flags_of(method))
     result = json.loads((whole / "result.json").read_text())
-    assert same_metrics(tmp_path, whole)
+    assert same_metrics(out, whole)
     assert resumed["best"] == result["best"] and resumed["bytes"] == result["bytes"]
 
 
