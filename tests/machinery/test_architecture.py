@@ -10,13 +10,7 @@ from tests.mutations.__main__ import mutations_of, names, noticed
 
 import pytest
 
-FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "requirements.lock",
-         "README.md", "LICENSE", "CITATION.cff",
-         "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"]
 METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py", "fdse.py"]
-FOLDERS = ["official", "baselines", "claims", "tables", "results", "tests", "docs", "bench", "plumbing",
-           "reproduce", "deploy"]
-
 # Folders that git does not know: caches, runs and data.
 NO_SOURCE = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "build", "data", "runs", "site"}
 
@@ -68,15 +62,6 @@ def python_files() -> list[str]:
     return [path for path in tracked() if path.endswith(".py") and not path.startswith("tests/")]
 
 
-def test_the_top_level():
-    if not (ROOT / ".git").exists():
-        pytest.skip("this is no git checkout, so other files may lie here")
-    top = {path.split("/")[0] for path in tracked()}
-    allowed = {*FILES, *METHOD_FILES, *FOLDERS, "requirements-docs.txt", "requirements-deploy.txt"}
-    assert {name for name in top if not name.startswith(".")} <= allowed
-    assert {*FILES, *METHOD_FILES, *FOLDERS} <= top
-
-
 def test_arrows_go_down_only():
     wrong = []
     for path in python_files():
@@ -119,18 +104,6 @@ def test_the_machinery_grows_no_further():
 def test_the_weight_of_the_tests():
     """What another test makes idle leaves for what is added."""
     assert nodes_in(("tests/",)) <= 151_700
-
-
-def test_sections_come_in_the_order_of_the_paper():
-    """Model parts, Client, Server, builders of networks, `arguments`."""
-    for path in METHOD_FILES:
-        nodes = [node for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")]
-        names = [node.name for node in nodes]
-        order = [names.index(name) for name in ("Args", "Client", "Server", "build", "arguments")
-                 if name in names]
-        assert order == sorted(order) and names[-1] == "arguments", path
-        parts = [node.name for node in nodes if isinstance(node, ast.ClassDef) and node.bases]
-        assert all(names.index(name) < names.index("Client") for name in parts), path
 
 
 def test_one_round_is_on_one_screen():

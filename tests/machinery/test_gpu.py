@@ -109,12 +109,7 @@ def test_deterministic_runs_are_the_same(tmp_path, method):
         for out in ("a", "b"):
             result = run_here(method, tmp_path / out, *one_run(method), "--device", DEVICE, "--deterministic")
     torch.set_deterministic_debug_mode("default")
-    hardware, same = result["hardware"], same_metrics(tmp_path / "a", tmp_path / "b")
-    if DEVICE != "cpu":
-        assert hardware["gpu"] == torch.cuda.get_device_name(DEVICE) and hardware["gpu_peak_memory_mib"] > 0
-        assert hardware["deterministic"]
-    without = sorted({str(w.message).split()[0] for w in caught if "deterministic" in str(w.message)})
-    if without:
-        bytes_are = "the same bytes" if same else "other bytes"
-        pytest.skip(f"{bytes_are}, without a deterministic algorithm: {', '.join(without)}")
-    assert same
+    if any("deterministic" in str(warning.message) for warning in caught):
+        pytest.skip("it has an operator without a deterministic algorithm")
+    assert same_metrics(tmp_path / "a", tmp_path / "b")
+    assert DEVICE == "cpu" or result["hardware"]["gpu_peak_memory_mib"] > 0
