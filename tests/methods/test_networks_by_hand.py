@@ -2,6 +2,7 @@
 and how many parameters there are. FDSE's, FedFA's, FedSR's and FedCiR's parts in other networks too."""
 
 import math
+from functools import partial
 
 import common
 import fdse
@@ -9,7 +10,7 @@ import fedcir
 import fedsr
 from baselines import fedfa
 from tests.conftest import parsed
-from tests.plain_torch import batch_norm_at_rest as bn, body_in_evaluation, conv, linear
+from tests.plain_torch import batch_norm_at_rest as bn, body_in_evaluation, conv, dse_block, linear
 
 import pytest
 import torch
@@ -140,38 +141,26 @@ def test_there_is_no_other_network():
 
 
 class BlockByHand(nn.Module):
-    """Eqs. (2)-(3) in evaluation, without the last ReLU: channel by channel, with the weights of `name`."""
+    """A block in evaluation, with the weights of `name`."""
 
-    def __init__(self, w: dict, name: str, padding: int = 0, stride: int = 1):
+    def __init__(self, w: dict, name: str, padding: int = 0):
         super().__init__()
-        self.w, self.name, self.padding, self.stride = w, name, padding, stride
+        self.w, self.name, self.padding = w, name, padding
 
     def forward(self, x: Tensor) -> Tensor:
-        w, name, tokens = self.w, self.name, x.dim() == 3
-        if x.dim() == 4:
-            h = conv(w, f"{name}.dfe", x, self.stride, self.padding)
-        else:
-            h = linear(x, w, f"{name}.dfe")
-        h = bn(w, f"{name}.bn_dse", h.mT if tokens else h).relu()
-        maps = []
-        for c in range(h.shape[1]):
-            kernel = w[f"{name}.dse.weight"][c:c + 1]
-            channel = h[:, c:c + 1]
-            maps.append(F.conv2d(channel, kernel, padding=1) if x.dim() == 4 else channel * kernel[0])
-        out = torch.cat([h, *maps], 1) + w[f"{name}.bias"].view(-1, *[1] * (h.dim() - 2))
-        out = bn(w, f"{name}.bn_dfe", out)
-        return out.mT if tokens else out
+        return dse_block(self.w, self.name, x, partial(bn, self.w), self.padding)
 
 
 def fdses_alexnet(w, x):
     """Table A6: a block is a layer with its BN and ReLU."""
+    at_rest = partial(bn, w)
     for layer, stride, padding in ((0, 4, 2), (2, 1, 2), (4, 1, 1), (5, 1, 1), (6, 1, 1)):
-        x = BlockByHand(w, f"body.{layer}", padding, stride)(x).relu()
+        x = dse_block(w, f"body.{layer}", x, at_rest, padding, stride).relu()
         if layer not in (4, 5):
             x = F.max_pool2d(x, 3, 2)
     x = F.adaptive_avg_pool2d(x, 6).flatten(1)
     for layer in (10, 11):
-        x = BlockByHand(w, f"body.{layer}")(x).relu()
+        x = dse_block(w, f"body.{layer}", x, at_rest).relu()
     return x
 
 
