@@ -44,13 +44,6 @@ def test_drop_loses_uploads_after_the_training(tmp_path, monkeypatch):
     assert result["bytes"]["up"] == sum(log["bytes_up"] for e in rounds for log in e["clients"].values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "baselines.centralized"])
-def test_every_method_goes_on_without_some_uploads(tmp_path, method):
-    run_here(method, tmp_path, "--drop", 0.6, "--rounds", 4, *one_run(method))
-    assert any("dropped" in entry for entry in metrics(tmp_path))
-
-
 def test_a_node_opens_its_own_domain_alone(tmp_path, monkeypatch):
     """Of a folder nothing else is even listed; its clients' images are those of the whole dataset."""
     folder = write_images(tmp_path / "images", ("a", "b", "c"))
