@@ -1,11 +1,10 @@
-"""docs/errata.md: its numbers, flags and equations are those of the repository. Its links are checked
-with those of all pages (docs/build.py)."""
+"""docs/errata.md: its flags are those of the methods. Its links are checked with those of all pages
+(docs/build.py)."""
 
 import dataclasses
 import re
 import shlex
 
-from docs import equations
 from docs.equations import ROOT
 from plumbing.settings import flag_of
 from tests.conftest import MODULES, OFFICIAL
@@ -14,7 +13,6 @@ import pytest
 
 PAGE = ROOT / "docs" / "errata.md"
 PAPERS = ("fedsr", "fedadg", "fedgala", "fedcir", "fdse")  # in the page's order
-ENTRY = re.compile(r'^(\d+)\. <a id="([\w-]+)"></a>((?:.*\n(?:   .*\n)*))', re.M)
 
 
 def sections() -> dict[str, str]:
@@ -31,11 +29,3 @@ def test_its_flags_are_the_methods(paper):
     codes = re.findall(r"`(--[^`]+)`", sections()[paper])
     flags = {word.partition("=")[0] for code in codes for word in shlex.split(code) if word.startswith("--")}
     assert {flag for flag in flags if flag.replace("--no-", "--") not in names} <= names
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_equations_it_names_are_the_papers(paper):
-    of = equations.table(paper)
-    for number, _, text in ENTRY.findall(sections()[paper]):
-        place = " ".join(text.split()).split("*Here:*")[0]
-        assert set(of.tags_in(place)) <= set(of.printed()), f"{paper} {number}"

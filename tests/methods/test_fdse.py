@@ -201,6 +201,8 @@ OF_A_BLOCK = {
     "bn_dfe": [f"bn_dfe.{name}" for name in STATISTICS],
     "bn_dse": [f"bn_dse.{name}" for name in STATISTICS],
 }
+
+
 @pytest.mark.parametrize("lodo", [False, True])
 def test_what_travels(lodo):
     """BN_DSE's statistics go up only if there is an unseen client, and down to it alone."""

@@ -14,6 +14,8 @@ from torch import nn
 from torch.testing import assert_close
 
 NAME = "baselines.fedbn"
+
+
 def test_bn_layers_of_the_backbones():
     """ResNet18 has 20 BN layers, of which 3 have no bn in their names; a ViT has none."""
     with torch.device("meta"):

@@ -92,8 +92,8 @@ def moments_by_hand(w_g, args):
     ("control", set(), "adam", 0),
 ])
 def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
-    """Every parameter and every statistic of uploads, model and generator, the moments, Adam's memory and the
-    logged terms, after each round; the calculation resumes from its own numbers, never from the file's."""
+    """Every parameter and every statistic of uploads, model and generator, the moments and the logged terms,
+    after each round; the calculation resumes from its own numbers, never from the file's."""
     flags = ["--variant", variant, "--generator-optimizer", optimizer, "--reg-from", reg_from]
     if "reg" in terms:
         flags += ["--lambda-reg", 0.7]
@@ -129,11 +129,6 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
         assert_close(in_double(server.w_g), w_g, **CLOSE)
         assert_close(server.mu_g.double(), mu_g, **CLOSE)
         assert_close(server.sigma_g.double(), sigma_g, **CLOSE)
-        assert server.g_optimizer.keys() == adam.keys()
-        for name, (m, v, s) in adam.items():
-            assert_close(server.g_optimizer[name]["exp_avg"].double(), m, **CLOSE)
-            assert_close(server.g_optimizer[name]["exp_avg_sq"].double(), v, atol=1e-8, rtol=1e-4)
-            assert server.g_optimizer[name]["step"] == s
     of.some_were_clipped()
     if "align" in terms:
         assert (sigma_g == args.sigma_min).any() and (sigma_g > args.sigma_min).any()

@@ -10,6 +10,8 @@ from torch import nn, tensor
 from torch.testing import assert_close
 
 NAME = "baselines.fedfa"
+
+
 def layer_of(prob: float, channels: int) -> fedfa.FFALayer:
     return fedfa.FFALayer(parsed(NAME, "--prob", prob), channels).train()
 

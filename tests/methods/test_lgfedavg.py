@@ -12,6 +12,8 @@ from torch import nn
 from torch.testing import assert_close
 
 NAME = "baselines.lgfedavg"
+
+
 def test_the_unseen_client_has_the_mean_of_whole_networks():
     """With `lodo` theta_k travels up and goes down to the unseen client alone."""
     args = parsed(NAME, *FLAGS, "--protocol", "lodo", "--target", "d75")
