@@ -1,6 +1,5 @@
 """Centralized training: rounds recomputed in plain torch, the pool, and who is tested with what."""
 
-
 import common
 from baselines import centralized
 from plumbing.runfolder import copied

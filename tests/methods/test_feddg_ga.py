@@ -1,6 +1,5 @@
 """FedDG-GA: rounds by hand in plain torch, the change of the weights by hand, and where it is FedAvg."""
 
-
 from baselines import feddg_ga
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
 from tests.three_clients import CLOSE, Beside, mean

@@ -1,10 +1,12 @@
 """LG-FedAvg: which layers travel, and the unseen client. Its rounds are in test_authors.py."""
 
+import dataclasses
+
 import common
 from baselines import lgfedavg
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import FLAGS, mean, three_clients
+from tests.three_clients import FLAGS, federation, mean
 
 import pytest
 import torch
@@ -17,18 +19,14 @@ NAME = "baselines.lgfedavg"
 def test_the_unseen_client_has_the_mean_of_whole_networks():
     """With `lodo` theta_k travels up and goes down to the unseen client alone."""
     args = parsed(NAME, *FLAGS, "--protocol", "lodo", "--target", "d75")
-    data = three_clients(args)
-    net = common.backbone(args, 1, 10)
-    server = lgfedavg.Server(args, net, 2)
-    clients = [lgfedavg.Client(args, net, k, data[k]) for k in range(2)]
-    data[2].unseen = True
-    unseen = lgfedavg.Client(args, net, 2, data[2])
+    server, clients, data = federation(lgfedavg, args)
     uploads = {k: clients[k].train(server.download(k), 0) for k in range(2)}
     server.update(uploads, 0)
     whole = [in_double(up["w"] | up["local"]) for up in uploads.values()]
-    assert whole[0].keys() == net.state_dict().keys()
     assert server.download(0).keys() == {"w"}
-    assert_close(in_double(common.state(unseen.model(server.download(2)))), mean(whole, [24 / 37, 13 / 37]))
+    unseen = lgfedavg.Client(args, clients[0].net, 3, dataclasses.replace(data[2], unseen=True))
+    tested = in_double(common.state(unseen.model(server.download(3))))
+    assert_close(tested, mean(whole, [24 / 37, 13 / 37]))
 
 
 def test_layers_of_every_backbone():
