@@ -106,12 +106,6 @@ def test_the_weight_of_the_tests():
     assert nodes_in(("tests/",)) <= 151_700
 
 
-def test_one_round_is_on_one_screen():
-    tree = ast.parse((ROOT / "common.py").read_text())
-    loop = next(node for node in tree.body if getattr(node, "name", "") == "rounds")
-    assert loop.end_lineno - loop.lineno < 55
-
-
 @pytest.mark.parametrize("method", PROGRAMS)
 def test_a_file_started_by_itself_has_its_own_network(method):
     """The tests hand over `build`; the command of the docs must do it too."""

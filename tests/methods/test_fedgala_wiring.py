@@ -11,6 +11,7 @@ import fedgala
 import official.fedgala
 from tests.conftest import ROOT, metrics, parsed, run_here
 from tests.plain_torch import State, adam_step, batch_norm, in_double, is_trained, leaves_of, linear
+from tests.methods.test_authors import sines
 from tests.methods.test_fedgala import unit
 
 import pytest
@@ -301,13 +302,12 @@ def test_what_no_client_changed_stays_to_the_last_bit():
 OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedgala.json").read_text())
 
 
-def wave(*shape: int, start: float = 0.0) -> Tensor:
-    """sin(start + 1), sin(start + 2), ... in a shape: the inputs with which the fixtures were made."""
-    n = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
-    return torch.sin(start + n).float().view(shape)
+def wave(*shape: int, start: int = 0) -> Tensor:
+    """The inputs with which the fixtures were made."""
+    return sines(*shape, start=start).float()
 
 
-def waves(tensors: State, start: float = 0.0) -> State:
+def waves(tensors: State, start: int = 0) -> State:
     """A state of sines, the same as in the official networks, whose entries have the same order by name."""
     names = sorted(name for name in tensors if "num_batches" not in name)
     filled = dict(tensors)

@@ -330,9 +330,6 @@ def test_the_start_of_the_methods_own_layers():
 
 @pytest.mark.parametrize("name, classes, numbers, printed", [
     ("alexnet_bn", 10, 12_974_154, "1.30e+07"),  # FDSE, Table 4
-    ("alexnet", 1000, 61_100_840, "6.11e+07"),  # 60 million, Krizhevsky et al.
-    ("resnet18", 1000, 11_689_512, "1.17e+07"),
-    ("resnet50", 1000, 25_557_032, "2.56e+07"),
     ("resnet18_3x3", 10, 11_173_962, "1.12e+07"),
     ("vit_b8", 1000, 85_977_832, "8.60e+07"),  # 86 million, Dosovitskiy et al.
     ("smallcnn", 10, 32 * 75 + 64 + 32 * 64 * 25 + 128 + 1024 * 64 + 64 + 650, "1.20e+05"),
