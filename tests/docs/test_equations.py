@@ -96,6 +96,7 @@ def test_the_sum_in_the_readme():
 
 SOURCE = r'''"""Eq. (1)."""
 
+
 def outer(x):
     r"""As $$ a
         = b \tag{2} $$ and no more."""
