@@ -96,7 +96,7 @@ LISTED = [
     Tested(ditto, "--lambda 0.5 --momentum 0.9", USUAL, 60, 0.5),
     Tested(fedfa, f"--prob 0.7 --participation 0.5 {LODO}", USUAL, 60, 0.5),
     Tested(fedheal, f"--participation 0.5 {LODO}", USUAL, 65, 0.5),
-    Tested(fedema, LINEAR, f"--rounds 4 {VIEWS}", 55, 0.55),
+    Tested(fedema, f"{LINEAR} --optimizer adam", f"--rounds 4 {VIEWS}", 55, 0.55),
     Tested(partialfed, "--strategy adaptive", USUAL, 60, 0.5),
     Tested(fedgen, "--participation 0.5 --lambda-decay 0.9", USUAL, 40, 0.75),
     Tested(feddyn, "--participation 0.5", USUAL, 60, 0.6),
