@@ -1,11 +1,15 @@
 """FedProc: the weight of its loss, and prototypes of the batches. Its rounds are in test_authors.py."""
 
+import math
+
 import common
 from baselines import fedproc
 from tests.conftest import parsed
 from tests.three_clients import CLOSE, FLAGS, federation
 
+import pytest
 import torch
+from torch import tensor
 from torch.testing import assert_close
 
 NAME = "baselines.fedproc"
@@ -17,6 +21,12 @@ def test_weight_of_the_loss():
     assert [fedproc.alpha_of_round(args, t) for t in (0, 75, 150, 225)] == [1, 0.75, 0.5, 0.25]
     args = parsed(NAME, "--rounds", 300, "--fade", 100, "--alpha", 0.5)
     assert [fedproc.alpha_of_round(args, t) for t in (0, 50, 100, 299)] == [0.5, 0.25, 0, 0]
+
+
+def test_l_gpc_by_hand():
+    """Of cosines, whatever the lengths; a prototype that is 0 is none: -log of e / (e + 1)."""
+    z, c = tensor([[3.0, 0.0]]), tensor([[2.0, 0.0], [0.0, 5.0], [0.0, 0.0]])
+    assert float(fedproc.prototypical(z, c, tensor([0]))) == pytest.approx(math.log(1 + math.exp(-1)))
 
 
 def test_prototypes_of_the_batches():
