@@ -166,6 +166,12 @@ def test_feddyn_is_tested_with_the_mean_of_the_models():
     assert same(server.tested(0)["w"], server.w)
 
 
+def test_what_moon_compares_with_is_in_evaluation_mode():
+    _, clients = made(moon)
+    net = clients[0].net.train()
+    assert not moon.frozen(net, common.state(net)).training
+
+
 @pytest.mark.parametrize("module", [moon, fedproc])
 def test_projection(module):
     """z is the output of two more layers of D and 256 units, FedProc's of length 1; the classifier is on top
