@@ -7,14 +7,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.catalog import FOLDERS
 from tests.conftest import ROOT
 from tests.machinery.test_architecture import tracked
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/methods/*.md", "results/README.md",
              "tables/README.md", "deploy/README.md"]
 PROGRAMS = ("python", "python3", "pip", "ruff", "bash", "diff")  # with which a command begins
-DATASETS = ("digits", "rotatedmnist", "rotatedmnist-t10k", *FOLDERS)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -69,32 +67,10 @@ def commands_of_docstring(text: str) -> list[tuple[str, ...]]:
 
 
 def commands_in_backticks(text: str) -> list[tuple[str, ...]]:
-    """Of "`python fdse.py --dataset pacs` or `vlcs`" both: a dataset behind a command takes the place of its
-    own, in the same line of a table or the same sentence."""
     commands = []
-    for part in re.split(r"\n\n|\n\||\. ", text):
-        last = ()
-        for quoted in re.findall(r"`([^`]+)`", part):
-            quoted = " ".join(quoted.split())
-            if quoted in DATASETS and "--dataset" in last:
-                commands.append(on_dataset(last, quoted))
-                continue
-            found = commands_of_line(quoted)
-            if found:
-                last = found[-1]
-            commands += found
+    for quoted in re.findall(r"`([^`]+)`", text):
+        commands += commands_of_line(" ".join(quoted.split()))
     return commands
-
-
-def on_dataset(words: tuple[str, ...], dataset: str) -> tuple[str, ...]:
-    """A command on another dataset, without --target: its domains are others."""
-    kept, rest = [], iter(words)
-    for word in rest:
-        if word in ("--dataset", "--target"):
-            next(rest)
-        else:
-            kept.append(word)
-    return (*kept, "--dataset", dataset)
 
 
 def commands_of_line(line: str) -> list[tuple[str, ...]]:

@@ -66,16 +66,33 @@ def body_of_smallcnn_bn(x: Tensor, leaves: State, state: State) -> Tensor:
     return linear(adaptive_avg_pool2d(x, 7).flatten(1), leaves, "body.10").clamp(min=0)
 
 
-def as_it_is(place: str, x: Tensor) -> Tensor:
-    return x
-
-
-def body_in_evaluation(w: State, x: Tensor, after=as_it_is) -> Tensor:
-    """The same z with the running statistics; what `after(place, x)` makes of a block's output goes on."""
-    for c, place in ((0, "3"), (4, "7")):
+def body_in_evaluation(w: State, x: Tensor) -> Tensor:
+    """The same z with the running statistics."""
+    for c in (0, 4):
         x = batch_norm_at_rest(w, f"body.{c + 1}", conv(w, f"body.{c}", x, padding=1))
-        x = after(place, max_pool2d(x.clamp(min=0), 2))
+        x = max_pool2d(x.clamp(min=0), 2)
     return linear(adaptive_avg_pool2d(x, 7).flatten(1), w, "body.10").clamp(min=0)
+
+
+def dse_block(w: State, name: str, x: Tensor, norm, padding: int = 0, stride: int = 1) -> Tensor:
+    """FDSE's Eqs. (2)-(3) without the last ReLU, channel by channel, of maps [B, S, h, w], features [B, S] or
+    tokens [B, N, S]. `norm(name, h)` is a BN."""
+    tokens, maps = x.dim() == 3, x.dim() == 4
+    h = conv(w, f"{name}.dfe", x, stride, padding) if maps else linear(x, w, f"{name}.dfe")
+    h = norm(f"{name}.bn_dse", h.mT if tokens else h).clamp(min=0)
+    kernels, parts = w[f"{name}.dse.weight"], [h]
+    filters = len(kernels) // h.shape[1]  # of each channel
+    for i, kernel in enumerate(kernels):
+        channel = h[:, i // filters:i // filters + 1]
+        part = conv2d(channel, kernel[None], padding=1) if maps else channel * kernel[0]
+        if f"{name}.dse.bias" in w:
+            part = part + w[f"{name}.dse.bias"][i]
+        parts.append(part)
+    out = torch.cat(parts, 1)[:, :len(w[f"{name}.bn_dfe.weight"])]
+    if f"{name}.bias" in w:
+        out = out + w[f"{name}.bias"].view(-1, *[1] * (h.dim() - 2))
+    out = norm(f"{name}.bn_dfe", out)
+    return out.mT if tokens else out
 
 
 def log_probability(logits: Tensor, y: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 """A recording for tests on a CPU: the operators of a step, run again on the same tensors as in a CUDA graph.
-What a GPU refuses while it records is refused here: to read a number, and to copy between devices."""
+What a GPU refuses while it records is refused here: to read a number."""
 
 from plumbing import capture, optimizers
 
@@ -17,10 +17,9 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name, device = op.overloadpacket.__name__, kwargs.get("device")
-        moved = name == "_to_copy" and device is not None and device != args[0].device
+        name = op.overloadpacket.__name__
         chosen = args[1] if name == "index" else ()
-        if moved or name in READS or any(i is not None and i.dtype is torch.bool for i in chosen):
+        if name in READS or any(i is not None and i.dtype is torch.bool for i in chosen):
             raise RuntimeError(f"{name} while a step is recorded")
         out = op(*args, **kwargs)
         self.calls.append((op, args, kwargs, out))

@@ -35,13 +35,6 @@ def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
     assert [tag for tag, _, _ in equations.code(of.file, method).mentions if tag not in known] == []
 
 
-@pytest.mark.parametrize("path", ["docs/errata.md", *(f"docs/methods/{name}.md" for name in METHODS)])
-def test_no_measured_number_is_typed(path):
-    """It stands on the page that the sentence links, which code has made."""
-    passages = (ROOT / path).read_text().split("*Measured:*")[1:]
-    assert all(not MEASURED.search(re.split(r"\n\s*(?:\d+\. |\n)", passage)[0]) for passage in passages)
-
-
 @every_entry
 def test_every_equation_has_its_place_and_its_tests(method, entry):
     of = equations.table(method)

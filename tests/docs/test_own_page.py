@@ -3,7 +3,6 @@
 import re
 
 from reproduce.benchmark import entry_of
-from reproduce.tables import read_tables
 from tests.conftest import ROOT, fails, run_here
 from tests.page_outputs import files_of
 
@@ -47,12 +46,3 @@ def test_without_its_term_it_is_fedavg(place):
 def curve(folder) -> list[str]:
     """The losses of a run, round by round."""
     return re.findall(r'"loss": [\d.e-]+', (folder / "metrics.jsonl").read_text())
-
-
-def test_one_call_has_the_methods_of_table_1():
-    """Those of the benchmark's command are the rows of the table that the paper prints."""
-    methods = re.search(r"--methods '(.*?)'", PAGE.split("one call:")[1])[1].split(",")
-    named = {(entry.module.__name__, " ".join(entry.flags)) for entry in map(entry_of, methods)}
-    table = next(table for table in read_tables() if table.id == "fdse-1")
-    printed = {(row.module, row.flags) for block in table.blocks for row in block.rows if not row.ours}
-    assert named == printed and len(printed) == 13

@@ -1,24 +1,18 @@
 """docs/start.md: its commands are command lines; its FedProx is baselines/fedprox.py, as the README shows it;
 its picture of a domain is of the digits."""
 
-import base64
 import importlib.util
-import io
-import re
 import sys
 from pathlib import Path
 
 import fedavg
 from baselines import fedprox
-from plumbing.mnist import ANGLES, rotate
 from plumbing.runfolder import copied
 from tests.conftest import ROOT
-from tests.page_outputs import accuracies_of_one, applied, blocks, redrawn
+from tests.page_outputs import applied, blocks
 from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
 
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
 from torch.testing import assert_close
 
 PAGE = (ROOT / "docs/start.md").read_text()
@@ -48,20 +42,3 @@ def test_the_printed_fedprox_is_fedprox(tmp_path, monkeypatch):
         models.append(server.w)
     assert_close(models[0], models[1], **CLOSE)
     assert not torch.allclose(models[0]["head.weight"], models[2]["head.weight"], rtol=0.01)
-
-
-def test_the_changed_line_is_fedavgs():
-    """The diff fits, and then the server keeps what client 0 has sent."""
-    changed = applied(blocks(PAGE, "diff")[0], (ROOT / "fedavg.py").read_text())
-    assert '        self.w = uploads[0]["w"]\n' in changed.split("def update")[1]
-
-
-def test_the_picture_of_the_domains_is_one_digit_with_the_accuracies_of_the_table():
-    """docs/domains.svg: a digit of scikit-learn's as the data set turns it, and what `one` reaches."""
-    picture = (ROOT / "docs/domains.svg").read_text()
-    raw = torch.from_numpy(load_digits().images[[3]] * (255 / 16)).round().to(torch.uint8)
-    for angle, png in zip(ANGLES, re.findall(r"base64,([^\"]*)", picture), strict=True):
-        shown = Image.open(io.BytesIO(base64.b64decode(png)))
-        assert shown.tobytes() == rotate(raw[None], angle, 28).numpy().tobytes()
-    accuracies = accuracies_of_one(PAGE)
-    assert len(accuracies) == 6 and redrawn(picture, accuracies) == picture

@@ -3,13 +3,11 @@ in test_networks_by_hand.py."""
 
 import gzip
 import hashlib
-import weakref
 
 import common
-import fedavg
 from baselines import local
 from plumbing import mnist
-from tests.conftest import parsed, run_here
+from tests.conftest import parsed
 
 import numpy as np
 import pytest
@@ -26,8 +24,6 @@ def test_digits_are_dealt_out_once():
     dealt = common.open_dataset(parsed("fedavg")).domains
     assert {d.name: d.images.shape[1:] for d in dealt} == dict.fromkeys(DOMAINS, (1, 28, 28))
     assert sum(len(d.labels) for d in dealt) == 1797
-    brightness = [float(d.images.float().mean()) for d in dealt]
-    assert max(brightness) - min(brightness) < 8
     as_they_are = common.open_dataset(parsed("fedavg", "--image-size", 8)).domains[0].images.flatten(1)
     theirs = (load_digits().data * 255 / 16).round()  # of 17 shades
     assert {*map(tuple, as_they_are.tolist())} <= {*map(tuple, theirs.tolist())}
@@ -96,17 +92,12 @@ def test_augmentation_is_for_training_alone_and_comes_before_normalization():
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8)
     data = common.Data(images, torch.arange(40), torch.zeros(40).long(), "cpu", "imagenet")
     args = parsed("fedavg", "--augment", "simclr", "--batch-size", "40")
-    drawn = []
-    for _ in range(2):
-        common.seed_all(1)
-        (x, _), = common.batches(data, args, 0, 0)
-        drawn.append(x)
-    x = drawn[0]
+    (x, _), = common.batches(data, args, 0, 0)
     plain, _ = data.batch(torch.arange(40))
     lowest, highest = (0 - 0.485) / 0.229, (1 - 0.406) / 0.225
-    assert torch.equal(x, drawn[1])
     assert x.min() >= lowest - 1e-5 and x.max() <= highest + 1e-5
     assert not torch.allclose(x.sort(0).values, plain.sort(0).values, atol=0.05)  # the same images, changed
+
 
 def network(name: str, weights, classes: int, **how) -> common.Net:
     """A network with weights from a file."""
@@ -162,16 +153,3 @@ def test_untrained_clients_keep_one_network(tmp_path):
     fed.train([0], 0)
     assert not torch.equal(fed.clients[0].w["head.weight"], before["head.weight"])
     assert all(torch.equal(fed.clients[1].w[name], v) for name, v in before.items())
-
-
-def test_uploads_are_gone_when_the_next_ones_come(tmp_path, monkeypatch):
-    alive, train = [], fedavg.Client.train
-
-    def watched(client, down, t):
-        assert not [up for round_t, up in alive if round_t < t and up() is not None]
-        up = train(client, down, t)
-        alive.append((t, weakref.ref(up["w"]["head.weight"])))
-        return up
-    monkeypatch.setattr(fedavg.Client, "train", watched)
-    run_here("fedavg", tmp_path)
-    assert len(alive) == 12

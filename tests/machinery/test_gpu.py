@@ -8,13 +8,12 @@ and its losses are only to be near. GPU_TESTS_ON=cpu runs the tests without a GP
 import os
 import warnings
 
-import common
 import torch
 from common import LinearArgs
 from plumbing.devices import choose_device
 from plumbing.capture import Recordings
 from reproduce.measures.finished import rebuilt
-from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, parsed, run_here
+from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, run_here
 from tests.methods.test_every_method import same_metrics
 
 import pytest
@@ -70,35 +69,6 @@ def test_replayed_steps_are_those_of_plain_ones(tmp_path, monkeypatch, method, f
         assert losses(replayed) == pytest.approx(losses(plain), rel=tolerance)
 
 
-@pytest.mark.parametrize("optimizer", [common.sgd, common.adam])
-def test_an_optimizer_in_a_recorded_step(optimizer):
-    """Over rounds with rates of their own, of which the second resumes from what was kept."""
-    weights = []
-    for mode in ("off", "on"):
-        torch.manual_seed(0)
-        flags = ["--momentum", 0.9, "--lr", 0.01, "--lr-decay", 0.5, "--device", DEVICE, "--capture", mode]
-        args, net, kept = parsed("fedavg", *flags), torch.nn.Linear(8, 4).to(DEVICE), None
-        for t in range(3):
-            opt = optimizer(net, args, t, kept)
-            four_steps(args, net, opt)
-            kept = common.optimizer_state(net, opt) if t == 0 else None
-        weights.append(net.weight.detach().cpu())
-    assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)
-
-
-def four_steps(args, net, opt) -> None:
-    @common.captured(args, net, opt)
-    def step(x):
-        loss = net(x).square().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        return loss.detach()
-
-    for _ in range(4):
-        step(torch.randn(16, 8).to(args.device))
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_goes_on(tmp_path, method, monkeypatch):
     """As a run in one piece would, up to the order of sums: the seeds are those of round and client."""
@@ -139,12 +109,7 @@ def test_deterministic_runs_are_the_same(tmp_path, method):
         for out in ("a", "b"):
             result = run_here(method, tmp_path / out, *one_run(method), "--device", DEVICE, "--deterministic")
     torch.set_deterministic_debug_mode("default")
-    hardware, same = result["hardware"], same_metrics(tmp_path / "a", tmp_path / "b")
-    if DEVICE != "cpu":
-        assert hardware["gpu"] == torch.cuda.get_device_name(DEVICE) and hardware["gpu_peak_memory_mib"] > 0
-        assert hardware["deterministic"]
-    without = sorted({str(w.message).split()[0] for w in caught if "deterministic" in str(w.message)})
-    if without:
-        bytes_are = "the same bytes" if same else "other bytes"
-        pytest.skip(f"{bytes_are}, without a deterministic algorithm: {', '.join(without)}")
-    assert same
+    if any("deterministic" in str(warning.message) for warning in caught):
+        pytest.skip("it has an operator without a deterministic algorithm")
+    assert same_metrics(tmp_path / "a", tmp_path / "b")
+    assert DEVICE == "cpu" or result["hardware"]["gpu_peak_memory_mib"] > 0

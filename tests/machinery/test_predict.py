@@ -3,7 +3,6 @@ bit; nothing is skipped in silence."""
 
 import csv
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 

@@ -1,10 +1,9 @@
 """Centralized training: rounds recomputed in plain torch, the pool, and who is tested with what."""
 
-
 import common
 from baselines import centralized
 from plumbing.runfolder import copied
-from tests.conftest import metrics, parsed, run_here
+from tests.conftest import parsed, run_here
 from tests.plain_torch import in_double
 from tests.three_clients import CLOSE, FLAGS, clipped_sgd, three_clients, train_by_hand
 
@@ -50,18 +49,11 @@ def test_the_pool():
     assert torch.equal(x, torch.cat([part[0] for part in parts]))
     assert torch.equal(y, torch.cat([part[1] for part in parts]))
     assert [len(c.train) for c in after] == [61, 0, 0]
-    for old, new in zip(before, after):
-        for part in ("val", "test"):
-            assert torch.equal(getattr(old, part).index, getattr(new, part).index)
+    assert all(torch.equal(old.test.index, new.test.index) for old, new in zip(before, after))
 
 
 def test_a_run(tmp_path):
-    """Six clients are tested, one trains on the 32 images of each, and sends the network."""
+    """One client trains, on the 32 images of each of the six."""
     run_here("baselines.centralized", tmp_path)
     w = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["server"]["w"]
-    for entry in metrics(tmp_path):
-        logs = list(entry["clients"].values())
-        assert len(logs) == len(entry["test"]["clients"]) == 6
-        assert [log["bytes_up"] for log in logs] == [common.nbytes(w), 0, 0, 0, 0, 0]
-        assert ["loss" in log for log in logs] == [True] + [False] * 5
     assert w["body.1.num_batches_tracked"] == 2 * 6 * 32 / 16

@@ -84,53 +84,31 @@ def test_table4_flops():
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 2), (6, 3)])
 def test_eq4_and_its_gradient(shape):
-    """Against plain means of flattened maps, and against torch.var_mean; the gradient against that one's and
-    against finite differences, in float64 (gradcheck)."""
+    """Against torch.var_mean; the gradient against finite differences, in float64."""
     torch.manual_seed(0)
-    x = torch.randn(shape, dtype=torch.float64)
-    x = (3 * x + 1).requires_grad_()
-    mean, variance = common.batch_statistics(x)
-    flat = x.transpose(0, 1).reshape(3, -1)
-    torch.testing.assert_close(mean, flat.mean(1))
-    centered = flat - flat.mean(1, keepdim=True)
-    want = (centered ** 2).mean(1)
-    torch.testing.assert_close(variance, want, rtol=1e-6, atol=1e-7)
+    x = (3 * torch.randn(shape, dtype=torch.float64) + 1).requires_grad_()
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    exact = torch.var_mean(x, axes, correction=0)[::-1]
+    torch.testing.assert_close(common.batch_statistics(x), exact, rtol=1e-6, atol=1e-7)
     assert torch.autograd.gradcheck(common.batch_statistics, x, atol=1e-6)
-    of_library = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)[::-1]
-    gradients = []
-    for a, b in ((mean, variance), of_library):
-        (gradient,) = torch.autograd.grad(a.square().sum() + 3 * (b - 2).square().sum(), x)
-        gradients.append(gradient)
-    torch.testing.assert_close((mean, variance), of_library, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
 
 
-def test_eq4_in_bf16_and_of_a_dead_channel():
-    """Against torch.var_mean in float64, to 1e-5."""
-    x = torch.randn(40, 3, 6, 6)
-    x[:, 1] = 2.5
-    x = x.bfloat16()
-    want_var, want = torch.var_mean(x.double(), (0, 2, 3), correction=0)
-    mean, variance = common.batch_statistics(x.requires_grad_())
-    assert mean.dtype == torch.float32
-    torch.testing.assert_close(mean.double(), want, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(variance.double(), want_var, atol=1e-5, rtol=1e-5)
-
-
-def test_eq4_gradient_in_bf16():
-    """Within the stated 1% of float64 autograd, for means of up to 5 deviations."""
+def test_eq4_in_bf16():
+    """Of channels whose means are up to 5 deviations, and of one without any: values within 1e-5 of float64,
+    the gradient within the stated 1%."""
     torch.manual_seed(0)
-    means = torch.arange(6.0)[:, None, None]
-    x = (torch.randn(50, 6, 9, 9) + means).bfloat16()
-    a = x.clone().requires_grad_()
-    b = x.double().requires_grad_()
-    ours = common.batch_statistics(a)
-    exact = torch.var_mean(b, (0, 2, 3), correction=0)[::-1]
+    x = torch.randn(50, 6, 9, 9) + torch.arange(6.0)[:, None, None]
+    x[:, 1] = 2.5
+    a = x.bfloat16().requires_grad_()
+    b = a.detach().double().requires_grad_()
+    ours, exact = common.batch_statistics(a), torch.var_mean(b, (0, 2, 3), correction=0)[::-1]
     for mean, variance in (ours, exact):
         loss = mean.square().sum() + 3 * (variance - 2).square().sum()
         loss.backward()
-    error = a.grad.double() - b.grad
-    assert error.norm() / b.grad.norm() < 0.01
+    for found, expected in zip(ours, exact):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    assert (a.grad.double() - b.grad).norm() / b.grad.norm() < 0.01
 
 
 def test_eq5_eq6_eq7_by_hand():
@@ -223,6 +201,8 @@ OF_A_BLOCK = {
     "bn_dfe": [f"bn_dfe.{name}" for name in STATISTICS],
     "bn_dse": [f"bn_dse.{name}" for name in STATISTICS],
 }
+
+
 @pytest.mark.parametrize("lodo", [False, True])
 def test_what_travels(lodo):
     """BN_DSE's statistics go up only if there is an unseen client, and down to it alone."""
@@ -243,27 +223,18 @@ def test_what_travels(lodo):
             assert set(tensors) == want
 
 
-def test_an_unseen_client_is_known_by_its_data():
-    """Only the client of a domain that is left out takes BN_DSE statistics from the server, and adapts."""
+def test_only_an_unseen_client_adapts():
+    """One of a source domain that has not trained yet has its own BN_DSE statistics and keeps all else."""
     args = lodo_args()
     server, clients, net, _ = federation(args)
-    target = target_of(args)
-    one_round(server, clients)
     down = server.download(5)
     start = down["u"] | down["v"] | down["bn_dfe"] | down["bn_dse"]
+    target = target_of(args)
     assert target.unseen and not clients[0].data.unseen
-
-    def differs(args, data):
-        held = common.state(fdse.Client(args, net, 5, data).model(down))
-        return {name for name in held if not torch.equal(held[name], start[name])}
-
-    not_sampled_yet = differs(args, dataclasses.replace(target, unseen=False))
-    assert not_sampled_yet and all(".bn_dse." in name for name in not_sampled_yet)
-    adapted = differs(args, target)
-    assert "body.0.dse.weight" in adapted
-    biases = {f"body.{i}.bias" for i in (0, 2, 6)}
-    assert all(".dse." in name or ".bn_dse." in name or name in biases for name in adapted)
-    assert not differs(dataclasses.replace(args, adapt_epochs=0), target)
+    adapted = common.state(fdse.Client(args, net, 5, target).model(down))
+    assert not torch.equal(adapted["body.0.dse.weight"], start["body.0.dse.weight"])
+    seen = common.state(fdse.Client(args, net, 5, dataclasses.replace(target, unseen=False)).model(down))
+    assert all(torch.equal(v, start[name]) for name, v in seen.items() if ".bn_dse." not in name)
 
 
 def test_the_adaptation_that_diverges_says_so():
@@ -274,17 +245,3 @@ def test_the_adaptation_that_diverges_says_so():
     client = fdse.Client(args, net, 5, target_of(args))
     with pytest.raises(common.UserError, match="to d75 diverges: lower --adapt-lr or --adapt-epochs"):
         client.model(server.download(5))
-
-
-def test_an_unseen_client_gets_the_means_over_all_clients_also_of_those_not_sampled():
-    """Against a sum of two uploads and the start of the third, divided by three."""
-    args = lodo_args()
-    server, clients, *_ = federation(args)
-    ups = []
-    for k in (0, 1):
-        ups.append(clients[k].train(server.download(k), k))
-        server.update({k: ups[k]}, k)
-    name = server.parts.bn_dse[0]
-    assert name.endswith("running_mean")  # of client 2 it is still 0
-    want = (ups[0]["bn_dse"][name] + ups[1]["bn_dse"][name]) / 3
-    torch.testing.assert_close(server.download(9)["bn_dse"][name], want)

@@ -1,4 +1,4 @@
-"""FedBN: rounds in plain torch, what stays and what travels, and the adaptation to an unseen domain."""
+"""FedBN: which layers are BN, and the adaptation to an unseen domain. Its rounds are in test_authors.py."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import common
 from baselines import fedbn
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, federation, mean, shares_of
+from tests.three_clients import CLOSE, FLAGS, federation, mean
 
 import pytest
 import torch
@@ -14,35 +14,6 @@ from torch import nn
 from torch.testing import assert_close
 
 NAME = "baselines.fedbn"
-BN = ("body.1.", "body.5.")  # the two layers of the digits' network
-
-
-def is_bn(name: str) -> bool:
-    return name.startswith(BN)
-
-
-def parts(w: dict) -> tuple[dict, dict]:
-    """A state without BN's entries, and these."""
-    return {n: v for n, v in w.items() if not is_bn(n)}, {n: v for n, v in w.items() if is_bn(n)}
-
-
-@pytest.mark.parametrize("average,evaluated", [("samples", "aggregated"), ("uniform", "trained")])
-def test_rounds_by_hand(average, evaluated):
-    """Every entry of uploads, server and tested models, with clients that skip a round, and a
-    late one, who begins with the initial BN."""
-    of = Beside(fedbn, "--momentum", 0.8, "--average", average, "--evaluated", evaluated)
-    w, bn = parts(in_double(common.state(of.clients[0].net)))
-    own, trained = [bn, bn, bn], [None] * 3
-    for t, chosen in enumerate(ROUNDS):
-        whole = of.play(t, chosen, [w | of_client for of_client in own], sent=lambda hand: parts(hand)[0])
-        for k, hand in zip(chosen, whole):
-            trained[k], own[k] = parts(hand)
-        w = mean([trained[k] for k in chosen], shares_of(chosen, average))
-        tested = [w] * 3
-        if evaluated == "trained":
-            tested = [w_k or w for w_k in trained]
-        of.check(w, [model | of_client for model, of_client in zip(tested, own)])
-    of.some_were_clipped()
 
 
 def test_bn_layers_of_the_backbones():
@@ -101,5 +72,5 @@ def test_algorithm_2_by_hand(momentum):
     assert_close(found["body.1.running_mean"], running, **CLOSE)
     for name in ("body.1.weight", "body.5.bias"):
         assert_close(found[name], bn[name], **CLOSE)
-    assert_close(parts(found)[0], in_double(server.w))
+    assert_close({name: found[name] for name in server.w}, in_double(server.w))
     assert {layer.momentum for layer in fedbn.bn_layers(model).values()} == {0.1}

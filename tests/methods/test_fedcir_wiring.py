@@ -84,17 +84,6 @@ def moments_by_hand(w_g, args):
     return torch.stack(mus), torch.stack(sigmas)
 
 
-def prediction_by_hand(model, w, x, args):
-    """Eq. (8): the log of the mean probability of `samples` draws of z, by the encoder in evaluation."""
-    with torch.no_grad():
-        out = model.last(model.body(x)).double()
-    mu, sigma = out[:, :D], softplus(out[:, D:]) + 1e-6
-    p = 0
-    for epsilon in drawn(args.samples, len(x), D):
-        p = p + torch.softmax(linear(mu + sigma * epsilon, w, "head"), 1) / args.samples
-    return p.log()
-
-
 @pytest.mark.parametrize("variant,terms,optimizer,reg_from", [
     ("fedcir", {"reg", "align"}, "adam", 1),
     ("fedcir", {"reg", "align"}, "sgd", 0),
@@ -103,8 +92,8 @@ def prediction_by_hand(model, w, x, args):
     ("control", set(), "adam", 0),
 ])
 def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
-    """Every parameter and every statistic of uploads, model and generator, the moments, Adam's memory and the
-    logged terms, after each round; the calculation resumes from its own numbers, never from the file's."""
+    """Every parameter and every statistic of uploads, model and generator, the moments and the logged terms,
+    after each round; the calculation resumes from its own numbers, never from the file's."""
     flags = ["--variant", variant, "--generator-optimizer", optimizer, "--reg-from", reg_from]
     if "reg" in terms:
         flags += ["--lambda-reg", 0.7]
@@ -140,22 +129,9 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
         assert_close(in_double(server.w_g), w_g, **CLOSE)
         assert_close(server.mu_g.double(), mu_g, **CLOSE)
         assert_close(server.sigma_g.double(), sigma_g, **CLOSE)
-        assert server.g_optimizer.keys() == adam.keys()
-        for name, (m, v, s) in adam.items():
-            assert_close(server.g_optimizer[name]["exp_avg"].double(), m, **CLOSE)
-            assert_close(server.g_optimizer[name]["exp_avg_sq"].double(), v, atol=1e-8, rtol=1e-4)
-            assert server.g_optimizer[name]["step"] == s
     of.some_were_clipped()
     if "align" in terms:
         assert (sigma_g == args.sigma_min).any() and (sigma_g > args.sigma_min).any()
-
-    model = of.clients[1].model(server.download(1)).eval()
-    x, _ = of.data[1].test.batch(torch.arange(2))
-    torch.manual_seed(1)
-    with torch.no_grad():
-        prediction = model(x)
-    torch.manual_seed(1)
-    assert_close(prediction.double(), prediction_by_hand(model, w, x, args), **CLOSE)
 
 
 def test_eq15_does_not_overflow():

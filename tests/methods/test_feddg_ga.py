@@ -1,12 +1,8 @@
 """FedDG-GA: rounds by hand in plain torch, the change of the weights by hand, and where it is FedAvg."""
 
-import dataclasses
-
-import common
 from baselines import feddg_ga
-from tests.conftest import parsed
 from tests.plain_torch import body_in_evaluation, in_double, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, Beside, mean, same, three_clients
+from tests.three_clients import CLOSE, Beside, mean
 
 import pytest
 import torch
@@ -77,32 +73,11 @@ def test_rounds_by_hand(gap, rule, step, d):
 
 
 def test_weights_at_the_edges():
-    """Gaps that are the same but for rounding change nothing; those of some clients change their weights
-    among themselves; weights that are all 0 are all the same."""
+    """Gaps that are the same but for rounding change nothing; weights that are all 0 are all the same."""
     a = tensor([0.2, 0.3, 0.5]).double()
     close = tensor([0.1, 0.1, 0.1 + 3e-17], dtype=torch.float64)
-    assert (close - close.mean()).any()
     assert torch.equal(feddg_ga.adjusted(a, close, 0.9, "paper"), a)
-    assert torch.equal(feddg_ga.adjusted(a[:1], tensor([7.0]).double(), 0.9, "paper"), a[:1])
-    assert torch.equal(feddg_ga.adjusted(a, torch.zeros(3).double(), 0.9, "code"), a)
-    two, falling = tensor([1.0, 2.0]).double(), tensor([-1.0, -1.0]).double()
-    assert_close(feddg_ga.adjusted(a[:2], two, 0.1, "paper"), tensor([0.1, 0.4]).double())
+    falling = tensor([-1.0, -1.0]).double()
     assert_close(feddg_ga.adjusted(a[:2], falling, 9, "code"), tensor([0.25, 0.25]).double())
     assert feddg_ga.shares(tensor([0.0, 0.0])).tolist() == [0.5, 0.5]
     assert feddg_ga.gaps({1: tensor(5.0), 4: tensor(2.0)}, {4: tensor(3.0), 2: tensor(1.0)}) == {4: -1.0}
-
-
-def test_error_in_evaluation_mode():
-    """BN has its running statistics, which stay as they are; over more images than a batch has."""
-    args = parsed(NAME, *FLAGS)
-    data = three_clients(args)[0]
-    index, labels = data.train.index.repeat(9), data.train.labels.repeat(9)
-    many = common.Data(data.train.images, index, labels, "cpu", "unit")
-    net = common.backbone(args, 1, 10).train()
-    before = common.state(net)
-    whole = feddg_ga.error(net, many, args)
-    assert same(common.state(net), before)
-    assert_close(whole, feddg_ga.error(net, data.train, args), atol=1e-6, rtol=1e-6)
-    args = dataclasses.replace(args, gap="error")
-    wrong = 1 - common.correct(net, data.train, args) / len(data.train)
-    assert_close(float(feddg_ga.error(net, many, args)), wrong)

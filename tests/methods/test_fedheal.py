@@ -5,8 +5,7 @@ import common
 from baselines import fedheal
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import in_double, is_trained
-from tests.three_clients import ROUNDS, Beside
+from tests.plain_torch import in_double
 
 import pytest
 import torch
@@ -56,24 +55,6 @@ class ByHand:
             if "num_batches" in name:
                 new[name] = new[name].round()
         return new
-
-
-def test_rounds_by_hand():
-    """The uploads, and the server's model of them, over four rounds. Client 1 misses the last two and client
-    0 the second. After two rounds a share of tau, which is not above it, occurs."""
-    of = Beside(fedheal, "--tau", 0.5, "--beta", 0.3, "--momentum", 0.8)
-    w = in_double(of.server.w)
-    hand = ByHand(0.5, 0.3, 1, [name for name in w if is_trained(name)])
-    for t, chosen in enumerate((*ROUNDS, (0, 2))):
-        uploads = {}
-        for k in chosen:
-            uploads[k], _ = of.train(t, k, w, also=())
-        of.server.update(uploads, t)
-        w = hand.update(w, {k: in_double(up["w"]) for k, up in uploads.items()})
-        assert_close(in_double(of.server.w), w, atol=1e-6, rtol=1e-5)
-        w = in_double(of.server.w)
-        of.check(w)
-    of.some_were_clipped()
 
 
 @pytest.mark.parametrize("flags", [["--tau", 0.3, "--beta", 0.4],

@@ -1,4 +1,4 @@
-"""Local: three rounds recomputed in plain torch, whose model is tested, and that nothing travels."""
+"""Local: whose model is tested. Its training is FedAvg's of one client (test_baselines.py)."""
 
 import dataclasses
 
@@ -6,12 +6,9 @@ import common
 from baselines import local
 from plumbing.runfolder import copied
 from tests.conftest import parsed
-from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation, same, train_by_hand
+from tests.three_clients import FLAGS, federation, same
 
-import pytest
 import torch
-from torch import nn, tensor
 from torch.testing import assert_close
 
 
@@ -21,38 +18,19 @@ def made(*flags):
     return args, *federation(local, args)
 
 
-def test_three_rounds_by_hand():
-    """Each client resumes from its own model; one that is not in a round stays where it is."""
-    args, server, clients, data = made("--select", "last")
-    hand, norms = [in_double(clients[0].w)] * 3, []
-    for t, chosen in enumerate(ROUNDS):
-        for k in chosen:
-            assert clients[k].train(server.download(k), t) == {}
-            hand[k], means, of_client = train_by_hand(hand[k], args, data[k], t, k)
-            assert_close(float(clients[k].log["loss"]), means["loss"], **CLOSE)
-            norms += of_client
-        server.update(dict.fromkeys(chosen, {}), t)
-        for client, model in zip(clients, hand):
-            assert_close(in_double(common.state(client.model(server.download(client.k)))), model, **CLOSE)
-    assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
-
-
-@pytest.mark.parametrize("select,rounds", [("own", [1, 2, 2, 2]), ("last", [1, 2, 3, 4])])
-def test_a_client_is_tested_with_its_best_model(monkeypatch, select, rounds):
-    """Of 3, 5, 4 and 5 right validation images the best is the first 5."""
-    args, server, clients, data = made("--select", select)
-    script = iter([3, 5, 4, 5])
-
-    def right(model, part, args):
-        assert part is data[1].val
-        return next(script)
-
-    monkeypatch.setattr(local, "correct", right)
-    after = {}
-    for t, best in enumerate(rounds):
-        clients[1].train({}, t)
-        after[t + 1] = copied(clients[1].w)
-        assert same(common.state(clients[1].model({})), after[best])
+def test_a_client_is_tested_with_its_best_model(monkeypatch):
+    """Of 3, 5, 4 and 5 right validation images the best is the first 5. It trains on from its last model."""
+    trained = []
+    for select, rounds in (("own", [1, 2, 2, 2]), ("last", [1, 2, 3, 4])):
+        _, _, clients, _ = made("--select", select)
+        script, after = iter([3, 5, 4, 5]), {}
+        monkeypatch.setattr(local, "correct", lambda *_, script=script: next(script))
+        for t, best in enumerate(rounds):
+            clients[1].train({}, t)
+            after[t + 1] = copied(clients[1].w)
+            assert same(common.state(clients[1].model({})), after[best])
+        trained.append(after)
+    assert all(same(trained[0][t], trained[1][t]) for t in after)
     assert not same(after[1], after[2])
 
 
@@ -61,26 +39,6 @@ def test_a_client_without_a_best_model_is_tested_with_its_current_one():
     _, _, clients, _ = made("--eval-every", 2)
     clients[1].train({}, 0)
     assert same(common.state(clients[1].model({})), clients[1].w)
-
-
-def test_validation_leaves_the_training_alone(monkeypatch):
-    """The same w_k with and without the choice of the best model, which is the first one here."""
-    monkeypatch.setattr(local, "correct", lambda model, data, args: 1)
-    trained = []
-    for select in ("own", "last"):
-        _, _, clients, _ = made("--select", select)
-        for t in range(3):
-            clients[0].train({}, t)
-        trained.append(clients[0].w)
-    assert same(*trained)
-
-
-def test_the_mean_of_probabilities_by_hand():
-    """Two clients who are sure of different classes, and one image: 0.9 and 0.2 for the first class."""
-    net = nn.Linear(1, 2, bias=False)
-    sure = [{"weight": tensor([[0.9], [0.1]]).log()}, {"weight": tensor([[0.2], [0.8]]).log()}]
-    p = local.Ensemble(net, sure)(torch.ones(1, 1))
-    assert_close(p, tensor([[0.55, 0.45]]))
 
 
 def test_the_unseen_client_has_all_models():

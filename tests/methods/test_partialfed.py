@@ -94,11 +94,8 @@ def test_adaptive_by_hand():
 
 
 def test_batch_normalization_of_resnet_is_found_by_type():
-    """20 layers, 3 of them in shortcuts, of five entries each, and the classifier; a ViT has none."""
-    for name, bn in (("resnet18", 20), ("vit_b8", 0)):
-        args = parsed(NAME, "--dataset", "pacs", "--backbone", name, "--image-size", 64)
-        with torch.device("meta"):
-            net = common.backbone(args, 3, 7)
-        assert len(partialfed.fixed_entries(net, "bn")) == 5 * bn
-        assert len(partialfed.fixed_entries(net, "bn+head")) == 5 * bn + 2
-        assert partialfed.fixed_entries(net, "none") == partialfed.fixed_entries(net, "adaptive") == []
+    """20 layers, 3 of them in shortcuts, of five entries each, and the classifier."""
+    args = parsed(NAME, "--dataset", "pacs", "--backbone", "resnet18", "--image-size", 64)
+    with torch.device("meta"):
+        net = common.backbone(args, 3, 7)
+    assert len(partialfed.fixed_entries(net, "bn+head")) == 5 * 20 + 2
