@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import common
 from common import Args, ClientData, Data, Dataset, Federation, UserError
 from plumbing.catalog import custom_file, is_custom
 from plumbing.devices import prepare
-from plumbing.own_data import scaled
+from plumbing.own_data import module_in, scaled
 from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
 from reproduce.methods import builder_of
@@ -105,30 +105,24 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
 def method_in(script: str | Path, name: str) -> SimpleNamespace:
     """The method in a file of one's own: what it gives to `run`, its own or from other files. Stop if it is
     not the method `name`, or none."""
-    path = Path(script).resolve()
+    path, calls = Path(script).resolve(), {}
     if not path.is_file() or method_name(path) != name:
         raise UserError(f"script is {script}; expected the file {name}.py, whose run this is", 2)
-    given = given_to_run(path, [])
-    return SimpleNamespace(**given, Args=type(given["settings"]), __file__=str(path), __name__=name,
-                           arguments=lambda words: given_to_run(path, words)["settings"])
-
-
-def given_to_run(script: Path, words: list[str]) -> dict:
-    """Server, Client, settings and build that a script gives to `run` when it is started with these flags."""
-    given, before = {}, (common.run, sys.argv, list(sys.path))
-
-    def run(Server, Client, settings, build=common.backbone) -> None:
-        given.update(Server=Server, Client=Client, settings=settings, build=build)
-
-    common.run, sys.argv = run, [str(script), *words]
-    sys.path.append(str(script.parent))  # of the files that it imports
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    finally:
-        common.run, sys.argv, sys.path[:] = before
-    if not given:
-        raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in it", 2)
-    return given
+    sys.path.append(str(path.parent))  # of the files that it imports
+    names = vars(module_in(path))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            calls[ast.unparse(node.func).rpartition(".")[2]] = node
+    if not calls.keys() >= {"run", "arguments"}:
+        raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in "
+                        "it", 2)
+    given = dict(zip(("Server", "Client", "settings", "build"), calls["run"].args))
+    given |= {word.arg: word.value for word in calls["run"].keywords}
+    given |= {"arguments": calls["arguments"].func}
+    del given["settings"]
+    found = {part: eval(ast.unparse(expression), names) for part, expression in given.items()}
+    found["Args"] = type(found["arguments"]([]))
+    return SimpleNamespace(**names | {"build": common.backbone} | found)
 
 
 def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],

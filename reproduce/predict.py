@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
             heads = ["file", "class", "probability", *(f"p({c})" for c in run.classes)]
             write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
         else:
-            lines = [[c, f"{max(p):.4f}", str(file)] for file, c, p in rows]
+            lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
             print(table_text(lines, ["class", "probability", "file"], "plain"))
         true = true_classes([file for file, *_ in rows], run.classes)
         if true:

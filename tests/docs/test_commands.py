@@ -34,7 +34,7 @@ IDS = [table.id for table in TABLES] + [f"claim-{claim.id}" for claim in CLAIMS]
 KNOWN = tomllib.loads((ROOT / "tests" / "commands.toml").read_text())
 SUBSTITUTES, NOT_RUN, FOLDER_OF = KNOWN["substitutes"], KNOWN["not_run"], KNOWN["folder_of"]
 A_RUN = re.compile(r"runs/(\w+)-\.\.\.")  # runs/fdse-...: RUN fdse
-SHOWING = {"--help", "--show-settings", "--version"}  # with which a method trains nothing
+SHOWING = {"--help", "--help-all", "--show-settings", "--version"}  # with which a method trains nothing
 
 
 def substituted(command: Command, runs: Path) -> list[str]:

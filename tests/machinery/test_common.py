@@ -136,7 +136,7 @@ def test_weights_with_our_names(tmp_path):
     for backbone, content, words in (("smallcnn", ours, ""), ("smallcnn_bn", without, name),
                                      ("smallcnn_bn", ours | {name: torch.zeros(3)}, name)):
         torch.save(content, file)
-        with pytest.raises(common.UserError, match=f"does not fit the network .*{words}"):
+        with pytest.raises(common.UserError, match=f"does not fit the network.*{words}"):
             network(backbone, file, 7)
 
 # What many clients cost

@@ -2,11 +2,8 @@
 refused. That it has the recorded accuracies: test_every_method.py."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import common
@@ -109,10 +106,9 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path, text):
     script = tmp_path / "mine.py"
     script.write_text(text)
     mine = loading.method_in(script, "mine")
-    assert "__main__" in (mine.Server.__module__, mine.Client.__module__)
+    assert "own_mine" in (mine.Server.__module__, mine.Client.__module__)
     flags = ["--scale", "smoke", "--image-size", "8", "--no-figures", "--out", str(tmp_path / "run")]
-    assert mine.arguments(flags).image_size == 8
-    subprocess.run([sys.executable, script, *flags], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    common.run(mine.Server, mine.Client, mine.arguments(flags))
     assert loading.load_run(tmp_path / "run", script=script).run.round > 0
     assert compare.runs_in([tmp_path / "run"])[0].key["method"] == entry_of(str(script)).name == "mine"
     with pytest.raises(UserError, match="'mine' is no method of this repo.* take a file elsewhere as script"):

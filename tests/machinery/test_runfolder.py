@@ -13,7 +13,7 @@ from unittest import mock
 
 import common
 import fedavg
-from plumbing import errors, results, runfolder
+from plumbing import errors, results, runfolder, settings
 from plumbing.files import locked
 from plumbing.provenance import code
 from plumbing.results import command
@@ -411,6 +411,9 @@ def stub(monkeypatch) -> list:
         writers.append((folder, purge_step, []))
         return mock.Mock(add_scalar=lambda *scalar: writers[-1][2].append(scalar))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", mock.Mock(SummaryWriter=writer))
+    find_spec = settings.importlib.util.find_spec
+    monkeypatch.setattr(settings.importlib.util, "find_spec",
+                        lambda name, *more: name == "tensorboard" or find_spec(name, *more))
     return writers
 
 
@@ -425,3 +428,9 @@ def test_scalars_of_a_run_that_goes_on(tmp_path, stub, monkeypatch):
     last = {tag: value for tag, value, step in of_second if step == 4}
     assert last == dict(numbers_in(metrics(tmp_path)[3]))
     assert last["test/ALL"] == metrics(tmp_path)[3]["test"]["ALL"] and "clients/d0/loss" in last
+
+
+def test_without_the_package_it_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
+    fails(capsys, 2, "--tensorboard needs a package .*: pip install tensorboard", parsed, "fedavg",
+          "--tensorboard")
