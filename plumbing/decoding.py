@@ -108,9 +108,10 @@ BLOCKS, BLOCK = 1024, 1 << 16  # of the pixels that the digest covers: all of 64
 
 
 def digest_of(cache: Path, index: dict) -> str:
-    """Of what index.json says, and of blocks of the pixels in equal distances. A changed pixel between the
-    blocks of a large cache is not noticed."""
+    """Of what index.json says, of the names, and of blocks of the pixels in equal distances. A changed pixel
+    between the blocks of a large cache is not noticed."""
     digest = hashlib.blake2b(json.dumps(index, sort_keys=True).encode(), digest_size=8)
+    digest.update((cache / "files.json").read_bytes())
     with open(cache / PIXELS, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         distance = max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
@@ -196,10 +197,10 @@ def write_pixels(top: Path, listing: Listing, size: int, folder: Path) -> None:
                     written[domain].append(name)
                     domains[domain].append(label)
                 bar.update()
+    (folder / "files.json").write_text(json.dumps(written))
     index["twice"] = in_two_domains(contents)
     index["content"] = hashlib.blake2b(repr(sorted(contents)).encode(), digest_size=6).hexdigest()
     index["digest"] = digest_of(folder, index)
-    (folder / "files.json").write_text(json.dumps(written))
     (folder / "index.json").write_text(json.dumps(index))
 
 

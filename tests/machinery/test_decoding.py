@@ -1,6 +1,7 @@
 """The cache of decoded pixels: what it holds, when it is used again, and what it costs."""
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from plumbing import decoding
 from plumbing.catalog import FOLDERS
 
+from tests.own_images import write_images
 from tests.small_datasets import check, load, names_in, pictures, stops, vlcs, write_tar, write_vlcs
 
 CLASSES = FOLDERS["vlcs"].classes
@@ -101,3 +103,25 @@ def test_only_one_whole_cache_of_the_dataset_and_size_is_taken(tmp_path, monkeyp
     whole_image = 8 * 8 * 3  # without it the rest still has the form of images
     (cache / "pixels.bin").write_bytes((cache / "pixels.bin").read_bytes()[:-whole_image])
     stops(f"the cache {cache} is damaged", load, tmp_path, "vlcs")
+
+
+def test_what_changed_in_a_cache_is_noticed(tmp_path, monkeypatch):
+    """Pixels that are zero, labels that are swapped, a name."""
+    monkeypatch.setattr(decoding, "BLOCK", 99)
+    folder = write_images(tmp_path / "images", classes=("bird", "car"))
+    load(tmp_path, f"folder:{folder}")
+    (cache,) = (tmp_path / "data" / "cache").glob("images-*")
+    pixels, index = (cache / "pixels.bin").read_bytes(), (cache / "index.json").read_bytes()
+    files = (cache / "files.json").read_bytes()
+    for file, before, after in (
+        ("pixels.bin", pixels, bytes(len(pixels))),
+        ("pixels.bin", pixels, pixels[:-1] + bytes([pixels[-1] ^ 1])),
+        ("index.json", index, re.sub(rb"\[0, (.*?)1\]", rb"[1, \g<1>0]", index)),
+        ("index.json", index, index.replace(b'"content"', b'"contents"')),
+        ("index.json", index, re.sub(rb'"dark": .\]', b'"dark": 5', index)),
+        ("files.json", files, files.replace(b"1.png", b"2.png", 1)),
+    ):
+        assert after != before
+        (cache / file).write_bytes(after)
+        stops(f"the cache {cache} is damaged", load, tmp_path, f"folder:{folder}")
+        (cache / file).write_bytes(before)

@@ -8,11 +8,14 @@ import shutil
 from pathlib import Path
 
 import common
+from plumbing.catalog import short_name
 from plumbing.decoding import as_rgb, upright
 from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
-from tests.conftest import fails, parsed, run_all
+from reproduce import predict
+from tests.conftest import ROOT, fails, parsed, run_all
 from tests.own_images import FLAGS, write_images
+from tests.page_outputs import programs
 
 import numpy as np
 import pytest
@@ -175,3 +178,46 @@ def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
     assert [len(d.labels) for d in common.open_dataset(args).domains] == [19, 19]
     capsys.readouterr()
     fails(capsys, 1, "images that cannot be decoded: 2 .*--skip-broken", run_all, "fedavg", plain)
+
+
+def test_an_image_in_two_domains_is_told(folder, capsys):
+    (folder / "south" / "ill" / "copy.png").write_bytes((folder / "north" / "ill" / "3.png").read_bytes())
+    load(folder)
+    said = capsys.readouterr().err
+    assert "with what another trains on; 1 in all: south/ill/copy.png is north/ill/3.png" in said
+
+
+def test_scans_of_12_bits_are_named(folder, capsys):
+    for i, highest in enumerate((4095, 4096)):
+        pixels = np.full((8, 8), highest, np.uint16)
+        Image.fromarray(pixels).save(folder / "north" / "ill" / f"{i}.png")
+    for _ in range(2):  # also where the cache is there
+        load(folder)
+        said = capsys.readouterr().err
+        assert "images of 16 bits a pixel use 12 or fewer" in said
+        assert said.splitlines()[-1].endswith("or to all 16; 1 in all: north/ill/0.png")
+
+
+@pytest.mark.slow
+def test_the_readmes_example(tmp_path, monkeypatch, capsys):
+    """Each command as it is printed, on a folder as it is described."""
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "my_images", ("hospital_a", "hospital_b", "hospital_c"), count=10)
+    section = (ROOT / "README.md").read_text().split("## Your own data")[1].split("\n## ")[0]
+    training, left_out, (_, name, *predicting) = programs(section.split("```")[1])
+    for _, *flags in (training, left_out):
+        result, = run_all("fdse", parsed("fdse", *flags))
+        assert result["best"]["ALL"] > 0
+    capsys.readouterr()
+    assert name == "reproduce.predict"
+    predict.main(predicting)
+    assert len(capsys.readouterr().out.splitlines()) == 21
+
+
+@pytest.mark.parametrize("path, name", [
+    ("/a/my images (2)", "my_images_2_"), ("/a/b.c-d", "b.c-d"), ("/", "folder"),
+    ("/a/" + "x" * 300, "x" * 40), ("/a/Bilder für", "Bilder_f_r"),
+])
+def test_names_of_files_have_no_path(path, name):
+    assert short_name(f"folder:{path}") == name
+    assert short_name("pacs") == "pacs"
