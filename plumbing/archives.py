@@ -154,7 +154,11 @@ def keys_in(folder: Path, names: list[str]) -> list[tuple]:
 
 
 def key_of(path: Path) -> tuple:
-    """Of an archive its size and its end, where zip and gzip have checksums. A copy of it has the same."""
+    """Of an archive what changes with each file in it: of zip the checksums in its directory, else its size
+    and its end, where gzip has the checksum of all. A copy of it has the same."""
+    if zipfile.is_zipfile(path):
+        with refusing_damage(path), zipfile.ZipFile(path) as archive:
+            return tuple((entry.filename, entry.CRC) for entry in archive.infolist())
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - MIB))

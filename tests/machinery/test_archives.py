@@ -1,12 +1,13 @@
 """Where files come from: archives found, downloaded and unpacked; damaged and dangerous ones refused."""
 
 import dataclasses
+import io
 import re
 import shutil
 import tarfile
 import zipfile
 
-from plumbing.archives import download, files_in, find_archives, unpack
+from plumbing.archives import MIB, download, files_in, find_archives, key_of, unpack
 from plumbing.catalog import FOLDERS
 
 import pytest
@@ -123,3 +124,21 @@ def test_another_archive_is_refused_by_its_md5(tmp_path, monkeypatch):
     known = dataclasses.replace(FOLDERS["vlcs"], files={pattern: (url, 32 * "0")})
     monkeypatch.setitem(FOLDERS, "vlcs", known)
     stops(f"{archive} has not the md5 0000.*delete it and get it again", load, tmp_path, "vlcs")
+
+
+def test_the_key_of_an_archive_is_of_its_content(tmp_path):
+    """Of zip archives of the same length by a first file that differs; of others by their end, or length."""
+    def of(name: str, content: bytes) -> tuple:
+        (tmp_path / name).write_bytes(content)
+        return key_of(tmp_path / name)
+
+    def zipped(first: bytes) -> bytes:
+        written = io.BytesIO()
+        with zipfile.ZipFile(written, "w") as archive:
+            archive.writestr("first.png", first)
+            archive.writestr("last.png", bytes(2 * MIB))
+        return written.getvalue()
+
+    contents = (zipped(b"0"), zipped(b"1"), bytes(MIB) + b"1", bytes(MIB) + b"01", b"1" + bytes(MIB))
+    assert len({of("a", content) for content in contents}) == 5
+    assert of("a", zipped(b"0")) == of("a copy", zipped(b"0"))
