@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from plumbing.errors import UserError
+from plumbing.errors import UserError, printable
 
 OWN = "folder:"  # --dataset folder:PATH, images of one's own
-SPLIT = "split.csv"  # in that folder: which image is for what
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class Folders:
     domains: dict[str, tuple[str, int | None]]  # domain: its folder (or its number in a table), its images
     classes: tuple[str, ...]  # in the order of their labels
     layout: str = "in_folders"  # the function in listings.py that knows domain and class of each image
+    unpacked: str | None = None  # the folder that the official scripts unpack it to, in --archives or --data
+    counts: dict[str, list[int]] = field(default_factory=dict)  # domain: its images of each class
     content: str = ""  # the digest of all images, see decoding.py
 
 
@@ -75,15 +76,19 @@ def short_name(dataset: str) -> str:
 
 def shortlist(names: list[str]) -> str:
     """The first names of a list."""
-    return (", ".join(names[:8]) or "none") + (", ..." if len(names) > 8 else "")
+    return (", ".join(map(printable, names[:8])) or "none") + (", ..." if len(names) > 8 else "")
 
 
 # What stands beside the names of domains in flags and results.
 WORDS = ("all", "ALL", "AVG", "mean", "val", "target", "round", "metric")
 
 
-def check_names(where: str, domains: Iterable[str]) -> None:
-    """Stop if one's own domains have names that flags or results could not tell from other words."""
+def check_names(where: str, domains: Iterable[str], classes: Iterable[str]) -> None:
+    """Stop if one's own domains or classes have names that flags or results could not tell from other words,
+    or that a terminal cannot show."""
     for name in domains:
-        if name in (*WORDS, "", ".", "..") or {",", "/"} & {*name}:
+        if name in (*WORDS, ".", "..") or {",", "/"} & {*name}:
             raise UserError(f"{where}: a domain cannot have the name {name!r} here; rename it", 2)
+    for name in (*domains, *classes):
+        if not name or not name.isprintable():  # as in no UTF-8
+            raise UserError(f"{where}: a domain or class cannot have the name {name!r} here; rename it", 2)

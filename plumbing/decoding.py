@@ -17,14 +17,15 @@ import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from plumbing.archives import download_missing, files_in, fingerprint, key_of, keys_in, locate, unpack
-from plumbing.catalog import SPLIT, Folders, custom_folder, short_name, shortlist, source_of
+from plumbing.archives import ImageFiles, download_missing, locate
+from plumbing.catalog import Folders, custom_folder, short_name, shortlist, source_of
 from plumbing.errors import UserError
 from plumbing.files import locked
-from plumbing.listings import Files, Listing, list_images
-from plumbing.splits import read_split
+from plumbing.listings import Listing, list_images
+from plumbing.splits import SPLIT, read_split
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # no others: EPS
 TOLD = {  # what a decoded dataset says of its files each time that it is opened
     "twice": "images that are in two domains, so that one domain is tested with what another trains on",
     "left_out": "files that are no images were left out",
+    "lacking": "classes that are not in every domain, or have two spellings",
     "broken": "images that cannot be decoded were left out, as --skip-broken asks",
     "dark": "images of 16 bits a pixel use 12 or fewer, so that they are nearly black; bring them to 8 bits, "
             "or to all 16",
@@ -61,22 +63,19 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     source = source_of(dataset)
     if only:
         source = dataclasses.replace(source, domains={only: (only, None)}, classes=agreed)
-    paths = locate(dataset, data, archives)
-    caches = caches_of(data, dataset, size)
-    if not paths and len(caches) == 1:  # of several nobody knows which one it is
-        cache = caches[0]
-        print(f"{dataset}: its archives are not here; using the images that were decoded before, {cache}",
-              file=sys.stderr)
-    else:
-        paths = paths or download_missing(dataset, data, archives)
-        names = files_in(paths[0], only) if paths[0].is_dir() else []
-        keys = keys_in(paths[0], names) if paths[0].is_dir() else [key_of(path) for path in paths]
-        keys += [agreed] if only else []
-        cache = Path(data) / "cache" / f"{short_name(dataset)}-{size}-{fingerprint(keys)}"
-        decode_once(paths, names, source, size, cache)
+    paths, missing = locate(dataset, data, archives)
+    cache = cache_without_archive(dataset, size, data, missing) if missing else None
+    if cache is None:
+        files = ImageFiles(paths or download_missing(dataset, data, archives), only)
+        files.keys += [agreed] if only else []
+        cache = Path(data) / "cache" / f"{short_name(dataset)}-{size}-{files.fingerprint()}"
+        decode_once(files, source, size, cache, skip_broken)
+    own = custom_folder(dataset)
+    split = own / SPLIT if own and (own / SPLIT).exists() else None
     try:
-        domains, classes, index = open_cache(cache, size)
-    except (OSError, ValueError, KeyError) as e:
+        domains, classes, index = open_cache(cache, source, size)
+        names = json.loads((cache / "files.json").read_text()) if split else {}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
                         "delete that folder and start again")
     if source.content not in ("", index["content"]):
@@ -84,33 +83,36 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
                         f"is {index['content']}, expected {source.content}): get it again, or give them as "
                         "images of your own, folder:PATH")
     if index["broken"] and not skip_broken:
-        raise UserError(f"{dataset}: images that cannot be decoded: {len(index['broken'])} "
-                        f"({shortlist(index['broken'])}); replace or remove them, or go on without them: "
-                        "--skip-broken")
+        check_broken(dataset, index["broken"])
     for kind, what in TOLD.items():
-        if index[kind]:
+        if index.get(kind):  # an older cache has not all of them
             print(f"{dataset}: {what}; {len(index[kind])} in all: {shortlist(index[kind])}", file=sys.stderr)
-    own = custom_folder(dataset)
-    if not own or not (own / SPLIT).exists():
+    if not split:
         return Images(domains, classes, index["content"])
-    content = index["content"].encode() + (own / SPLIT).read_bytes()
+    content = hashlib.blake2b(index["content"].encode() + split.read_bytes(), digest_size=6).hexdigest()
     broken = {text.partition(": ")[0] for text in index["broken"]}
-    given = read_split(own / SPLIT, json.loads((cache / "files.json").read_text()), broken)
-    return Images(domains, classes, hashlib.blake2b(content, digest_size=6).hexdigest(), given)
+    return Images(domains, classes, content, read_split(split, names, broken))
+
+
+def check_broken(dataset: str, broken: list[str]) -> None:
+    again = "" if custom_folder(dataset) else "get the archive again, "
+    raise UserError(f"{dataset}: images that cannot be decoded: {len(broken)} ({shortlist(broken)}); "
+                    f"replace or remove them, {again}or go on without them: --skip-broken")
 
 
 # The cache: all pixels, uint8 [N, S, S, 3], one domain behind the other; files.json, which file each row is,
-# and index.json. Its folder is named by the dataset, the size of the images, and a hash of what they were
-# decoded from.
+# and, written last, index.json. Its folder is named by the dataset, the size of the images, and a hash of
+# what they were decoded from.
 
 PIXELS = "pixels.bin"
 BLOCKS, BLOCK = 1024, 1 << 16  # of the pixels that the digest covers: all of 64 MiB, a sample of more
 
 
 def digest_of(cache: Path, index: dict) -> str:
-    """Of what index.json says, of the names, and of blocks of the pixels in equal distances. A changed pixel
-    between the blocks of a large cache is not noticed."""
-    digest = hashlib.blake2b(json.dumps(index, sort_keys=True).encode(), digest_size=8)
+    """What index.json says of the others and of itself: all labels and names, and blocks of the pixels in
+    equal distances. A changed pixel between the blocks of a large cache is not noticed."""
+    rest = {name: value for name, value in index.items() if name != "digest"}
+    digest = hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=8)
     digest.update((cache / "files.json").read_bytes())
     with open(cache / PIXELS, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -121,85 +123,116 @@ def digest_of(cache: Path, index: dict) -> str:
     return digest.hexdigest()
 
 
+def is_whole(cache: Path) -> bool:
+    return (cache / "index.json").exists() and (cache / PIXELS).exists()
+
+
 def caches_of(data: str, dataset: str, size: int) -> list[Path]:
     """All caches of a dataset and size, from whatever they were decoded, by name."""
-    return sorted(Path(data, "cache").glob(f"{dataset}-{size}-{12 * '[0-9a-f]'}"))
+    caches = Path(data, "cache").glob(f"{dataset}-{size}-{12 * '[0-9a-f]'}")
+    return sorted(filter(is_whole, caches))
 
 
-def open_cache(cache: Path, size: int) -> tuple[list, tuple[str, ...], dict]:
+def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> Path | None:
+    """The cache of a dataset whose folder or archives are not here; None if there is none."""
+    caches = caches_of(data, dataset, size)
+    if len(caches) > 1:
+        raise UserError(f"{missing}, and there are several caches of it ({', '.join(map(str, caches))}): "
+                        "name the folder of the archive with --archives, or delete all but one")
+    for cache in caches:
+        print(f"{dataset}: {missing}; using the images that were decoded before, {cache}", file=sys.stderr)
+    return caches[0] if caches else None
+
+
+def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], dict]:
     """Domains (name, pixels [N, 3, size, size], labels [N]), classes, index. An error if it is damaged."""
     index = json.loads((cache / "index.json").read_text())
-    if index.pop("digest") != digest_of(cache, index):
-        raise ValueError("its labels or pixels are not those that were written")
+    domains, start, parts = [], 0, [index[kind] for kind in TOLD if kind != "twice"]
+    if not isinstance(index["content"], str) or not all(isinstance(part, list) for part in parts):
+        raise ValueError("what it says of its files is no text")
+    if "digest" in index and index["digest"] != digest_of(cache, index):  # older: none
+        raise ValueError("its labels, names or pixels are not those that were written")
+    classes = source.classes or tuple(index["classes"])  # iWildCam's, and its domains, are in its files
+    names = list(source.domains or index["domains"])
+    if list(classes) != index["classes"] or names != list(index["domains"]):
+        raise ValueError(f"it has {shortlist([*index['domains']])} and the classes "
+                         f"{shortlist(index['classes'])}")
     with warnings.catch_warnings():  # it is read-only: a copy-on-write map would have to fit into memory
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         mapped = np.memmap(cache / PIXELS, np.uint8, "r").reshape(-1, size, size, 3)
         pixels = torch.from_numpy(mapped).permute(0, 3, 1, 2)
-    sizes = [len(labels) for labels in index["domains"].values()]
-    domains = []
-    for (name, labels), of_domain in zip(index["domains"].items(), pixels.split(sizes)):
-        domains.append((name, of_domain, torch.tensor(labels)))
-    return domains, tuple(index["classes"]), index
+    if len(pixels) != sum(map(len, index["domains"].values())):
+        raise ValueError(f"{PIXELS} holds {len(pixels)} images")
+    for name, labels in index["domains"].items():
+        if not {*labels} <= {*range(len(classes))}:
+            raise ValueError(f"{name} has labels of no class")
+        domains.append((name, pixels[start:start + len(labels)], torch.tensor(labels)))
+        start += len(labels)
+    return domains, classes, index
 
 
 # Decoding
 
 
-def decode_once(paths: list[Path], names: list[str], source: Folders, size: int, cache: Path) -> None:
-    """Decode a dataset into its cache, if it is not there: a folder with these files, or archives, which are
-    unpacked into a temporary folder beside it. The cache is renamed at the end."""
-    if cache.exists():
+def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path, skip_broken: bool) -> None:
+    """Decode a dataset into its cache, if it is not there, in a temporary folder: what the dataset names of
+    its archives is unpacked beside it; the cache is renamed at the end."""
+    if is_whole(cache):
         return
     with locked(cache.parent / ".lock"):
         for leftover in cache.parent.glob("*.tmp"):  # of a decoding that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        if cache.exists():  # another process has decoded it in the meantime
+        if is_whole(cache):  # another process has decoded it in the meantime
             return
         with tempfile.TemporaryDirectory(suffix=".tmp", dir=cache.parent) as place:
-            top, decoded = paths[0], Path(place, "decoded")
+            unpacked, decoded = Path(place, "unpacked"), Path(place, "decoded")
+            unpacked.mkdir()
             decoded.mkdir()
-            if not top.is_dir():
-                top = Path(place, "unpacked")
-                top.mkdir()
-                unpack(paths, source, top)
-                names = files_in(top)
-            files = Files(top, {*names}, ", ".join(map(str, paths[:2])))
+            files.check_md5(source)
+            files.scan(unpacked)
             listing = list_images(files, source)
-            write_pixels(files.top, listing, size, decoded)
+            files.unpack(listing.names(), unpacked)
+            index = write_pixels(files, listing, size, decoded)
+            if index["broken"] and not skip_broken:
+                check_broken(str(files), index["broken"])
+            (decoded / "index.json").write_text(json.dumps(index))
+            shutil.rmtree(cache, ignore_errors=True)
             os.replace(decoded, cache)
 
 
-def write_pixels(top: Path, listing: Listing, size: int, folder: Path) -> None:
-    """The pixels of all images that can be decoded, in parallel and in order, files.json and index.json. Few
-    images are decoded ahead, so that the memory needed does not grow with the dataset."""
-    every = [(domain, *image) for domain, images in listing.images.items() for image in images]
-    root = os.path.commonpath([name for _, name, _ in every])  # an archive that is packed anew has another
-    written = {domain: [] for domain in listing.images}
-    domains = {domain: [] for domain in listing.images}
-    index = {"left_out": listing.left_out, "broken": [], "dark": []}
-    index |= {"classes": listing.classes, "domains": domains}
-    contents = []
-    ahead = 8 + AHEAD // (3 * size * size)
-    bar = tqdm(total=len(every), unit="image", desc=f"decoding to {size}x{size}", mininterval=0.5)
-    with bar, ThreadPoolExecutor() as pool, open(folder / PIXELS, "wb") as file:
-        for start in range(0, len(every), ahead):  # decoding and resizing release Python's lock
-            some = every[start:start + ahead]
-            decoded = pool.map(lambda image: decode_one(top / image[1], size), some)
-            for (domain, name, label), (rgb, kind, why, content) in zip(some, decoded):
-                contents.append((domain, listing.classes[label], name.removeprefix(root).strip("/"),
-                                 *content))
-                if kind:
-                    index[kind].append(f"{name}{why}")
-                if rgb is not None:
-                    file.write(rgb.data)
-                    written[domain].append(name)
-                    domains[domain].append(label)
-                bar.update()
+def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -> dict:
+    """The pixels and files.json of all images that can be decoded, in parallel and in order; returns the
+    index. Few images are decoded ahead, so that the memory needed does not grow with the dataset."""
+    threads = os.cpu_count() or 1
+    ahead = max(2 * threads, AHEAD // (3 * size * size))
+    bar = tqdm(total=len(listing.names()), unit="image", desc=f"decoding to {size}x{size}", mininterval=0.5)
+    index = {"left_out": listing.left_out, "lacking": listing.lacking, "broken": [], "dark": []}
+    index |= {"classes": listing.classes, "domains": {}}
+    written, contents = {}, []
+    root = os.path.commonpath(listing.names())  # an archive that is packed anew may have another
+    with bar, ThreadPoolExecutor(threads) as pool, open(folder / PIXELS, "wb") as file:
+        for domain, images in listing.images.items():  # decoding and resizing release Python's lock
+            names, labels = written.setdefault(domain, []), index["domains"].setdefault(domain, [])
+            for start in range(0, len(images), ahead):
+                some_images = images[start:start + ahead]
+                decoded = pool.map(partial(decode_one, files, size), [name for name, _ in some_images])
+                for (name, label), (rgb, kind, why, content) in zip(some_images, decoded):
+                    inner = name.removeprefix(root).strip("/")
+                    contents.append((domain, listing.classes[label], inner, *content))
+                    if kind:
+                        index[kind].append(f"{name}{why}")
+                    if rgb is not None:
+                        file.write(rgb.data)
+                        names.append(name)
+                        labels.append(label)
+                    bar.update()
+        file.flush()
+        os.fsync(file.fileno())
     (folder / "files.json").write_text(json.dumps(written))
     index["twice"] = in_two_domains(contents)
     index["content"] = hashlib.blake2b(repr(sorted(contents)).encode(), digest_size=6).hexdigest()
     index["digest"] = digest_of(folder, index)
-    (folder / "index.json").write_text(json.dumps(index))
+    return index
 
 
 def in_two_domains(contents: list[tuple]) -> list[str]:
@@ -212,13 +245,16 @@ def in_two_domains(contents: list[tuple]) -> list[str]:
     return found
 
 
-def decode_one(path: Path, size: int) -> tuple[np.ndarray | None, str, str, tuple]:
+def decode_one(files: ImageFiles, size: int, name: str) -> tuple[np.ndarray | None, str, str, tuple]:
     """One image, uint8 [size, size, 3], or None; broken or dark, if it is so, and why; bytes and CRC32."""
-    encoded = path.read_bytes()
-    content = len(encoded), zlib.crc32(encoded)
+    content = ()
     try:
-        image, is_dark = upright(encoded)
-        return as_rgb(image, size), "dark" if is_dark else "", "", content
+        encoded = files.inside[name].read_bytes()
+        content = len(encoded), zlib.crc32(encoded)
+        image, dark = upright(encoded)
+        return as_rgb(image, size), "dark" if dark else "", "", content
+    except MemoryError:
+        raise
     except Exception as e:  # whatever the decoder makes of a damaged file
         why = "it is no image" if isinstance(e, UnidentifiedImageError) else e
         return None, "broken", f": {why}", content
@@ -229,10 +265,15 @@ def as_rgb(image: Image.Image, size: int) -> np.ndarray:
     return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
 
 
-def upright(encoded: bytes) -> tuple[Image.Image, bool]:
+def to_rgb(content: bytes, size: int) -> np.ndarray:
+    """An encoded image of any mode -> uint8 [size, size, 3]."""
+    return as_rgb(upright(content)[0], size)
+
+
+def upright(content: bytes) -> tuple[Image.Image, bool]:
     """An encoded image of any mode with 8 bits a pixel and channel, turned as its EXIF data say; and whether
     its pixels have 16 bits, the upper four of them unused."""
-    image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "F" or image.mode == "I" and image.format != "PPM":  # PPM: 16 bits, unpacked into 32
         raise ValueError("pixels of 32 bits, and signed ones, have no defined range: bring them to unsigned "

@@ -44,6 +44,8 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         return f"interrupted; {words}" if code else words, code
     if out_of_memory(e):
         return f"out of memory ({str(e)[:100]}): give smaller batches or images".replace("\n", " "), 1
+    if isinstance(e, BrokenPipeError):
+        return f"the reader of the output has left; {kept}", 1
     if isinstance(e, OSError):
         what, remedy = str(e.strerror or e), "give another file or folder"
         if e.filename:

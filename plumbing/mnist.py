@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from pathlib import Path
 
-from plumbing.archives import check_md5, download, find_archives
+from plumbing.archives import download, find_archives
+from plumbing.errors import UserError
 from plumbing.seeding import seed_all
 
 import numpy as np
@@ -71,6 +73,10 @@ def read_idx(name: str, data: str, archives: str, *, header: int) -> Tensor:
     path = find_archives([name], data, archives).get(name)
     if path is None:
         path = download(MNIST.mirrors[-1] + name, Path(data) / "downloads" / name)
-    check_md5(path, dict(MNIST.resources)[name])
-    raw = bytearray(gzip.decompress(path.read_bytes()))
-    return torch.frombuffer(raw, dtype=torch.uint8)[header:]
+    expected = dict(MNIST.resources)[name]
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
+    if md5 != expected:
+        raise UserError(f"{path}: expected md5 {expected}, found {md5}; the file is damaged, get it again")
+    with gzip.open(path) as file:
+        raw = file.read()
+    return torch.frombuffer(bytearray(raw[header:]), dtype=torch.uint8)

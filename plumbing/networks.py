@@ -13,7 +13,7 @@ from pathlib import Path
 from plumbing.catalog import custom_file
 from plumbing.errors import UserError
 from plumbing.files import load_file
-from plumbing.own_data import module_in
+from plumbing.own_data import module_in, one_line_of
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,8 @@ def hash_of(file: Path) -> str:
 def from_file(backbone: str, *given) -> object:
     """What the function in a file of one's own makes of args, channels and classes."""
     file, _, name = backbone.rpartition(":")
-    return getattr(module_in(Path(file), name), name)(*given)
+    with one_line_of(f"--backbone {backbone}"):
+        return getattr(module_in(Path(file), name), name)(*given)
 
 
 def from_torchvision(name: str, **flags) -> nn.Module:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 from plumbing.catalog import check_names, shortlist
-from plumbing.errors import UserError
+from plumbing.errors import UserError, out_of_memory
 
 import torch
 from torch import Tensor
@@ -21,6 +24,19 @@ def scaled(values: Tensor) -> Tensor:
     if values.dtype == torch.uint8:
         return values.float().div_(255)
     return values.float()
+
+
+@contextlib.contextmanager
+def one_line_of(what: str):
+    """Whatever code of one's own raises becomes one line, with its place; but not what the system has."""
+    try:
+        yield
+    except (Exception, SystemExit) as e:
+        if isinstance(e, UserError | OSError) or out_of_memory(e):
+            raise
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
+        raise UserError(f"{what}: {why} ({Path(last.filename).name}, line {last.lineno})", 2)
 
 
 def module_in(file: Path, needs: str = "") -> ModuleType:
@@ -38,47 +54,62 @@ def module_in(file: Path, needs: str = "") -> ModuleType:
 def open_custom_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Callable[[Tensor], Tensor]]:
     """What `load(args)` of a file gives: its domains, classes, the content of both, and its `prepare`,
     which makes a batch [B, ...] of what a network gets. Stop if it does not fit together."""
-    module = module_in(file, "load")
-    prepare = getattr(module, "prepare", scaled)
-    domains, classes = module.load(args)
-    classes = tuple(map(str, classes))
-    parts = [(str(d.name), d.images, d.labels) for d in domains]
-    if any(getattr(d, "given", None) is not None for d in domains):
-        raise UserError(f"{file}: a domain has `given`, which split.csv fills for folder:PATH alone: leave "
-                        "it out, --split says the shares", 2)
+    with one_line_of(f"load of {file} must return (a list of Domain, the classes' names); found"):
+        module = module_in(file, "load")
+        prepare = getattr(module, "prepare", scaled)
+        domains, classes = module.load(args)
+        classes = tuple(map(str, classes))
+        parts = [(str(d.name), d.images, d.labels) for d in domains]
+        given = [str(d.name) for d in domains if getattr(d, "given", None) is not None]
+    if given:
+        raise UserError(f"{file}: the domain {given[0]} has `given`, which split.csv fills for folder:PATH "
+                        "alone: leave it out, --split says the shares", 2)
     names = [name for name, _, _ in parts]
     for what, found, least in (("domain", names, 1), ("class", classes, 2)):
         if len(found) < least or len(set(found)) < len(found):
             raise UserError(f"{file}: expected {least} or more names, each of one {what}; found "
                             f"{shortlist(found)} (regression, without classes, is not possible)", 2)
-    check_names(str(file), names)
+    check_names(str(file), names, classes)
     for name, images, labels in parts:
         where = f"{file}: domain {name}"
-        check_tensors(where, images, labels, len(classes))
-        if prepare is scaled and images.dtype != torch.uint8 and not images.is_floating_point():
-            raise UserError(f"{where} has {images.dtype}: expected uint8 (divided by 255) or floats (as they "
-                            "are), or a function prepare(batch) in the file", 2)
-        if images.shape[1:] != parts[0][1].shape[1:]:
-            raise UserError(f"{where} has the shape {tuple(images.shape[1:])}; that of {names[0]} is "
-                            f"{tuple(parts[0][1].shape[1:])}", 2)
+        check_tensors(where, images, labels, len(classes), prepare is scaled)
+        if images.shape[1:] != parts[0][1].shape[1:] or images.dtype != parts[0][1].dtype:
+            raise UserError(f"{where} has {images.dtype} of the shape {tuple(images.shape[1:])}; that of "
+                            f"{parts[0][0]} is {parts[0][1].dtype}, {tuple(parts[0][1].shape[1:])}", 2)
     if (args.augment != "none" or args.crop or args.normalize != "unit") and parts[0][1].dim() != 4:
         raise UserError("--augment, --crop and --normalize imagenet are for images [N, C, H, W]; those of "
                         f"{file} are {list(parts[0][1].shape)}", 2)
+    if prepare is not scaled:
+        prepare = partial(prepared, prepare, file)
+        prepare(parts[0][1][:2])
     return parts, classes, content_of(parts, classes, file.read_bytes()), prepare
 
 
-def check_tensors(where: str, images: Tensor, labels: Tensor, classes: int) -> None:
+def prepared(prepare: Callable, file: Path, batch: Tensor) -> Tensor:
+    """What a file's own `prepare` makes of a batch. Stop if it cannot, or gives no tensor of as many rows."""
+    with one_line_of(f"prepare of {file} must return a tensor for a batch of {list(batch.shape)}; found"):
+        found = prepare(batch)
+        if not isinstance(found, Tensor) or found.shape[:1] != batch.shape[:1]:
+            raise TypeError(f"{type(found).__name__} {list(getattr(found, 'shape', ''))}")
+    return found
+
+
+def check_tensors(where: str, images: Tensor, labels: Tensor, classes: int, as_they_are: bool) -> None:
     """Stop unless these are a domain's values and labels."""
-    both = [f"{type(v).__name__} {getattr(v, 'dtype', '')} {list(getattr(v, 'shape', ''))}"
-            for v in (images, labels)]
-    are_tensors = isinstance(images, Tensor) and isinstance(labels, Tensor)
-    if not are_tensors or labels.dtype != torch.int64 or labels.shape != images.shape[:1] or images.dim() < 2:
-        raise UserError(f"{where}: expected tensors, images [N, ...] and labels int64 [N]; found "
-                        f"{' and '.join(both)} (regression is not possible)", 2)
+    both = [v for v in (images, labels) if isinstance(v, Tensor) and v.layout == torch.strided]
+    if len(both) < 2 or {v.device.type for v in both} != {"cpu"}:
+        raise UserError(f"{where}: images and labels must be plain tensors on the CPU; found "
+                        f"{type(images).__name__} and {type(labels).__name__}", 2)
+    if labels.dtype != torch.int64 or labels.shape != images.shape[:1] or images.dim() < 2:
+        raise UserError(f"{where}: expected images [N, ...] and labels int64 [N]; found {list(images.shape)} "
+                        f"and {labels.dtype} {list(labels.shape)} (regression is not possible)", 2)
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise UserError(f"{where}: labels go from {int(labels.min())} to {int(labels.max())}; expected 0 to "
                         f"{classes - 1}, as there are {classes} classes", 2)
-    if not torch.isfinite(images).all():
+    if as_they_are and images.dtype != torch.uint8 and not images.is_floating_point():
+        raise UserError(f"{where} has {images.dtype}: expected uint8 (divided by 255) or floats (as they "
+                        "are), or a function prepare(batch) in the file", 2)
+    if images.is_floating_point() and not torch.isfinite(images).all():
         raise UserError(f"{where} has values that are not finite", 2)
 
 

@@ -302,7 +302,8 @@ def read_history(path: Path, rounds: int | None = None) -> list[dict]:
         numbers = [entry["round"] for entry in history]
         if numbers == list(range(1, len(history) + 1)) and rounds in (None, len(history)):
             return history
-    raise UserError(f"{file} is damaged: it has not the {rounds} rounds of checkpoint.pt: {OTHER_OUT}")
+    words = f"the {rounds} rounds of checkpoint.pt" if rounds else "a line for each round"
+    raise UserError(f"{file} is damaged: it has not {words}: {OTHER_OUT}")
 
 
 def check_foreign_files(path: Path) -> None:

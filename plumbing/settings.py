@@ -24,6 +24,7 @@ import importlib.util
 import operator
 import os
 import re
+import signal
 import sys
 import tomllib
 from collections.abc import Callable
@@ -305,8 +306,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         parser.error(str(stop))
     args.origins = origins
     if show:
-        print(settings_table(args, parser.prog))
-        parser.exit()
+        print_and_exit(settings_table(args, parser.prog))
     return args
 
 
@@ -385,9 +385,10 @@ class Parser(argparse.ArgumentParser):
         for action in texts:
             if action.dest in self.rare:
                 action.help = argparse.SUPPRESS
-        super().print_help(file)
+        short = self.format_help()
         for action, text in texts.items():
             action.help = text
+        print_and_exit(short)
 
 
 @functools.cache
@@ -425,8 +426,7 @@ class ShowLine(argparse.Action):
     line does not matter."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print(self.const(parser))
-        parser.exit()
+        print_and_exit(self.const(parser))
 
 
 def add_version(group) -> None:
@@ -471,8 +471,9 @@ def existing_folder(path: str) -> str:
 def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
     """The name of a dataset; officecaltech10 is another name of officecaltech. A folder or file is the same
     one from wherever a command is given."""
-    if dataset.startswith(OWN):
-        return OWN + os.path.abspath(os.path.expanduser(dataset.removeprefix(OWN)))
+    path = dataset.removeprefix(OWN)
+    if dataset.startswith(OWN) and path:
+        return OWN + os.path.abspath(os.path.expanduser(path))
     if custom_file(dataset):
         return os.path.abspath(os.path.expanduser(dataset))
     if dataset == "officecaltech10":
@@ -503,6 +504,13 @@ def shown_value(value) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "empty" if value == "" else str(value)
+
+
+def print_and_exit(text: str) -> None:
+    """Print and end with 0. A reader that has gone, as `head` has after ten lines, ends it too."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text, flush=True)
+    sys.exit(0)
 
 
 # Settings shown

@@ -117,8 +117,8 @@ def show_means(method: str, dataset: str, of_seeds: dict[int, list[dict]]) -> No
         for name in of_each[0]:
             shown = mean_and_deviation([100 * accuracies[name] for accuracies in of_each])
             rows.setdefault(name, [name]).append(shown)
-    print(f"{method} on {dataset}, seeds {', '.join(map(str, of_seeds))}: accuracy (%), mean +- sample "
-          "deviation over the seeds")
+    what = "mean +- sample deviation over the seeds" if len(of_seeds) > 1 else "of one seed"
+    print(f"{method} on {dataset}, seeds {', '.join(map(str, of_seeds))}: accuracy (%), {what}")
     print(tabulate(rows.values(), ["", *columns.values()], tablefmt="plain", disable_numparse=True))
 
 

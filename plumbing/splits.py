@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plumbing import linear
-from plumbing.catalog import SPLIT, shortlist
+from plumbing.catalog import shortlist
 from plumbing.errors import UserError
 from plumbing.mixing import client_shares, dealt, skewed
 from plumbing.settings import Args, ratios, shares
@@ -19,6 +19,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
+SPLIT = "split.csv"
 PARTS = ("train", "val", "test")
 SHOWN = 12  # classes, and clients, that a table of images has at most
 Rows = tuple[Tensor, Tensor, Tensor]  # of one client: train, val, test
@@ -135,35 +136,47 @@ def read_split(file: Path, names: dict[str, list[str]], left_out: set[str]) -> d
     """{domain: int64 [N, 2], of each of its images `names` the part (its number in PARTS, -1: not given) and
     the group}. A group that has a part has it in all domains; an image that names none is one by itself. The
     table may name images that are `left_out`."""
-    rows, part_of = {}, {}  # part_of: {group: its part}
-    with open(file, newline="", encoding="utf-8-sig") as opened:
-        table = csv.DictReader(opened)
-        if not {"file", "part"} <= {*(table.fieldnames or ())}:
-            raise UserError(f"{file}: expected the columns file, part and, if you like, group; found "
-                            f"{', '.join(table.fieldnames or ())}", 2)
-        for row in table:
-            name, part, group = row["file"], row["part"] or "", row.get("group") or ""
-            if name in rows or part not in ("", *PARTS):
-                raise UserError(f"{file}: {name} is there twice, or its part {part!r} is none of "
-                                f"{', '.join(PARTS)}", 2)
-            if part and group and part_of.setdefault(group, part) != part:
-                raise UserError(f"{file}: the group {group} is in {part_of[group]} and, with {name}, in "
-                                f"{part}: give it one part", 2)
-            rows[name] = part, group
+    rows = read_rows(file)
     unknown = rows.keys() - left_out.union(*names.values())
-    if unknown:
+    if unknown or not rows:
         raise UserError(f"{file} names {len(rows)} files; no images of this folder are "
                         f"{shortlist(sorted(unknown))}; expected <domain>/<class>/<image>", 2)
-    numbers, found = {}, {}  # numbers: {what stands for a group: its number}
+    of_group, numbers, found = {}, {}, {}
+    for name, (part, group) in rows.items():
+        if part and group and of_group.setdefault(group, part) != part:
+            raise UserError(f"{file}: the group {group} is in {of_group[group]} and, with {name}, in {part}: "
+                            "give it one part", 2)
     for domain, images in names.items():
         given = []
         for name in images:
             part, group = rows.get(name, ("", ""))
-            part = part_of.get(group, part)
+            part = of_group.get(group, part)
             number = numbers.setdefault((bool(group), group or name), len(numbers))
             given.append((PARTS.index(part) if part else -1, number))
         found[domain] = torch.tensor(given)
     return found
+
+
+
+def read_rows(file: Path) -> dict[str, tuple[str, str]]:
+    """{file: (part or "", group or "")}. Stop if a row has another part, or comes twice."""
+    rows = {}
+    try:
+        with open(file, newline="", encoding="utf-8-sig") as opened:
+            table = csv.DictReader(opened)
+            heads = table.fieldnames or ()
+            if not {"file", "part"} <= {*heads} or len({*heads}) < len(heads):
+                raise ValueError(f"its first line is {','.join(heads)}")
+            for row in table:
+                name, part, group = row["file"], row["part"] or "", row.get("group") or ""
+                if name in rows or None in row or part not in ("", *PARTS):
+                    raise ValueError(f"{name} is there twice, has a value too many, or its part {part!r} is "
+                                     f"none of {', '.join(PARTS)}")
+                rows[name] = part, group
+    except (csv.Error, ValueError) as e:
+        raise UserError(f"{file} is no table with the columns file, part and, if you like, group ({e})", 2)
+    return rows
+
 
 
 # The rows of clients

@@ -14,7 +14,7 @@ import common
 from common import Args, ClientData, Data, Dataset, Federation, UserError
 from plumbing.catalog import custom_file, is_custom
 from plumbing.devices import prepare
-from plumbing.own_data import module_in, scaled
+from plumbing.own_data import module_in, one_line_of, scaled
 from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
 from reproduce.methods import builder_of
@@ -109,19 +109,20 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
     if not path.is_file() or method_name(path) != name:
         raise UserError(f"script is {script}; expected the file {name}.py, whose run this is", 2)
     sys.path.append(str(path.parent))  # of the files that it imports
-    names = vars(module_in(path))
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            calls[ast.unparse(node.func).rpartition(".")[2]] = node
-    if not calls.keys() >= {"run", "arguments"}:
-        raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in "
-                        "it", 2)
-    given = dict(zip(("Server", "Client", "settings", "build"), calls["run"].args))
-    given |= {word.arg: word.value for word in calls["run"].keywords}
-    given |= {"arguments": calls["arguments"].func}
-    del given["settings"]
-    found = {part: eval(ast.unparse(expression), names) for part, expression in given.items()}
-    found["Args"] = type(found["arguments"]([]))
+    with one_line_of(f"script {script}"):
+        names = vars(module_in(path))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                calls[ast.unparse(node.func).rpartition(".")[2]] = node
+        if not calls.keys() >= {"run", "arguments"}:
+            raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in "
+                            "it", 2)
+        given = dict(zip(("Server", "Client", "settings", "build"), calls["run"].args))
+        given |= {word.arg: word.value for word in calls["run"].keywords}
+        given |= {"arguments": calls["arguments"].func}
+        del given["settings"]
+        found = {part: eval(ast.unparse(expression), names) for part, expression in given.items()}
+        found["Args"] = type(found["arguments"]([]))
     return SimpleNamespace(**names | {"build": common.backbone} | found)
 
 

@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 
 import common
-from plumbing.archives import is_image
 from plumbing.catalog import custom_file
 from plumbing.decoding import TOLD, as_rgb, upright
 from plumbing.errors import UserError, one_line_on_failure, printable, tell
 from plumbing.files import output_file, write_csv
+from plumbing.listings import is_image
 from plumbing.settings import Parser
 from reproduce.commands import about, add_run_flags
 from reproduce.drawing import table_text

@@ -14,6 +14,7 @@ from plumbing.errors import UserError
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 NOWHERE = "http://127.0.0.1:9/"  # nothing listens there
@@ -27,14 +28,15 @@ def pixels(name: str) -> np.ndarray:
     return np.random.default_rng(list(name.encode())).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
 
 
+def picture(name: str) -> bytes:
+    """A PNG of these pixels."""
+    file = io.BytesIO()
+    Image.fromarray(pixels(name)).save(file, "png")
+    return file.getvalue()
+
+
 def pictures(names: Iterable[str]) -> dict[str, bytes]:
-    """{name: a PNG of its pixels}"""
-    found = {}
-    for name in names:
-        file = io.BytesIO()
-        Image.fromarray(pixels(name)).save(file, "png")
-        found[name] = file.getvalue()
-    return found
+    return {name: picture(name) for name in names}
 
 
 def names_in(images: Images) -> list[str]:
@@ -62,36 +64,43 @@ def write_zip(path: Path, entries: dict[str, bytes]) -> Path:
 def expect(monkeypatch, dataset: str, counts: int | None = None, **changes) -> None:
     """Expect so many images in each of a dataset's domains, and be unable to download it."""
     source = FOLDERS[dataset]
-    changes = {"content": ""} | changes
+    changes = {"counts": {}, "content": ""} | changes
     changes["files"] = {pattern: (NOWHERE + pattern, None) for pattern in source.files}
     if counts is not None:
         changes["domains"] = {domain: (folder, counts) for domain, (folder, _) in source.domains.items()}
     monkeypatch.setitem(FOLDERS, dataset, dataclasses.replace(source, **changes))
 
 
-def load(tmp_path: Path, dataset: str, limit: int = 0) -> common.Dataset:
+def load(tmp_path: Path, dataset: str, archives: str = "archives", data: str = "data", limit: int = 0):
     """What common.open_dataset makes of the archives below tmp_path."""
-    (tmp_path / "archives").mkdir(exist_ok=True)
-    return common.open_dataset(types.SimpleNamespace(
-        dataset=dataset, image_size=SIZE, limit=limit, seed=0, skip_broken=False,
-        archives=str(tmp_path / "archives"), data=str(tmp_path / "data")))
+    (tmp_path / archives).mkdir(exist_ok=True)
+    args = types.SimpleNamespace(dataset=dataset, image_size=SIZE, limit=limit, seed=0, skip_broken=False)
+    args.archives = str(tmp_path / archives)
+    args.data = str(tmp_path / data)
+    dataset = common.open_dataset(args)
+    return dataset.domains, dataset.classes
 
 
-def check(loaded: common.Dataset, images: Images, classes: tuple[str, ...]) -> None:
+def check(loaded, images: Images, classes: tuple[str, ...]) -> None:
     """Each domain has exactly these images, in this order, with their pixels."""
-    assert loaded.classes == classes
-    assert loaded.names == list(images)
-    for d in loaded.domains:
-        assert d.labels.tolist() == [classes.index(c) for _, c in images[d.name]]
+    domains, loaded_classes = loaded
+    assert loaded_classes == classes
+    assert [d.name for d in domains] == list(images)
+    for d in domains:
+        labels = [classes.index(c) for _, c in images[d.name]]
         expected = np.stack([pixels(name) for name, _ in images[d.name]])
+        assert d.labels.tolist() == labels and d.labels.dtype == torch.int64
+        assert d.images.dtype == torch.uint8
+        assert d.images.is_contiguous(memory_format=torch.channels_last)
         assert np.array_equal(d.images.permute(0, 2, 3, 1).numpy(), expected), d.name
 
 
-def stops(message: str, function: Callable, *args) -> None:
+def stops(message: str, function: Callable, *args) -> str:
     """function(*args) ends with one line that matches `message`."""
     with pytest.raises(UserError, match=message) as e:
         function(*args)
     assert "\n" not in str(e.value) and e.value.code == 1
+    return str(e.value)
 
 
 def nothing_is_left(tmp_path: Path) -> bool:
@@ -114,5 +123,5 @@ def write_vlcs(tmp_path: Path, monkeypatch) -> Path:
     """It as DomainBed packs it, and the catalogue expects it."""
     expect(monkeypatch, "vlcs", 10)
     names = sorted(names_in(vlcs()), reverse=True)  # not in our order
-    entries = pictures(names) | {"VLCS/SUN09/car/._0.jpg": b"what macOS adds", "VLCS/SUN09/car/a.db": b"x"}
+    entries = pictures(names) | {"VLCS/SUN09/car/._0.jpg": b"what macOS adds"}
     return write_tar(tmp_path / "archives" / "VLCS.tar.gz", entries)

@@ -4,12 +4,14 @@ runs."""
 import dataclasses
 import os
 import re
+import resource
 import shutil
+import types
 from pathlib import Path
 
 import common
 from plumbing.catalog import short_name
-from plumbing.decoding import as_rgb, upright
+from plumbing.decoding import to_rgb
 from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
 from reproduce import predict
@@ -29,8 +31,9 @@ def folder(tmp_path) -> Path:
 
 def load(folder: Path, size: int = 16):
     """What common.open_dataset makes of it, decoded beside it."""
-    dataset = common.open_dataset(parsed("fedavg", "--dataset", f"folder:{folder}", "--image-size", size,
-                                         "--data", folder.parent / "data"))
+    args = types.SimpleNamespace(dataset=f"folder:{folder}", image_size=size, limit=0, seed=0, archives="",
+                                 skip_broken=False, data=str(folder.parent / "data"))
+    dataset = common.open_dataset(args)
     return dataset.domains, dataset.classes
 
 
@@ -45,8 +48,7 @@ def test_domains_classes_and_images_are_sorted_by_name(folder):
     assert [d.name for d in domains] == ["east", "north", "south"]
     assert domains[0].labels.tolist() == [0] * 3 + [1] * 3
     for d in domains:
-        files = sorted((folder / d.name).rglob("*.png"))
-        expected = [as_rgb(upright(file.read_bytes())[0], 16) for file in files]
+        expected = [to_rgb(file.read_bytes(), 16) for file in sorted((folder / d.name).rglob("*.png"))]
         assert np.array_equal(d.images.permute(0, 2, 3, 1).numpy(), np.stack(expected))
 
 
@@ -62,11 +64,33 @@ def test_what_is_no_image_is_named_and_what_is_hidden_is_not(folder, capsys):
     assert "files that are no images were left out; 1 in all: north/ill/notes.txt" in said
 
 
-def test_a_class_that_a_domain_lacks_leaves_the_numbers_of_the_others(folder):
+def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(folder, capsys):
     write_images(folder, ("east",), ("ill", "unclear"), 3)
-    domains, classes = load(folder)
+    for _ in range(2):  # also where the cache is there
+        domains, classes = load(folder)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.endswith("south has no images of unclear")
     assert classes == ("healthy", "ill", "unclear")
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
+
+def test_an_image_in_two_domains_is_told(folder, capsys):
+    (folder / "south" / "ill" / "copy.png").write_bytes((folder / "north" / "ill" / "3.png").read_bytes())
+    load(folder)
+    said = capsys.readouterr().err
+    assert "with what another trains on; 1 in all: south/ill/copy.png is north/ill/3.png" in said
+
+
+def test_an_added_and_a_changed_image_are_noticed(folder):
+    load(folder)
+    before = caches(folder)
+    load(folder)
+    assert len(before) == 1 and caches(folder) == before  # it is decoded once
+    image = folder / "south" / "ill" / "0.png"
+    shutil.copyfile(folder / "north" / "healthy" / "1.png", image)
+    shutil.copyfile(image, folder / "south" / "ill" / "new.png")
+    (_, south), _ = load(folder)
+    assert np.array_equal(south.images[10].permute(1, 2, 0).numpy(), to_rgb(image.read_bytes(), 16))
+    assert len(south.labels) == 21
 
 
 def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(folder, tmp_path):
@@ -91,8 +115,23 @@ def one_domain(folder: Path) -> None:
     (folder / "south").rename(folder.parent / "south")
 
 
+def closed_places(folder: Path) -> None:
+    (folder / "north" / "ill" / "\x1b[31m").symlink_to("nowhere")
+    (folder / "south" / "away").symlink_to(folder / "south")
+    os.mkfifo(folder / "south" / "ill" / "p.png")
+
+
+def no_letters(folder: Path) -> None:
+    (folder / "south").rename(folder / os.fsdecode(b"s\xfcd"))
+
+
 def parts_above(folder: Path) -> None:
     (folder / "south").rename(folder / "Test")
+
+
+def dicom_alone(folder: Path) -> None:
+    for file in folder.rglob("*.png"):
+        file.rename(file.with_suffix(".dcm"))
 
 
 def not_readable(folder: Path) -> None:
@@ -104,6 +143,9 @@ def not_readable(folder: Path) -> None:
 @pytest.mark.parametrize("change, code, words", [
     (one_domain, 2, "at least two domains and two classes; found the domains north and the classes healthy"),
     (parts_above, 2, "the folders Test are where those of domains are expected: bring their images into"),
+    (dicom_alone, 2, "no images; there are 40 .dcm files: convert them to PNG or JPEG .DICOM: dcmj2pnm"),
+    (no_letters, 2, r"a domain or class cannot have the name 's\\udcfcd' here; rename it"),
+    (closed_places, 1, r"3 entries are no files .*: north/ill/\\x1b\[31m, south/away, south/ill/p.png; repl"),
     (not_readable, 1, "cannot be decoded: 2 .north/ill/4.png: .*, south/ill/3.png: it is no image."),
 ])
 def test_bad_folders(folder, change, code, words):
@@ -111,6 +153,7 @@ def test_bad_folders(folder, change, code, words):
     with pytest.raises(UserError, match=words) as stopped:
         load(folder)
     assert stopped.value.code == code and "\n" not in str(stopped.value)
+    assert not caches(folder)
 
 @pytest.mark.parametrize("method, scale", [("fdse", "paper"), ("fdse", "smoke"), ("fedgala", "laptop")])
 def test_a_folder_has_the_settings_of_pacs(method, scale):
@@ -128,6 +171,14 @@ def test_a_path_is_the_same_from_everywhere(tmp_path, monkeypatch):
     for path in ("images", "./images/", "~/images", tmp_path / "x" / ".." / "images"):
         assert parsed("fedavg", "--dataset", f"folder:{path}").dataset == absolute
 
+
+@pytest.mark.parametrize("path, name", [
+    ("/a/my images (2)", "my_images_2_"), ("/a/b.c-d", "b.c-d"), ("/", "folder"),
+    ("/a/" + "x" * 300, "x" * 40), ("/a/Bilder für", "Bilder_f_r"),
+])
+def test_names_of_files_have_no_path(path, name):
+    assert short_name(f"folder:{path}") == name
+    assert short_name("pacs") == "pacs"
 
 @pytest.fixture
 def flags(folder, monkeypatch) -> list:
@@ -149,53 +200,20 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
     assert len(list(Path("runs").iterdir())) == 2
 
 
+def test_a_domain_of_any_name_is_trained_and_drawn(flags, folder):
+    name = "$5_$10%{b}"
+    (folder / "south").rename(folder / name)
+    flags = [*flags, "--rounds", "1", "--out", "x", "--figures"]
+    result, = run_all("fedavg", parsed("fedavg", *flags))
+    assert list(result["best"]["clients"]) == sorted([name, "north"])
+    assert Path("x/curves.png").exists()
+
+
 def test_a_domain_that_is_named_as_a_client(flags, folder, capsys):
     """Its accuracy would take the place of the other's."""
     (folder / "south").rename(folder / "north-0")
     args = parsed("fedavg", *flags, "--clients-per-domain", "2", "--protocol", "lodo", "--target", "north-0")
     fails(capsys, 2, "two of north-0, north-1, north-0 have one name", run_all, "fedavg", args)
-
-
-def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
-    """A camera that was held upright stores the picture on its side."""
-    photo, exif = Image.new("L", (16, 8)), Image.Exif()
-    photo.paste(250, (8, 0, 16, 8))
-    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
-    photo.save(tmp_path / "x.png", exif=exif)
-    turned = as_rgb(upright((tmp_path / "x.png").read_bytes())[0], 8)
-    assert turned[:3].max() < 40 and turned[-3:].min() > 200
-
-
-def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
-    not_readable(folder)
-    plain = parsed("fedavg", *flags)
-    fails(capsys, 1, "images that cannot be decoded: 2 .*--skip-broken", run_all, "fedavg", plain)
-    args = parsed("fedavg", *flags, "--skip-broken")
-    assert run_all("fedavg", args)[0]["args"]["skip_broken"]
-    said = capsys.readouterr().err
-    assert "images that cannot be decoded were left out, as --skip-broken asks; 2 in all: north/ill/4" in said
-    (folder / "split.csv").write_text("file,part\nnorth/ill/4.png,train\n")  # of all images that are there
-    assert [len(d.labels) for d in common.open_dataset(args).domains] == [19, 19]
-    capsys.readouterr()
-    fails(capsys, 1, "images that cannot be decoded: 2 .*--skip-broken", run_all, "fedavg", plain)
-
-
-def test_an_image_in_two_domains_is_told(folder, capsys):
-    (folder / "south" / "ill" / "copy.png").write_bytes((folder / "north" / "ill" / "3.png").read_bytes())
-    load(folder)
-    said = capsys.readouterr().err
-    assert "with what another trains on; 1 in all: south/ill/copy.png is north/ill/3.png" in said
-
-
-def test_scans_of_12_bits_are_named(folder, capsys):
-    for i, highest in enumerate((4095, 4096)):
-        pixels = np.full((8, 8), highest, np.uint16)
-        Image.fromarray(pixels).save(folder / "north" / "ill" / f"{i}.png")
-    for _ in range(2):  # also where the cache is there
-        load(folder)
-        said = capsys.readouterr().err
-        assert "images of 16 bits a pixel use 12 or fewer" in said
-        assert said.splitlines()[-1].endswith("or to all 16; 1 in all: north/ill/0.png")
 
 
 @pytest.mark.slow
@@ -213,11 +231,47 @@ def test_the_readmes_example(tmp_path, monkeypatch, capsys):
     predict.main(predicting)
     assert len(capsys.readouterr().out.splitlines()) == 21
 
+def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
+    """A camera that was held upright stores the picture on its side."""
+    photo, exif = Image.new("L", (16, 8)), Image.Exif()
+    photo.paste(250, (8, 0, 16, 8))
+    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    photo.save(tmp_path / "x.png", exif=exif)
+    turned = to_rgb((tmp_path / "x.png").read_bytes(), 8)
+    assert turned[:3].max() < 40 and turned[-3:].min() > 200
 
-@pytest.mark.parametrize("path, name", [
-    ("/a/my images (2)", "my_images_2_"), ("/a/b.c-d", "b.c-d"), ("/", "folder"),
-    ("/a/" + "x" * 300, "x" * 40), ("/a/Bilder für", "Bilder_f_r"),
-])
-def test_names_of_files_have_no_path(path, name):
-    assert short_name(f"folder:{path}") == name
-    assert short_name("pacs") == "pacs"
+
+def test_scans_of_12_bits_are_named(folder, capsys):
+    for i, highest in enumerate((4095, 4096)):
+        pixels = np.full((8, 8), highest, np.uint16)
+        Image.fromarray(pixels).save(folder / "north" / "ill" / f"{i}.png")
+    for _ in range(2):  # also where the cache is there
+        load(folder)
+        said = capsys.readouterr().err
+        assert "images of 16 bits a pixel use 12 or fewer" in said
+        assert said.splitlines()[-1].endswith("or to all 16; 1 in all: north/ill/0.png")
+
+
+def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
+    not_readable(folder)
+    plain = parsed("fedavg", *flags)
+    fails(capsys, 1, "images that cannot be decoded: 2 .*--skip-broken", run_all, "fedavg", plain)
+    args = parsed("fedavg", *flags, "--skip-broken")
+    assert run_all("fedavg", args)[0]["args"]["skip_broken"]
+    said = capsys.readouterr().err
+    assert "images that cannot be decoded were left out, as --skip-broken asks; 2 in all: north/ill/4" in said
+    (folder / "split.csv").write_text("file,part\nnorth/ill/4.png,train\n")  # of all images that are there
+    assert [len(d.labels) for d in common.open_dataset(args).domains] == [19, 19]
+    capsys.readouterr()
+    fails(capsys, 1, "images that cannot be decoded: 2 .*--skip-broken", run_all, "fedavg", plain)
+
+
+def test_more_domains_than_open_files(tmp_path):
+    """A file for each would be too many."""
+    folder = write_images(tmp_path / "images", map(str, range(90)), "ab", count=1)
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 60, most))
+    try:
+        assert len(load(folder, 8)[0]) == 90
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
