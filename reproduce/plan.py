@@ -108,7 +108,7 @@ def data_lacking(dataset: str, size: int, place: Place) -> str:
     """Why a dataset of the catalogue cannot be had here, or nothing. (MNIST is looked for by its runs.)"""
     if dataset not in FOLDERS or caches_of(place.data, dataset, size):
         return ""
-    if locate(dataset, place.data, place.archives):
+    if locate(dataset, place.data, place.archives)[0]:
         return ""
     sources = FOLDERS[dataset].files  # {pattern of a file's name: (where it comes from, ...)}
     here = find_archives(list(sources), place.data, place.archives)
