@@ -527,7 +527,7 @@ def build(args: Args, channels: int, classes: int) -> Net:
             DSEBlock(args, 32, 64, 3, 1, 1), nn.MaxPool2d(2),
             nn.AdaptiveAvgPool2d(7), nn.Flatten(), DSEBlock(args, 3136, 64))
         return Net(body, 64, classes)
-    named = ":" in args.backbone  # FILE.py:FUNCTION, torchvision:NAME
+    named = ":" in args.backbone  # FILE.py:FUNCTION, torchvision:NAME, timm:NAME
     if named or args.backbone in ("resnet18", "resnet50", "resnet18_3x3", "vit_b8"):
         net = backbone(args, channels, classes)
         replace_layers(args, net)

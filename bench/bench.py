@@ -254,7 +254,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """The command line. Exit code 2 with one line on stderr for bad usage."""
     flags = parsed(argv)
-    with one_line_on_failure("bench", "what was measured is written"):
+    with one_line_on_failure("bench", "--out, if it is given, has the rows so far"):
         flags.device = choose_device(flags.device)
         if flags.out:
             output_file(Path(flags.out), lambda start: start.startswith(b'{\n "device"'))

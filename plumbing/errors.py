@@ -43,7 +43,8 @@ def ending(e: BaseException, kept: str) -> tuple[str, int]:
         words = getattr(e, "kept", "") or kept
         return f"interrupted; {words}" if code else words, code
     if out_of_memory(e):
-        return f"out of memory ({str(e)[:100]}): give smaller batches or images".replace("\n", " "), 1
+        what = str(e)[:100].replace("\n", " ") or type(e).__name__
+        return f"out of memory ({what}): give smaller batches or images", 1
     if isinstance(e, BrokenPipeError):
         return f"the reader of the output has left; {kept}", 1
     if isinstance(e, OSError):
@@ -62,8 +63,9 @@ def out_of_memory(e: BaseException) -> bool:
 
 
 def tell(program: str, message: str) -> None:
-    """A line on stderr."""
-    print(f"{program}: {printable(message)}", file=sys.stderr, flush=True)
+    """A line on stderr, which may be closed."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{program}: {printable(message)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -129,7 +131,7 @@ class AfterTheRound:
         if self.number:
             raise Interrupted(number)
         self.number, self.came = number, time.monotonic()
-        with contextlib.suppress(RuntimeError):  # in mid-write
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or in mid-write
             print("\nstopping after this round, to keep it; once more: at once, and what was kept before is "
                   "kept", file=sys.stderr, flush=True)
 
@@ -156,8 +158,10 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
     if issubclass(kind, KeyboardInterrupt):
         tell(name, "interrupted")
     elif issubclass(kind, ModuleNotFoundError):
-        tell(name, f"the library {error.name} is missing: pip install it, or -r requirements.txt, in the "
-                   "environment of this Python")
+        advice = "pip install it, or -r requirements.txt, in the environment of this Python"
+        if error.name in ("fcntl", "resource"):  # parts of Python that Windows lacks
+            advice = "this program runs on Linux and macOS; on Windows in WSL"
+        tell(name, f"the library {error.name} is missing: {advice}")
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -157,7 +157,6 @@ def read_split(file: Path, names: dict[str, list[str]], left_out: set[str]) -> d
     return found
 
 
-
 def read_rows(file: Path) -> dict[str, tuple[str, str]]:
     """{file: (part or "", group or "")}. Stop if a row has another part, or comes twice."""
     rows = {}
@@ -176,7 +175,6 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
     except (csv.Error, ValueError) as e:
         raise UserError(f"{file} is no table with the columns file, part and, if you like, group ({e})", 2)
     return rows
-
 
 
 # The rows of clients
@@ -253,12 +251,15 @@ def check_part_sizes(client: str, parts: Rows, least: tuple[int, int, int]) -> N
 
 
 def table_of_images(of_clients: list, classes: tuple[str, ...]) -> str:
-    """The images of the first clients (ClientData) and classes to train, validate and test, as a table."""
-    rows = []
+    """The images of each client (a ClientData) and class to train, validate and test, as a table."""
+    rows, total = [], "all" if len(classes) <= SHOWN else "..., all"
     for client in of_clients[:SHOWN]:
-        parts = (client.train, client.val, client.test)
-        counts = zip(*(part.labels.bincount(minlength=len(classes)).tolist() for part in parts))
-        cells = ["/".join(map(str, of_class)) for of_class in counts][:SHOWN]
-        rows.append([client.name, *cells, "/".join(str(len(part)) for part in parts)])
-    heads = ["images to train/validate/test", *classes[:SHOWN], "all"]
+        counts = []
+        for part in (client.train, client.val, client.test):
+            counts.append(part.labels.bincount(minlength=len(classes)).tolist())
+        cells = ["/".join(map(str, of_class)) for of_class in zip(*counts)]
+        rows.append([client.name, *cells[:SHOWN], "/".join(map(str, map(sum, counts)))])
+    heads = ["images to train/validate/test", *classes[:SHOWN], total]
+    if len(of_clients) > SHOWN:
+        rows.append([f"... {len(of_clients) - SHOWN} more"])
     return tabulate(rows, heads, "plain", disable_numparse=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-
 HEAD = "paper,table,dataset,setting,method,column,metric,mean,std,kind".split(",")
 
 
