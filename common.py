@@ -19,7 +19,6 @@ from typing import Protocol
 from plumbing import linear, schedules
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.batch_statistics import batch_statistics, per_channel
-from plumbing.capture import captured
 from plumbing.catalog import custom_file, is_custom
 from plumbing.decoding import open_images
 from plumbing.devices import prepare
@@ -44,9 +43,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "batch_statistics", "captured",
-           "optimizer_state", "parse", "per_channel", "restore_optimizer", "rotate", "schedules", "sgd",
-           "source", "to_device"]  # for method files
+__all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "batch_statistics", "optimizer_state", "parse",
+           "per_channel", "restore_optimizer", "rotate", "schedules", "sgd", "source",
+           "to_device"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers

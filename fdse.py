@@ -54,12 +54,13 @@ the text is in official/fdse.py; all of it: docs/methods/fdse.md.
 
 import dataclasses
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batch_statistics,
-                    batches, captured, flatten, group_by, load, parse, per_channel, pick, run, sgd, source,
-                    state, uniform)
+                    batches, flatten, group_by, load, parse, per_channel, pick, run, sgd, source, state,
+                    uniform)
 
 import torch
 from torch import Tensor, nn
@@ -296,35 +297,25 @@ class Client:
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        blocks = self.blocks
-        constrained = bool(args.lambda_) and t >= args.con_from
-
-        @captured(args, model, opt)  # on a GPU recorded once and replayed
-        def step(x, y, glob, hat):  # x [B, C, H, W]; y [B]
-            log = {}
+        glob, hat = bn_dfe_statistics(self.blocks), None
+        log = defaultdict(list)
+        for x, y in batches(self.data.train, args, t, self.k):  # line 6: x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 l_task = cross_entropy(model.classify(z), y)
-            log["loss"] = l_task.detach()
+            log["loss"].append(l_task.detach())
             l_con = 0
-            if constrained:
-                l_con, hat = consistency([b.statistics for b in blocks], glob, hat, args.beta)
-                log["consistency"] = l_con.detach()
+            if args.lambda_ and t >= args.con_from:
+                l_con, hat = consistency([b.statistics for b in self.blocks], glob, hat, args.beta)
+                log["consistency"].append(l_con.detach())
             loss = l_task + args.lambda_ * l_con  # line 7
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # line 8
-            forget_batch(blocks)
-            return log, hat
-
-        glob, hat = bn_dfe_statistics(blocks), None
-        logs = []
-        for x, y in batches(self.data.train, args, t, self.k):  # line 6
-            log, hat = step(x, y, glob, hat)
-            logs.append(log)
-        self.log = {name: torch.stack([log[name] for log in logs]).mean() for name in logs[0]}
+            forget_batch(self.blocks)
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         w = state(model)
         self.bn_dse = pick(w, self.parts.bn_dse)
         if args.evaluated == "trained":

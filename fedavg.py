@@ -26,8 +26,8 @@ Where the papers that compare with FedAvg, and this file, differ (in full: docs/
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, average, batches, captured, load, parse, run,
-                    schedules, sgd, state)
+from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, schedules, sgd,
+                    state)
 
 import torch
 from torch import nn
@@ -67,22 +67,17 @@ class Client:
         args = self.args
         model = self.model(down).train()
         opt = sgd(model, args, t)
-
-        @captured(args, model, opt)  # on a GPU recorded once and replayed; may be left out
-        def step(x, y):  # x [B, C, H, W]; y [B]
+        losses = []
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)
+            losses.append(loss.detach())
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # w <- w - eta grad l(w; b)
-            return loss.detach()
-
-        losses = []
-        for x, y in batches(self.data.train, args, t, self.k):
-            losses.append(step(x, y))
         self.log = {"loss": torch.stack(losses).mean()}
         return {"w": state(model), "n": torch.tensor(len(self.data.train))}
 

@@ -2,7 +2,7 @@
 # What waits for a GPU, in three steps: docs/gpu.md. All of it comes into $OUT, or runs/gpu-<time>: eight files.
 #
 #   bash bench/gpu.sh --archives FOLDER --steps tests,comparison --seconds 150
-#   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --jobs 2 --seconds 590 -- --seeds paper
+#   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --seconds 590 -- --seeds paper
 #   bash bench/gpu.sh --device cpu --seconds 300           # digits at smoke scale, to see that it runs
 #
 # --archives FOLDER, --data FOLDER, --only IDS, --jobs N   as of reproduce_tables.py; what follows -- goes there too
@@ -14,7 +14,7 @@
 # failed, 2 for bad usage. The folders of the runs stay in runs/: the same command resumes them.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-python=${PYTHON:-python} device=cuda archives="" data=data total=590 jobs=2 only="claim-*" steps=tests,comparison,runs
+python=${PYTHON:-python} device=cuda archives="" data=data total=590 jobs=6 only="claim-*" steps=tests,comparison,runs
 usage() { echo "gpu.sh: $1 (the first lines of bench/gpu.sh explain every flag)" >&2; exit 2; }
 
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -60,13 +60,11 @@ folders=(--data "$data") gpus=() figures=(--dataset digits --size 32 --packed 2 
 [ -z "$archives" ] || folders+=(--archives "$archives")
 if [ "$device" != cpu ]; then
     number=${device#cuda} number=${number#:} gpus=(--gpus "${number:-0}") scale=()
-    figures=(--packed "$jobs" --variants="${VARIANTS:---capture on;--capture off}")
+    figures=(--packed "$jobs,1")
     { nvidia-smi; "$python" -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))"; } > "$out/gpu.txt" 2>&1
 fi
 export GPU_TESTS_ON=$device PYTHONUNBUFFERED=1
-few="(fedavg or fdse or says or equals) and not official and not replayed and not optimizer"
-step tests 60 bash -c 'bad=0; for few in "replayed or optimizer" "$1"; do "$0" -m pytest -m gpu -n 0 -vv -rs -p no:cacheprovider --tb=short -k "$few" \
-    tests/machinery/test_gpu.py tests/machinery/test_augment.py; code=$?; [[ $code == [05] ]] || bad=$code; done; exit $bad' "$python" "$few"
+step tests 120 "$python" -m pytest -m gpu -n 4 -rs -p no:cacheprovider --tb=short tests/machinery/test_gpu.py tests/machinery/test_augment.py
 limit=60 && [[ $steps == *runs* ]] || limit=$(left)
 step comparison "$limit" "$python" -m bench.bench "${folders[@]}" --device "$device" "${figures[@]}" --seconds 8 --limit $((limit - 15)) --out "$out/comparison.json"
 minutes=$(awk "BEGIN {print ($(left) > 40 ? $(left) - 35 : 5) / 60}")  # the rest is for the start and the pages

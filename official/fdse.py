@@ -24,11 +24,12 @@ On the digits and RotatedMNIST, where fdse.py has no weight decay, both versions
 
 import dataclasses
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import fdse
-from common import (Net, Payload, UserError, arg, autocast, batch_statistics, batches, captured, flatten,
-                    load, parse, per_channel, pick, run, sgd, source, state)
+from common import (Net, Payload, UserError, arg, autocast, batch_statistics, batches, flatten, load, parse,
+                    per_channel, pick, run, sgd, source, state)
 from fdse import G, GAMMA, Server, bn_dfe_statistics, consistency, depth_weights, forget_batch
 
 import torch
@@ -139,35 +140,25 @@ class Client(fdse.Client):
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        blocks = self.blocks
-        constrained = bool(args.lambda_) and t >= args.con_from
-
-        @captured(args, model, opt)
-        def step(x, y, glob, hat):  # x [B, C, H, W]; y [B]
-            log = {}
+        glob, hat = bn_dfe_statistics(self.blocks), None
+        log = defaultdict(list)
+        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 l_task = cross_entropy(model.classify(z), y)
-            log["loss"] = l_task.detach()
+            log["loss"].append(l_task.detach())
             con = 0
-            if constrained:
-                con, hat = l_con(args, blocks, glob, hat)
-                log["consistency"] = con.detach()
+            if args.lambda_ and t >= args.con_from:
+                con, hat = l_con(args, self.blocks, glob, hat)
+                log["consistency"].append(con.detach())
             loss = l_task + args.lambda_ * con
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()
-            forget_batch(blocks)
-            return log, hat
-
-        glob, hat = bn_dfe_statistics(blocks), None
-        logs = []
-        for x, y in batches(self.data.train, args, t, self.k):
-            log, hat = step(x, y, glob, hat)
-            logs.append(log)
-        self.log = {name: torch.stack([log[name] for log in logs]).mean() for name in logs[0]}
+            forget_batch(self.blocks)
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         w = state(model)
         self.bn_dse = pick(w, self.parts.bn_dse)
         if args.evaluated == "trained":

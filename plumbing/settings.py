@@ -151,9 +151,6 @@ class RunArgs:
                           "limited by OMP_NUM_THREADS", low=0, high=1024, numbers=False)
     deterministic: bool = arg(False, "on a GPU: use PyTorch's deterministic algorithms where they exist; "
                                      "otherwise the last digits of two runs may differ", numbers=False)
-    capture: str = arg("auto", "on a GPU: record steps with @captured as CUDA graphs; auto: only in this "
-                               "repository's methods, and not with --deterministic",
-                       choices=("auto", "on", "off"), numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
     metric: str = arg("accuracy", "measure on all validation images for the best round: accuracy, balanced "
                                   "(accuracy), f1 (macro-F1), auc (one class against the rest)",

@@ -29,7 +29,7 @@ def gradient(run: Rebuilt, k: int, step: int, **changed) -> Tensor:
     """The gradient of client k's loss at a step of its training, float64 [P], with other values of flags at
     this step alone; not clipped."""
     client = copy.deepcopy(run.federation.clients[k])
-    client.args = dataclasses.replace(run.args, steps=step, precision="fp32", capture="off")
+    client.args = dataclasses.replace(run.args, steps=step, precision="fp32")
     changes, found = changed | {"clip": 0.0}, []
     taken = 0
 

@@ -153,3 +153,11 @@ def test_untrained_clients_keep_one_network(tmp_path):
     fed.train([0], 0)
     assert not torch.equal(fed.clients[0].w["head.weight"], before["head.weight"])
     assert all(torch.equal(fed.clients[1].w[name], v) for name, v in before.items())
+
+
+def test_a_restored_state_is_where_its_parameter_is():
+    """PartialFed's scores are in the main memory, whatever the device; a checkpoint has tensors elsewhere."""
+    net = nn.Linear(2, 1, bias=False, device="meta")
+    kept = {"weight": {"momentum_buffer": torch.ones(1, 2)}}
+    opt = common.restore_optimizer(torch.optim.SGD(net.parameters(), momentum=0.9), net, kept)
+    assert opt.state[net.weight]["momentum_buffer"].is_meta

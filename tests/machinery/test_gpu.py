@@ -11,7 +11,6 @@ import warnings
 import torch
 from common import LinearArgs
 from plumbing.devices import choose_device
-from plumbing.capture import Recordings
 from reproduce.measures.finished import rebuilt
 from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, run_here
 from tests.methods.test_every_method import same_metrics
@@ -54,21 +53,6 @@ def test_two_rounds_are_those_of_the_cpu(tmp_path, method):
         assert losses(theirs) == pytest.approx(losses(ours), rel=tolerance)
 
 
-@pytest.mark.parametrize("flags", ["", "--momentum 0.9 --clip 0.5", "--precision bf16"])
-@pytest.mark.parametrize("method", ["fedavg", "fdse", "official.fdse"])
-def test_replayed_steps_are_those_of_plain_ones(tmp_path, monkeypatch, method, flags):
-    recorded, record = [], Recordings.record
-    monkeypatch.setattr(Recordings, "record", lambda *step: recorded.append(step) or record(*step))
-    for mode in ("off", "on"):
-        assert not recorded
-        more = ["--batch-size", 16, "--con-from", 0][:2 if method == "fedavg" else 4]
-        run_here(method, tmp_path / mode, *flags.split(), *more, "--capture", mode, "--device", DEVICE)
-    assert bool(recorded) is DEVICE.startswith("cuda")
-    pairs = zip(metrics(tmp_path / "off"), metrics(tmp_path / "on"), strict=True)
-    for (plain, replayed), tolerance in zip(pairs, (FIRST, SECOND)):
-        assert losses(replayed) == pytest.approx(losses(plain), rel=tolerance)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_goes_on(tmp_path, method, monkeypatch):
     """As a run in one piece would, up to the order of sums: the seeds are those of round and client."""
@@ -93,6 +77,7 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
         monkeypatch.setattr("plumbing.trained.choose_device", lambda _, chosen=chosen: chosen)
         fed = rebuilt(tmp_path, "last").federation
         network = fed.clients[0].model(fed.server.download(0)).eval()
+        network.samples = 0  # of FedSR and FedCiR: z's mean, as a GPU draws other numbers
         x, _ = fed.clients[0].data.train.batch(torch.arange(16))
         torch.manual_seed(0)
         with torch.no_grad():
