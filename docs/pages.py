@@ -15,7 +15,7 @@ from docs import equations
 from docs.equations import ROOT
 from plumbing.errors import UserError
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 from math_core import LatexToMathML
@@ -28,7 +28,7 @@ TITLES = {"fedavg": "FedAvg", "fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 NOTES = ROOT / "docs" / "methods"
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
-                        autoescape=select_autoescape(["html", "svg"]))
+                        autoescape=select_autoescape(["html", "svg"]), undefined=StrictUndefined)
 NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results/README.html": "Results",
        "docs/errata.html": "Errata", "docs/own.html": "Your data"}  # at the top
 ORDER = {"index.html": "CleanFDG", "docs/start.html": "Start", "docs/exercises.html": "Exercises",
@@ -193,7 +193,7 @@ class Site:
         path.parent.mkdir(parents=True, exist_ok=True)
         order = CLAIMS if str(page) in CLAIMS else ORDER
         made = TEMPLATES.get_template(template).render(title=title, nav=NAV, order=order, page=page,
-                                                       site=self, **values)
+                                                       site=self, of_specifications=False, **values)
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)

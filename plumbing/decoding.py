@@ -265,11 +265,6 @@ def as_rgb(image: Image.Image, size: int) -> np.ndarray:
     return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
 
 
-def to_rgb(content: bytes, size: int) -> np.ndarray:
-    """An encoded image of any mode -> uint8 [size, size, 3]."""
-    return as_rgb(upright(content)[0], size)
-
-
 def upright(content: bytes) -> tuple[Image.Image, bool]:
     """An encoded image of any mode with 8 bits a pixel and channel, turned as its EXIF data say; and whether
     its pixels have 16 bits, the upper four of them unused."""

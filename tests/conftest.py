@@ -32,10 +32,12 @@ import official.fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedopt,
                        fedproc, fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from plumbing import provenance, runfolder, trained
+from plumbing.decoding import as_rgb, upright
 from plumbing.runfolder import Run
 from reproduce import runner
 from tests.finished_runs import once
 
+import numpy as np
 import pytest
 import torch
 
@@ -221,6 +223,12 @@ def fails(capsys, code: int, words: str, call: Callable, *args) -> None:
 def metrics(out: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def to_rgb(content: bytes, size: int) -> np.ndarray:
+    """An encoded image of any mode as the cache has it, uint8 [size, size, 3]."""
+    return as_rgb(upright(content)[0], size)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def made_once():

@@ -6,7 +6,7 @@ import threading
 
 import common
 from plumbing.archives import download
-from plumbing.decoding import to_rgb
+from tests.conftest import to_rgb
 
 import numpy as np
 import pytest

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import common
 from plumbing.catalog import short_name
-from plumbing.decoding import to_rgb
 from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
 from reproduce import predict
-from tests.conftest import ROOT, fails, parsed, run_all
+from tests.conftest import ROOT, fails, parsed, run_all, to_rgb
 from tests.own_images import FLAGS, write_images
 from tests.page_outputs import programs
 
