@@ -173,7 +173,8 @@ def tiny_dataset(args: common.Args) -> common.Dataset:
     names = common.known_domains(args.dataset) or [f"camera_{i}" for i in range(10)]
     folders = FOLDERS.get(args.dataset)
     classes = folders and folders.classes or common.DIGITS
-    count = max(40 if args.clients_per_domain == 1 else 400, 2 * len(classes))  # one to fit, one to test
+    many = args.clients or args.clients_per_domain > 1
+    count = max(400 if many else 40, 2 * len(classes))  # one to fit, one to test
     shape = (count, args.image_size, args.image_size, 3 if folders else 1)
     domains = []
     for name in names:
