@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What waits for a GPU, in three steps: docs/gpu.md. All of it comes into $OUT, or runs/gpu-<time>: eight files.
 #
-#   bash bench/gpu.sh --archives FOLDER --steps tests,comparison --seconds 150
+#   bash bench/gpu.sh --archives FOLDER --steps tests,comparison --seconds 280
 #   bash bench/gpu.sh --archives FOLDER --steps runs --only 'claim-fdse-*' --seconds 590 -- --seeds paper
 #   bash bench/gpu.sh --device cpu --seconds 300           # digits at smoke scale, to see that it runs
 #
 # --archives FOLDER, --data FOLDER, --only IDS, --jobs N   as of reproduce_tables.py; what follows -- goes there too
+#                     (N: 6, on a CPU 2)
 # --device NAME       cuda (default), cuda:N or cpu
 # --seconds N         for all of it (590)
 # --steps LIST        some of tests,comparison,runs (all)
@@ -14,7 +15,7 @@
 # failed, 2 for bad usage. The folders of the runs stay in runs/: the same command resumes them.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-python=${PYTHON:-python} device=cuda archives="" data=data total=590 jobs=6 only="claim-*" steps=tests,comparison,runs
+python=${PYTHON:-python} device=cuda archives="" data=data total=590 jobs='' only="claim-*" steps=tests,comparison,runs
 usage() { echo "gpu.sh: $1 (the first lines of bench/gpu.sh explain every flag)" >&2; exit 2; }
 
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -56,6 +57,8 @@ step() { # NAME LIMIT COMMAND...: run it for at most LIMIT seconds, and no longe
     esac
 }
 
+[ "$device" != cpu ] || jobs=${jobs:-2}
+jobs=${jobs:-6}
 folders=(--data "$data") gpus=() figures=(--dataset digits --size 32 --packed 2 --variants="--scale smoke") scale=(--scale smoke)
 [ -z "$archives" ] || folders+=(--archives "$archives")
 if [ "$device" != cpu ]; then
@@ -64,8 +67,8 @@ if [ "$device" != cpu ]; then
     { nvidia-smi; "$python" -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))"; } > "$out/gpu.txt" 2>&1
 fi
 export GPU_TESTS_ON=$device PYTHONUNBUFFERED=1
-step tests 120 "$python" -m pytest -m gpu -n 4 -rs -p no:cacheprovider --tb=short tests/machinery/test_gpu.py tests/machinery/test_augment.py
-limit=60 && [[ $steps == *runs* ]] || limit=$(left)
+step tests 120 "$python" -m pytest -m gpu -n 4 -vv -rs -p no:cacheprovider --tb=short tests/machinery/test_gpu.py tests/machinery/test_augment.py
+limit=150 && [[ $steps == *runs* ]] || limit=$(left)
 step comparison "$limit" "$python" -m bench.bench "${folders[@]}" --device "$device" "${figures[@]}" --seconds 8 --limit $((limit - 15)) --out "$out/comparison.json"
 minutes=$(awk "BEGIN {print ($(left) > 40 ? $(left) - 35 : 5) / 60}")  # the rest is for the start and the pages
 step runs "$total" "$python" reproduce_tables.py --run --minutes "$minutes" --jobs "$jobs" --only "$only" "${gpus[@]}" "${scale[@]}" \

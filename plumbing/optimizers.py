@@ -14,28 +14,29 @@ def sgd(module: nn.Module, settings: Args, t: int, kept: OptimizerState | None =
     """Local SGD at the learning rate of round t, lr * lr_decay^t; it resumes from what `optimizer_state` has
     kept."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    rate = settings.lr * settings.lr_decay ** t
-    opt = torch.optim.SGD(trained, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay,
-                          fused=True)
+    opt = torch.optim.SGD(trained, lr=settings.lr * settings.lr_decay ** t, momentum=settings.momentum,
+                          weight_decay=settings.weight_decay, fused=True)
     return restore_optimizer(opt, module, kept)
 
 
 def adam(module: nn.Module, settings: Args, t: int, kept: OptimizerState | None = None) -> torch.optim.Adam:
     """The same with Adam."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    rate = settings.lr * settings.lr_decay ** t
-    opt = torch.optim.Adam(trained, lr=rate, weight_decay=settings.weight_decay, fused=True)
+    opt = torch.optim.Adam(trained, lr=settings.lr * settings.lr_decay ** t,
+                           weight_decay=settings.weight_decay, fused=True)
     return restore_optimizer(opt, module, kept)
 
 
 def restore_optimizer(opt: torch.optim.Optimizer, module: nn.Module,
                       kept: OptimizerState | None) -> torch.optim.Optimizer:
-    """The optimizer with what another one of the same module remembered: a copy, as its steps change it in
-    place, where the parameter is."""
-    parameters = dict(module.named_parameters())
+    """The optimizer with what another one of the same module remembered. It is a copy, as steps change it in
+    place, and where the parameter is. Adam counts its steps on the CPU unless it is fused."""
+    parameters, fused = dict(module.named_parameters()), opt.param_groups[0]["fused"]
     for name, values in (kept or {}).items():
         p = parameters[name]
-        opt.state[p] = {what: v.to(p.device, copy=True) for what, v in values.items()}
+        for what, v in values.items():
+            device = "cpu" if what == "step" and not fused else p.device
+            opt.state[p][what] = v.to(device, copy=True)
     return opt
 
 
@@ -45,5 +46,5 @@ def optimizer_state(module: nn.Module, opt: torch.optim.Optimizer) -> OptimizerS
     kept = {}
     for name, p in module.named_parameters():
         if opt.state.get(p):
-            kept[name] = {what: v.clone() for what, v in opt.state[p].items()}
+            kept[name] = dict(opt.state[p])
     return kept

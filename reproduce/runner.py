@@ -121,12 +121,12 @@ def execute(run: Run, place: Place, processes: Processes, env: dict[str, str] | 
                     break
     except OSError as e:
         return "failed", f"it could not be started: {e}"
-    said = last_lines(path.read_bytes()[begun:].decode(errors="replace"))
+    said = path.read_bytes()[begun:].decode(errors="replace")
     if code == 0:
-        return "done", said
-    if "another process is running in" in said:
+        return "done", last_lines(said)
+    if "another process is running in" in said:  # whose own lines may follow
         return "skipped", "another runner is on it"
-    return "failed", f"{said}\nall it said: {path}"
+    return "failed", f"{last_lines(said)}\nall it said: {path}"
 
 
 def execute_group(group: list[Run], place: Place, processes: Processes,

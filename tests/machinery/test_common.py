@@ -158,6 +158,6 @@ def test_untrained_clients_keep_one_network(tmp_path):
 def test_a_restored_state_is_where_its_parameter_is():
     """PartialFed's scores are in the main memory, whatever the device; a checkpoint has tensors elsewhere."""
     net = nn.Linear(2, 1, bias=False, device="meta")
-    kept = {"weight": {"momentum_buffer": torch.ones(1, 2)}}
-    opt = common.restore_optimizer(torch.optim.SGD(net.parameters(), momentum=0.9), net, kept)
-    assert opt.state[net.weight]["momentum_buffer"].is_meta
+    kept = {"weight": {"exp_avg": torch.ones(1, 2), "step": torch.ones(())}}
+    opt = common.restore_optimizer(torch.optim.Adam(net.parameters()), net, kept)
+    assert opt.state[net.weight]["exp_avg"].is_meta and opt.state[net.weight]["step"].is_cpu

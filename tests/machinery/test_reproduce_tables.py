@@ -23,8 +23,10 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def alone():
-    """One test at a time: they leave folders in runs/."""
+    """One test at a time: they leave folders in runs/, perhaps by other code."""
     with locked(ROOT / "runs" / ".tests.lock"):
+        for left in (ROOT / "runs").glob("*-digits-*-smoke-s*-*"):
+            shutil.rmtree(left)
         yield
 
 
@@ -33,8 +35,6 @@ def test_run_plan_and_run_again(tmp_path):
     """Two tables with a shared run: three runs, of which one fails and does not stop the others; again:
     nothing but the failed."""
     flags = two_tables(tmp_path)
-    for left in (ROOT / "runs").glob("*-digits-*-smoke-s0-*"):  # of an earlier test, perhaps by other code
-        shutil.rmtree(left)
     said, error = start(*[flag if flag != "--run" else "--plan" for flag in flags]).communicate()
     assert "all, each run once  3" in said and "fedsr-91" in said, (said, error)
     first = start(*flags, "--jobs", "2")

@@ -51,8 +51,9 @@ def test_a_run_that_cannot_start_does_not_stop_the_rest(monkeypatch, tmp_path, c
 
 
 def test_a_run_of_another_runner_is_skipped(monkeypatch, tmp_path):
-    said = "import sys; sys.exit('fedavg: another process is running in runs/x: wait for it')"
-    place = saying(monkeypatch, tmp_path, said)
+    """Though the other's lines follow in the same log."""
+    refused = "print('fedavg: another process is running in runs/x', *range(9), sep='\\n'); exit(1)"
+    place = saying(monkeypatch, tmp_path, refused)
     assert execute(Sleep("a"), place, Processes()) == ("skipped", "another runner is on it")
 
 
