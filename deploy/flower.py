@@ -282,6 +282,7 @@ class Remote(common.Federation):
             time.sleep(PAUSE)
         return dict(sorted(answers.items()))
 
+
 def serve(grid: Grid, words: list[str]) -> dict:
     """A run whose clients are on nodes; it resumes from its folder. Returns its result."""
     fed = Remote(grid, words)

@@ -193,7 +193,7 @@ class Site:
         path.parent.mkdir(parents=True, exist_ok=True)
         order = CLAIMS if str(page) in CLAIMS else ORDER
         made = TEMPLATES.get_template(template).render(title=title, nav=NAV, order=order, page=page,
-                                                       site=self, of_specifications=False, **values)
+                                                       site=self, **values)
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)

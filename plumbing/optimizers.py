@@ -31,7 +31,8 @@ def restore_optimizer(opt: torch.optim.Optimizer, module: nn.Module,
                       kept: OptimizerState | None) -> torch.optim.Optimizer:
     """The optimizer with what another one of the same module remembered. It is a copy, as steps change it in
     place, and where the parameter is. Adam counts its steps on the CPU unless it is fused."""
-    parameters, fused = dict(module.named_parameters()), opt.param_groups[0]["fused"]
+    parameters = dict(module.named_parameters())
+    fused = opt.param_groups[0].get("fused")
     for name, values in (kept or {}).items():
         p = parameters[name]
         for what, v in values.items():

@@ -121,6 +121,7 @@ OFFICIAL = {
 PROGRAMS = MODULES | OFFICIAL
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 
+
 def one_run(method: str) -> list[str]:
     """The flags that make a method's default command one run, and a short one: without labels it would be
     one for each target, and half of it the linear classifier's."""
@@ -204,6 +205,7 @@ def start(*words, path: Path | str = "", **how) -> subprocess.Popen:
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(path)}
     captured = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return subprocess.Popen(command, cwd=ROOT, env=env, **captured, **how)
+
 
 PROGRESS_BAR = r"(round|image)/s|s/(round|image)"
 

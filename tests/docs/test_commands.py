@@ -80,6 +80,7 @@ def test_the_commands_are_found():
 class Parsed(Exception):
     """A program has taken its flags."""
 
+
 def files_are_there(names: list[str]) -> None:
     for name in names:
         assert (ROOT / name).exists(), name

@@ -42,6 +42,7 @@ def pages(site) -> dict[str, str]:
 def of_method(method: str) -> str:
     return f"docs/methods/{method}.html"
 
+
 def test_every_claim_has_its_gain_printed_and_measured_and_its_setting(pages):
     """On its method's page, on that of all results, and the first one on the first page. A dot is hollow
     where data or scale are not the paper's."""
@@ -133,6 +134,7 @@ def test_code_is_shown_as_it_is(site):
     text = (site / "common.py.html").read_text()
     lines = re.findall(r'<span class="line[^>]*><a [^>]*>\d+</a>(.*?\n)</span>', text, flags=re.S)
     assert unescape(re.sub(r"<[^>]*>", "", "".join(lines))) == (ROOT / "common.py").read_text()
+
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])

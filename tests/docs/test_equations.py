@@ -16,6 +16,7 @@ ENTRIES = [(method, entry) for method in METHODS for entry in equations.table(me
 every_entry = pytest.mark.parametrize("method, entry", ENTRIES,
                                       ids=[f"{method}-{entry['tag']}" for method, entry in ENTRIES])
 
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_number_of_the_paper_is_computed_or_has_a_reason(method):
     of = equations.table(method)
@@ -93,6 +94,7 @@ def test_every_part_has_its_place_and_its_tests(method):
 
 def test_the_sum_in_the_readme():
     assert equations.sentence() in " ".join((ROOT / "README.md").read_text().split())
+
 
 SOURCE = r'''"""Eq. (1)."""
 

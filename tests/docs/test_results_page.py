@@ -32,6 +32,7 @@ def cards_of(path: Path) -> dict[str, str]:
     cards = re.findall(article, path.read_text(), flags=re.S)
     return {anchor: words_of(card) for anchor, card in cards}
 
+
 def test_every_published_number_is_counted_and_has_one_card(site, tables):
     """As many as the published numbers have lines that are not quoted, of tables with runs first. What is
     measured opens a table, and is large."""
@@ -71,6 +72,7 @@ def test_every_run_of_a_cell_is_there_with_its_command_and_code(site, tables):
                     value = f": {results.number(cell.values[seed])}" if seed in cell.values else ""
                     assert re.search(rf"Seed {seed} at [a-z' ]+{re.escape(value)}", cards[place.anchor])
 
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> dict[str, str]:
     """The cards of the small table of the tests of reproduce/."""
@@ -98,6 +100,7 @@ def small(tmp_path_factory) -> dict[str, str]:
 def test_the_words_of_a_cell(small, anchor, parts):
     for part in parts:
         assert part in small[anchor], small[anchor]
+
 
 def test_a_curve_has_its_points_axes_and_words():
     """Of a record without gaps, in percent, and without one that is there twice; or of one of its logs."""

@@ -22,6 +22,7 @@ DAMAGES = {
     "something else": lambda whole: b"no tar at all" * 99,
 }
 
+
 @pytest.mark.parametrize("name, named, found", [
     ("a*.zip", "archives", "archives/b/A2.ZIP"),
     ("a1.zip", "archives", "data/downloads/a1.zip"),
@@ -35,6 +36,7 @@ def test_archives_come_before_downloads_and_by_name(tmp_path, name, named, found
     folder = str(tmp_path / named) if named else ""
     paths = find_archives([name], str(tmp_path / "data"), folder)
     assert paths == ({name: tmp_path / found} if found else {})
+
 
 def test_fingerprint_of_an_archive_is_of_its_content(tmp_path):
     """Of zip archives of the same length by a first file that differs; of others by their end, or length."""
@@ -164,6 +166,7 @@ def test_a_disk_with_too_little_room_is_told_before(tmp_path, monkeypatch):
     stops("its images take .* for a while below .*cache.*, where 0.0 MiB are free", load, tmp_path,
           "officecaltech")
     assert nothing_is_left(tmp_path)
+
 
 @pytest.mark.parametrize("dataset", ["vlcs", "domainnet10"])
 def test_nothing_is_there_and_no_download(tmp_path, monkeypatch, dataset):

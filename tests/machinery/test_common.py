@@ -19,6 +19,7 @@ from torch import nn
 
 DOMAINS = ["d0", "d15", "d30", "d45", "d60", "d75"]  # of the digits
 
+
 def test_digits_are_dealt_out_once():
     """And turned, none of them out of its image."""
     dealt = common.open_dataset(parsed("fedavg")).domains
@@ -65,6 +66,7 @@ def test_rotatedmnist_is_the_published_one(monkeypatch):
             for d, angle in zip(domains, (0, 15, 30, 45, 60, 75), strict=True):
                 assert np.array_equal(d.images[i, 0].numpy(), np.array(picture.rotate(angle)))
                 assert d.labels[i] == rows[i] % 10
+
 
 LODO = ["--protocol", "lodo", "--target", "d30"]
 

@@ -89,6 +89,7 @@ def test_a_node_opens_its_own_domain_alone(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="two domains"):
         common.open_dataset(args, "b", ("healthy", "ill"))  # odd is none of the agreed classes
 
+
 class Grid:
     """Flower's engine in this process: each message builds a node's client anew. `fault(node, what, t)` says
     what happens to an answer: "lost" on its way, "before" it was begun, or "" for none."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
+
 def half_dark(width: int, dark: int, bright: int, dtype: type) -> Image.Image:
     """A picture whose left half is dark and whose right half is bright."""
     row = [dark] * (width // 2) + [bright] * (width // 2)
@@ -47,6 +48,7 @@ def test_a_postscript_file_is_no_image(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", pytest.fail)
     with pytest.raises(UnidentifiedImageError):
         to_rgb((tmp_path / "x.eps").read_bytes(), 8)
+
 
 class OneFile(http.server.BaseHTTPRequestHandler):
     """Serves `content`, or what is asked of it; the first answer breaks off after 3,000,000 bytes."""

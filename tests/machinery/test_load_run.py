@@ -116,6 +116,7 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path, text):
     with pytest.raises(UserError, match="expected the file mine.py, whose run this is"):
         loading.load_run(tmp_path / "run", script=tmp_path / "other.py")
 
+
 def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
     for name, client in (("fedavg-indomain", 3), ("fedavg-lodo", "d0"), ("fdse-lodo", "d15")):
         loading.load_run(runs / name, client)
@@ -130,6 +131,7 @@ def test_weights_that_a_run_started_from_need_not_be_there(tmp_path):
     (tmp_path / "weights.pt").unlink()
     assert loading.load_run(tmp_path / "run").run.round > 0
 
+
 def test_of_an_unfinished_run(tmp_path, monkeypatch):
     interrupted("fdse", monkeypatch, tmp_path, "--rounds", 4, "--checkpoint-every", 0, after=2)
     last = loading.load_run(tmp_path, "d15", "last")
@@ -140,6 +142,7 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
     (tmp_path / "best.pt").unlink()
     with pytest.raises(UserError, match="best.pt: no such file of checkpoint"):
         loading.load_run(tmp_path)
+
 
 def test_a_run_by_other_code(runs, tmp_path):
     shutil.copytree(runs / "fedavg-indomain", tmp_path / "a")

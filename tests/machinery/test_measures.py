@@ -68,6 +68,7 @@ def test_labels_say_in_what_runs_differ():
     assert labels_of([one, one | {"backbone": "vit"}])[0] == "FDSE, backbone net.py:build"
     assert labels_of([one, other])[1].endswith("build 2222222222222222")
 
+
 def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """(forward, training step) FLOPs of a network for a batch."""
     x = torch.zeros(shape)

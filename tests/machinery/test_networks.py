@@ -136,6 +136,7 @@ def test_without_timm(tmp_path, monkeypatch, capsys):
     fails(capsys, 2, "is not installed: pip install timm", run_here, "fedavg", tmp_path / "run", "--backbone",
           "timm:tiny")
 
+
 def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monkeypatch):
     """From wherever it is named. A folder cannot have a file run: who loads the network names it again."""
     monkeypatch.chdir(tmp_path)

@@ -40,6 +40,7 @@ def caches(folder: Path) -> dict[Path, int]:
     """{file with pixels: its last change in ns}."""
     return {path: path.stat().st_mtime_ns for path in (folder.parent / "data").rglob("pixels.bin")}
 
+
 def test_domains_classes_and_images_are_sorted_by_name(folder):
     write_images(folder, ("east",), ("ill", "healthy"), 3)
     domains, classes = load(folder)
@@ -71,6 +72,7 @@ def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(f
         assert said.endswith("south has no images of unclear")
     assert classes == ("healthy", "ill", "unclear")
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
+
 
 def test_an_image_in_two_domains_is_told(folder, capsys):
     (folder / "south" / "ill" / "copy.png").write_bytes((folder / "north" / "ill" / "3.png").read_bytes())
@@ -109,6 +111,7 @@ def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(folder
     ours[1].rename(ours[0])
     (tmp_path / "away").rename(ours[1])
     assert content(folder) != first
+
 
 def one_domain(folder: Path) -> None:
     (folder / "south").rename(folder.parent / "south")
@@ -154,6 +157,7 @@ def test_bad_folders(folder, change, code, words):
     assert stopped.value.code == code and "\n" not in str(stopped.value)
     assert not caches(folder)
 
+
 @pytest.mark.parametrize("method, scale", [("fdse", "paper"), ("fdse", "smoke"), ("fedgala", "laptop")])
 def test_a_folder_has_the_settings_of_pacs(method, scale):
     own = parsed(method, "--dataset", "folder:/somewhere/images", "--scale", scale)
@@ -178,6 +182,7 @@ def test_a_path_is_the_same_from_everywhere(tmp_path, monkeypatch):
 def test_names_of_files_have_no_path(path, name):
     assert short_name(f"folder:{path}") == name
     assert short_name("pacs") == "pacs"
+
 
 @pytest.fixture
 def flags(folder, monkeypatch) -> list:
@@ -229,6 +234,7 @@ def test_the_readmes_example(tmp_path, monkeypatch, capsys):
     assert name == "reproduce.predict"
     predict.main(predicting)
     assert len(capsys.readouterr().out.splitlines()) == 21
+
 
 def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
     """A camera that was held upright stores the picture on its side."""

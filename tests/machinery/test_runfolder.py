@@ -137,6 +137,7 @@ def test_the_recorded_command_can_be_typed_elsewhere(monkeypatch, module, start)
     flags = "--weights 'my weights.pt' --seed 1 --no-consensus --precision fp32 --threads 1"
     assert sorted(shlex.split(command(args))) == sorted(shlex.split(f"{start} {flags}"))
 
+
 def test_weights_are_known_by_their_content(tmp_path):
     keys = []
     for value in (0.0, 1.0):
@@ -148,6 +149,7 @@ def test_weights_are_known_by_their_content(tmp_path):
 def test_two_processes_in_one_folder(tmp_path, capsys):
     with locked(tmp_path / "run" / ".lock"):
         fails(capsys, 1, "another process is running", run_here, "fedavg", tmp_path / "run")
+
 
 @pytest.mark.parametrize("damage,words", [
     ({"server": {"w": {"x": torch.tensor(torch.nan)}}}, "checkpoint.pt has numbers that are not finite"),
@@ -206,6 +208,7 @@ def test_an_odd_result_is_made_again(finished, content):
     (finished / "result.json").write_text(content)
     assert run_here("fedavg", finished)["best"] == before["best"] == result_in(finished)["best"]
 
+
 def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
     """Two ways on: anew, or all the same; then the result knows of both."""
     path = finished / "checkpoint.pt"
@@ -220,6 +223,7 @@ def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
     assert [part["sha256"] == "1" for part in result["code"]] == [True, False]
     assert (result["sha256"], result["commit"], result["seconds"]["train"]) == ("1", "2", 3000)
     assert run_here("fedavg", finished, "--no-resume")["sha256"] == part["sha256"]
+
 
 def test_a_finished_run_goes_on_to_more_rounds(tmp_path, finished):
     run_here("fedavg", tmp_path / "whole", "--rounds", "4")
@@ -320,6 +324,7 @@ def test_a_signal_while_the_data_are_read(tmp_path, monkeypatch, capsys):
     fails(capsys, 143, "interrupted; nothing that was written is lost", run_here, "fedavg", tmp_path)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
+
 def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     """A half-written file, and lines of rounds that were done after the last checkpoint."""
     flags = ["--rounds", "3", "--checkpoint-every", "0"]
@@ -333,6 +338,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     times = [json.loads(line)["round"] for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert [entry["round"] for entry in metrics(tmp_path)] == times == [1, 2, 3]
     assert len(metrics(tmp_path)[2]["clients"]) == 6
+
 
 MINE = """
 import fedavg

@@ -31,6 +31,7 @@ def names(cls: type[Args]) -> list[str]:
     """The names of all settings."""
     return [f.name for f in dataclasses.fields(cls)]
 
+
 def shown(capsys, method, *flags) -> str:
     """What a command prints that ends with 0 before anything is run."""
     with pytest.raises(SystemExit) as end:
@@ -88,6 +89,7 @@ def test_every_field_is_read_somewhere(method):
     source = "".join(path.read_text() for path in files)
     read = {*re.findall(r"\b(?:args|self|cls|settings|of_seed)\.(?=(\w+))", source), "variant"}
     assert {*names(MODULES[method].Args)} <= read
+
 
 @dataclasses.dataclass
 class Plain(common.Args):

@@ -61,6 +61,7 @@ def numbers(net):
 def mib(net):
     return numbers(net) * 4 / 2 ** 20
 
+
 def test_table4_sizes():
     """Table 4 says 24.87 MiB; within 0.1% of it."""
     assert numbers(alexnet()) == 6_517_610
@@ -81,6 +82,7 @@ def test_table4_flops():
     assert abs(plain / 4.41e10 - 1) < 0.015
     assert abs(ours / 2.24e10 - 1) < 0.015
     assert 0.49 < ours / plain < 0.52
+
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 2), (6, 3)])
 def test_eq4_and_its_gradient(shape):
@@ -126,6 +128,7 @@ def test_eq5_eq6_eq7_by_hand():
     assert math.isclose(loss.item(), 0.25 * 6.1875 + 0.75 * 9, rel_tol=1e-6)
     torch.testing.assert_close(hat[0][0], tensor([1.5, 3.0]))
 
+
 def nearest_to_zero(d):
     """u on the simplex of the shortest sum_k u_k d_k, from all subsets of the d_k: the smallest of the points
     that are nearest to 0 on the line or plane through a subset and lie between its vectors."""
@@ -170,6 +173,7 @@ def test_eq9_three_clients_by_hand():
     alone = [1 / (e + 2), 1 / (e + 2), e / (e + 2)]
     want = tensor([alike, alike, alone]) @ V
     torch.testing.assert_close(fdse.personalize(V, 0.5), want)
+
 
 @pytest.mark.parametrize("unit", ["layer", "tensor"])
 def test_every_entry_has_one_fate(unit):

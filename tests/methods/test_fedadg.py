@@ -85,6 +85,7 @@ def train(client, server, t=0):
     common.seed_all(0, "train", t, client.k)
     return client.train(server.download(client.k), t)
 
+
 # D(h) = 0.2, 0.6 and D(h') = 0.5, 0.9. (1 - D(h))^2: 0.64, 0.16; D(h')^2: 0.25, 0.81; D(h)^2: 0.04, 0.36;
 # (1 - D(h'))^2: 0.25, 0.01. Of each loss: its value and its gradients in D(h) and in D(h').
 BY_HAND = {
@@ -116,6 +117,7 @@ def test_eq1_eq2_eq3_by_hand(which):
             assert got is None
         else:
             assert torch.allclose(got, tensor(want))
+
 
 def test_the_projection_is_of_the_seed_alone_and_keeps_lengths():
     """Bit for bit between two networks of a seed; lengths to 10%."""
@@ -206,6 +208,7 @@ def test_what_travels_and_what_stays(flags, parts):
         assert differ(start, client.w_d) == start.keys() - {"project.weight"}
     assert differ(clients[0].w_d, clients[1].w_d) == start.keys() - {"project.weight"}
 
+
 @pytest.mark.parametrize("smoothing,of_code,classes", [(0.25, 0.2, 5), (0.07 / 6, 0.01, 7)])
 def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     """It spreads its value over the other classes, PyTorch over all: the same targets, by losses of logits
@@ -218,6 +221,7 @@ def test_smoothing_of_the_official_code(smoothing, of_code, classes):
     share = of_code / (classes - 1)  # of each class but the label's
     torch.testing.assert_close(losses[0], tensor(20.0 * of_code))
     torch.testing.assert_close(losses[1:], torch.full((classes - 1,), 20.0 * (1 - share)))
+
 
 @pytest.mark.parametrize("backbone", ["smallcnn", "smallcnn_bn", "resnet18"])
 def test_g_ends_as_the_features_do(backbone):

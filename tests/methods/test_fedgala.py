@@ -57,6 +57,7 @@ def test_similarities_are_float32_under_autocast():
         under_autocast = losses()
     assert under_autocast == losses()
 
+
 def test_unaligned_by_hand():
     """Cosines on paper, by tensor and by layer, of both signs."""
     gradient = {
@@ -92,6 +93,7 @@ def test_unaligned_by_hand():
     at_tau = fedgala.unaligned(across, {"a.weight": tensor([1.0, 0.0])}, [["a.weight"]], 0, "paper")
     assert at_tau.tolist() == [True]  # line 19 as printed keeps what is above tau alone
 
+
 def aligned_weights(g: list[Tensor], p: Tensor, iterations: int) -> Tensor:
     """The weights [K] of clients with these updates: the mean of an entry that says which client it is of."""
     models = [{"x": g_i, "who": row} for g_i, row in zip(g, torch.eye(len(g)).double())]
@@ -115,6 +117,7 @@ def test_global_alignment_by_hand():
 
 
 PLAIN = ("--variant", "paper", "--local-alignment", "off", "--no-global-alignment", "--predictor", "shared")
+
 
 def seeded(args, client, t: int) -> list[tuple[Tensor, Tensor]]:
     """The batches of a client in round t."""
@@ -153,6 +156,7 @@ def test_chance_loss(ssl):
         "simsiam": -fedgala.mean_cosine(right, up),
     }
     assert fedgala.chance_loss(args, 100) == pytest.approx(float(at_chance[ssl]), abs=1e-6)
+
 
 def test_domains_that_are_neither_source_nor_target_are_left_out(tmp_path):
     one = run_here("fedgala", tmp_path, *RUN, "--sources", "d0,d15", "--target", "d60")

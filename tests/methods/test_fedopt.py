@@ -10,6 +10,7 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
+
 def test_alg2_moments_by_hand():
     """Delta = (2, -1, 0.5) after m = (1, 1, 1) and v = (1, 4, 0.25), with beta1 0.9 and beta2 0.75. Yogi's v
     grows by a quarter of Delta^2 where that is larger than v, falls where it is smaller, and stays where both

@@ -15,6 +15,7 @@ import torch
 from torch import nn, tensor
 from torch.testing import assert_close
 
+
 @pytest.mark.parametrize("l2r,value,gradient", [
     (fedsr.l2r, 13, [3.0, 4.0]),  # (25 + 1) / 2; 2 z / B
     (official.fedsr.plain_l2r, 3, [0.3, 0.4]),  # (5 + 1) / 2; z / ||z|| / B

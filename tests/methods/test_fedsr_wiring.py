@@ -94,6 +94,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     assert max(of.norms) > of.args.clip
     assert local == (variant == "fedcmi")
 
+
 OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedsr.json").read_text())
 
 

@@ -84,6 +84,7 @@ def test_two_rounds_of_the_official_code(variant, monkeypatch):
     args = variant_args(variant)
     net = official.fdse.build(args, 1, 10)
     fill(net.state_dict())
+
     def batches(data, args, t, k):
         return [batch(t, k, step) for step in range(2)]
     monkeypatch.setattr(official.fdse, "batches", batches)
