@@ -105,10 +105,8 @@ def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -
     else:
         images = open_images(name, size, data, settings.archives, settings.skip_broken,
                              only if is_custom(name) else "", agreed)
-        domains = [Domain(*domain) for domain in images.domains]
+        domains = [Domain(*domain, given=images.given.get(domain[0])) for domain in images.domains]
         dataset = Dataset(domains, images.classes, images.content)
-        for d in domains if images.given else ():
-            d.given = images.given[d.name]
     if only:
         if only not in dataset.names or tuple(dataset.classes) != agreed:
             raise UserError(f"expected the domain {only} and the classes "
@@ -573,33 +571,30 @@ def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor,
     return p, y
 
 
-@torch.no_grad()
 def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor, Tensor]:
     """z float32 [N, D] and labels y [N], on the CPU, of all images of `data`: model.features in eval mode,
     where a probabilistic network gives its mean; precision and batches are those of `correct`."""
-    model.eval()
-    zs, ys = [], []
-    for x, y in in_order(data, settings):
-        with autocast(settings):
-            z = model.features(x)
-        zs.append(z.float().flatten(1).cpu())
-        ys.append(y.cpu())
-    z = torch.cat(zs)
-    check_finite(model, z.isfinite().all())
-    return z, torch.cat(ys)
+    return features_of(model, in_order(data, settings), settings)
+
+
+def view_representations(model: nn.Module, data: Data, settings: Args, rows: Tensor) -> Tensor:
+    """z float32 [B, D], on the CPU, of a new augmented view of each of these images, as `representations`."""
+    parts = rows.to(data.index.device).split(max(settings.batch_size, 100))
+    return features_of(model, (data.batch(i, view_of(settings)) for i in parts), settings)[0]
 
 
 @torch.no_grad()
-def view_representations(model: nn.Module, data: Data, settings: Args, rows: Tensor) -> Tensor:
-    """z float32 [B, D], on the CPU, of a new augmented view of each of these images, as `representations`."""
+def features_of(model: nn.Module, batches: Iterable, settings: Args) -> tuple[Tensor, Tensor]:
+    """z and y of all batches (x, y), see `representations`."""
     model.eval()
-    zs = []
-    for i in rows.to(data.index.device).split(max(settings.batch_size, 100)):
-        x, _ = data.batch(i, view_of(settings))
+    pairs = []
+    for x, y in batches:
         with autocast(settings):
             z = model.features(x)
-        zs.append(z.float().flatten(1).cpu())
-    return torch.cat(zs)
+        pairs.append((z.float().flatten(1).cpu(), y.cpu()))
+    z, y = joined(pairs)
+    check_finite(model, z.isfinite().all())
+    return z, y
 
 
 def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -> nn.Module:
@@ -679,8 +674,7 @@ def evaluate_start(fed: Federation) -> dict:
         for name, v in payload["statistics"].items():
             mean[name] = mean[name].add_(v, alpha=share) if k else v * share
     found = evaluate_linear(fed, 0, also={"statistics": mean})
-    if found:
-        found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
+    found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
     return found
 
 
@@ -762,7 +756,8 @@ def start_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     model = client.model(down)
     seed_all(settings.seed, "start", k)
     one_epoch = batches(client.data.train, dataclasses.replace(settings, epochs=1), 0, k)
-    statistics = linear.batch_statistics(model, one_epoch, settings)
+    with autocast(settings):
+        statistics = linear.batch_statistics(model, one_epoch)
     return {"statistics": statistics}, {"chance_loss": client.chance_loss()}
 
 
@@ -913,7 +908,7 @@ class Federation:
     channels: int
     tested: int  # images of the targets that are tested
     of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
-    templates: dict = dataclasses.field(default_factory=dict)  # the layout of what clients send
+    expected: dict[str, str] | None = None  # the layout of uploads, by the first one
 
     def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
         """Download, local training and upload of each client of S_t: the uploads, and what was logged."""
@@ -921,7 +916,7 @@ class Federation:
         for k in S_t:
             down = self.server.download(k)
             uploads[k], logs[k] = train_client(self, k, t, down)
-            self.check("train", k, t, down, uploads[k], logs[k])
+            self.check(k, t, down, uploads[k], logs[k])
         return uploads, logs
 
     def test(self, of_client: Callable, who: Iterable[int], t: int,
@@ -934,15 +929,14 @@ class Federation:
         """What client k is tested with: `server.tested(k)` if there is one, else its next download."""
         return getattr(self.server, "tested", self.server.download)(k)
 
-    def check(self, what: str, k: int, t: int, down: Payload, up: Payload, numbers: dict) -> None:
-        """Stop if what a client sends does not fit. A client whose images another one has sends nothing."""
-        whose = f"round {t + 1 if what == 'train' else t}, client {self.names[k]}"
-        expected = self.templates.get(what)
-        if k > 0 and getattr(self.clients.get(k), "pooled", False):
-            expected = {}
-        elif expected is None:
-            expected = self.templates[what] = expected_layout(down, up)
-        check_answer(whose, up, numbers, expected)
+    def check(self, k: int, t: int, down: Payload, up: Payload, numbers: dict) -> None:
+        """Stop if an upload does not fit. A client whose images another one has sends nothing."""
+        expected = {}
+        if k == 0 or not getattr(self.clients[k], "pooled", False):
+            if self.expected is None:
+                self.expected = expected_layout(down, up)
+            expected = self.expected
+        check_answer(f"round {t + 1}, client {self.names[k]}", up, numbers, expected)
 
     def state(self) -> dict:
         """{"server": what it keeps, "clients": {k: what that client keeps}}."""
@@ -952,12 +946,11 @@ class Federation:
     def restore(self, saved: dict) -> None:
         """The server and the clients as `state` gave them. An error if the tensors do not fit the network."""
         device = self.settings.device
-        restore(self.server, to_device(saved["server"], device), device)
+        restore(self.server, saved["server"], device)
         for k, client in self.clients.items():
             restore(client, saved["clients"].get(k, {}), device)  # without: they are on nodes
-        for k, client in self.clients.items():
-            client.model(self.server.download(k))
-            break  # one is enough to see whether the tensors fit
+        if self.clients:  # one is enough to see whether the tensors fit
+            self.clients[0].model(self.server.download(0))
 
 
 def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Federation:

@@ -9,8 +9,8 @@ eraser (DSE), one for each client; `build` says which. Server keeps theta_u (DFE
 shift, head), BN_DFE statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift, and,
 not in the paper, a bias before BN_DFE). Client k keeps its BN_DSE statistics, and its model as trained, which
 is tested before the server mixes it. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a
-domain is left out, BN_DSE's statistics go up too; its client gets the mean of these and of theta_v over the
-clients.
+domain is left out, BN_DSE's statistics go up too and stay at the server; the domain's client gets the mean of
+these and of theta_v over the clients.
 
 Paper                                                            This file
 Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
@@ -41,12 +41,12 @@ the text is in official/fdse.py; all of it: docs/methods/fdse.md.
   beta                    .001           .5; 1        .05, PACS .001 .001           --beta
   u in Eq. (8)            no constraint  simplex      simplex        simplex        -
   bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
-  "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a module       --unit tensor
+  "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a block        --unit tensor
                           modules, head
   model that is tested    not said       the server's the server's   trained        --evaluated
-                                         (README of 5ca65f0: trained)
   weight decay; momentum  not said       1e-3; 0      1e-3; 0        1e-3; 0        --weight-decay, --momentum
   image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
+  E on PACS               5              1            5              5              --epochs
   lr                      a grid         .1, PACS .05 .1, PACS .05   .1, PACS .05   --lr
   its factor in a round   .998           .9998        .9998          .998           --lr-decay
   adaptation              several epochs none         none           5 epochs, lr 1 --adapt-epochs, -lr
@@ -80,7 +80,8 @@ class Args(common.Args):
                           source="text, Eq. (8)")
     similarity: bool = arg(True, "aggregate theta_v by Eq. (9), B in Table 3; otherwise clients keep it",
                            source="text, Eq. (9)")
-    unit: str = arg("layer", "a layer of Eqs. (8) and (9): all tensors of a module, or each tensor",
+    unit: str = arg("layer", "a layer of Eqs. (8) and (9): all tensors of theta_u, or of theta_v, in a "
+                             "block, or each tensor",
                     choices=("layer", "tensor"), source="text, Sec. 4.3")
     con_from: int = arg(1, "first round with L_Con, counted from 0; 1: after BN_DFE has statistics", low=0,
                         source="code dd266a2, algorithm/fdse.py")
@@ -127,17 +128,16 @@ class DSEBlock(nn.Module):
     without a kernel is a linear layer: x [..., S] -> [..., T]."""
 
     def __init__(self, args: Args, S: int, T: int, kernel: int = 0, stride: int = 1, padding: int = 0,
-                 dw: int = 3, last_relu: bool = True):
+                 last_relu: bool = True):
         super().__init__()
         self.T, self.linear, self.last_relu = T, kernel == 0, last_relu
         T_DFE = math.ceil(T / G)
         if self.linear:
             self.dfe = nn.Linear(S, T_DFE)
-            # One weight for each channel, a 1x1 convolution: dw of layers 7 and 8 in Table A6.
-            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1
+            Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1  # a weight for each channel, as in Table A6
         else:
             self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
-            Conv, BatchNorm = nn.Conv2d, nn.BatchNorm2d
+            Conv, BatchNorm, dw = nn.Conv2d, nn.BatchNorm2d, 3
         self.bn_dse = BatchNorm(T_DFE)
         T_DSE = T_DFE * (G - 1)  # of a channel's G channels one is the channel itself (Sec. A7.2)
         self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
@@ -158,8 +158,8 @@ class DSEBlock(nn.Module):
            \mathrm{ReLU}\left(\mathrm{BN}_{\text{DFE}}(\mathrm{Concat}\{\mathbb{X}_{\text{DSE},i}\})\right)
            \end{aligned} \tag{3} $$
         """
-        lead = x.shape[:-1]
         if self.linear:
+            lead = x.shape[:-1]
             x = x.flatten(0, -2)  # a ViT's [B, tokens, S]: the tokens of all images are one batch
         x_dfe = self.dfe(x)  # Eq. (2): [B, T_DFE(, h', w')]
         h = relu(self.bn_dse(x_dfe))  # Eq. (3)
@@ -190,12 +190,12 @@ class Parts:
     """
 
     def __init__(self, net: nn.Module, unit: str, own_bias: bool = False):
-        self.blocks = [name for name, module in net.named_modules() if isinstance(module, DSEBlock)]
+        self.block_names = [name for name, module in net.named_modules() if isinstance(module, DSEBlock)]
         trained = list(dict(net.named_parameters()))
         statistics = [name for name in net.state_dict() if name not in trained]
         self.v = [name for name in trained if ".dse." in name or ".bn_dse." in name]  # theta_v
         if own_bias:
-            self.v += [f"{block}.bias" for block in self.blocks if f"{block}.bias" in trained]
+            self.v += [f"{block}.bias" for block in self.block_names if f"{block}.bias" in trained]
         self.u = [name for name in trained if name not in self.v]  # theta_u
         self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
         self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
@@ -205,7 +205,7 @@ class Parts:
 
     def layer(self, name: str) -> str:
         """The block that an entry is in; outside the blocks its module."""
-        for block in self.blocks:
+        for block in self.block_names:
             if name.startswith(block + "."):
                 return block
         return name.rpartition(".")[0]
@@ -240,16 +240,16 @@ def consistency(batch: list, glob: list, hat: list | None, beta: float, gamma: f
     if hat is None:
         hat = glob
     loss, running = 0, []
-    for l, w in enumerate(depth_weights(len(batch), beta)):
+    for l, w_l in enumerate(depth_weights(len(batch), beta)):
         mu_b, var_b = batch[l]  # Eq. (4)
         mu_g, var_g = glob[l]
-        mu, var = hat[l]
+        mu, var = hat[l]  # after the batch before
         mu_hat = gamma * mu + (1 - gamma) * mu_b  # Eq. (5)
         var_hat = gamma * var + (1 - gamma) * var_b
         center = (mu_hat - mu_g).square().mean()  # ||mu_hat - mu_g||^2 / d
         size = (var_hat.mean() - var_g.mean()).square()  # variances are >= 0: L1 norm / d is their mean
         l_con = center + size  # Eq. (6)
-        loss = loss + w * l_con  # Eq. (7)
+        loss = loss + w_l * l_con  # Eq. (7)
         running.append((mu_hat.detach(), var_hat.detach()))
     return loss, running
 
@@ -297,11 +297,11 @@ class Client:
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        glob, hat = bn_dfe_statistics(self.blocks), None
+        glob, hat = bn_dfe_statistics(self.blocks), None  # self.blocks are those of model, in self.net
         log = defaultdict(list)
         for x, y in batches(self.data.train, args, t, self.k):  # line 6: x [B, C, H, W]; y [B]
             with autocast(args):
-                z = model.features(x)  # [B, D]
+                z = model.features(x)  # [B, D]; leaves each block's statistics, Eq. (4)
                 l_task = cross_entropy(model.classify(z), y)
             log["loss"].append(l_task.detach())
             l_con = 0

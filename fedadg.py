@@ -174,7 +174,8 @@ class Generator(nn.Module):
 
     def __init__(self, args: Args, label_dim: int, dim: int):
         super().__init__()
-        self.noise, self.slope = args.noise or dim // 2, args.slope
+        self.noise = args.noise or dim // 2  # 0: of a network that BACKBONES does not list
+        self.slope = args.slope
         self.relu = args.backbone in BACKBONES and BACKBONES[args.backbone].relu
         self.first = nn.Linear(self.noise + label_dim, dim)
         self.second = nn.Linear(dim, dim)
@@ -344,8 +345,7 @@ class Client:
         $$ \min_{w_g} \mathcal{L}_{adv_g} \tag{step c8} $$
         $$ \mathbf{w} = \{w_f, w_c, w_g\} \tag{step c9} $$
 
-        S_z is drawn before step c5, which neither uses nor changes it. Step c7 has the features of the
-        extractor as step c5 leaves it.
+        Step c7 has the features of the extractor as step c5 leaves it.
         """
         args = self.args
         model = self.model(down).train()  # w of the server, w_d of step c1
@@ -362,7 +362,6 @@ class Client:
         for x, y in data:  # step c4: S_x
             label = model.label(y)  # [B, C]
             with autocast(args):
-                h_ref = reference_features(args, model, label)  # step c6: S_z and of it h' [B, dim]
                 h = model.features(x)  # [B, dim]
                 err = cross_entropy(model.classify(h), y, label_smoothing=args.smoothing)  # L_err, step c5
                 adv_f = loss_f(model.D(h, label))  # L_adv_f, Eq. (2)
@@ -371,6 +370,8 @@ class Client:
             log["loss"].append(err.detach())
             log["adv_f"].append(adv_f.detach())
 
+            with autocast(args):
+                h_ref = reference_features(args, model, label)  # step c6: S_z and of it h' [B, dim]
             model.net.eval()  # as the code: no dropout; BN has its running statistics, which stay
             with autocast(args):
                 with torch.no_grad():

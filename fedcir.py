@@ -54,6 +54,7 @@ What the paper leaves open or prints differently, and what is done here (in full
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -73,7 +74,7 @@ class Args(common.Args):
     lambda_reg: float = arg(0.5, "weight of L_reg, Eq. (18)", low=0, source="text, App. E")
     lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0, source="text, App. E")
     reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: after the generator's "
-                           "first training", low=0, source="cited code, FedGen 67f2cd7, serverpFedGen.py")
+                           "first training", low=0, source="cited code, FedGen dd5807c, serverpFedGen.py")
     generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1, source="text, Sec. 6.1")
     generator_optimizer: str = arg("sgd", "optimizer of the generator: sgd, as printed in line 9, or adam",
                                    choices=("adam", "sgd"), source="text, Alg. 1, line 9")
@@ -249,36 +250,31 @@ class Client:
         if "w_g" in down:
             G = load(self.net.G, down["w_g"]).eval().requires_grad_(False)
         opt = sgd(model, args, t)
-        losses = []
-        regs, aligns = [], []
+        log = defaultdict(list)
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 mu, sigma = model.encode(x)  # of p(z|k, x): [B, D], [B, D]
                 z = mu + sigma * torch.randn_like(mu)  # [B, D], one sample, reparameterized (Sec. 5.1)
-                loss = cross_entropy(model.classify(z), y)  # Eqs. (9)-(10), bounded by one z for each x
-            losses.append(loss.detach())
+                l_fl = cross_entropy(model.classify(z), y)  # Eqs. (9)-(10), bounded by one z for each x
+            log["loss"].append(l_fl.detach())
+            l_reg = l_align = 0  # a term that does not act is not computed
             if "w_g" in down:
                 with autocast(args):
                     y_g = torch.randint(G.classes, y.shape, device=y.device)  # [B], p(y) uniform
                     z_g = G(y_g)  # [B, D], from q(z|y); G is fixed, so the gradient is the classifier's alone
-                    reg = cross_entropy(model.classify(z_g), y_g)  # L_reg, Eq. (12)
-                regs.append(reg.detach())
-                loss = loss + args.lambda_reg * reg  # Eq. (18), second term
+                    l_reg = cross_entropy(model.classify(z_g), y_g)  # L_reg, Eq. (12)
+                log["reg"].append(l_reg.detach())
             if "mu_g" in down:
                 mu_g, sigma_g = down["mu_g"][y], down["sigma_g"][y]  # [B, D], [B, D], of q(z|y)
-                align = gaussian_kl(mu, sigma, mu_g, sigma_g).mean()  # L_align, Eq. (14)
-                aligns.append(align.detach())
-                loss = loss + args.lambda_align * align  # Eq. (18), third term
+                l_align = gaussian_kl(mu, sigma, mu_g, sigma_g).mean()  # L_align, Eq. (14)
+                log["align"].append(l_align.detach())
+            loss = l_fl + args.lambda_reg * l_reg + args.lambda_align * l_align  # Eq. (18)
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # ClientUpdate, line 2; Eq. (4)
-        self.log = {"loss": torch.stack(losses).mean()}
-        if regs:
-            self.log["reg"] = torch.stack(regs).mean()
-        if aligns:
-            self.log["align"] = torch.stack(aligns).mean()
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         return {"w": state(model)}
 
     def model(self, down: Payload) -> nn.Module:
@@ -331,7 +327,7 @@ class Server:
         self.w = state(net.model)  # line 1
         self.w_g = state(net.G)  # line 1
         self.g_optimizer = {}  # its state, by the generator's parameters
-        # Of the untrained G, which --reg-from 0 alone uses.
+        # Of the untrained G; sent before the first update with --reg-from 0 alone.
         self.mu_g, self.sigma_g = moments(net.G, args.mle_samples, args.sigma_min, args.device)
 
     def download(self, k: int) -> Payload:

@@ -22,7 +22,7 @@ Symbols: Theta_i model of client i (our k), l a layer, g_i update, g_ij gradient
 model's last change, tau threshold of the cosine.
 --local-alignment off --no-global-alignment is FedSimCLR, FedMoCo, FedBYOL or FedSimSiam (--ssl) of Table 1;
 one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-alignment reweight. Figs. 2, 3:
---batch-size, --tau, --ga-iterations, --label-ratio. Left out: the rows that Table 2 quotes.
+--batch-size, --tau, --ga-iterations, --label-ratio. Left out: Fig. 2(a), the rows that Table 2 quotes.
 
 Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What the code does against the
 text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
@@ -31,10 +31,10 @@ f3ec1e1, the first version in which both alignments run, else as in code that th
   sign of line 19   cos(gradient, last change) > tau is kept:     as printed            --alignment-sign
                     the step goes against that change; the same
   a layer           "layer"; each tensor                          weight + bias         --align-unit
-  discarded, Adam   not said; the tensor's moments stand still    as the code           --discard
+  discarded, Adam   not said; the tensor's moments stand still    as the code           -
   l. 10 into l. 8   printed: no. Sec. 3.3: yes; yes               yes, three times      --ga-iterations
-  line 6, FedAvg    "averaging all"; by full batches              the code (digits:     --average
-                                                                  by images)
+  line 6, FedAvg    "averaging all"; by full batches              the code; default     --average
+                                                                  and digits: by images
   optimizer state   not said; kept over the rounds                as the code           --keep-optimizer
   optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4          the paper's           --optimizer, --lr
   projector         two layers; 512-4096-2048, SimSiam 3, MoCo 1  512-4096-2048         --hidden, --dim
@@ -64,12 +64,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, interpolate, normalize
 from torch.nn.utils import clip_grad_norm_
 
-LEARNERS = ("simclr", "moco", "byol", "simsiam")
-
 
 @dataclass
 class Args(common.LinearArgs):  # plumbing/settings.py: views, their crop, the linear classifier, its labels
-    ssl: str = arg("simclr", "self-supervised learner", choices=LEARNERS, source="text, Sec. 4")
+    ssl: str = arg("simclr", "self-supervised learner", choices=("simclr", "moco", "byol", "simsiam"),
+                   source="text, Sec. 4")
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",
                          choices=("adam", "sgd"), source="text, App. B.3")
     lr: float = arg(3e-3, "learning rate of the first round; with sgd 0.03; some learners and datasets have "
@@ -88,9 +87,6 @@ class Args(common.LinearArgs):  # plumbing/settings.py: views, their crop, the l
     tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1, source="text, Sec. 5.4")
     align_unit: str = arg("layer", "what is discarded together: all tensors of a layer, or each tensor",
                           choices=("layer", "tensor"), source="text, Alg. 1, line 17")
-    discard: str = arg("skip", "how to discard a gradient: skip leaves weights and moments unchanged; zero "
-                               "makes a step with a gradient of 0", choices=("skip", "zero"),
-                       source="code f3ec1e1, utils.py")
     reweight_factor: float = arg(0.1, "factor on unaligned gradients, with --local-alignment reweight", low=0,
                                  source="ours, of the text's Table 6")
     global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update",
@@ -276,7 +272,7 @@ class Learner(nn.Module):
             self.keys = None
 
 
-def nt_xent(z: Tensor, tau: float) -> Tensor:
+def nt_xent(z: Tensor, temperature: float) -> Tensor:
     r"""SimCLR: z [2B, D], row i and row i + B of the same image; the mean over all rows.
 
     $$ \ell_{i,j} = -\log \frac{\exp(\mathrm{sim}(z_i, z_j)/\tau)}{\sum_{k \neq i} \exp(\mathrm{sim}(z_i,
@@ -286,12 +282,12 @@ def nt_xent(z: Tensor, tau: float) -> Tensor:
     B = len(z) // 2
     with torch.autocast(z.device.type, enabled=False):  # float32 also where autocast would make products bf16
         z = normalize(z.float())
-        similarity = (z @ z.T / tau).fill_diagonal_(float("-inf"))  # [2B, 2B]
+        similarity = (z @ z.T / temperature).fill_diagonal_(float("-inf"))  # [2B, 2B]
         other_view = torch.arange(2 * B, device=z.device).roll(B)
         return cross_entropy(similarity, other_view)
 
 
-def info_nce(q: Tensor, k: Tensor, queue: Tensor, tau: float) -> Tensor:
+def info_nce(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
     r"""MoCo: queries q [B, D], their keys k [B, D], old keys [M, D] of unit length; the mean over queries.
 
     $$ \mathcal{L}_q = -\log \frac{\exp(q \cdot k_+ / \tau)}{\sum_{i=0}^{M} \exp(q \cdot k_i / \tau)}
@@ -300,7 +296,7 @@ def info_nce(q: Tensor, k: Tensor, queue: Tensor, tau: float) -> Tensor:
     with torch.autocast(q.device.type, enabled=False):
         q, k = normalize(q.float()), normalize(k.float())
         own = (q * k).sum(1, keepdim=True)  # [B, 1]
-        logits = torch.cat([own, q @ queue.T], 1) / tau  # [B, 1 + M]
+        logits = torch.cat([own, q @ queue.T], 1) / temperature  # [B, 1 + M]
         return cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=q.device))
 
 
@@ -371,10 +367,10 @@ def unaligned(g_ij: dict[str, Tensor], g_est: dict[str, Tensor], layers: list[li
         norms.append(norm(g_ij, names))
         references.append(norm(g_est, names))
     reference = torch.stack(references)  # [L]
-    cosine = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
+    cosines = torch.stack(products) / (torch.stack(norms) * reference).clamp(min=1e-30)  # [L]
     if sign == "descent":
-        cosine = -cosine
-    return (cosine <= tau) & (reference > 0)  # the negation of line 19
+        cosines = -cosines
+    return (cosines <= tau) & (reference > 0)  # the negation of line 19
 
 
 def inner(a: dict[str, Tensor], b: dict[str, Tensor], names: list[str]) -> Tensor:
@@ -461,21 +457,17 @@ class Client:
         """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
         reweighted). Returns the share of these layers."""
         args = self.args
-        layers = layer_groups(list(g_est), args.align_unit)
-        g_ij = {n: theta_i[n].grad for n in g_est}
+        g_ij = {n: theta_i[n].grad for n in g_est if theta_i[n].grad is not None}  # None: frozen or unused
+        layers = layer_groups(list(g_ij), args.align_unit)
         bad = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
-        if args.local_alignment == "discard" and args.discard == "skip":
-            for names, is_bad in zip(layers, bad.tolist()):  # L booleans to the host, once in a batch
-                if is_bad:
-                    for n in names:
-                        theta_i[n].grad = None  # opt.step() then leaves theta_i^l and its moments alone
-            return bad.float().mean()
-        factor = 0.0
-        if args.local_alignment == "reweight":
-            factor = args.reweight_factor
-        for names, is_bad in zip(layers, bad):
+        for names, is_bad in zip(layers, bad.tolist()):  # L booleans to the host, once in a batch
+            if not is_bad:
+                continue
             for n in names:
-                g_ij[n].mul_(torch.where(is_bad, factor, 1.0))
+                if args.local_alignment == "reweight":
+                    g_ij[n].mul_(args.reweight_factor)
+                else:
+                    theta_i[n].grad = None  # opt.step() then leaves theta_i^l and its moments alone
         return bad.float().mean()
 
     def model(self, down: Payload) -> nn.Module:
@@ -562,9 +554,9 @@ class Server:
             new = global_alignment(models, self.w, self.parameters, p, self.args.ga_iterations)  # lines 5-12
         else:
             new = average(models, p)
-        for n, theta in self.w.items():
-            if all(torch.equal(theta_i[n], theta) for theta_i in models):
-                new[n] = theta  # nobody moved it: the rounding of an average is no direction for line 18
+        for name, theta in self.w.items():
+            if all(torch.equal(theta_i[name], theta) for theta_i in models):
+                new[name] = theta  # nobody moved it: the rounding of an average is no direction for line 18
         self.w = new
 
 

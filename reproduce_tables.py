@@ -136,7 +136,10 @@ def words_of(text: str) -> list[str]:
 def work(flags: argparse.Namespace) -> int:
     """What the command line asks for; returns the exit code."""
     seeds = None if flags.seeds == "paper" else seed_numbers(flags.seeds)
-    every, papers = read_tables(flags.tables), read_claims(flags.tables.parent / "claims")
+    every = read_tables(flags.tables)
+    there = {table.id for table in every}  # other --tables may lack those that a paper's claims are of
+    papers = [paper for paper in read_claims(flags.tables.parent / "claims")
+              if {claim.table for claim in paper.claims} <= there]
     ids = [table.id for table in every] + [f"claim-{claim.id}" for paper in papers for claim in paper.claims]
     wanted = chosen(ids, flags.only)
     tables = [table for table in every if table.id in wanted]
@@ -213,7 +216,7 @@ def run_missing(plan: list[Missing], flags: argparse.Namespace, place: Place, re
         budget = Budget(flags.minutes, records, flags.jobs, kind, flags.since)
     if flags.executor == "slurm":
         parameters = {"slurm_array_parallelism": flags.jobs} | parameters_of(flags.slurm)
-        counts = run_on_cluster(runs, place, parameters, budget=budget)
+        counts = run_on_cluster(runs, place, parameters, budget)
     else:
         counts = run_all(runs, place, flags.jobs, gpus, budget)
     ended = [f"{n} {outcome}" for outcome, n in counts.items() if outcome != "stopped"]

@@ -176,10 +176,10 @@ class Server:
         args = self.args
         G = gaps({k: up["received"] for k, up in uploads.items()}, self.trained)
         if G:
-            k = list(G)
+            known = list(G)
             step = step_of_round(args, t - 1, self.clients)  # the gaps are of the round before
             gap = torch.tensor(list(G.values()), dtype=torch.float64)
-            self.a[k] = adjusted(self.a[k], gap, step, args.rule)
+            self.a[known] = adjusted(self.a[known], gap, step, args.rule)
         self.trained = {k: up["trained"] for k, up in uploads.items()}
         p = shares(self.a[list(uploads)])
         self.w = average([up["w"] for up in uploads.values()], p)  # BN's statistics too

@@ -73,7 +73,7 @@ class Args(common.LinearArgs):
     dim: int = arg(2048, "outputs of projector and predictor", low=1, source="text of FedEMA, Sec. 5")
     ema: float = arg(0.99, "momentum m of the target network", low=0, high=1, source="text of FedEMA, Sec. 5")
 
-    ssl = "byol"
+    ssl = "byol"  # what fedgala.Learner asks for; no flag
 
 
 # All of FedGaLA's baselines have its rounds, epochs, batch and images.

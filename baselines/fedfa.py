@@ -9,7 +9,7 @@ Server keeps w, of which are, for each such layer: the clients' running statisti
 vectors of C channels. Client k keeps nothing between rounds. Down: w. Up: w_k, n_k.
 
 Paper                                                             This file
-mu, sigma of an image's channels                                  statistics
+mu, sigma of an image's channels                                  channel_statistics
 variances of mu and sigma in the batch, Sigma                     FFALayer.forward
 running means of mu and sigma on a client                         FFALayer.remember
 their variances across the clients, bar Sigma                     variance_of_clients, Server.update
@@ -93,7 +93,7 @@ PLACES = {  # behind which modules of a backbone there is a layer: {name: channe
 }
 
 
-def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """mu and sigma of each channel over the pixels of x [B, C, h, w] -> [B, C, 1, 1], or over the tokens of
     x [B, N, C] -> [B, 1, C]."""
     pixels = (2, 3) if x.dim() == 4 else (1,)
@@ -151,7 +151,7 @@ class FFALayer(nn.Module):
             return x
         if torch.rand(()) >= self.prob:
             return x
-        mu, sigma = statistics(x.float())  # [B, C, 1, 1] or [B, 1, C]
+        mu, sigma = channel_statistics(x.float())  # [B, C, 1, 1] or [B, 1, C]
         self.remember(mu, sigma)
         beta = shaken(mu, self.spread_mu)
         alpha = shaken(sigma, self.spread_sigma)

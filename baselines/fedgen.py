@@ -9,12 +9,12 @@ Server keeps w, the generator w_g, its Adam's moments, p^(y). Client k keeps not
 from round 2 on (--reg-from 1) w_g, p^(y). Up: w_k, n_k and c_k, how often it has drawn each label.
 
 Paper, from memory                                               This file
-Eq. (4)      the generator's objective J(w)                      loss_of_mean_logits (--teacher logits)
+Eq. (4)      the generator's objective J(w_g)                    loss_of_mean_logits (--teacher logits)
 its code     the same, a loss of each classifier                 loss_of_labels (--teacher losses)
 App.         diversity of what is generated                      diversity
 Eq. (5)      local objective: loss, and that of generated z      Client.train
 its code     and of the images against generated z               distillation, Client.train
-Alg. 1       counter c_k; the mean of w_k and p^(y); w           Client.train; Server.update; train_generator
+Alg. 1       counter c_k; the mean of w_k and p^(y); w_g         Client.train; Server.update; train_generator
 Symbols: w the model and w_g the generator (theta and w in the paper), epsilon noise, z representations, the
 input of the classifier; alpha_k^y = c_k^y / sum_j c_j^y; lambda_reg, lambda_kd: FedCiR's, App. E. With both 0
 it is FedAvg, bit for bit, and neither generator nor counts travel. A client that is unseen has w.
@@ -42,6 +42,7 @@ full: docs/methods/fedgen.md. The paper was not at hand: its numbers of equation
   BN's statistics      -             not sent          not sent     averaged       -
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -151,7 +152,7 @@ def loss_of_labels(logits: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
 
 
 def loss_of_mean_logits(logits: Tensor, y: Tensor) -> Tensor:
-    """J(w), Eq. (4): the cross-entropy of the softmax of the mean logits; logits [K, B, C], labels y [B]."""
+    """J(w_g), Eq. (4): the cross-entropy of the softmax of the mean logits; logits [K, B, C], y [B]."""
     return cross_entropy(logits.mean(0), y)
 
 
@@ -190,15 +191,14 @@ class Client:
         opt = sgd(model, args, t)
         decay = args.lambda_decay ** t
         c = torch.zeros(self.net.G.classes, dtype=torch.long, device=args.device)  # [C], label counter c_k
-        losses = []
-        regs, kds = [], []
+        log = defaultdict(list)
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             c += one_hot(y, len(c)).sum(0)  # line 8
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 logits = model.classify(z)
                 loss = cross_entropy(logits, y)
-            losses.append(loss.detach())
+            log["loss"].append(loss.detach())
             if "w_g" in down:
                 y_g = torch.multinomial(down["p"], len(y), replacement=True)  # [B], from p^(y)
                 with autocast(args):
@@ -207,18 +207,15 @@ class Client:
                     z_y = G(y, G.draw(len(y), y.device))  # [B, D], for the labels of the images
                     target = model.classify(z_y).detach()  # [B, C], no gradient
                 kd = distillation(logits.float(), target.float())
-                regs.append(reg.detach())
-                kds.append(kd.detach())
+                log["reg"].append(reg.detach())
+                log["kd"].append(kd.detach())
                 loss = loss + decay * (args.lambda_reg * reg + args.lambda_kd * kd)
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # line 9
-        self.log = {"loss": torch.stack(losses).mean()}
-        if regs:
-            self.log["reg"] = torch.stack(regs).mean()
-            self.log["kd"] = torch.stack(kds).mean()
+        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         up = {"w": state(model), "n": torch.tensor(len(self.data.train))}
         if args.lambda_reg or args.lambda_kd:
             up["c"] = c

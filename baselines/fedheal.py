@@ -76,10 +76,10 @@ PAPER = {
 }
 
 
-def consistent(increased: Tensor, up: Tensor, count: int, tau: float) -> Tensor:
-    """Which entries keep their update: `up` says where it is an increase, `increased` in how many of `count`
-    rounds before there was one."""
-    alike = torch.where(up, increased, count - increased)  # rounds in the update's direction: P_k or 1 - P_k
+def consistent(increased: Tensor, rises: Tensor, count: int, tau: float) -> Tensor:
+    """Which entries keep their update: `rises` says where it is an increase, `increased` in how many of the
+    `count` rounds before there was one."""
+    alike = torch.where(rises, increased, count - increased)  # rounds in its direction: P_k or 1 - P_k
     return alike > tau * count
 
 
@@ -177,15 +177,15 @@ class Server:
 
     def mask(self, k: int, delta: dict[str, Tensor]) -> dict[str, Tensor]:
         """FPHL: which entries client k keeps; its update becomes part of its past."""
-        up = entrywise(lambda v: v >= 0, delta)
+        rises = entrywise(lambda v: v >= 0, delta)
         if k not in self.count:
-            mask = entrywise(torch.ones_like, up)
-            increased = entrywise(lambda v: self.args.first_counts * v.int(), up)
+            mask = entrywise(torch.ones_like, rises)
+            increased = entrywise(lambda v: self.args.first_counts * v.int(), rises)
             self.count[k] = self.args.first_counts
         else:
             past = to_device(self.increased[k], self.args.device)
-            mask = entrywise(partial(consistent, count=self.count[k], tau=self.args.tau), past, up)
-            increased = entrywise(torch.add, past, up)
+            mask = entrywise(partial(consistent, count=self.count[k], tau=self.args.tau), past, rises)
+            increased = entrywise(torch.add, past, rises)
             self.count[k] += 1
         self.increased[k] = to_device(increased, "cpu")
         return mask

@@ -12,7 +12,8 @@ Alg. 1, 2  Delta_t = mean of x_k - x_t                           Server.update
 Alg. 2     m_t = beta1 m_(t-1) + (1 - beta1) Delta_t             first_moment
 Alg. 2     v_t of FedAdagrad, FedYogi, FedAdam                   second_moment
 Alg. 2     x_(t+1) = x_t + eta m_t / (sqrt(v_t) + tau)           Server.update
-FedAvgM    m_t = beta1 m_(t-1) + Delta_t, x_(t+1) = x_t + eta m_t
+FedAvgM    m_t = beta1 m_(t-1) + Delta_t,
+           x_(t+1) = x_t + eta m_t                               Server.update
 Symbols as in the paper: x parameters, Delta_t pseudo-gradient, eta the server's rate (--lr is eta_l), m, v
 moments, beta1, beta2 their decays, tau degree of adaptivity. FedAvgM with --beta1 0 is FedAvg, but for
 rounding. BN's statistics are no part of a step: they are averaged as in fedavg.py. Left out: nothing.

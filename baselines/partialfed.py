@@ -15,7 +15,7 @@ Up: w_k, n_k.
 What others tell of it                                           This file
 Initialization  layer l of w_k is A_l w + (1 - A_l) w_k          Client.start
 Fix             A by hand, the same for all clients              fixed_entries
-Adaptive        A_l by Gumbel softmax, learned by gradient       mixture, Client.learn_strategy, Client.kept
+Adaptive        A_l by Gumbel softmax, learned by gradient       mixture, Client.learn_strategy, kept_layers
 Aggregation     w = sum_k n_k/n w_k, all layers                  Server.update
 Symbols: w_k client k's model after its last round; A_l in {0, 1} whether layer l is loaded. In a client's
 first round all is loaded. --strategy none keeps nothing: FedAvg; bn is FedBN if all clients train in each
@@ -95,9 +95,9 @@ def mixture(u: Tensor, layers: list[list[str]], w: dict[str, Tensor],
             own: dict[str, Tensor]) -> dict[str, Tensor]:
     """The network whose layer l is u[l, 0] times the global one plus u[l, 1] times the own one; u [L, 2]."""
     mixed = {}
-    for (loaded, kept), names in zip(u, layers):
+    for (of_global, of_own), names in zip(u, layers):
         for name in names:
-            mixed[name] = loaded * w[name] + kept * own[name]
+            mixed[name] = of_global * w[name] + of_own * own[name]
     return mixed
 
 
@@ -166,7 +166,7 @@ class Client:
         self.scores = scores["scores"].detach()
         self.opt = optimizer_state(scores, opt)
 
-    def kept(self) -> list[str]:
+    def kept_layers(self) -> list[str]:
         """The entries that the client does not load."""
         if not self.own:
             return []
@@ -177,7 +177,7 @@ class Client:
 
     def start(self, down: Payload) -> dict[str, Tensor]:
         """The global model with the layers that the client keeps."""
-        return down["w"] | pick(self.own, self.kept())
+        return down["w"] | pick(self.own, self.kept_layers())
 
     def model(self, down: Payload) -> nn.Module:
         if self.args.evaluated == "trained" and self.own:

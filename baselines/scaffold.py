@@ -83,9 +83,9 @@ class Client:
         opt = sgd(model, args, t)
         x_t, c = parameters(model), down["c"]
         c_k = to_device(self.c_k, args.device) or {name: torch.zeros_like(v) for name, v in c.items()}
-        correction = list(entrywise(torch.sub, c, c_k).values())  # c - c_k
+        correction = entrywise(torch.sub, c, c_k)  # c - c_k
         losses = []
-        for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
+        for x, y in batches(self.data.train, args, t, self.k):  # images x [B, C, H, W], labels y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)
@@ -94,8 +94,9 @@ class Client:
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)  # differs, see "clipping"
-            g_k = [p.grad for p in model.parameters()]
-            torch._foreach_add_(g_k, correction)  # Eq. (3): g_k(y) - c_k + c
+            for name, p in model.named_parameters():
+                if p.grad is not None:  # else it is frozen or unused, and its c and c_k are 0
+                    p.grad.add_(correction[name])  # Eq. (3): g_k(y) - c_k + c
             opt.step()
         self.log = {"loss": torch.stack(losses).mean()}
         eta = args.lr * args.lr_decay ** t

@@ -224,7 +224,7 @@ class Site:
                 if not known and not re.match(r"https?:", link):
                     lost.append(f"{page}: {link}")
         if lost:
-            raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}", 1)
+            raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}")
 
 
 for function in (coloured, docstring, statements, contents, formula, relative, equations.formulas,

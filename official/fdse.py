@@ -83,7 +83,7 @@ VARIANTS = {
     },
     "first": dict.fromkeys(PAPER, FIRST) | {
         "officecaltech": FIRST | OFFICE_IMAGES,
-        "pacs": FIRST | PACS_IMAGES,
+        "pacs": FIRST | PACS_IMAGES | source("code dd266a2, config/run_pacs.yml", epochs=1),
         "domainnet10": FIRST | DOMAINNET,
     },
 }
@@ -123,7 +123,7 @@ def consistency_first(batch: list, glob: list, now: list, beta: float, gamma: fl
     return loss
 
 
-def l_con(args: Args, blocks: list, glob: list, hat: list | tuple | None) -> tuple:
+def con_loss(args: Args, blocks: list, glob: list, hat: list | tuple | None) -> tuple:
     """L_Con of the batch that the network has just seen, and what the next batch takes as `hat`."""
     batch = [b.statistics for b in blocks]
     if args.con_loss == "official":
@@ -136,7 +136,7 @@ def l_con(args: Args, blocks: list, glob: list, hat: list | tuple | None) -> tup
 class Client(fdse.Client):
 
     def train(self, down: Payload, t: int) -> Payload:
-        """As in fdse.py, with l_con instead of consistency."""
+        """As in fdse.py, with con_loss instead of consistency."""
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
@@ -147,11 +147,11 @@ class Client(fdse.Client):
                 z = model.features(x)  # [B, D]
                 l_task = cross_entropy(model.classify(z), y)
             log["loss"].append(l_task.detach())
-            con = 0
+            l_con = 0
             if args.lambda_ and t >= args.con_from:
-                con, hat = l_con(args, self.blocks, glob, hat)
-                log["consistency"].append(con.detach())
-            loss = l_task + args.lambda_ * con
+                l_con, hat = con_loss(args, self.blocks, glob, hat)
+                log["consistency"].append(l_con.detach())
+            loss = l_task + args.lambda_ * l_con
             opt.zero_grad()
             loss.backward()
             if args.clip:
@@ -169,7 +169,7 @@ class Client(fdse.Client):
         return up
 
     def adapt(self, model: Net) -> None:
-        """As in fdse.py, with l_con instead of consistency; the release does not adapt."""
+        """As in fdse.py, with con_loss instead of consistency; the release does not adapt."""
         args = dataclasses.replace(self.args, epochs=self.args.adapt_epochs, steps=0, augment="none")
         model.train()
         adapting = [b.bn_dse for b in self.blocks]
@@ -181,8 +181,8 @@ class Client(fdse.Client):
         for x, _ in batches(self.data.test, args, 0, self.k):
             with autocast(args):
                 model.features(x)
-            con, hat = l_con(args, self.blocks, glob, hat)
-            gradients = torch.autograd.grad(con, theta_v)
+            l_con, hat = con_loss(args, self.blocks, glob, hat)
+            gradients = torch.autograd.grad(l_con, theta_v)
             with torch.no_grad():
                 for p, gradient in zip(theta_v, gradients):
                     p.sub_(gradient, alpha=args.adapt_lr)

@@ -114,9 +114,9 @@ class Server(fedgala.Server):
             if self.args.global_alignment:
                 w = self.weights(models, self.compared(names), p)
             new |= average([pick(theta_i, names) for theta_i in models], w)
-        for n, theta in self.w.items():
-            if all(torch.equal(theta_i[n], theta) for theta_i in models):
-                new[n] = theta  # discarded by all
+        for name, theta in self.w.items():
+            if all(torch.equal(theta_i[name], theta) for theta_i in models):
+                new[name] = theta  # discarded by all
         self.w = new
 
     def compared(self, names: list[str]) -> list[str]:

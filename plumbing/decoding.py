@@ -52,7 +52,7 @@ class Images:
     domains: list[tuple[str, Tensor, Tensor]]  # each: name, images uint8 [N, 3, S, S], labels int64 [N]
     classes: tuple[str, ...]
     content: str  # a digest of all images: domain, class, name, bytes and CRC32 of each, in any order
-    given: dict[str, Tensor] | None = None  # of each domain what split.csv says, see read_split
+    given: dict[str, Tensor]  # of each domain what split.csv says, see read_split; empty without one
 
 
 def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: bool, only: str = "",
@@ -88,7 +88,7 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
         if index.get(kind):  # an older cache has not all of them
             print(f"{dataset}: {what}; {len(index[kind])} in all: {shortlist(index[kind])}", file=sys.stderr)
     if not split:
-        return Images(domains, classes, index["content"])
+        return Images(domains, classes, index["content"], {})
     content = hashlib.blake2b(index["content"].encode() + split.read_bytes(), digest_size=6).hexdigest()
     broken = {text.partition(": ")[0] for text in index["broken"]}
     return Images(domains, classes, content, read_split(split, names, broken))

@@ -16,11 +16,9 @@ from torch.optim.swa_utils import update_bn
 
 
 @torch.no_grad()
-def batch_statistics(model: nn.Module, batches: Iterable, settings: LinearArgs) -> dict[str, Tensor]:
+def batch_statistics(model: nn.Module, batches: Iterable) -> dict[str, Tensor]:
     """The statistics of batch normalization, plain means over the batches, in a network that stands still."""
-    bf16 = settings.precision == "bf16"
-    with torch.autocast(settings.device.split(":")[0], torch.bfloat16, enabled=bf16):
-        update_bn(batches, model)
+    update_bn(batches, model)
     return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}
 
 

@@ -47,13 +47,6 @@ def hash_of(file: Path) -> str:
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
-def from_file(backbone: str, *given) -> object:
-    """What the function in a file of one's own makes of args, channels and classes."""
-    file, _, name = backbone.rpartition(":")
-    with one_line_of(f"--backbone {backbone}"):
-        return getattr(module_in(Path(file), name), name)(*given)
-
-
 def from_torchvision(name: str, **flags) -> nn.Module:
     """A classifier of torchvision with random weights, which gives one tensor in training too."""
     from torchvision import models
@@ -129,7 +122,8 @@ def custom_network(args, channels: int, classes: int, Net: type) -> nn.Module:
         with torch.no_grad():
             net = Net(body, body.eval()(x).shape[-1], classes)
     else:
-        net = from_file(args.backbone, args, channels, classes)
+        with one_line_of(f"--backbone {args.backbone}"):
+            net = getattr(module_in(Path(origin), name), name)(args, channels, classes)
     if not isinstance(net, Net) or type(net.head) is not nn.Linear:
         raise UserError(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, "
                         "dim, classes) with the head that it makes, nn.Linear", 2)
@@ -161,16 +155,16 @@ def read_weights(origin: str, imagenet: str) -> dict[str, Tensor] | None:
     return weights
 
 
-def load_pretrained(module: nn.Module, weights: dict, skip: str | None, origin: str) -> None:
-    """Load weights into `module`. Those of the layer `skip` are left out if their shape differs; all others
-    must fit."""
+def load_pretrained(module: nn.Module, weights: dict, skip: str, origin: str) -> None:
+    """Load weights into `module`. Those of the layer `skip` (empty: of none) are left out if their shape
+    differs; all others must fit."""
     have = module.state_dict()
     kept = {}
     for name, value in weights.items():
-        if not skip or not name.startswith(f"{skip}.") or (name in have and value.shape == have[name].shape):
+        if not name.startswith(f"{skip}.") or (name in have and value.shape == have[name].shape):
             kept[name] = value
     wrong = [name for name, v in kept.items() if name not in have or v.shape != have[name].shape]
-    wrong += [name for name in have if name not in kept and not (skip and name.startswith(f"{skip}."))]
+    wrong += [name for name in have if name not in kept and not name.startswith(f"{skip}.")]
     if wrong:
         raise UserError(f"--weights {origin} does not fit the network: {len(wrong)} tensors are missing or "
                         f"do not fit, such as {wrong[0]}", 2)

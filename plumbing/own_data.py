@@ -89,7 +89,7 @@ def prepared(prepare: Callable, file: Path, batch: Tensor) -> Tensor:
     """What a file's own `prepare` makes of a batch. Stop if it cannot, or gives no tensor of as many rows."""
     with one_line_of(f"prepare of {file} must return a tensor for a batch of {list(batch.shape)}; found"):
         found = prepare(batch)
-        if not isinstance(found, Tensor) or found.shape[:1] != batch.shape[:1]:
+        if not isinstance(found, Tensor) or found.shape[:1] != batch.shape[:1] or found.dim() < 2:
             raise TypeError(f"{type(found).__name__} {list(getattr(found, 'shape', ''))}")
     return found
 

@@ -41,6 +41,9 @@ def targets_of(settings: Args, names: list[str]) -> list[str]:
             raise UserError(f"--target {settings.target} goes with --protocol lodo; the protocol is "
                             "indomain", 2)
         return []
+    if len(names) < 2:
+        raise UserError(f"{settings.dataset} has one domain, {names[0]}: with --protocol {settings.protocol} "
+                        "no client would be left to train", 2)
     rest = [name for name in names if not sources or name not in sources]
     if not rest or len(set(sources)) < len(sources) or settings.target in sources:
         raise UserError(f"--sources {settings.sources} leaves no target: expected some of "
@@ -122,9 +125,9 @@ def show_means(method: str, dataset: str, of_seeds: dict[int, list[dict]]) -> No
     print(tabulate(rows.values(), ["", *columns.values()], tablefmt="plain", disable_numparse=True))
 
 
-def mean_and_deviation(values: list[float]) -> str:
+def mean_and_deviation(values: list[float], digits: int = 2) -> str:
     """96.12 +- 0.31, or 96.12 of one seed. The deviation is the sample's, n - 1."""
-    shown = f"{statistics.mean(values):.2f}"
+    shown = f"{statistics.mean(values):.{digits}f}"
     if len(values) > 1:
-        shown += f" +- {statistics.stdev(values):.2f}"
+        shown += f" +- {statistics.stdev(values):.{digits}f}"
     return shown

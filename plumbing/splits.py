@@ -168,6 +168,8 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
                 raise ValueError(f"its first line is {','.join(heads)}")
             for row in table:
                 name, part, group = row["file"], row["part"] or "", row.get("group") or ""
+                if not name:
+                    raise ValueError(f"row {len(rows) + 1} names no file")
                 if name in rows or None in row or part not in ("", *PARTS):
                     raise ValueError(f"{name} is there twice, has a value too many, or its part {part!r} is "
                                      f"none of {', '.join(PARTS)}")

@@ -60,8 +60,7 @@ def read_run(folder, which: str) -> dict:
 
 
 def settings_from(run: dict, device: str, data: str, archives: str, any_code: bool,
-                  module: ModuleType | None = None, backbone: str = "",
-                  dataset: str = "") -> tuple[ModuleType, Args]:
+                  module: ModuleType | None, backbone: str, dataset: str) -> tuple[ModuleType, Args]:
     """The method of a run and its settings. Missing fields get defaults; unknown fields are ignored. What is
     no number of the run (folders), and the device, come from the caller; so does the file of a network of
     one's own. Stop if the run is by other code, unless `any_code`."""

@@ -12,7 +12,7 @@ from plumbing.errors import UserError
 from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
 from plumbing.settings import Args, flag_of
-from plumbing.several import accuracies_of
+from plumbing.several import accuracies_of, mean_and_deviation
 from reproduce.drawing import OURS, Line, draw_forest, draw_line, new_panel, table_text, write_figure
 from reproduce.statistics import LEVEL, BySeed, Paired, mean, paired
 
@@ -106,9 +106,14 @@ def distinct(values: dict[str, dict[str, BySeed]]) -> list[str]:
     return names
 
 
+def is_mean(name: str) -> bool:
+    """Of a column: mean, or of runs without labels mean, 10% of the labels; a domain's name has no comma."""
+    return name.partition(",")[0] == "mean"
+
+
 def headline(names: list[str]) -> list[str]:
     """The columns that methods are compared by: means over targets, a target alone, or ALL and AVG."""
-    means = [name for name in names if name.startswith("mean")]
+    means = [name for name in names if is_mean(name)]
     targets = [name for name in names if name not in ("ALL", "AVG")]
     return means or targets or names
 
@@ -118,7 +123,7 @@ def tasks_of(of_seeds: dict[int, list[dict]], which: str, measure="accuracy") ->
     found = {}
     for seed, results in of_seeds.items():
         values = {name: v for name, v in measured(results, which, measure).items()
-                  if name not in ("ALL", "AVG") and not name.startswith("mean")}
+                  if name not in ("ALL", "AVG") and not is_mean(name)}
         for name, value in (values or results[0][which]["clients"]).items():
             found.setdefault(name, {})[seed] = 100 * value
     return found
@@ -150,8 +155,7 @@ def megabytes(of_seeds: dict[int, list[dict]]) -> str:
 
 def cell(values: BySeed) -> str:
     """95.10 ± 0.31; without a deviation if there is one seed."""
-    spread = f" ± {statistics.stdev(values.values()):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):.2f}{spread}"
+    return mean_and_deviation([*values.values()]).replace("+-", "±")
 
 
 def accuracy_rows(values: dict[str, dict[str, BySeed]], names: list[str]) -> list[list[str]]:

@@ -100,7 +100,7 @@ def other_machine(record: dict) -> str:
 def not_comparable(record: dict, place: Place) -> str:
     """Why a record cannot be made again here with the same digits, or nothing."""
     args = known_arguments(method(record["method"]).Args, record["args"])
-    if network_file(args.backbone) or is_custom(args.dataset.split(" ")[0]):
+    if network_file(args.backbone) or is_custom(args.dataset.rpartition(" ")[0]):
         return "its network or data are of one's own: a record cannot have a file run"
     return other_machine(record) or unavailable(args, place)
 

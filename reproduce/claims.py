@@ -278,7 +278,7 @@ def printed_gain(claim: Claim, tables: dict[str, Table]) -> tuple[float, float |
 
 
 def published(blocks: list[Block], method: str, setting: str, column: str) -> list[float]:
-    """[mean, deviation] or [mean] of a row in one of these blocks; ValueError unless there is one."""
+    """[mean, deviation] or [mean] of a row in one of these blocks. Stop unless there is one."""
     found = []
     for block in blocks:
         names = [of.name for of in block.columns]
@@ -286,7 +286,7 @@ def published(blocks: list[Block], method: str, setting: str, column: str) -> li
             if row.method == method and column in names and setting in ("", row.published_setting):
                 found.append([float(number) for number in row.published[names.index(column)]])
     if len(found) != 1 or not found[0]:
-        raise ValueError(f"{method}, {column}: {len(found)} published numbers, where a claim needs one")
+        raise UserError(f"{method}, {column}: {len(found)} published numbers, where a claim needs one", 2)
     return found[0]
 
 

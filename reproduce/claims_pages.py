@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from plumbing.catalog import FOLDERS
@@ -56,9 +57,9 @@ def name_of(paper: Paper) -> str:
     return PAPERS[paper.id].split(" (")[0]
 
 
-def gain_words(one: Measured, over: str = "", level: float = LEVEL) -> str:
+def gain_words(one: Measured, over: str = "") -> str:
     """The gain with its interval; without one its mean and how many seeds there are."""
-    gain = one.gain(level, over)
+    gain = one.gain(over=over)
     if gain:
         return str(gain)
     if over or one.difference is None:
@@ -130,7 +131,7 @@ def missing_words(answer: Answer, records: Records) -> str:
     claim = answer.claim
     if answer.own.decided:
         return "Answer A has all its seeds."
-    lone = Paper(**vars(answer.paper) | {"claims": [claim]})
+    lone = replace(answer.paper, claims=[claim])
     own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
     runs = [run for _, _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)]
     every = {run.key for run in runs if not records.get(run)}

@@ -30,19 +30,17 @@ def parameters_of(text: str) -> dict[str, int | str]:
     return parameters
 
 
-def run_on_cluster(runs: list[Run], place: Place, parameters: dict, cluster: str = "slurm",
-                   budget: Budget | None = None) -> Counter:
+def run_on_cluster(runs: list[Run], place: Place, parameters: dict, budget: Budget | None) -> Counter:
     """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
-    `run_all`. With a budget: what can end in it, and its end is passed on. `cluster` is "local" for a test on
-    this machine."""
+    `run_all`. With a budget: what can end in it, and its end is passed on."""
     counts, submitted, groups = Counter(), [], by_training(runs)
-    if budget:
-        groups = budget.submitted(groups, parameters["slurm_array_parallelism"])
-        minutes = math.ceil(budget.given / 60) + 1
-        parameters = parameters | {"timeout_min": min(minutes, parameters.get("timeout_min", minutes))}
     try:
+        if budget:
+            groups = budget.submitted(groups, parameters["slurm_array_parallelism"])
+            minutes = math.ceil(budget.given / 60) + 1
+            parameters = parameters | {"timeout_min": min(minutes, parameters.get("timeout_min", minutes))}
         import submitit
-        executor = submitit.AutoExecutor(folder=str(ROOT / "runs" / "slurm"), cluster=cluster)
+        executor = submitit.AutoExecutor(folder=str(ROOT / "runs" / "slurm"), cluster="slurm")
         executor.update_parameters(**parameters)
     except ImportError:
         raise UserError("--executor slurm needs submitit: pip install submitit", 2)
@@ -74,7 +72,7 @@ class Job:
     """What a job on a cluster does: the runs that one training serves, unless they are recorded meanwhile.
     `end`: the time at which it is told to end."""
 
-    def __init__(self, end: float = math.inf):
+    def __init__(self, end: float):
         self.end = end
 
     def __call__(self, group: list[Run], place: Place) -> list[tuple[str, str]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from plumbing.errors import UserError, one_line_on_failure
 from plumbing.results import no_formula
 from plumbing.runfolder import DAMAGED, read_history
 from plumbing.settings import Parser
+from plumbing.several import mean_and_deviation
 from reproduce.drawing import check_figure_path, draw_line, new_panel, table_text, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 
@@ -115,10 +115,7 @@ def group_of(label: str, members: list[OneRun], metric: str) -> Group:
 def shown(values: list[float], factor: float) -> str:
     """The mean, and from two values on the sample deviation."""
     digits = 2 if factor == 100 else 4
-    parts = [statistics.mean(values)] if values else []
-    if len(values) > 1:
-        parts.append(statistics.stdev(values))
-    return " +- ".join(f"{factor * part:.{digits}f}" for part in parts) or "-"
+    return mean_and_deviation([factor * value for value in values], digits) if values else "-"
 
 
 def table(groups: list[Group], metric: str, factor: float) -> str:
@@ -148,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
         if flags.out:
             check_figure_path(flags.out)
         runs = runs_in(flags.folders)
-        with_target = all("target" in run.rounds[-1] for run in runs)
+        with_target = all(any("target" in at for at in run.rounds) for run in runs)
         metric = flags.metric or ("target" if with_target else "ALL")
         groups = grouped(runs, metric)
         factor = 1 if any(metric in run.logged for run in runs) else 100

@@ -113,7 +113,10 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
         names = vars(module_in(path))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                calls[ast.unparse(node.func).rpartition(".")[2]] = node
+                *origin, name = ast.unparse(node.func).split(".")
+                of_common = not origin or getattr(names.get(origin[0]), "run", None) is common.run
+                if name != "run" or of_common:  # not subprocess.run
+                    calls[name] = node
         if not calls.keys() >= {"run", "arguments"}:
             raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in "
                             "it", 2)
@@ -132,10 +135,9 @@ def without_images(module, settings: Args, build, clients: list[str], targets: l
     example = torch.zeros(2, channels, settings.image_size, settings.image_size)
     images, none = example[:0].to(torch.uint8), torch.zeros(0, dtype=torch.long)
     part = Data(images, none, none, settings.device, settings.normalize)
-    sources = [ClientData(name, part, part, part) for name in clients]
-    unseen = [ClientData(name, part, part, part, unseen=True) for name in targets]
-    for place in (sources, unseen):
-        place[:] = [here if here and here.name == data.name else data for data in place]
+    known = {here.name: here} if here else {}
+    sources = [known.get(name) or ClientData(name, part, part, part) for name in clients]
+    unseen = [known.get(name) or ClientData(name, part, part, part, unseen=True) for name in targets]
     return common.federation_of(module.Server, module.Client, settings, build, Dataset([], tuple(classes)),
                                 sources, unseen, example)
 

@@ -31,7 +31,8 @@ REMOVED: dict[str, dict] = {
     "fedsr": {"norm": "squared", "kl_scale": False},
     "fedadg": {"variant": "paper", "warmup": 0, "d_loss": "lsgan", "g_loss": "opposite", "order": "paper",
                "onehot_value": 1.0},
-    "fedgala": {"variant": "paper", "ga_unit": "model", "ga_vectors": "updates", "predictor": "local"},
+    "fedgala": {"variant": "paper", "ga_unit": "model", "ga_vectors": "updates", "predictor": "local",
+                "discard": "skip"},
 }
 # {method: {a field that its file got later: what its runs did before}}.
 ADDED: dict[str, dict] = {
@@ -154,7 +155,6 @@ class Records:
         self.path = path
         self.every: list[dict] = []
         self.by_key: dict[str, dict] = {}
-        self.by_work: dict[str, dict[str, dict]] = {}  # {work: {precision: record}}
         self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
         self.damaged: list[str] = []
         self.digests = read_beside(path.with_name("digests.jsonl"), digests_of)
@@ -180,11 +180,10 @@ class Records:
             limits = violation(args.get(f.name, f.default), f.metadata)
             if limits:
                 raise ValueError(f"{f.name} is {args[f.name]}, expected {limits}")
-        work = work_of(name, method(name).Args, args)
-        key = f"{work} {args['precision']}"
+        key = f"{work_of(name, method(name).Args, args)} {args['precision']}"
         self.seeds.setdefault((name, args["dataset"], args["scale"]), set()).add(args["seed"])
         if key not in self.by_key or self.by_key[key]["finished"] <= record["finished"]:
-            self.by_key[key] = self.by_work.setdefault(work, {})[args["precision"]] = record
+            self.by_key[key] = record
         self.every.append(record)
 
     def get(self, run: Run) -> dict | None:
@@ -197,9 +196,10 @@ class Records:
     def by_precision(self, run: Run) -> dict[str, dict]:
         """{precision: record} of what a run computes: all, or that of its --precision."""
         found = {}
-        for precision, record in self.by_work.get(run.work, {}).items():
+        for precision in ("fp32", "tf32", "bf16"):
+            record = self.by_key.get(f"{run.work} {precision}")
             of_run = "--precision" not in run.flags or precision == run.precision
-            if of_run and not (run.curve and has_gaps(record)):
+            if record and of_run and not (run.curve and has_gaps(record)):
                 found[precision] = record
         return found
 

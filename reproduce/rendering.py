@@ -39,7 +39,6 @@ LEGEND = ("A cell: published mean ± deviation [printed elsewhere] / ours ± dev
           "columns, as if they were independent. " + CODE_MARK)
 SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
                   "row: guessing one of the classes.")
-LEGENDS = {True: LEGEND, False: SMALLER_LEGEND}  # by whether the scale is the paper's
 # Behind a difference.
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "published",
@@ -174,8 +173,9 @@ def values_of(of_setting: list[dict]) -> dict[str, BySeed]:
 def setting_words(record: dict) -> list[str]:
     """A record's method, the flags in which it differs from the method's command of now, and its budget."""
     args, module = record["args"], method(record["method"]).__name__
-    usual = [f"--{name}={args[name]}" for name in ("dataset", "protocol", "scale", "variant") if name in args]
-    same = {name: args[name] for name in ("seed", "target", *BUDGET_FIELDS)}
+    usual = [f"--dataset={args['dataset'].rsplit(' ', 1)[0]}"]  # one's own has its content behind it
+    usual += [f"--{name}={args[name]}" for name in ("protocol", "scale", "variant") if name in args]
+    same = {name: args[name] for name in ("dataset", "seed", "target", *BUDGET_FIELDS)}
     known = dataclasses.replace(arguments(module, tuple(usual)), **same)
     where = "GPU" if record["hardware"].get("gpu") else "CPU"
     return [name_of_run(args), shlex.join(flags_of(record, known)) or "-",
@@ -203,9 +203,9 @@ def page_of(table: Table, blocks: list[FilledBlock], scale: str) -> str:
     """A page; at a smaller scale with the blocks alone in which something is measured."""
     shown = [block for block in blocks if scale == "paper" or block.measured]
     return TEMPLATES.get_template("table.md.jinja").render(
-        table=table, blocks=shown, scale=scale, title=title(table, scale), legend=LEGENDS[scale == "paper"],
-        state=state_of(blocks, scale), grid=grid, budgets=budgets, first_command=first_command,
-        comparisons=comparisons)
+        table=table, blocks=shown, scale=scale, title=title(table, scale),
+        legend=LEGEND if scale == "paper" else SMALLER_LEGEND, state=state_of(blocks, scale), grid=grid,
+        budgets=budgets, first_command=first_command, comparisons=comparisons)
 
 
 def state_of(blocks: list[FilledBlock], scale: str) -> str:

@@ -37,6 +37,5 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         command.add_argument("--json", default="", metavar="FILE",
                              help="file for the numbers, as JSON [none]")
         add_run_flags(command)
-        if hasattr(module, "add_flags"):
-            module.add_flags(command)
+        module.add_flags(command)
     return parser.parse_args(argv)

@@ -30,11 +30,6 @@ def matrices(folder: str, which: str) -> dict[str, np.ndarray]:
     return {POOLED: pooled} | found
 
 
-def classes_of(folder: str) -> list[str]:
-    """The names of a finished run's classes."""
-    return json.loads((Path(folder) / "settings.json").read_text())["data"]["classes"]
-
-
 def draw(path: str, label: str, found: dict[str, np.ndarray], classes: list[str]) -> None:
     """A panel for each matrix, coloured by the share of a true class; with few classes their numbers too."""
     from sklearn.metrics import ConfusionMatrixDisplay
@@ -67,7 +62,8 @@ def show(flags) -> list[dict]:
         raise UserError(f"--out draws the matrices of one run: give one folder, not {len(flags.folders)}", 2)
     labels, numbers = labels_of([finished(folder)["args"] for folder in flags.folders]), []
     for folder, label in zip(flags.folders, labels):
-        found, classes = matrices(folder, flags.which), classes_of(folder)
+        found = matrices(folder, flags.which)
+        classes = json.loads(Path(folder, "settings.json").read_text())["data"]["classes"]
         rows = [[name, *row] for name, row in zip(classes, found[POOLED].tolist())]
         print(f"{label}, {POOLED}: images of each true class (rows) by predicted class")
         print(tabulate(rows, ["", *classes], disable_numparse=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 import common
 from plumbing.errors import UserError
 from plumbing.results import curves, mean_logs
-from plumbing.runfolder import read_history, read_result
+from plumbing.runfolder import read_result
 from plumbing.settings import Args, shown_value
 from reproduce import loading
 from reproduce.methods import method
@@ -25,11 +25,6 @@ def finished(folder) -> dict:
         raise UserError(f"{Path(folder) / 'result.json'} is missing or damaged: give the output folder of a "
                         "finished run", 2)
     return result
-
-
-def history(folder) -> list[dict]:
-    """The lines of metrics.jsonl, one for each round of a finished run."""
-    return read_history(Path(folder))
 
 
 def numbers_of(entry: dict) -> dict[str, float]:

@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import functools
 import sys
+from pathlib import Path
 
 from common import images_in_round, seed_all
 from plumbing.errors import UserError
-from reproduce.measures.finished import Rebuilt, all_rebuilt, finished, history
+from plumbing.runfolder import read_history
+from reproduce.measures.finished import Rebuilt, all_rebuilt, finished
 from reproduce.methods import arguments, builder_of
 
 import torch
@@ -71,7 +73,7 @@ def cost_to_reach(run: Rebuilt, accuracy: float) -> dict | None:
     The round; TFLOPs of local training and GB up and down until then, means over the clients; the peaks of
     the whole run's memory in MiB; and the FLOPs of an image.
     """
-    result, entries = finished(run.folder), history(run.folder)
+    result, entries = finished(run.folder), read_history(Path(run.folder))
     if not any("test" in entry for entry in entries):
         raise UserError(f"{run.folder}/metrics.jsonl has no accuracy AVG", 2)
     fed, images, exchanged = run.federation, 0, 0

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import tomllib
 
+from plumbing.errors import UserError
 from reproduce import claims
 from reproduce.cells import missing
 from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
@@ -185,7 +186,7 @@ def test_a_claims_file_names_what_it_has():
     content["specifications"][1]["choices"] = {"tau": "3"}
     with pytest.raises(ValueError, match="tau = 3 is on no axis"):
         read_paper("fdse", content)
-    with pytest.raises(ValueError, match="FDSE, M0: 0 published numbers"):
+    with pytest.raises(UserError, match="FDSE, M0: 0 published numbers"):
         printed_gain(dataclasses.replace(CLAIM, columns=["M0"]), {table.id: table for table in TABLES})
 
 

@@ -6,8 +6,9 @@ import json
 import common
 import fdse
 from common import batches, flatten, load, seed_all
+from plumbing.runfolder import read_history
 from reproduce.measures.command import main
-from reproduce.measures.finished import finished, history, labels_of, numbers_of, rebuilt
+from reproduce.measures.finished import finished, labels_of, numbers_of, rebuilt
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
 from tests.conftest import run_here
 from tests.finished_runs import labelled_runs, unlabelled_runs
@@ -106,7 +107,7 @@ def test_training_flops_are_those_of_a_step(runs, method):
 def test_cost_by_hand(runs, tmp_path, capsys):
     """Of both rounds: 32 images of six clients in each, and the bytes that the rounds have logged."""
     folder, numbers = runs / "fedavg-indomain", tmp_path / "c.json"
-    entries, run = history(folder), rebuilt(folder, "last")
+    entries, run = read_history(folder), rebuilt(folder, "last")
     accuracy = entries[-1]["test"]["AVG"]
     shown("cost", folder, runs / "fedavg-lodo", "--accuracy", accuracy, "--json", numbers)
     cost = json.loads(numbers.read_text())["runs"][0]["cost"]

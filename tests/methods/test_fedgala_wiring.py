@@ -191,8 +191,6 @@ class ClientByHand:
             for n in names:
                 if args.local_alignment == "reweight":
                     gradients[n] = args.reweight_factor * gradients[n]
-                elif args.discard == "zero":
-                    gradients[n] = torch.zeros_like(gradients[n])
                 else:
                     gradients[n] = None
         return bad / len(groups)
@@ -260,7 +258,7 @@ def weights_by_hand(args, before: State, models: list[State], compared: list[str
 
 @pytest.mark.parametrize("clip, flags", [
     (6, ("--ssl", "simclr", "--ga-iterations", 2)),
-    (6, ("--ssl", "simclr", "--alignment-sign", "descent", "--discard", "zero", "--align-unit", "tensor",
+    (6, ("--ssl", "simclr", "--alignment-sign", "descent", "--align-unit", "tensor",
            "--ga-unit", "layer", "--average", "uniform")),
     (14, ("--ssl", "simclr", "--optimizer", "sgd", "--momentum", 0.6, "--local-alignment", "reweight",
            "--reweight-factor", 0.3, "--no-keep-optimizer", "--ga-unit", "tensor", "--ga-vectors", "scaled",
