@@ -66,19 +66,19 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="show the missing runs of each table, their time, "
                                                           "and those that cannot start here")
-    what.add_argument("--run", action="store_true", help="train the missing runs, cheapest first, and render")
+    what.add_argument("--run", action="store_true", help="train the missing runs, cheapest first (with --minutes: those of claims first), and render")
     what.add_argument("--check", action="store_true", help="repeat the beginning of a recorded run of each "
                                                            "setting, compare the numbers, and render")
     parser.add_argument("--commands", action="store_true", help="with --plan: also print the command of each "
                                                                 "run, for example for jobs of a cluster")
-    add("--sample", 0.0, "with --check: minutes to fill with settings of all methods; 0: check every setting")
+    add("--sample", 0.0, "with --check: time in minutes, shared among the methods; 0: check every setting")
     add("--only", "", "ids of tables and claims, such as 'fdse-1,claim-fedsr-*'; with --check: only settings "
                       "of the records behind these; empty: all")
     add("--scale", "paper", "scale of --plan and --run", choices=tuple(SCALES))
     add("--seeds", "0", "seeds of each cell, such as 0,1,2; paper: as many seeds as the paper has trials, "
                         "from 0 on, or one if it does not say; a claim then has its planned seeds")
     add("--jobs", 1, "number of runs at a time")
-    add("--minutes", 0.0, "time limit for the runs; 0: no limit. Runs of claims come first, all methods of a "
+    add("--minutes", 0.0, "time limit for the runs, in minutes; 0: no limit. Runs of claims come first, all methods of a "
                           "seed together, then the cheapest cells. A run starts only if it can end in time, "
                           "by the times of similar runs on this kind of device; if none is known, it starts "
                           "if half of the time is left. Runs that are stopped at the end save their rounds, "

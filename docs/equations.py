@@ -340,4 +340,4 @@ def sentence() -> str:
     """The sum over all papers, as it stands in the README."""
     used, whole, unused = map(sum, zip(*(counts(table(method)) for method in METHODS)))
     return (f"{whole} of {used} equations and algorithm lines that the methods use are located in the code "
-            f"and tested; {unused} more of the papers are definitions, bounds, proofs and ends of loops.")
+            f"and tested. The papers' other {unused} are definitions, bounds, proofs and ends of loops.")

@@ -155,7 +155,7 @@ class Run:
               "settings.json or --show-settings):")
         print("\n".join(differences(self.args)))
         if self.t:
-            print(f"going on after round {self.t} of {self.args.rounds}")
+            print(f"resumed after round {self.t} of {self.args.rounds}")
         sys.stdout.flush()
 
     def lap(self, part: str) -> None:

@@ -3,11 +3,13 @@
     python -m reproduce.benchmark --methods mine.py,fedavg,fedprox,fdse --dataset pacs --scale laptop
     python -m reproduce.benchmark --methods mine.py,fedavg --tune lr=0.01,0.05 --tune gamma=0.1,1 --jobs 2
 
-A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. One whose flags have commas
-stands in double quotes: '"fedavg:--sources d0,d15",fdse'. Each value of --tune is tried by the methods that
-have the flag and do not set it themselves, with all seeds; the one with the best validation counts. The same
-command resumes where it was stopped; a run by other code or data is refused. The folder gets benchmark.md,
-benchmark.csv, table.tex, curves.png, forest.png.
+A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. If its flags have
+commas, put it in double quotes: '"fedgala:--sources d0,d15","fedema:--sources d0,d15"'.
+
+Each value of --tune is tried with all seeds, by the methods that have the flag and do not set it themselves.
+The value with the best validation accuracy counts. The same command resumes an interrupted comparison. Runs
+of other code or other data are refused. The folder gets benchmark.md, benchmark.csv, table.tex, curves.png
+and forest.png.
 """
 
 from __future__ import annotations

@@ -147,8 +147,9 @@ def missing_words(answer: Answer, records: Records) -> str:
     args = arguments(runs[0].module, runs[0].flags)
     needs = f"{args.dataset} and ImageNet's weights" if args.weights == "imagenet" else args.dataset
     command = f"python reproduce_tables.py --run --only claim-{claim.id} --seeds paper"
-    return (f"`{command}` begins with the paper's own setting on {needs}: {len(lacking)} runs are missing to "
-            f"{claim.seeds} seeds, a control's too, {time}. With the other settings it makes {len(every)}. "
+    return (f"`{command}` begins with the paper's own setting on {needs}. {len(lacking)} runs are missing for "
+            f"{claim.seeds} seeds, those of the control included: {time}. With the other settings {len(every)} "
+            "runs are missing. "
             "Then `python reproduce_tables.py` writes the answer, which may still be open.")
 
 

@@ -133,7 +133,7 @@ def leaderboards(records: Records) -> list[str]:
     for (dataset, protocol, scale), settings in sorted(places.items()):
         board = leaderboard(list(settings.values()), records)
         if board:
-            text += [f"### {dataset}, {protocol}, {scale} scale", board]
+            text += [f"### {dataset}, {protocol}, --scale {scale}", board]
     return text
 
 

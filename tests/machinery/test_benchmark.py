@@ -111,6 +111,6 @@ def check_other_measure(place, capsys):
 
 
 def test_the_columns_that_are_compared():
-    assert headline(["photo", "sketch", "mean"]) == ["mean"]
+    assert headline(["meander", "sketch", "mean"]) == ["mean"]
     assert headline(["photo", "ALL", "AVG"]) == ["photo"]
     assert headline(["ALL", "AVG"]) == ["ALL", "AVG"]

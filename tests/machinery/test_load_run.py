@@ -83,8 +83,9 @@ def test_without_labels_it_gives_representations(tmp_path_factory):
 
 
 SCRIPTS = {  # what a file of one's own gives to `run`
-    "its client": """import fedavg
+    "its client": """import fedavg, subprocess
 from common import run
+COMMIT = subprocess.run(["true"], capture_output=True).stdout
 class Client(fedavg.Client): pass
 if __name__ == "__main__": run(fedavg.Server, Client, fedavg.arguments())""",
     "its server": """import common, fedavg

@@ -24,6 +24,7 @@ from torch import nn
 def build(args, channels, classes):
     body = nn.Sequential(nn.Conv2d(channels, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(),
                          nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 16))
+    body[0].requires_grad_(False)
     return Net(body, {dim}, {classes})
 """
 USUAL = MINE.replace("{dim}", "16").replace("{classes}", "classes")
@@ -43,10 +44,11 @@ def slow_but(names: set[str]) -> list:
 
 @pytest.mark.parametrize("method", MODULES)
 def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine):
-    """On digits, which have one channel; the network is loaded again, by the file that the caller names."""
+    """On digits, which have one channel. A frozen layer has no gradient. The network is loaded again, by the
+    file that the caller names."""
     backbone = f"{mine}:build"
     out = tmp_path / "run"
-    run_here(method, out, "--backbone", backbone, "--rounds", 1, *one_run(method))
+    run_here(method, out, "--backbone", backbone, "--rounds", 2, *one_run(method))
     net = loading.load_run(out, 0, "last", backbone=backbone)
     assert net.run.args.backbone == backbone
 

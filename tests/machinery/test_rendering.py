@@ -42,15 +42,18 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
         for seed in range(seeds):
             values = {"ALL": 0.5, "AVG": 0.6 + 0.1 * len(flags) + 0.01 * seed}
             made.append(record("fedavg", ["--seed", str(seed), "--precision", "fp32", *flags], best=values))
+    for one in made[-3:]:
+        one["args"]["dataset"] = "/x/my data.py c0ffee"  # its content behind it, as runs are identified
     path = write_records(tmp_path / "r.jsonl", made)
     checked = {setting_of(made[0]): {"outcome": "equal", "date": "2030"}}  # of every rate
     (tmp_path / "checked.json").write_text(json.dumps(checked))
-    of_paper, board, of_smoke, smoke = leaderboards(Records(path))
+    of_smoke, smoke, of_paper, board = leaderboards(Records(path))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in board.splitlines()[2:]]
     assert [row[:2] + row[3:] for row in rows] == [
         ["FedAvg", "--lr 0.3", "50.00 ± 0.00 (3)", "81.00 ± 1.00 (3)", "repeats it"],
         ["FedAvg", "-", "50.00 ± 0.00 (4)", "61.50 ± 1.29 (4)", "repeats it"]]
-    assert (of_paper, of_smoke) == ("### digits, indomain, paper scale", "### digits, indomain, smoke scale")
+    assert (of_paper, of_smoke) == ("### digits, indomain, --scale paper",
+                                    "### /x/my data.py c0ffee, indomain, --scale smoke")
     assert smoke.count("(3)") == 2 and "not checked" in smoke
 
 

@@ -258,7 +258,7 @@ def weights_by_hand(args, before: State, models: list[State], compared: list[str
 
 @pytest.mark.parametrize("clip, flags", [
     (6, ("--ssl", "simclr", "--ga-iterations", 2)),
-    (6, ("--ssl", "simclr", "--alignment-sign", "descent", "--align-unit", "tensor",
+    (6, ("--ssl", "simclr", "--alignment-sign", "descent", "--tau", -0.3, "--align-unit", "tensor",
            "--ga-unit", "layer", "--average", "uniform")),
     (14, ("--ssl", "simclr", "--optimizer", "sgd", "--momentum", 0.6, "--local-alignment", "reweight",
            "--reweight-factor", 0.3, "--no-keep-optimizer", "--ga-unit", "tensor", "--ga-vectors", "scaled",
