@@ -13,7 +13,7 @@ Paper                                           This file
 Eqs. (1)-(3)    adversarial losses              loss_d, loss_f, loss_g
 Eq. (4)         the sum of all losses           - (never minimized as one; Alg. 1 alternates its terms)
 Alg. 1          c1; c2-c9                       Client.__init__, Client.model; Client.train
-                s1; s2; s3                      Server.__init__; common.rounds; Server.update
+                s1; s2; s3                      Server.__init__; common.train_client; Server.update
 Sec. 3.2 (2)    L_err with label smoothing      Client.train
 Sec. 3.1, 5.1   F and classifier C; G; D, RP    build; Generator; Discriminator
 Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y), lambda_0, lambda_1, E0, K.

@@ -42,7 +42,6 @@ full: docs/methods/fedgen.md. The paper was not at hand: its numbers of equation
   BN's statistics      -             not sent          not sent     averaged       -
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -191,14 +190,15 @@ class Client:
         opt = sgd(model, args, t)
         decay = args.lambda_decay ** t
         c = torch.zeros(self.net.G.classes, dtype=torch.long, device=args.device)  # [C], label counter c_k
-        log = defaultdict(list)
+        losses = []
+        regs, kds = [], []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             c += one_hot(y, len(c)).sum(0)  # line 8
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 logits = model.classify(z)
                 loss = cross_entropy(logits, y)
-            log["loss"].append(loss.detach())
+            losses.append(loss.detach())
             if "w_g" in down:
                 y_g = torch.multinomial(down["p"], len(y), replacement=True)  # [B], from p^(y)
                 with autocast(args):
@@ -207,15 +207,18 @@ class Client:
                     z_y = G(y, G.draw(len(y), y.device))  # [B, D], for the labels of the images
                     target = model.classify(z_y).detach()  # [B, C], no gradient
                 kd = distillation(logits.float(), target.float())
-                log["reg"].append(reg.detach())
-                log["kd"].append(kd.detach())
+                regs.append(reg.detach())
+                kds.append(kd.detach())
                 loss = loss + decay * (args.lambda_reg * reg + args.lambda_kd * kd)
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # line 9
-        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        self.log = {"loss": torch.stack(losses).mean()}
+        if regs:
+            self.log["reg"] = torch.stack(regs).mean()
+            self.log["kd"] = torch.stack(kds).mean()
         up = {"w": state(model), "n": torch.tensor(len(self.data.train))}
         if args.lambda_reg or args.lambda_kd:
             up["c"] = c

@@ -37,7 +37,6 @@ ran, and this file differ; in full: docs/methods/fedproc.md
   average of w_k   n_k/n              equal                1/|K_t|      1/K; digits n_k/n  --average
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -144,14 +143,14 @@ class Client:
         known, alpha = c.any(1), alpha_of_round(args, t)
         contrasts = bool(t and alpha and known.any())
         opt = sgd(model, args, t)
-        log = defaultdict(list)
+        losses, terms = [], []
         zs, ys = [], []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 logits = model.classify(z)
                 loss = cross_entropy(logits, y)  # L_ce
-            log["loss"].append(loss.detach())
+            losses.append(loss.detach())
             if args.prototypes == "batches":
                 zs.append(z.detach().float())
                 ys.append(y)
@@ -159,13 +158,15 @@ class Client:
                 l_gpc = prototypical(z.float(), c, y)
                 l_ce = cross_entropy(logits.float(), y, reduction="none")
                 loss = hybrid(l_gpc, l_ce, alpha * known[y])
-                log["prototypical"].append(l_gpc.detach().mean())
+                terms.append(l_gpc.detach().mean())
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()
-        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        self.log = {"loss": torch.stack(losses).mean()}
+        if terms:
+            self.log["prototypical"] = torch.stack(terms).mean()
         if zs:
             z, y = torch.cat(zs), torch.cat(ys)
         else:

@@ -29,7 +29,6 @@ Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on O
   clipping       -          -          none       none            10, of both gradients   --clip
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -89,22 +88,24 @@ class Client:
         parameters = list(model.parameters())
         w = [p.detach().clone() for p in parameters]  # w^t, fixed in the round
         opt = sgd(model, args, t)
-        log = defaultdict(list)
+        losses, terms = [], []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)  # F_k
-            log["loss"].append(loss.detach())
+            losses.append(loss.detach())
             if args.mu:
                 term = args.mu / 2 * proximal(parameters, w)
-                log["proximal"].append(term.detach())
+                terms.append(term.detach())
                 loss = loss + term  # h_k, Eq. (2)
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # w <- w - eta grad h_k(w; b)
-        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        self.log = {"loss": torch.stack(losses).mean()}
+        if terms:
+            self.log["proximal"] = torch.stack(terms).mean()
         return {"w": state(model), "n": torch.tensor(len(self.data.train))}
 
     def model(self, down: Payload) -> nn.Module:

@@ -33,7 +33,6 @@ and this file differ; in full: docs/methods/moon.md
 """
 
 import copy
-from collections import defaultdict
 from dataclasses import dataclass
 
 import common
@@ -105,24 +104,27 @@ class Client:
         opt = sgd(model, args, t)
         if t:
             glob, previous = frozen(model, down["w"]), frozen(model, self.previous)
-        log = defaultdict(list)
+        losses = []
+        cons = []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
                 z = model.features(x)  # [B, D]
                 loss = cross_entropy(model.classify(z), y)  # l_sup
-            log["loss"].append(loss.detach())
+            losses.append(loss.detach())
             if t:  # in the first round there is no previous model
                 with torch.no_grad(), autocast(args):
                     z_glob, z_prev = glob.features(x), previous.features(x)
                 l_con = contrastive(z.float(), z_glob.float(), z_prev.float(), args.tau)  # Eq. (3)
-                log["contrastive"].append(l_con.detach())
+                cons.append(l_con.detach())
                 loss = loss + args.mu * l_con  # Eq. (4)
             opt.zero_grad()
             loss.backward()
             if args.clip:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()
-        self.log = {name: torch.stack(values).mean() for name, values in log.items()}
+        self.log = {"loss": torch.stack(losses).mean()}
+        if cons:
+            self.log["contrastive"] = torch.stack(cons).mean()
         w_k = state(model)
         self.previous = to_device(w_k, "cpu")
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}

@@ -88,7 +88,7 @@ LISTED = [
     Tested(fedavg, "", USUAL, 65, 0.5, 1.0),
     Tested(fdse, f"{LODO} --evaluated trained", "--rounds 7 --image-size 16", 75, 0.35, 0.55),
     Tested(fedsr, "--reference local --momentum 0.9", "--rounds 7 --lr 0.03", 50, 0.75, 0.55),
-    Tested(fedcir, "--generator-optimizer adam", "--rounds 6 --lr-decay 0.85", 60, 0.55, 0.7),
+    Tested(fedcir, "--generator-optimizer adam", "--rounds 6 --lr-decay 0.85", 60, 0.55, 0.6),
     Tested(fedadg, f"--keep-momentum --momentum 0.9 {LODO}", "--rounds 4 --lr 0.03", 60, 0.75, 0.48),
     Tested(fedgala, f"{LINEAR} --ssl moco --linear-views augmented",
            f"--rounds 5 --temperature 0.2 {VIEWS}", 50, 0.72, 0.65),

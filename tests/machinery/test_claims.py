@@ -16,7 +16,7 @@ from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specificat
 from reproduce.claims_pages import answer_words, gain_words
 from reproduce.templates import in_words
 from reproduce.methods import method
-from reproduce.records import Records, moved, work_of
+from reproduce.records import REMOVED, Records, moved, work_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import record, write_records
@@ -256,7 +256,8 @@ def settings_of_answers_a() -> dict[str, dict]:
         for name, runs in answer.own.runs.items():
             module, values = json.loads(runs[0].work)
             values = {k: v for k, v in values.items() if k not in ("seed", "target")}
-            settings[f"{answer.claim.id}, {name}"] = {"module": module} | values
+            left = REMOVED.get(module, {})  # flags that are gone, at the value that is left
+            settings[f"{answer.claim.id}, {name}"] = {"module": module} | left | values
     return settings
 
 
