@@ -256,8 +256,8 @@ def settings_of_answers_a() -> dict[str, dict]:
         for name, runs in answer.own.runs.items():
             module, values = json.loads(runs[0].work)
             values = {k: v for k, v in values.items() if k not in ("seed", "target")}
-            left = REMOVED.get(module, {})  # flags that are gone, at the value that is left
-            settings[f"{answer.claim.id}, {name}"] = {"module": module} | left | values
+            values |= REMOVED.get(module, {})  # flags that are gone, at the value that is left
+            settings[f"{answer.claim.id}, {name}"] = {"module": module} | values
     return settings
 
 
