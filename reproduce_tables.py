@@ -66,7 +66,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="show the missing runs of each table, their time, "
                                                           "and those that cannot start here")
-    what.add_argument("--run", action="store_true", help="train the missing runs, cheapest first (with --minutes: those of claims first), and render")
+    what.add_argument("--run", action="store_true", help="train the missing runs, cheapest first (with "
+                                                         "--minutes: those of claims first), and render")
     what.add_argument("--check", action="store_true", help="repeat the beginning of a recorded run of each "
                                                            "setting, compare the numbers, and render")
     parser.add_argument("--commands", action="store_true", help="with --plan: also print the command of each "
@@ -78,7 +79,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--seeds", "0", "seeds of each cell, such as 0,1,2; paper: as many seeds as the paper has trials, "
                         "from 0 on, or one if it does not say; a claim then has its planned seeds")
     add("--jobs", 1, "number of runs at a time")
-    add("--minutes", 0.0, "time limit for the runs, in minutes; 0: no limit. Runs of claims come first, all methods of a "
+    add("--minutes", 0.0, "time limit for the runs, in minutes; 0: no limit. Runs of claims come first, all "
                           "seed together, then the cheapest cells. A run starts only if it can end in time, "
                           "by the times of similar runs on this kind of device; if none is known, it starts "
                           "if half of the time is left. Runs that are stopped at the end save their rounds, "
@@ -138,8 +139,14 @@ def work(flags: argparse.Namespace) -> int:
     seeds = None if flags.seeds == "paper" else seed_numbers(flags.seeds)
     every = read_tables(flags.tables)
     there = {table.id for table in every}  # other --tables may lack those that a paper's claims are of
-    papers = [paper for paper in read_claims(flags.tables.parent / "claims")
-              if {claim.table for claim in paper.claims} <= there]
+    papers = []
+    for paper in read_claims(flags.tables.parent / "claims"):
+        lacking = {claim.table for claim in paper.claims} - there
+        if lacking:
+            print(f"reproduce_tables: without the claims of {paper.id}: {', '.join(sorted(lacking))} is not in "
+                  f"{flags.tables}", file=sys.stderr)
+        else:
+            papers.append(paper)
     ids = [table.id for table in every] + [f"claim-{claim.id}" for paper in papers for claim in paper.claims]
     wanted = chosen(ids, flags.only)
     tables = [table for table in every if table.id in wanted]

@@ -126,13 +126,12 @@ class Client(fedadg.Client):
             log["loss"].append(err.detach())
         for x, y in data:
             label = model.label(y)  # [B, C]
-            with autocast(args):
-                h_ref = reference_features(args, model, label)  # [B, dim]
             if args.order == "paper":
                 err, adv_f = self.step_c5(model, opts["FC"], x, y, label)
-                adv_d = self.step_c7(model, opts["D"], x, h_ref, label)
-            else:
-                adv_d = self.step_c7(model, opts["D"], x, h_ref, label)
+            with autocast(args):
+                h_ref = reference_features(args, model, label)  # [B, dim]
+            adv_d = self.step_c7(model, opts["D"], x, h_ref, label)
+            if args.order == "official":
                 err, adv_f = self.step_c5(model, opts["FC"], x, y, label)
             log["loss"].append(err)
             log["adv_f"].append(adv_f)

@@ -21,8 +21,8 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class BatchStatistics(torch.autograd.Function):
-    """The mean is the BN kernel's. The backward pass is one affine map of x, rounded to x's precision. In bf16
-    the variance's gradient loses digits where |mean| is far above the deviation; FDSE's x is fp32 unless
+    """The mean is the BN kernel's. The backward pass is one affine map of x, rounded to x's precision. In
+    bf16 the variance's gradient loses digits where |mean| is far above the deviation; FDSE's x is fp32 unless
     --no-block-bias."""
 
     @staticmethod

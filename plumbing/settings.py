@@ -396,8 +396,8 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
                     description=re.split(r"\n.*  This file\n", about)[0],
                     formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter,
                                                       max_help_position=32, width=110),
-                    epilog="In brackets: the value if nothing else sets it. Each dataset, scale and variant sets "
-                           "values of its own;\n--show-settings prints what a command really uses, and where it "
+                    epilog="In brackets: the value if nothing else sets it. Each dataset, scale and variant "
+                           "sets values of its\nown: --show-settings prints what a command uses, and where it "
                            "comes from. --help-all explains every flag.")
     groups = {}
     for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):

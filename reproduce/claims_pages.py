@@ -143,14 +143,14 @@ def missing_words(answer: Answer, records: Records) -> str:
         seconds = [of_run[run.module, run.flags] for run in lacking]
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")
-    time = f"about {' or '.join(times)}" if times else "of unknown time"
+    time = f"about {' or '.join(times)}" if times else "unknown"
     args = arguments(runs[0].module, runs[0].flags)
     needs = f"{args.dataset} and ImageNet's weights" if args.weights == "imagenet" else args.dataset
     command = f"python reproduce_tables.py --run --only claim-{claim.id} --seeds paper"
-    return (f"`{command}` begins with the paper's own setting on {needs}. {len(lacking)} runs are missing for "
-            f"{claim.seeds} seeds, those of the control included: {time}. With the other settings {len(every)} "
-            "runs are missing. "
-            "Then `python reproduce_tables.py` writes the answer, which may still be open.")
+    control = ", those of the control included" if claim.control else ""
+    return (f"`{command}` begins with the paper's own setting on {needs}. {len(lacking)} runs are missing "
+            f"for {claim.seeds} seeds{control}; the time is {time}. With the other settings {len(every)} are "
+            "missing. Then `python reproduce_tables.py` writes the answer, which may still be open.")
 
 
 def table_of_elsewhere(answer: Answer) -> str:

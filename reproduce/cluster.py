@@ -34,9 +34,10 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict, budget: Budg
     """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
     `run_all`. With a budget: what can end in it, and its end is passed on."""
     counts, submitted, groups = Counter(), [], by_training(runs)
+    if budget:
+        groups = budget.submitted(groups, parameters["slurm_array_parallelism"])
     try:
         if budget:
-            groups = budget.submitted(groups, parameters["slurm_array_parallelism"])
             minutes = math.ceil(budget.given / 60) + 1
             parameters = parameters | {"timeout_min": min(minutes, parameters.get("timeout_min", minutes))}
         import submitit

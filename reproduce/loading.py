@@ -113,10 +113,10 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
         names = vars(module_in(path))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                *origin, name = ast.unparse(node.func).split(".")
+                *origin, called = ast.unparse(node.func).split(".")
                 of_common = not origin or getattr(names.get(origin[0]), "run", None) is common.run
-                if name != "run" or of_common:  # not subprocess.run
-                    calls[name] = node
+                if called != "run" or of_common:  # not subprocess.run
+                    calls[called] = node
         if not calls.keys() >= {"run", "arguments"}:
             raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in "
                             "it", 2)
