@@ -143,8 +143,8 @@ def work(flags: argparse.Namespace) -> int:
     for paper in read_claims(flags.tables.parent / "claims"):
         lacking = {claim.table for claim in paper.claims} - there
         if lacking:
-            print(f"reproduce_tables: without the claims of {paper.id}: {', '.join(sorted(lacking))} is not in "
-                  f"{flags.tables}", file=sys.stderr)
+            print(f"reproduce_tables: without the claims of {paper.id}: {flags.tables} has no "
+                  f"{', '.join(sorted(lacking))}", file=sys.stderr)
         else:
             papers.append(paper)
     ids = [table.id for table in every] + [f"claim-{claim.id}" for paper in papers for claim in paper.claims]

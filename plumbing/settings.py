@@ -397,8 +397,8 @@ def parser_of(cls: type[Args], datasets: tuple[str, ...]) -> Parser:
                     formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter,
                                                       max_help_position=32, width=110),
                     epilog="In brackets: the value if nothing else sets it. Each dataset, scale and variant "
-                           "sets values of its\nown: --show-settings prints what a command uses, and where it "
-                           "comes from. --help-all explains every flag.")
+                           "sets values of its\nown: --show-settings prints what a command uses, and where "
+                           "it comes from. --help-all explains every flag.")
     groups = {}
     for base in (Args, LinearArgs, DataArgs, TrainingArgs, RunArgs):
         if issubclass(cls, base):
