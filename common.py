@@ -20,6 +20,7 @@ from plumbing import linear, schedules
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.batch_statistics import batch_statistics, per_channel
 from plumbing.catalog import custom_file, is_custom
+from plumbing.custom_data import content_of, open_custom_data, scaled
 from plumbing.decoding import open_images
 from plumbing.devices import prepare
 from plumbing.errors import UserError, no_exit, one_line_on_failure, out_of_memory
@@ -28,8 +29,7 @@ from plumbing.mnist import load_digits, rotate, rotated_mnist
 from plumbing.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
                                load_pretrained, read_weights)
 from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
-from plumbing.own_data import content_of, open_custom_data, scaled
-from plumbing.payloads import (check_answer, check_keeps, expected_layout, kept, layout, nbytes, own_copies,
+from plumbing.payloads import (check_answer, check_keeps, copy_kept, expected_layout, kept, layout, nbytes,
                                shared, to_device, unchanged, watched)
 from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run
@@ -37,7 +37,7 @@ from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
 from plumbing.settings import Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios, source
-from plumbing.splits import Rows, completed, mixed_rows, parts_of, shares_of, source_rows, target_rows
+from plumbing.splits import Rows, complete_split, mixed_rows, parts_of, shares_of, source_rows, target_rows
 
 import numpy as np
 import torch
@@ -189,7 +189,7 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
         of_split = shares_of(settings, d.name in targets)
         if given is not None:
-            given = completed(given, order, d.labels, of_split, of_groups)
+            given = complete_split(given, order, d.labels, of_split, of_groups)
         in_parts = partial(parts_of, given, d.labels if is_custom(settings.dataset) else None, of_split)
         if d.name in targets:
             rows = target_rows(settings, d.name, d.labels, in_parts, order)
@@ -203,8 +203,8 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
                 of_sources.append(client_data(settings, d, name, rows))
     if settings.clients:
         of_sources = mixed_clients(settings, *zip(*mixed))
-    learned = set().union(*(client.train.labels.tolist() for client in of_sources))
-    if settings.protocol != "linear" and len(learned) < 2 and not names:  # a node sees its own alone
+    trained_classes = set().union(*(client.train.labels.tolist() for client in of_sources))
+    if settings.protocol != "linear" and len(trained_classes) < 2 and not names:  # a node sees its own alone
         raise UserError(f"the training images of {settings.dataset} are of one class: nothing can be learned")
     validated = set().union(*(client.val.labels.tolist() for client in of_sources))
     lacking = [name for c, name in enumerate(dataset.classes) if c not in validated]
@@ -707,7 +707,7 @@ def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     """Local training in round t: the upload; the bytes both ways and what the client has logged."""
     client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
     seed_all(fed.settings.seed, "train", t, k)
-    own_copies(client)
+    copy_kept(client)
     what = f"{whose}: its train"
     with watched(client, t, what), unchanged(down, f"{what} changes its download"):
         up = client.train(down, t)
@@ -819,31 +819,33 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     """
     file = method_file(Server, Client)
     with one_line_on_failure(file.stem), no_exit():
-        method, of_seeds = method_name(file), {}
+        method, results_by_seed = method_name(file), {}
         prepare(settings)
-        for of_seed in expand_seeds(settings):
-            print(f"{method} on {of_seed.dataset}, {of_seed.protocol}, seed {of_seed.seed}\n"
-                  f"{of_seed.device}, {of_seed.precision}, threads: {torch.get_num_threads()}", flush=True)
-            targets_of(of_seed, known_domains(of_seed.dataset))  # a wrong name stops before the decoding
-            dataset = open_dataset(of_seed)
-            results = of_seeds[of_seed.seed] = []
-            for one in expand_targets(of_seed, dataset.names):
-                key = identity(one, method, dataset.content)
-                with Run.open(one, key, file) as progress:
-                    made = partial(federation, Server, Client, one, build or backbone, dataset)
+        for seed_settings in expand_seeds(settings):
+            print(f"{method} on {seed_settings.dataset}, {seed_settings.protocol}, seed "
+                  f"{seed_settings.seed}\n{seed_settings.device}, {seed_settings.precision}, threads: "
+                  f"{torch.get_num_threads()}", flush=True)
+            # a wrong name stops before the decoding
+            targets_of(seed_settings, known_domains(seed_settings.dataset))
+            dataset = open_dataset(seed_settings)
+            results = results_by_seed[seed_settings.seed] = []
+            for run_settings in expand_targets(seed_settings, dataset.names):
+                key = identity(run_settings, method, dataset.content)
+                with Run.open(run_settings, key, file) as progress:
+                    made = partial(federation, Server, Client, run_settings, build or backbone, dataset)
                     if progress.result:
                         results.append(progress.show())
                     else:
                         results.append(rounds(made(), progress))
-        show_means(method, settings.dataset, of_seeds)
-    return sum(of_seeds.values(), [])
+        show_means(method, settings.dataset, results_by_seed)
+    return sum(results_by_seed.values(), [])
 
 
 def rounds(fed: Federation, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
     settings, server = fed.settings, fed.server
     evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
-    progress.begin(fed)  # prints and writes the settings; from a checkpoint: t, what server and clients keep
+    progress.start(fed)  # prints and writes the settings; from a checkpoint: t, what server and clients keep
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":

@@ -199,9 +199,9 @@ def records_behind(tables: list[Table], papers: list[Paper], wanted: set[str], e
     for paper in papers:
         for claim in paper.claims:
             if f"claim-{claim.id}" in wanted:
-                for one in answer_of(paper, claim, by_id, records).measured:
-                    for of_seed in itertools.chain(*one.cases.values()):
-                        found += of_seed.values()
+                for measured in answer_of(paper, claim, by_id, records).measured:
+                    for by_seed in itertools.chain(*measured.cases.values()):
+                        found += by_seed.values()
     return found
 
 

@@ -190,7 +190,7 @@ class Remote(common.Federation):
             time.sleep(10 * PAUSE)
         told, targets = self.told, targets_of(settings, self.own.nodes)
         sources = [name for name in self.own.nodes if name not in targets]
-        channels, *others = {one["channels"] for one in told.values()}
+        channels, *others = {node["channels"] for node in told.values()}
         if others:
             raise UserError("some nodes have images in colour and some have gray ones: convert them", 2)
         fed = without_images(self.module, settings, builder_of(self.module), sources, targets,

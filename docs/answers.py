@@ -33,7 +33,8 @@ def read_answers() -> dict[str, list[Answer]]:
 def nearest(every: list[Answer]) -> tuple[Answer, Measured] | None:
     """The first claim that has runs, in the paper's own setting or else in the first other one: its curves
     are shown, with its name."""
-    return next(((answer, one) for answer in every for one in answer.measured if one.gains), None)
+    with_runs = ((answer, measured) for answer in every for measured in answer.measured if measured.gains)
+    return next(with_runs, None)
 
 
 def by_claim(every: list[Answer]) -> list[tuple[Answer, Measured]]:
@@ -43,28 +44,28 @@ def by_claim(every: list[Answer]) -> list[tuple[Answer, Measured]]:
 
 def by_specification(answer: Answer) -> list[tuple[Answer, Measured]]:
     """The rows of a claim's specification plot: those with runs, by their gain."""
-    with_runs = [one for one in answer.measured if one.gains]
-    return [(answer, one) for one in sorted(with_runs, key=lambda one: one.difference)]
+    with_runs = [measured for measured in answer.measured if measured.gains]
+    return [(answer, measured) for measured in sorted(with_runs, key=lambda measured: measured.difference)]
 
 
 def limits(rows: list[tuple[Answer, Measured]]) -> tuple[float, float]:
     """Where the axis of a figure begins and ends, in points."""
     ends = [0.0]
-    for _, one in rows:
-        ends.append(one.printed)
-        if one.gains:
-            ends.append(one.difference)
-        if one.gain():
-            ends += one.gain().interval
+    for _, measured in rows:
+        ends.append(measured.printed)
+        if measured.gains:
+            ends.append(measured.difference)
+        if measured.gain():
+            ends += measured.gain().interval
     return max(min(ends), -WIDEST) - 1, min(max(ends), WIDEST) + 1
 
 
-def learning(one: Measured, megabytes: bool = False) -> dict[str, list[tuple[float, float]]]:
+def learning(measured: Measured, megabytes: bool = False) -> dict[str, list[tuple[float, float]]]:
     """{method: [(round, percent)]}: its mean accuracy over seeds and targets; or after how many megabytes
     that travelled, up and down."""
-    metric, curves = metric_of(one.claim, one.specification), {}
-    for name in one.claim.methods:
-        records = [of_seed[seed] for of_seed in one.cases[name] for seed in one.gains]
+    metric, curves = metric_of(measured.claim, measured.specification), {}
+    for name in measured.claim.methods:
+        records = [by_seed[seed] for by_seed in measured.cases[name] for seed in measured.gains]
         per_round = fmean(r["bytes"]["up_per_round"] + r["bytes"]["down_per_round"] for r in records) / 1e6
         by_round = {}
         for record in records:

@@ -53,7 +53,7 @@ def find_archives(names: Iterable[str], data: str, archives: str) -> dict[str, P
 
 
 def download(url: str, path: Path, md5: str | None = None) -> Path:
-    """Fetch `url` to `path`, with a progress bar. An interrupted download goes on where it stopped."""
+    """Fetch `url` to `path`, with a progress bar. An interrupted download resumes where it stopped."""
     try:
         with locked(path.with_name(f".{path.name}.lock")):
             if not path.exists():

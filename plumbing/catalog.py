@@ -38,7 +38,7 @@ for name, table in TABLES.items():
     FOLDERS[name] = Folders(**known)
 
 # Images of one's own: PATH/<domain>/<class>/, whose names are those of the domains and classes.
-OWN_IMAGES = Folders(files={}, domains={}, classes=(), layout="in_own_folders")
+CUSTOM_IMAGES = Folders(files={}, domains={}, classes=(), layout="in_custom_folders")
 
 
 def custom_folder(dataset: str) -> Path | None:
@@ -61,7 +61,7 @@ def is_custom(dataset: str) -> bool:
 def source_of(dataset: str) -> Folders:
     """What is known of a dataset of image files; KeyError if it is none."""
     if custom_folder(dataset):
-        return OWN_IMAGES
+        return CUSTOM_IMAGES
     return FOLDERS[dataset]
 
 

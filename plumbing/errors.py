@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-KEPT = ("nothing that was written is lost: the same command without --no-resume resumes from the last "
-        "checkpoint, if there is one")
+NOTHING_LOST = ("nothing that was written is lost: the same command without --no-resume resumes from the "
+                "last checkpoint, if there is one")
 
 
 class UserError(Exception):
@@ -137,7 +137,7 @@ class AfterTheRound:
 
 
 @contextlib.contextmanager
-def one_line_on_failure(program: str, kept: str = KEPT):
+def one_line_on_failure(program: str, kept: str = NOTHING_LOST):
     """Errors that are no fault of the program end it with one line on stderr and an exit code: 2 for bad
     usage, 1 for failures, 130 for Ctrl-C. `kept`: what is not lost."""
     try:

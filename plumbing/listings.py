@@ -102,7 +102,7 @@ def in_folders(files: ImageFiles, source: Folders) -> Listing:
     return listing
 
 
-def in_own_folders(files: ImageFiles, source: Folders) -> Listing:
+def in_custom_folders(files: ImageFiles, source: Folders) -> Listing:
     """One's own images in folders <domain>/<class>/ (or deeper): the domains and the classes that have
     images, by name. A class that a domain lacks has no images there. Hidden files and folders are passed
     over, and files outside the folders of classes that are no images, a table say."""
@@ -271,7 +271,7 @@ def most_frequent(counts: dict[str, int]) -> list[str]:
 
 LAYOUTS = {
     "in_folders": in_folders,
-    "in_own_folders": in_own_folders,
+    "in_custom_folders": in_custom_folders,
     "in_lists": in_lists,
     "in_camera_traps": in_camera_traps,
     "in_camelyon17": in_camelyon17,

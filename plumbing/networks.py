@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 from plumbing.catalog import custom_file
+from plumbing.custom_data import module_in, one_line_of
 from plumbing.errors import UserError
 from plumbing.files import load_file
-from plumbing.own_data import module_in, one_line_of
 
 import torch
 from torch import Tensor, nn

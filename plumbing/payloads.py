@@ -147,7 +147,7 @@ def check_keeps(member, what: str) -> None:
                                 "its state_dict())", 2)
 
 
-def own_copies(member) -> None:
+def copy_kept(member) -> None:
     """Give a client tensors of its own for what it keeps. Others may hold them too: at the start all clients
     have the same ones, and what has travelled is on both sides."""
     for name, value in kept(member).items():

@@ -1,4 +1,4 @@
-"""The output folder of one run, whose files docs/runs.md lists, and what it needs to go on after an
+"""The output folder of one run, whose files docs/runs.md lists, and what it needs to resume after an
 interruption.
 
 Everything is written to a temporary name and renamed, except the two .jsonl files, which grow by a line each
@@ -89,7 +89,7 @@ class Run:
         if state and not self.args.any_code:
             check_same_code(self.path, state["code"], self.code)
 
-    def begin(self, federation) -> None:
+    def start(self, federation) -> None:
         """Restore what was saved; tell the user what starts; write the settings."""
         if self.saved:
             self.restore(federation)
@@ -319,7 +319,7 @@ def check_foreign_files(path: Path) -> None:
 
 
 def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
-    """Stop if the folder's run has other arguments, and say which. A run of fewer rounds goes on to more."""
+    """Stop if the folder's run has other arguments, and say which. A run of fewer rounds resumes to more."""
     theirs = saved["identity"]
     different = [name for name in sorted(theirs | key) if theirs.get(name) != key.get(name)]
     if not different:
@@ -334,7 +334,7 @@ def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
             why = why or "its last round was evaluated, and that of a longer run would not be"
         if not why:
             return
-        advice = f"it cannot go on to more rounds, because {why}: {advice}"
+        advice = f"it cannot resume to more rounds, because {why}: {advice}"
     raise UserError(f"{path} holds a run of other arguments ({words}): {advice}", 2)
 
 

@@ -260,8 +260,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     given = vars(parser.parse_args(argv))
     show = given.pop("show_settings", False)
     dataset = given.get("dataset", cls.dataset)
-    own_data = dataset if is_custom(dataset) else ""
-    if own_data:
+    custom_data = dataset if is_custom(dataset) else ""
+    if custom_data:
         dataset = LIKE_OWN
     scale = given.get("scale", cls.scale)
     variant = given.get("variant", getattr(cls, "variant", ""))
@@ -278,9 +278,9 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         own = laptop if scale == "laptop" else smoke
         layers.append((scale, SCALES[scale].get(dataset, {})))
         layers.append((scale, (own or {}).get(dataset, {})))
-    if own_data:
+    if custom_data:
         layers.append(("own data", {"target_part": "all"}))  # on PACS it is as its paper has it
-    if custom_file(own_data):
+    if custom_file(custom_data):
         layers.append(("own data", {"augment": "none", "normalize": "unit"}))
     layers.append(("flag", given))
     if follows:

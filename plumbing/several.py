@@ -105,10 +105,10 @@ def accuracies_of_linear(results: list[dict], which: str) -> dict[str, float]:
     return found
 
 
-def show_means(method: str, dataset: str, of_seeds: dict[int, list[dict]]) -> None:
+def show_means(method: str, dataset: str, results_by_seed: dict[int, list[dict]]) -> None:
     """A table of the accuracies, {seed: the results of its runs}, if there are several runs: a row for each
     name, a column for the best and the last round. Without labels there is no best round."""
-    runs = sum(of_seeds.values(), [])
+    runs = sum(results_by_seed.values(), [])
     if len(runs) < 2:
         return
     columns = {"best": "best validation round", "last": "last round"}
@@ -116,12 +116,12 @@ def show_means(method: str, dataset: str, of_seeds: dict[int, list[dict]]) -> No
         del columns["best"]
     rows = {}
     for which in columns:
-        of_each = [accuracies_of(results, which) for results in of_seeds.values()]
+        of_each = [accuracies_of(results, which) for results in results_by_seed.values()]
         for name in of_each[0]:
             shown = mean_and_deviation([100 * accuracies[name] for accuracies in of_each])
             rows.setdefault(name, [name]).append(shown)
-    what = "mean +- sample deviation over the seeds" if len(of_seeds) > 1 else "of one seed"
-    print(f"{method} on {dataset}, seeds {', '.join(map(str, of_seeds))}: accuracy (%), {what}")
+    what = "mean +- sample deviation over the seeds" if len(results_by_seed) > 1 else "of one seed"
+    print(f"{method} on {dataset}, seeds {', '.join(map(str, results_by_seed))}: accuracy (%), {what}")
     print(tabulate(rows.values(), ["", *columns.values()], tablefmt="plain", disable_numparse=True))
 
 

@@ -39,8 +39,8 @@ def cut(rows: Tensor, of_split: tuple[float, float, float]) -> Rows:
     return rows[:n_train], rows[n_train:n - n_test], rows[n - n_test:]
 
 
-def completed(given: Tensor, order: Tensor, labels: Tensor, of_split: tuple[float, float, float],
-              parts: dict[int, int]) -> Tensor:
+def complete_split(given: Tensor, order: Tensor, labels: Tensor, of_split: tuple[float, float, float],
+                   parts: dict[int, int]) -> Tensor:
     """What split.csv gives, [N, 2], with parts for the images that it gives none, of a domain's shuffled rows
     `order` [N], by `parts_by_class`."""
     given, rows = given.clone(), order[given[order, 0] < 0]

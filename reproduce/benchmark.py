@@ -150,10 +150,10 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], shared: list[str], seeds
 def check_splits(args: Args, seeds: list[int]) -> None:
     """Stop if the images of one's own do not suffice for a part with one of the seeds, before any run."""
     for seed in seeds if is_custom(args.dataset) else ():
-        of_seed = dataclasses.replace(args, seed=seed)
-        dataset = common.open_dataset(of_seed)
-        for one in expand_targets(of_seed, dataset.names):
-            common.split(dataset, one)
+        seed_args = dataclasses.replace(args, seed=seed)
+        dataset = common.open_dataset(seed_args)
+        for run_args in expand_targets(seed_args, dataset.names):
+            common.split(dataset, run_args)
 
 
 # The runs

@@ -24,22 +24,22 @@ WIDEST = 12  # domains that a table has a column for; the CSV file has all
 def write(out: Path, chosen: list, trials: list[list], which: str, measure: str, command: str) -> str:
     """Write all files; returns table and differences. `chosen`: of each method the trial that counts, of
     `trials`."""
-    runs = {one.entry.label: one.results() for one in chosen}
+    runs = {trial.entry.label: trial.results() for trial in chosen}
     first, *_ = runs.values()
     which = "last" if "linear" in next(iter(first.values()))[0]["last"] else which
-    values = {label: columns_of(of, which, measure) for label, of in runs.items()}
-    tasks = {label: tasks_of(of, which, measure) for label, of in runs.items()}
+    values = {label: columns_of(results, which, measure) for label, results in runs.items()}
+    tasks = {label: tasks_of(results, which, measure) for label, results in runs.items()}
     columns = distinct(values)
     domains = [name for name in shared_names(tasks) if name not in columns]
     names = columns + (domains if len(domains) <= WIDEST else [])
     every = {label: values[label] | tasks[label] for label in runs}
-    table = [[*row, megabytes(of)] for row, of in zip(accuracy_rows(every, names), runs.values())]
+    table = [[*row, megabytes(results)] for row, results in zip(accuracy_rows(every, names), runs.values())]
     heads = ["method", *names, "MB a round"]
     contrasts = compared(values, headline(columns))
     differences = [*contrast_words(contrasts), *untrained_words(chosen)]
     forest = ["![Differences with their intervals](forest.png)"] if contrasts else []
     commands = [shlex.join(["export", f"PYTHONPATH={ROOT}"])]
-    commands += [shlex.join(["python", *words]) for one in chosen for words in one.commands.values()]
+    commands += [shlex.join(["python", *words]) for trial in chosen for words in trial.commands.values()]
     seeds = ", ".join(map(str, chosen[0].commands))
     page = ["# Benchmark", f"`{command}`",
             f"{measure} (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
@@ -52,8 +52,8 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
     latex = table_text(table, heads, "latex_booktabs")
     write_text(out / "table.tex", re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex) + "\n")
     write_csv(out / "benchmark.csv", tidy(chosen, every, measure))
-    lines = [Line(f"{words}, {name}", [one.difference], one.interval, corrected.interval)
-             for words, name, one, corrected in contrasts]
+    lines = [Line(f"{words}, {name}", [plain.difference], plain.interval, corrected.interval)
+             for words, name, plain, corrected in contrasts]
     draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
     draw_curves(out / "curves.png", chosen)
     plain = []
@@ -65,10 +65,10 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
 # Numbers
 
 
-def columns_of(of_seeds: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
+def columns_of(by_seed: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{name: {seed: percent}}: ALL and AVG, or each target and their mean."""
     found = {}
-    for seed, results in of_seeds.items():
+    for seed, results in by_seed.items():
         for name, value in measured(results, which, measure).items():
             found.setdefault(name, {})[seed] = 100 * value
     return found
@@ -93,14 +93,14 @@ def measured(results: list[dict], which: str, measure: str) -> dict[str, float]:
 def shared_names(values: dict[str, dict]) -> list[str]:
     """The columns that all methods have."""
     first, *others = values.values()
-    return [name for name in first if all(name in of for of in others)]
+    return [name for name in first if all(name in names for names in others)]
 
 
 def distinct(values: dict[str, dict[str, BySeed]]) -> list[str]:
     """The columns that all methods have, without AVG where it is ALL: all clients have as many images."""
     names = shared_names(values)
-    for of in values.values():
-        if "AVG" not in names or not np.allclose([*of["ALL"].values()], [*of["AVG"].values()]):
+    for by_name in values.values():
+        if "AVG" not in names or not np.allclose([*by_name["ALL"].values()], [*by_name["AVG"].values()]):
             return names
     names.remove("AVG")
     return names
@@ -118,10 +118,10 @@ def headline(names: list[str]) -> list[str]:
     return means or targets or names
 
 
-def tasks_of(of_seeds: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
+def tasks_of(by_seed: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{task: {seed: percent}}: the targets, or where there is none the clients."""
     found = {}
-    for seed, results in of_seeds.items():
+    for seed, results in by_seed.items():
         values = {name: v for name, v in measured(results, which, measure).items()
                   if name not in ("ALL", "AVG") and not is_mean(name)}
         for name, value in (values or results[0][which]["clients"]).items():
@@ -136,17 +136,18 @@ def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tup
     pairs = []
     for other in others:
         for name in heads:
-            one = paired(values[first][name], values[other][name])
-            if one:
-                pairs.append((other, name, one))
+            plain = paired(values[first][name], values[other][name])
+            if plain:
+                pairs.append((other, name, plain))
     level = LEVEL / max(len(pairs), 1)
-    return [(f"{first} minus {other}", name, one, paired(values[first][name], values[other][name], level))
-            for other, name, one in pairs]
+    return [(f"{first} minus {other}", name, plain, paired(values[first][name], values[other][name], level))
+            for other, name, plain in pairs]
 
 
-def megabytes(of_seeds: dict[int, list[dict]]) -> str:
+def megabytes(by_seed: dict[int, list[dict]]) -> str:
     """The megabytes of a round, both ways."""
-    sent = [r["bytes"]["up_per_round"] + r["bytes"]["down_per_round"] for of in of_seeds.values() for r in of]
+    sent = [result["bytes"]["up_per_round"] + result["bytes"]["down_per_round"]
+            for results in by_seed.values() for result in results]
     return f"{statistics.mean(sent) / 1e6:.1f}"
 
 
@@ -160,18 +161,19 @@ def cell(values: BySeed) -> str:
 
 def accuracy_rows(values: dict[str, dict[str, BySeed]], names: list[str]) -> list[list[str]]:
     """A row for each method; the best mean of each column is bold."""
-    best = {name: max(mean(of[name]) for of in values.values()) for name in names}
+    best = {name: max(mean(by_name[name]) for by_name in values.values()) for name in names}
     rows = []
-    for label, of in values.items():
+    for label, by_name in values.items():
         row = [label]
         for name in names:
-            row.append(f"**{cell(of[name])}**" if mean(of[name]) == best[name] else cell(of[name]))
+            shown = cell(by_name[name])
+            row.append(f"**{shown}**" if mean(by_name[name]) == best[name] else shown)
         rows.append(row)
     return rows
 
 
-def side(one: Paired) -> str:
-    low, high = one.interval
+def side(pair: Paired) -> str:
+    low, high = pair.interval
     return "above" if low > 0 else "below" if high < 0 else "cannot be told apart"
 
 
@@ -187,9 +189,9 @@ def contrast_words(contrasts: list) -> list[str]:
     if not contrasts:
         return ["Differences need three seeds."]
     rows = []
-    for words, name, one, corrected in contrasts:
-        rows.append([words, name, f"{one.difference:+.2f}", "{:+.2f} to {:+.2f}".format(*one.interval),
-                     "{:+.2f} to {:+.2f}".format(*corrected.interval), verdict(one, corrected)])
+    for words, name, plain, corrected in contrasts:
+        rows.append([words, name, f"{plain.difference:+.2f}", "{:+.2f} to {:+.2f}".format(*plain.interval),
+                     "{:+.2f} to {:+.2f}".format(*corrected.interval), verdict(plain, corrected)])
     heads = ["difference", "column", "points", "95% interval", "corrected", "verdict"]
     return [table_text(rows, heads),
             "Differences are paired by seed, with Student's 95% interval. *Corrected* intervals are wider: "
@@ -201,7 +203,7 @@ def settings_words(chosen: list) -> list[str]:
     """The settings that all methods have, where their values differ."""
     lines = []
     for f in dataclasses.fields(Args):
-        values = {one.entry.label: getattr(one.args, f.name) for one in chosen}
+        values = {trial.entry.label: getattr(trial.args, f.name) for trial in chosen}
         if f.metadata["numbers"] and len(set(values.values())) > 1:
             each = ", ".join(f"{value} ({label})" for label, value in values.items())
             lines.append(f"{flag_of(f.name)} {each}")
@@ -211,11 +213,11 @@ def settings_words(chosen: list) -> list[str]:
 def untrained_words(chosen: list) -> list[str]:
     """The runs whose log says that they are no better than chance."""
     lines = []
-    for one in chosen:
-        for seed in one.commands:
-            log = one.folder / f"s{seed}" / "log.txt"
+    for trial in chosen:
+        for seed in trial.commands:
+            log = trial.folder / f"s{seed}" / "log.txt"
             said = log.read_text(errors="replace").splitlines() if log.exists() else []
-            lines += [f"- {one.entry.label}, seed {seed}: {line}" for line in dict.fromkeys(said)
+            lines += [f"- {trial.entry.label}, seed {seed}: {line}" for line in dict.fromkeys(said)
                       if line.startswith("untrained: ")]
     return ["\n".join(lines)] if lines else []
 
@@ -223,12 +225,12 @@ def untrained_words(chosen: list) -> list[str]:
 def tuning_words(chosen: list, trials: list[list]) -> list[str]:
     """What was tried, and what was taken."""
     rows = []
-    for one, of_entry in zip(chosen, trials):
+    for taken, of_entry in zip(chosen, trials):
         for trial in of_entry:
             if trial.values:
                 said = ", ".join(f"{name} {value}" for name, value in trial.values)
-                rows.append([one.entry.label, said, f"{100 * trial.validation():.2f}",
-                             "taken" if trial is one else ""])
+                rows.append([taken.entry.label, said, f"{100 * trial.validation():.2f}",
+                             "taken" if trial is taken else ""])
     if not rows:
         return []
     return ["## Tuning", "Mean validation accuracy (%) of the last ten evaluations, over seeds and targets.",
@@ -238,10 +240,10 @@ def tuning_words(chosen: list, trials: list[list]) -> list[str]:
 def tidy(chosen: list, values: dict[str, dict[str, BySeed]], measure: str) -> list[list]:
     """A line for each number, below the heads."""
     lines = [["method", "tuned", "column", "seed", measure]]
-    for one in chosen:
-        tuned = " ".join(f"{name}={value}" for name, value in one.values)
-        for name, by_seed in values[one.entry.label].items():
-            lines += [[one.entry.label, tuned, name, seed, f"{v:.4f}"] for seed, v in by_seed.items()]
+    for trial in chosen:
+        tuned = " ".join(f"{name}={value}" for name, value in trial.values)
+        for name, by_seed in values[trial.entry.label].items():
+            lines += [[trial.entry.label, tuned, name, seed, f"{v:.4f}"] for seed, v in by_seed.items()]
     return lines
 
 
@@ -252,8 +254,8 @@ def draw_curves(path: Path, chosen: list) -> None:
     """The accuracy over the rounds, on the targets or over all clients' test images; where these were not
     tested in every evaluation (--test-rounds best), on the validation images."""
     panel = new_panel(7.2, 4.8)
-    for one in chosen:
-        curves = [result["curve"] for results in one.results().values() for result in results]
+    for trial in chosen:
+        curves = [result["curve"] for results in trial.results().values() for result in results]
         name = "target" if "target" in curves[0] else "ALL"
         words = ""
         if any(None in curve[name] for curve in curves):
@@ -261,7 +263,7 @@ def draw_curves(path: Path, chosen: list) -> None:
         points = {}
         for t, values in zip(curves[0]["round"], zip(*(curve[name] for curve in curves))):
             points[t] = [100 * value for value in values]
-        draw_line(panel, points, f"{one.entry.label} ({len(curves)} runs{words})", one.entry.name)
+        draw_line(panel, points, f"{trial.entry.label} ({len(curves)} runs{words})", trial.entry.name)
     panel.set(xlabel="round", ylabel="accuracy (%), higher is better")
     panel.legend(fontsize=8)
     write_figure(path, panel.figure)

@@ -176,9 +176,9 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
     """The cells of a row. `seeds` are those that are asked for; recorded ones beyond them count too."""
     cells = [Cell(printed, trials=table.trials) for printed in row.published]
     for cell, column in zip(cells, block.columns):
-        for one in table.elsewhere if cell.printed else []:
-            if one.near == "yes" and one[1:4] == (block.dataset, row.method, column.name):
-                cell.elsewhere.append(one.value)
+        for reported in table.elsewhere if cell.printed else []:
+            if reported.near == "yes" and reported[1:4] == (block.dataset, row.method, column.name):
+                cell.elsewhere.append(reported.value)
     if row.quoted:
         return cells
     for cell, column in zip(cells, block.columns):
@@ -224,8 +224,8 @@ def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
         for precision, record in records.by_precision(run).items():
             by_precision.setdefault(precision, {})[run.seed] = record
 
-    def rank(of_seeds: dict[int, dict]) -> tuple[int, str]:
-        return len(of_seeds), max(record["finished"] for record in of_seeds.values())
+    def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
+        return len(by_seed), max(record["finished"] for record in by_seed.values())
     return max(by_precision.values(), key=rank, default={})
 
 

@@ -100,9 +100,10 @@ class Paper:
     tables: list[str]  # ids of those with the numbers behind
     not_planned: list[str]  # specifications that are not planned, and why
 
-    def choices(self, of: Specification) -> dict[str, str]:
+    def choices(self, specification: Specification) -> dict[str, str]:
         """{axis: value} of a specification, of all axes."""
-        return {axis: of.choices.get(axis, next(iter(values))) for axis, values in self.axes.items()}
+        chosen = specification.choices
+        return {axis: chosen.get(axis, next(iter(values))) for axis, values in self.axes.items()}
 
 
 @dataclass
@@ -152,7 +153,7 @@ class Measured:
     @property
     def older(self) -> int:
         """How many seeds have a record that is older than the rule."""
-        return len({one["args"]["seed"] for one in self.records if one["finished"] < COMMITTED})
+        return len({record["args"]["seed"] for record in self.records if record["finished"] < COMMITTED})
 
     @property
     def decided(self) -> bool:
@@ -198,31 +199,31 @@ class Answer:
     @property
     def with_runs(self) -> list[Measured]:
         """Of answer B."""
-        return [one for one in self.others if one.gains]
+        return [measured for measured in self.others if measured.gains]
 
     @property
     def older_alone(self) -> bool:
         """Whether all runs of answer B are older than the rule."""
-        return all(one.older == len(one.gains) for one in self.with_runs)
+        return all(measured.older == len(measured.gains) for measured in self.with_runs)
 
     def below_print(self) -> list[tuple[str, float]]:
         """(method, points) by which answer A's two accuracies are above the printed ones, or below."""
         names = self.claim.methods
         return [(name, mean(self.own.values[name]) - level) for name, level in zip(names, self.levels)]
 
-    def is_near(self, one: Measured) -> bool:
+    def is_near(self, measured: Measured) -> bool:
         """Whether the baseline is at the printed level."""
-        level = mean(one.values[self.claim.methods[1]])
+        level = mean(measured.values[self.claim.methods[1]])
         return level is not None and abs(level - self.levels[1]) <= NEAR
 
     def moves_most(self) -> tuple[str, Measured, Measured] | None:
         """The axis in which two specifications with runs differ alone, and these two, the farthest apart."""
         pairs = []
-        for one, other in itertools.combinations([self.own, *self.others], 2):
-            mine, theirs = self.paper.choices(one.specification), self.paper.choices(other.specification)
+        for measured, other in itertools.combinations([self.own, *self.others], 2):
+            mine, theirs = self.paper.choices(measured.specification), self.paper.choices(other.specification)
             axes = [axis for axis in mine if mine[axis] != theirs[axis]]
-            if len(axes) == 1 and one.gains and other.gains:
-                pairs.append((axes[0], one, other))
+            if len(axes) == 1 and measured.gains and other.gains:
+                pairs.append((axes[0], measured, other))
         return max(pairs, key=lambda of: abs(of[1].difference - of[2].difference), default=None)
 
 
@@ -304,24 +305,25 @@ def answer_of(paper: Paper, claim: Claim, tables: dict[str, Table], records: Rec
     printed, deviation, levels = printed_gain(claim, tables)
     measured = {}
     for name in (claim.own, *claim.others, *claim.illustrations):
-        of = paper.specifications[name]
-        measured[name] = measure(paper, claim, of, records, printed, deviation, tables[claim.table].trials)
+        specification = paper.specifications[name]
+        measured[name] = measure(paper, claim, specification, records, printed, deviation,
+                                 tables[claim.table].trials)
     others = [measured[name] for name in claim.others]
     illustrations = [measured[name] for name in claim.illustrations]
     elsewhere = []
-    for one in tables[claim.table].elsewhere:
-        of_claim = one.dataset == claim.dataset and one.method in claim.rows and one.column in claim.columns
-        if of_claim and one.near == "yes":
-            elsewhere.append(one)
-    elsewhere.sort(key=lambda one: claim.rows.index(one.method))
+    for reported in tables[claim.table].elsewhere:
+        of_claim = reported.dataset == claim.dataset and reported.method in claim.rows
+        if of_claim and reported.column in claim.columns and reported.near == "yes":
+            elsewhere.append(reported)
+    elsewhere.sort(key=lambda reported: claim.rows.index(reported.method))
     return Answer(paper, claim, printed, levels, measured[claim.own], others, illustrations, elsewhere)
 
 
-def measure(paper: Paper, claim: Claim, of: Specification, records: Records, *printed) -> Measured:
+def measure(paper: Paper, claim: Claim, specification: Specification, records: Records, *printed) -> Measured:
     """What the records have of a claim under a specification: of one precision and one kind of machine, those
     with the most seeds, or the newest."""
-    metric = metric_of(claim, of)
-    runs = {name: runs_of(paper, claim, of, name, 0) for name in claim.names}
+    metric = metric_of(claim, specification)
+    runs = {name: runs_of(paper, claim, specification, name, 0) for name in claim.names}
     known = {name: [recorded(run, records) for run in runs[name]] for name in claim.names}
     found = []
     for kind in itertools.product(("fp32", "tf32", "bf16"), (False, True)):
@@ -329,42 +331,44 @@ def measure(paper: Paper, claim: Claim, of: Specification, records: Records, *pr
         for name in claim.names:
             start = paper.methods[name].start
             cases[name] = [of_case.get(kind, {}) for of_case in known[name]]
-            values[name] = means_over_columns([accuracies(of_seed, metric, start) for of_seed in cases[name]])
-            slopes[name] = means_over_columns([slopes_of(of_seed, metric) for of_seed in cases[name]])
-        found.append(Measured(claim, of, runs, cases, values, slopes, *printed))
+            values[name] = means_over_columns([accuracies(by_seed, metric, start) for by_seed in cases[name]])
+            slopes[name] = means_over_columns([slopes_of(by_seed, metric) for by_seed in cases[name]])
+        found.append(Measured(claim, specification, runs, cases, values, slopes, *printed))
 
-    def rank(one: Measured) -> tuple[int, str]:
-        return len(one.gains), max((record["finished"] for record in one.records), default="")
+    def rank(measured: Measured) -> tuple[int, str]:
+        return len(measured.gains), max((record["finished"] for record in measured.records), default="")
     chosen = max(found, key=rank)
     chosen.unchecked = sum(records.check_of(r).get("outcome") != "equal" for r in chosen.records)
     return chosen
 
 
-def metric_of(claim: Claim, of: Specification) -> str:
+def metric_of(claim: Claim, specification: Specification) -> str:
     """The path of the claim's number in a record, at the round that counts."""
     part, _, rest = claim.metric.partition("/")
-    return f"{of.part or part}/{rest}"
+    return f"{specification.part or part}/{rest}"
 
 
-def runs_of(paper: Paper, claim: Claim, of: Specification, name: str, seed: int,
+def runs_of(paper: Paper, claim: Claim, specification: Specification, name: str, seed: int,
             precision: str = "") -> list[Run]:
     """The runs of a method under a specification, one for each case; `precision`: flags of it."""
-    method, more = paper.methods[name], of.methods.get(name, "")
+    method, more = paper.methods[name], specification.methods.get(name, "")
     if isinstance(more, dict):
         method, more = Method(**more), ""
-    words = (f"--dataset {of.dataset} {of.flags} {of.of_module.get(method.module, '')} {method.flags} {more} "
+    of_module = specification.of_module.get(method.module, "")
+    words = (f"--dataset {specification.dataset} {specification.flags} {of_module} {method.flags} {more} "
              f"{precision}")
-    return [run_with(method.module, shlex.split(f"{words} {case}"), seed) for case in of.cases or claim.cases]
+    cases = specification.cases or claim.cases
+    return [run_with(method.module, shlex.split(f"{words} {case}"), seed) for case in cases]
 
 
-def precision_of(paper: Paper, claim: Claim, of: Specification, records: Records) -> str:
+def precision_of(paper: Paper, claim: Claim, specification: Specification, records: Records) -> str:
     """The flags of the precision that most records of the two methods have on a CPU: precisions are never
     pooled, so that what lacks is run in the same. Nothing without a record."""
     counts = Counter()
-    for run in itertools.chain(*(runs_of(paper, claim, of, name, 0) for name in claim.methods)):
-        for (precision, on_gpu), of_seed in recorded(run, records).items():
+    for run in itertools.chain(*(runs_of(paper, claim, specification, name, 0) for name in claim.methods)):
+        for (precision, on_gpu), by_seed in recorded(run, records).items():
             if not on_gpu:
-                counts[precision] += len(of_seed)
+                counts[precision] += len(by_seed)
     return f"--precision {max(counts, key=counts.get)}" if counts else ""
 
 
@@ -373,18 +377,18 @@ def recorded(run: Run, records: Records) -> dict[tuple[str, bool], dict[int, dic
     the current code was seen to differ from answers nothing."""
     args, found = arguments(run.module, run.flags), {}
     for seed in sorted(records.seeds_of(run.module, args.dataset, args.scale)):
-        of_seed = replace(run_with(run.module, list(run.flags), seed), curve=False)
-        for precision, record in records.by_precision(of_seed).items():
+        seed_run = replace(run_with(run.module, list(run.flags), seed), curve=False)
+        for precision, record in records.by_precision(seed_run).items():
             if not records.differs(record):
                 kind = precision, bool(record["hardware"].get("gpu"))
                 found.setdefault(kind, {})[seed] = record
     return found
 
 
-def accuracies(of_seed: dict[int, dict], metric: str, start: bool = False) -> BySeed:
+def accuracies(by_seed: dict[int, dict], metric: str, start: bool = False) -> BySeed:
     """{seed: percent} at a path in the records."""
     values = {}
-    for seed, record in of_seed.items():
+    for seed, record in by_seed.items():
         path = metric.replace("TARGET", record["args"]["target"])
         value = found_at(record, f"start/{path.partition('/')[2]}" if start else path)
         if value is not None:
@@ -392,11 +396,11 @@ def accuracies(of_seed: dict[int, dict], metric: str, start: bool = False) -> By
     return values
 
 
-def slopes_of(of_seed: dict[int, dict], metric: str) -> BySeed:
+def slopes_of(by_seed: dict[int, dict], metric: str) -> BySeed:
     """{seed: points} by which a curve rises over the last fifth of the rounds: the slope of a straight line
     through the evaluations there, at least three. A curve with fewer has none."""
     slopes = {}
-    for seed, record in of_seed.items():
+    for seed, record in by_seed.items():
         curve, rounds = record["curve"], record["args"]["rounds"]
         values = curve.get(curve_name(record, metric), [])
         points = [(t, 100 * v) for t, v in zip(curve["round"], values) if v is not None]

@@ -35,7 +35,7 @@ def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Re
     """A page and a specification curve for each paper, bars by domain, and the plot of answers A."""
     template = TEMPLATES.get_template("page.md.jinja")
     for paper in papers:
-        own = [one for one in every if one.paper is paper]
+        own = [answer for answer in every if answer.paper is paper]
         bears = [TEMPLATES.from_string(line).render(functions(every)) for line in paper.decides]
         words = template.render(title=PAPERS[paper.id], paper=paper, every=own, records=records,
                                 bears=[line for line in bears if NOTHING not in line])
@@ -44,9 +44,9 @@ def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Re
         for answer in own:
             draw_domains(answer, out / "claims" / f"{answer.claim.id}-domains.png")
     lines = []
-    for one in every:
-        label = textwrap.fill(f"{one.claim.says}: {answer_words(one.own)[0]}", 62)
-        lines.append(line_of_plot(label, one, one.own))
+    for answer in every:
+        label = textwrap.fill(f"{answer.claim.says}: {answer_words(answer.own)[0]}", 62)
+        lines.append(line_of_plot(label, answer, answer.own))
     draw_forest(out / "claims.png", lines, "gain, points: printed |, measured o (95%)")
 
 
@@ -57,52 +57,53 @@ def name_of(paper: Paper) -> str:
     return PAPERS[paper.id].split(" (")[0]
 
 
-def gain_words(one: Measured, over: str = "") -> str:
+def gain_words(measured: Measured, over: str = "") -> str:
     """The gain with its interval; without one its mean and how many seeds there are."""
-    gain = one.gain(over=over)
+    gain = measured.gain(over=over)
     if gain:
         return str(gain)
-    if over or one.difference is None:
+    if over or measured.difference is None:
         return NOTHING
-    seeds = "1 seed" if len(one.gains) == 1 else f"{len(one.gains)} seeds"
-    return f"{one.difference:+.1f} (no interval: {seeds})"
+    seeds = "1 seed" if len(measured.gains) == 1 else f"{len(measured.gains)} seeds"
+    return f"{measured.difference:+.1f} (no interval: {seeds})"
 
 
-def answer_words(one: Measured) -> tuple[str, str]:
+def answer_words(measured: Measured) -> tuple[str, str]:
     """The answers to the rule's two questions: above 0, as large as printed."""
-    if not one.gains:
+    if not measured.gains:
         return "not measured", "not measured"
-    if not one.decided:
-        undecided = f"not decided, {len(one.gains)} of {one.claim.seeds} seeds"
+    if not measured.decided:
+        undecided = f"not decided, {len(measured.gains)} of {measured.claim.seeds} seeds"
         return undecided, undecided
-    return one.above_zero, one.as_printed
+    return measured.above_zero, measured.as_printed
 
 
 def line_of(answer: Answer) -> list:
     """A claim's line in the table of all."""
-    one = answer.own
-    return [name_of(answer.paper), answer.claim.says, f"{answer.printed:+.1f}", gain_words(one),
-            *answer_words(one), f"{len(one.gains)} of {one.claim.seeds}", in_words("notes", answer)]
+    own = answer.own
+    return [name_of(answer.paper), answer.claim.says, f"{answer.printed:+.1f}", gain_words(own),
+            *answer_words(own), f"{len(own.gains)} of {own.claim.seeds}", in_words("notes", answer)]
 
 
 def table_of_all(every: Iterable[Answer], own_column: bool = True) -> str:
     """Answers A; the page of a paper has no column with its name."""
     start = 0 if own_column else 1
-    return table_text([line_of(one)[start:] for one in every], HEAD[start:])
+    return table_text([line_of(answer)[start:] for answer in every], HEAD[start:])
 
 
 def functions(every: list[Answer]) -> dict:
     """What the templates of a claims file may call, so that no number is typed."""
-    known = {(one.claim.id, of.specification.name): of for one in every for of in one.measured}
+    known = {(answer.claim.id, measured.specification.name): measured
+             for answer in every for measured in answer.measured}
 
-    def between(claim: str, name: str, one: str, other: str) -> str:
+    def between(claim: str, name: str, first: str, other: str) -> str:
         values = known[claim, name].values
-        return str(paired(values[one], values[other]) or NOTHING)
+        return str(paired(values[first], values[other]) or NOTHING)
 
     return {
-        "gain": lambda *of: gain_words(known[of]),
-        "control": lambda *of: gain_words(known[of], known[of].claim.control),
-        "least": lambda *of: f"{gain.half_width:.1f}" if (gain := known[of].gain()) else NOTHING,
+        "gain": lambda *key: gain_words(known[key]),
+        "control": lambda *key: gain_words(known[key], known[key].claim.control),
+        "least": lambda *key: f"{gain.half_width:.1f}" if (gain := known[key].gain()) else NOTHING,
         "between": between,
     }
 
@@ -113,16 +114,18 @@ def functions(every: list[Answer]) -> dict:
 def table_of_specifications(answer: Answer, every: list[Measured]) -> str:
     """A line for each specification of a claim."""
     lines = []
-    for one in every:
-        of, baseline = one.specification, mean(one.values[one.claim.methods[1]])
-        differs = of.other_data or ", ".join(f"{axis}: {value}" for axis, value in of.choices.items())
-        near = answer.is_near(one) and not of.other_data
+    for measured in every:
+        specification, baseline = measured.specification, mean(measured.values[measured.claim.methods[1]])
+        choices = [f"{axis}: {value}" for axis, value in specification.choices.items()]
+        differs = specification.other_data or ", ".join(choices)
+        near = answer.is_near(measured) and not specification.other_data
         level = "-" if baseline is None else f"{baseline:.1f}{' *' * near}"
-        answers = ("-", "-") if of.other_data else answer_words(one)
-        control = gain_words(one, one.claim.control) if one.claim.control else "-"
-        seeds = f"{len(one.gains)} ({one.older} older)" if one.older else len(one.gains)
-        lines.append([of.name, differs or "-", seeds, gain_words(one), one.gain(LEVEL / CLAIMS) or "-",
-                      *answers, control, level, one.slope or "-"])
+        answers = ("-", "-") if specification.other_data else answer_words(measured)
+        control = gain_words(measured, measured.claim.control) if measured.claim.control else "-"
+        seeds = f"{len(measured.gains)} ({measured.older} older)" if measured.older else len(measured.gains)
+        corrected = measured.gain(LEVEL / CLAIMS) or "-"
+        lines.append([specification.name, differs or "-", seeds, gain_words(measured), corrected, *answers,
+                      control, level, measured.slope or "-"])
     return table_text(lines, HEAD_OF_ONE)
 
 
@@ -155,41 +158,43 @@ def missing_words(answer: Answer, records: Records) -> str:
 
 def table_of_elsewhere(answer: Answer) -> str:
     """What others print of the two rows, in nearly the paper's setting."""
-    lines = [[one.method, one.column, one.value, one.source, one.protocol] for one in answer.elsewhere]
+    lines = [[reported.method, reported.column, reported.value, reported.source, reported.protocol]
+             for reported in answer.elsewhere]
     return table_text(lines, HEAD_ELSEWHERE)
 
 
 def gains_elsewhere(answer: Answer) -> list[str]:
     """The gain between the two rows by each source that prints both."""
     by_source, gains = {}, []
-    for one in answer.elsewhere:
-        by_source.setdefault((one.source.split(",")[0], one.column), {})[one.method] = float(one.value)
+    for reported in answer.elsewhere:
+        by_method = by_source.setdefault((reported.source.split(",")[0], reported.column), {})
+        by_method[reported.method] = float(reported.value)
     a, b = answer.claim.rows
-    for (source, column), of in by_source.items():
-        if len(of) == 2:
-            gains.append(f"{of[a] - of[b]:+.1f} by {column} ({source})")
+    for (source, column), by_method in by_source.items():
+        if len(by_method) == 2:
+            gains.append(f"{by_method[a] - by_method[b]:+.1f} by {column} ({source})")
     return gains
 
 
-def commands_of(of: Specification, every: list[Answer]) -> dict[str, str]:
+def commands_of(specification: Specification, every: list[Answer]) -> dict[str, str]:
     """{method: the command of its first run} under a specification."""
     commands = {}
     for answer in every:
-        for one in answer.measured:
-            if one.specification is of:
-                commands |= {method: runs[0].command for method, runs in one.runs.items()}
+        for measured in answer.measured:
+            if measured.specification is specification:
+                commands |= {method: runs[0].command for method, runs in measured.runs.items()}
     return commands
 
 
-def by_domain(one: Measured) -> list[Line]:
+def by_domain(measured: Measured) -> list[Line]:
     """Of answer A, where its number is a mean over clients: the gain by ALL and by AVG, then of each client
     with the number of its test images."""
-    metric, gain = metric_of(one.claim, one.specification), one.gain()
+    metric, gain = metric_of(measured.claim, measured.specification), measured.gain()
     if not metric.endswith("/AVG") or not gain:
         return []
-    a, b = (one.cases[name][0] for name in one.claim.methods)
-    args, lines = one.records[0]["args"], []
-    for name in ("ALL", "AVG", *sorted(one.records[0]["last"]["clients"])):
+    a, b = (measured.cases[name][0] for name in measured.claim.methods)
+    args, lines = measured.records[0]["args"], []
+    for name in ("ALL", "AVG", *sorted(measured.records[0]["last"]["clients"])):
         path, label = metric.replace("AVG", name), name
         if name not in ("ALL", "AVG"):
             path, label = metric.replace("AVG", f"clients/{name}"), f"{name} ({tested(args, name)} images)"
@@ -207,26 +212,27 @@ def tested(args: dict, domain: str) -> int:
 # Figures
 
 
-def line_of_plot(label: str, answer: Answer, one: Measured) -> Line:
+def line_of_plot(label: str, answer: Answer, measured: Measured) -> Line:
     """A specification's row in a plot: the printed gain, and its own with the plain interval."""
-    gain = one.gain()
-    values = [one.difference] if one.gains else []
+    gain = measured.gain()
+    values = [measured.difference] if measured.gains else []
     return Line(label, values, gain.interval if gain else (), printed=answer.printed,
-                hollow=bool(one.specification.other_data))
+                hollow=bool(measured.specification.other_data))
 
 
 def draw_specifications(answer: Answer, path: Path) -> None:
     """The specification curve of a claim: gains sorted, each with the choices in which it differs; nothing
     without a run."""
-    lines, shown = [], [one for one in answer.measured if one.gains]
+    lines, shown = [], [measured for measured in answer.measured if measured.gains]
     if not shown:
         return path.unlink(missing_ok=True)
-    for one in sorted(shown, key=lambda one: one.difference):
-        of, words = one.specification, [f"{one.specification.name} ({len(one.gains)} seeds)"]
-        words += [f"{axis}: {value}" for axis, value in of.choices.items() if value not in of.name]
-        if answer.is_near(one):
+    for measured in sorted(shown, key=lambda measured: measured.difference):
+        name, choices = measured.specification.name, measured.specification.choices
+        words = [f"{name} ({len(measured.gains)} seeds)"]
+        words += [f"{axis}: {value}" for axis, value in choices.items() if value not in name]
+        if answer.is_near(measured):
             words.append(f"baseline within {NEAR:g} points of print")
-        lines.append(line_of_plot(textwrap.fill("; ".join(words), 50), answer, one))
+        lines.append(line_of_plot(textwrap.fill("; ".join(words), 50), answer, measured))
     words = "gain, points (95%); |: printed; grey: what counts as printed; hollow: other data or scale"
     draw_forest(path, lines, f"{textwrap.fill(answer.claim.says, 70)}\n{words}",
                 (answer.printed - MARGIN, answer.printed))
@@ -237,9 +243,10 @@ def draw_domains(answer: Answer, path: Path) -> None:
     lines = by_domain(answer.own)
     if lines:
         panel = new_panel(8.0, 0.4 * len(lines) + 1.0)
-        ends = [(one.interval[1] - one.interval[0]) / 2 for one in lines]
-        colours = [PALE if one.label[:3] in ("ALL", "AVG") else INK for one in lines]
-        panel.barh([one.label for one in lines], [one.values[0] for one in lines], xerr=ends, color=colours)
+        ends = [(line.interval[1] - line.interval[0]) / 2 for line in lines]
+        colours = [PALE if line.label[:3] in ("ALL", "AVG") else INK for line in lines]
+        widths = [line.values[0] for line in lines]
+        panel.barh([line.label for line in lines], widths, xerr=ends, color=colours)
         panel.axvline(0, color="0.5", linewidth=0.8)
         panel.invert_yaxis()
         panel.set_xlabel(f"{answer.claim.methods[0]} minus {answer.claim.methods[1]}, points (95%)")

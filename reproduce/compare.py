@@ -129,7 +129,7 @@ def draw(groups: list[Group], metric: str, factor: float, path: str) -> None:
     """Write the curves to a file: mean, and from three seeds on around it their deviation."""
     panel = new_panel(7.2, 4.4 + 0.22 * len(groups))
     for group in groups:
-        points = {t: [factor * value for value in of_seeds] for t, of_seeds in group.curve.items()}
+        points = {t: [factor * value for value in values] for t, values in group.curve.items()}
         draw_line(panel, points, no_formula(group.label), group.method)
     of_other = f"test accuracy on {metric} (%)" if factor == 100 else f"{metric}, mean over the clients"
     panel.grid(color="0.9", linewidth=0.6)

@@ -47,14 +47,14 @@ def draw_line(panel, points: dict[int, list[float]], label: str, method: str) ->
     if not points:
         return
     places, colour, seeds = list(points), colour_of(method), max(map(len, points.values()))
-    means = np.array([statistics.mean(of_seeds) for of_seeds in points.values()])
+    means = np.array([statistics.mean(values) for values in points.values()])
     marker = "." if len(places) < 30 else None
     earlier = [line.get_color() for line in panel.lines].count(colour)
     dashes = ("-", "--", ":", "-.")[earlier % 4]
     panel.plot(places, means, linewidth=1.4 if seeds > 1 else 0.8, label=label, marker=marker, color=colour,
                linestyle=dashes)
     if seeds > 2:
-        spread = [statistics.stdev(of_seeds) if len(of_seeds) > 2 else 0 for of_seeds in points.values()]
+        spread = [statistics.stdev(values) if len(values) > 2 else 0 for values in points.values()]
         panel.fill_between(places, means - spread, means + spread, alpha=0.2, color=colour)
     panel.xaxis.get_major_locator().set_params(integer=True)
 

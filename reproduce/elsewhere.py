@@ -61,28 +61,29 @@ def read_reported(folder: Path, tables: list[Table]) -> None:
     try:
         text = path.read_text() if path.exists() else ""
         reported = [Reported(**row) for row in csv.DictReader(text.splitlines())]
-        [float(one.value) for one in reported]  # an error if one is no number
+        [float(line.value) for line in reported]  # an error if one is no number
     except (TypeError, ValueError) as e:
         raise UserError(f"{path}: expected {','.join(HEAD)} ({e})", 2)
-    for one in reported:
-        if one[:4] not in printed:
-            raise UserError(f"{path}: no cell {', '.join(one[:4])} is in tables/", 2)
+    for line in reported:
+        if line[:4] not in printed:
+            raise UserError(f"{path}: no cell {', '.join(line[:4])} is in tables/", 2)
     for place, (table, value) in printed.items():
-        table.elsewhere += [one._replace(paper=value) for one in reported if one[:4] == place]
+        table.elsewhere += [line._replace(paper=value) for line in reported if line[:4] == place]
 
 
 def write_reported(tables: list[Table], out: Path) -> None:
     """A page with a line for each number beside the paper's, FedAvg first; a plot of FedAvg's."""
-    every = [one for table in tables for one in table.elsewhere]
-    every.sort(key=lambda one: one.method.lower() != "fedavg")
+    every = [reported for table in tables for reported in table.elsewhere]
+    every.sort(key=lambda reported: reported.method.lower() != "fedavg")
     lines, of_fedavg = [], {}
-    for one in every:
-        value = f"{one.value} ± {one.deviation}" if one.deviation else one.value
-        lines.append([one.table, one.dataset, f"{one.method}, {one.column}", one.paper, value,
-                      f"{one.difference:+.1f}", one.source, one.protocol])
-        if one.method.lower() == "fedavg":
-            label = f"{one.dataset}, {one.column} ({one.table}: {one.paper})"
-            of_fedavg.setdefault(label, []).append(one.difference)
+    for reported in every:
+        value = f"{reported.value} ± {reported.deviation}" if reported.deviation else reported.value
+        lines.append([reported.table, reported.dataset, f"{reported.method}, {reported.column}",
+                      reported.paper, value, f"{reported.difference:+.1f}", reported.source,
+                      reported.protocol])
+        if reported.method.lower() == "fedavg":
+            label = f"{reported.dataset}, {reported.column} ({reported.table}: {reported.paper})"
+            of_fedavg.setdefault(label, []).append(reported.difference)
     if every:
         page = table_text(lines, COLUMNS)
         write_text(out / "elsewhere.md", f"{PAGE}{page}\n")

@@ -52,9 +52,9 @@ def draw_curves(panel, block: FilledBlock, axis: str) -> None:
             if column.path in record.get(column.kind, {}):
                 curves.append(record[column.kind][column.path])
                 rounds = range(1, len(curves[0]) + 1) if column.kind == "logs" else record["curve"]["round"]
-        for t, of_seeds in zip(rounds, zip(*curves)):
-            if None not in of_seeds:  # something was logged in this round
-                points[t] = [100 * value for value in of_seeds]
+        for t, values in zip(rounds, zip(*curves)):
+            if None not in values:  # something was logged in this round
+                points[t] = [100 * value for value in values]
         draw_line(panel, points, seeds_of(line, len(curves)), line.row.module)
     if block.block.levels:
         panel.plot(*zip(*block.block.levels), "x", color="0.3", label="stated in the paper's text")

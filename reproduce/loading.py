@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import common
 from common import Args, ClientData, Data, Dataset, Federation, UserError
 from plumbing.catalog import custom_file, is_custom
+from plumbing.custom_data import module_in, one_line_of, scaled
 from plumbing.devices import prepare
-from plumbing.own_data import module_in, one_line_of, scaled
 from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
 from reproduce.methods import builder_of

@@ -67,10 +67,10 @@ def known_of(run: Run, records: Records) -> list[Known]:
 def seconds_of(run: Run, records: Records, on_gpu: bool = False) -> float | None:
     """Seconds of a run on a CPU, or on a GPU: its rounds, each as long as in the recorded run there that is
     most like it. None if there is none of its method, dataset, image size and backbone."""
-    there = [one for one in known_of(run, records) if bool(one.hardware.get("gpu")) is on_gpu]
+    there = [known for known in known_of(run, records) if bool(known.hardware.get("gpu")) is on_gpu]
     if not there:
         return None
-    return min(there, key=lambda one: one.distance).of_round * arguments(run.module, run.flags).rounds
+    return min(there, key=lambda known: known.distance).of_round * arguments(run.module, run.flags).rounds
 
 
 def unlike(run: Run, name: str, theirs: dict) -> float:

@@ -246,13 +246,14 @@ def claim_lines(every: list[Answer]) -> list[list]:
     """Of each claim under each specification: the printed gain, ours by seed, and what it says."""
     lines = []
     for answer in every:
-        for one in answer.measured:
-            gain, status = one.gain(), "; ".join(dict.fromkeys(answer_words(one)))
+        for measurement in answer.measured:
+            gain, status = measurement.gain(), "; ".join(dict.fromkeys(answer_words(measurement)))
             lines.append([
-                "claim", answer.paper.id, answer.claim.id, "", one.specification.name,
+                "claim", answer.paper.id, answer.claim.id, "", measurement.specification.name,
                 " minus ".join(answer.claim.methods), answer.claim.metric, fixed(answer.printed),
-                fixed(one.deviation), "",
-                *measured(one.gains, one.difference, gain and gain.interval, status, one.records, False), ""])
+                fixed(measurement.deviation), "",
+                *measured(measurement.gains, measurement.difference, gain and gain.interval, status,
+                          measurement.records, False), ""])
     return lines
 
 

@@ -2,7 +2,7 @@
 
 import common
 from plumbing.errors import UserError
-from plumbing.own_data import content_of, scaled
+from plumbing.custom_data import content_of, scaled
 from reproduce.loading import load_run
 from tests.conftest import parsed, run_here
 from tests.docs.test_own_page import FILES
