@@ -179,19 +179,23 @@ def interrupted(method: str, monkeypatch, out: Path, *flags, after: int) -> None
     assert stopped.value.code == 130
 
 
+def start_here(monkeypatch, words: list[str]) -> None:
+    """Run what stands behind `python` in this process."""
+    named = words[0] == "-m"
+    monkeypatch.setattr(sys, "argv", words[named:])
+    if named:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+
+
 @pytest.fixture
 def in_this_process(monkeypatch):
     """What reproduce/ starts is a program; here it is run in this process, which has loaded torch."""
     def run(_processes, words, *_, stdout=None, **__) -> int:
-        words = [word for word in words[1:] if word != "-P"]
-        named = words[0] == "-m"
-        monkeypatch.setattr(sys, "argv", words[named:])
         try:
             with contextlib.redirect_stdout(stdout or io.StringIO()):
-                if named:
-                    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-                else:
-                    runpy.run_path(words[0], run_name="__main__")
+                start_here(monkeypatch, [word for word in words[1:] if word != "-P"])
         except SystemExit as end:
             return end.code or 0
         return 0

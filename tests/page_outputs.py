@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.commands import commands_of_line
+from tests.commands import FENCED, commands_of_line
 from tests.conftest import ROOT
 
 FIGURES = {"start_curves.png": "runs/fedavg-digits-indomain-paper-s0-*/curves.png",
@@ -31,14 +31,13 @@ TOKEN = re.compile(f"({'|'.join(TOKENS)})")
 
 def blocks(page: str, language: str = "") -> list[str]:
     """The fenced blocks of a page in a language."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.M | re.S)
-    return [block for found, block in fenced if found == language]
+    return [block for found, block in FENCED.findall(page) if found == language]
 
 
 def shown(page: str) -> dict[str, str]:
     """Each block of commands above an output or a figure, and that output, or nothing."""
     found, commands = {}, ""
-    parts = re.split(r"^```(\w*)\n(.*?)^```$", page, flags=re.M | re.S)
+    parts = FENCED.split(page)
     for language, block, text in zip(parts[1::3], parts[2::3], parts[3::3]):
         if not language and commands_of_line(block.splitlines()[0]):
             commands = block

@@ -71,11 +71,11 @@ def expect(monkeypatch, dataset: str, counts: int | None = None, **changes) -> N
     monkeypatch.setitem(FOLDERS, dataset, dataclasses.replace(source, **changes))
 
 
-def load(tmp_path: Path, dataset: str, archives: str = "archives", data: str = "data", limit: int = 0):
+def load(tmp_path: Path, dataset: str, data: str = "data", size: int = SIZE):
     """What common.open_dataset makes of the archives below tmp_path."""
-    (tmp_path / archives).mkdir(exist_ok=True)
-    args = types.SimpleNamespace(dataset=dataset, image_size=SIZE, limit=limit, seed=0, skip_broken=False)
-    args.archives = str(tmp_path / archives)
+    (tmp_path / "archives").mkdir(exist_ok=True)
+    args = types.SimpleNamespace(dataset=dataset, image_size=size, limit=0, seed=0, skip_broken=False)
+    args.archives = str(tmp_path / "archives")
     args.data = str(tmp_path / data)
     dataset = common.open_dataset(args)
     return dataset.domains, dataset.classes

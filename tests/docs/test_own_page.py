@@ -3,12 +3,11 @@
 import re
 
 from reproduce.benchmark import entry_of
-from tests.conftest import ROOT, fails, run_here
+from tests.conftest import fails, run_here
 from tests.page_outputs import files_of
 
 import pytest
 
-PAGE = (ROOT / "docs/own.md").read_text()
 FILES = files_of("own")
 SMALL = ["--scale", "smoke", "--precision", "fp32", "--no-figures", "--image-size", "8"]
 

@@ -1,11 +1,8 @@
 """The outputs and figures of docs/start.md and docs/own.md are the program's: as the commands stand there, or
 quickly after a round, except for the settings that this changes."""
 
-import runpy
-import sys
-
 import common
-from tests.conftest import ROOT
+from tests.conftest import ROOT, start_here
 from tests.page_outputs import FIGURES, files_of, programs, renewed, shown, started
 
 import pytest
@@ -51,12 +48,7 @@ def quick(words: list[str]) -> list[str]:
 def test_the_program_prints_such_lines(case, small_domains, monkeypatch, capsys):
     commands, output = case
     for words in map(quick, commands):
-        named = words[0] == "-m"
-        monkeypatch.setattr(sys, "argv", words[named:] if named else [str(ROOT / words[0]), *words[1:]])
-        if named:
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(sys.argv[0], run_name="__main__")
+        start_here(monkeypatch, words if words[0] == "-m" else [str(ROOT / words[0]), *words[1:]])
     said = capsys.readouterr()
     lines = [line for line in output.splitlines() if not line.startswith("  ")]
     renewed("\n".join(lines), said.out + said.err)

@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.conftest import MODULES, PROGRAMS, ROOT, TESTED
@@ -93,16 +94,7 @@ def test_there_is_no_circle():
     names = {path.removesuffix(".py").replace("/", "."): path for path in python_files()}
     names |= {name.removesuffix(".__init__"): path for name, path in names.items()}
     below = {name: {m for m in imports_of(path) if m in names} for name, path in names.items()}
-
-    def reached(name: str) -> set[str]:
-        seen, todo = set(), list(below[name])
-        while todo:
-            module = todo.pop()
-            if module not in seen:
-                seen.add(module)
-                todo += below[module]
-        return seen
-    assert [name for name in names if name in reached(name)] == []
+    TopologicalSorter(below).prepare()  # an error that names the circle
 
 
 def code_lines(path: str) -> list[str]:
@@ -161,12 +153,12 @@ def nodes_in(places: tuple[str, ...]) -> int:
 
 def test_the_machinery_grows_no_further():
     """What is added needs an answer: who would miss it, which library has it, and what leaves for it?"""
-    assert nodes_in(MACHINERY) <= 108_400
+    assert nodes_in(MACHINERY) <= 108_260
 
 
 def test_the_weight_of_the_tests():
     """What another test makes idle leaves for what is added."""
-    assert nodes_in(("tests/",)) <= 135_960
+    assert nodes_in(("tests/",)) <= 134_190
 
 
 def test_sections_come_in_the_order_of_the_paper():

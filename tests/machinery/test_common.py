@@ -145,16 +145,12 @@ def test_weights_with_our_names(tmp_path):
 
 
 def test_untrained_clients_keep_one_network(tmp_path):
-    """At the start equal tensors of all clients are one; what a client trains is its own."""
+    """At the start equal tensors of all clients are one. What each trains is its own: test_round_loop.py."""
     args = parsed("baselines.local", "--out", tmp_path)
     dataset = common.open_dataset(args)
     fed = common.federation(local.Server, local.Client, args, common.backbone, dataset)
     starts = [client.w for client in fed.clients.values()]
     assert len({w["head.weight"].data_ptr() for w in starts}) == 1
-    before = {name: v.clone() for name, v in starts[1].items()}
-    fed.train([0], 0)
-    assert not torch.equal(fed.clients[0].w["head.weight"], before["head.weight"])
-    assert all(torch.equal(fed.clients[1].w[name], v) for name, v in before.items())
 
 
 def test_a_restored_state_is_where_its_parameter_is():

@@ -39,11 +39,9 @@ def test_the_device_of_a_run(two_gpus, asked, found):
     assert identity(of_run)["device"] == found.split(":")[0]  # the number of a GPU makes no other run
 
 
-@pytest.mark.parametrize("asked, words", [("cuda:2", "PyTorch finds 2 GPUs"),
-                                          ("cuda:x", "expected auto, cpu, cuda or cuda:N")])
-def test_a_gpu_that_is_not_there(two_gpus, asked, words):
-    with pytest.raises(UserError, match=f"--device (is )?{asked}.*{words}"):
-        devices.choose_device(asked)
+def test_a_gpu_that_is_not_there(two_gpus):
+    with pytest.raises(UserError, match="--device cuda:2 .*PyTorch finds 2 GPUs"):
+        devices.choose_device("cuda:2")
 
 
 def test_no_gpu(monkeypatch):

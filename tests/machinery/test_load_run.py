@@ -114,8 +114,6 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path, text):
     assert compare.runs_in([tmp_path / "run"])[0].key["method"] == entry_of(str(script)).name == "mine"
     with pytest.raises(UserError, match="'mine' is no method of this repo.* take a file elsewhere as script"):
         loading.load_run(tmp_path / "run")
-    with pytest.raises(UserError, match="expected the file mine.py, whose run this is"):
-        loading.load_run(tmp_path / "run", script=tmp_path / "other.py")
 
 
 def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
@@ -140,9 +138,6 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
     assert last.run.round == saved["round"] == 2
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert loading.load_run(tmp_path).run.round == best["round"]
-    (tmp_path / "best.pt").unlink()
-    with pytest.raises(UserError, match="best.pt: no such file of checkpoint"):
-        loading.load_run(tmp_path)
 
 
 def test_a_run_by_other_code(runs, tmp_path):

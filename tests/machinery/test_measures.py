@@ -11,7 +11,7 @@ from reproduce.measures.command import main
 from reproduce.measures.finished import finished, labels_of, numbers_of, rebuilt
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
 from tests.conftest import run_here
-from tests.finished_runs import labelled_runs, unlabelled_runs
+from tests.finished_runs import labelled_runs
 
 import numpy as np
 import pytest
@@ -23,11 +23,6 @@ from torch.nn.functional import cross_entropy
 @pytest.fixture
 def runs(tmp_path_factory):
     return labelled_runs(tmp_path_factory)
-
-
-@pytest.fixture
-def unlabelled(tmp_path_factory):
-    return unlabelled_runs(tmp_path_factory) / "paper"
 
 
 def shown(*flags) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import shutil
-import types
 from pathlib import Path
 
 import common
@@ -14,7 +13,9 @@ from plumbing.catalog import short_name
 from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
 from reproduce import predict
+from tests import small_datasets
 from tests.conftest import ROOT, fails, parsed, run_all, to_rgb
+from tests.machinery.test_decoding import times
 from tests.own_images import FLAGS, write_images
 from tests.page_outputs import programs
 
@@ -23,22 +24,14 @@ import pytest
 from PIL import Image
 
 
+def load(folder: Path, size: int = 16):
+    """What common.open_dataset makes of it, decoded beside it."""
+    return small_datasets.load(folder.parent, f"folder:{folder}", size=size)
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
     return write_images(tmp_path / "images")
-
-
-def load(folder: Path, size: int = 16):
-    """What common.open_dataset makes of it, decoded beside it."""
-    args = types.SimpleNamespace(dataset=f"folder:{folder}", image_size=size, limit=0, seed=0, archives="",
-                                 skip_broken=False, data=str(folder.parent / "data"))
-    dataset = common.open_dataset(args)
-    return dataset.domains, dataset.classes
-
-
-def caches(folder: Path) -> dict[Path, int]:
-    """{file with pixels: its last change in ns}."""
-    return {path: path.stat().st_mtime_ns for path in (folder.parent / "data").rglob("pixels.bin")}
 
 
 def test_domains_classes_and_images_are_sorted_by_name(folder):
@@ -83,9 +76,9 @@ def test_an_image_in_two_domains_is_told(folder, capsys):
 
 def test_an_added_and_a_changed_image_are_noticed(folder):
     load(folder)
-    before = caches(folder)
+    before = times(folder.parent)
     load(folder)
-    assert len(before) == 1 and caches(folder) == before  # it is decoded once
+    assert len(before) == 1 and times(folder.parent) == before  # it is decoded once
     image = folder / "south" / "ill" / "0.png"
     shutil.copyfile(folder / "north" / "healthy" / "1.png", image)
     shutil.copyfile(image, folder / "south" / "ill" / "new.png")
@@ -111,10 +104,6 @@ def test_two_images_that_change_places_are_noticed_and_a_copy_is_the_same(folder
     ours[1].rename(ours[0])
     (tmp_path / "away").rename(ours[1])
     assert content(folder) != first
-
-
-def one_domain(folder: Path) -> None:
-    (folder / "south").rename(folder.parent / "south")
 
 
 def closed_places(folder: Path) -> None:
@@ -143,19 +132,17 @@ def not_readable(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change, code, words", [
-    (one_domain, 2, "at least two domains and two classes; found the domains north and the classes healthy"),
     (parts_above, 2, "the folders Test are where those of domains are expected: bring their images into"),
     (dicom_alone, 2, "no images; there are 40 .dcm files: convert them to PNG or JPEG .DICOM: dcmj2pnm"),
     (no_letters, 2, r"a domain or class cannot have the name 's\\udcfcd' here; rename it"),
     (closed_places, 1, r"3 entries are no files .*: north/ill/\\x1b\[31m, south/away, south/ill/p.png; repl"),
-    (not_readable, 1, "cannot be decoded: 2 .north/ill/4.png: .*, south/ill/3.png: it is no image."),
 ])
 def test_bad_folders(folder, change, code, words):
     change(folder)
     with pytest.raises(UserError, match=words) as stopped:
         load(folder)
     assert stopped.value.code == code and "\n" not in str(stopped.value)
-    assert not caches(folder)
+    assert not times(folder.parent)
 
 
 @pytest.mark.parametrize("method, scale", [("fdse", "paper"), ("fdse", "smoke"), ("fedgala", "laptop")])

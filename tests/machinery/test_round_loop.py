@@ -200,6 +200,7 @@ def bad_answer(value, where: str):
     *((value, where, "the loss or the weights are no longer finite.*lower --lr")
       for value, where in ((math.nan, "log"), (-math.inf, "log"), (math.nan, "x"), (math.inf, "x"))),
     (None, "upload", "expected a dict of tensors from its train; found NoneType"),
+    ({"n": torch.tensor(1)}, "upload", "expected torch.* of the upload; found nothing: mend the client"),
     (torch.ones(2), "log", "expected a number in its log as 'loss'; only one element"),
 ])
 def test_a_bad_answer_ends_the_run(tmp_path, ends, value, where, words):

@@ -151,15 +151,12 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
         fails(capsys, 1, "another process is running", run_here, "fedavg", tmp_path / "run")
 
 
-@pytest.mark.parametrize("damage,words", [
-    ({"server": {"w": {"x": torch.tensor(torch.nan)}}}, "checkpoint.pt has numbers that are not finite"),
-    ({"server": {"w": {"x": torch.zeros(1)}}}, "checkpoint.pt does not fit this method"),
-])
-def test_a_damaged_checkpoint_is_named(finished, capsys, damage, words):
+def test_a_checkpoint_of_other_tensors_is_named(finished, capsys):
     path = finished / "checkpoint.pt"
-    torch.save(torch.load(path, weights_only=True) | damage, path)
+    torch.save(torch.load(path, weights_only=True) | {"server": {"w": {"x": torch.zeros(1)}}}, path)
     (finished / "result.json").unlink()
-    fails(capsys, 1, f"{words}.*--no-resume to replace it", run_here, "fedavg", finished)
+    words = "checkpoint.pt does not fit this method.*--no-resume to replace it"
+    fails(capsys, 1, words, run_here, "fedavg", finished)
 
 
 def test_an_edited_result_is_neither_shown_nor_recorded(finished, tmp_path, capsys):
@@ -344,6 +341,7 @@ MINE = """
 import fedavg
 from common import run
 
+
 class Client(fedavg.Client):
     def train(self, down, t):
         up = super().train(down, t)
@@ -382,6 +380,7 @@ def test_comments_of_a_script_do_not_count(tmp_path):
 OURS = """
 import fedavg
 from common import run
+
 
 class Server(fedavg.Server):
     pass

@@ -113,11 +113,6 @@ def test_runs_are_known_by_the_name_of_the_file(path, name):
     assert method_name(ROOT / path) == name
 
 
-def test_a_file_elsewhere_must_not_have_the_name_of_a_method(tmp_path):
-    with pytest.raises(common.UserError, match="has the name of a method of this repository"):
-        method_name(tmp_path / "fedprox.py")
-
-
 def test_version(capsys):
     """One line, also beside flags that do not go together."""
     version = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]

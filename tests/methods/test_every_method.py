@@ -81,19 +81,14 @@ def after_two_rounds(out: Path) -> Path:
 
 @pytest.mark.parametrize("method", ALL)
 def test_it_runs_and_writes_all_files(whole, method):
-    """Bytes, rounds and accuracies of the files against each other, and against the networks loaded again."""
+    """Rounds and accuracies of the files against each other, and against the networks loaded again."""
     result = json.loads((whole / "result.json").read_text())
     rounds = metrics(whole)
     assert [entry["round"] for entry in rounds] == [1, 2, 3]
-    sent = 0
     for entry in rounds:
         for name, log in entry["clients"].items():
             takes_part = log["bytes_up"] > 0 and log["bytes_down"] > 0 and log["loss"] > 0
             assert takes_part or method in NO_FEDERATION, name
-            sent += log["bytes_up"]
-    assert result["bytes"]["up"] == sent
-    for file in ("settings.json", "timing.jsonl", "checkpoint.pt"):
-        assert (whole / file).exists(), file
     chosen_by_validation = "val" in rounds[-1]
     assert (whole / "best.pt").exists() == chosen_by_validation
     assert method != "fdse" or Image.open(whole / "curves.png").size[0] > 500
@@ -129,6 +124,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, whole, method):
 
 
 # Learning
+
 
 @pytest.mark.parametrize("method", LEARNING)
 def test_it_learns(tmp_path, method):

@@ -3,12 +3,13 @@ switch away from its neutral value, and what the official code gave on the same 
 rates, networks (tests/fixtures/fedadg.json)."""
 
 import json
+import math
 
 import common
 import fedadg
 import official.fedadg
 from tests.conftest import ROOT
-from tests.plain_torch import batch_norm, batch_norm_at_rest
+from tests.plain_torch import ClippedSGD, batch_norm, batch_norm_at_rest
 from tests.methods.test_fedadg import C, federation, of_d, of_release, parsed, small_args, train, with_d
 
 import pytest
@@ -39,8 +40,8 @@ class Hand:
     """ClientUpdate in float64: the networks written out, plain autograd, SGD by hand."""
 
     def __init__(self, args, start):
-        self.a, self.v, self.p = args, {}, {}
-        self.norms = []
+        self.a, self.p = args, {}
+        self.opt = ClippedSGD(0, args.momentum, args.weight_decay, args.clip or math.inf)
         for name, v in start.items():
             trained = v.is_floating_point() and "running" not in name
             if name == "D.project.weight":
@@ -81,17 +82,10 @@ class Hand:
         return -((1 - s) * logs[range(len(y)), y] + s * logs.mean(1)).mean()
 
     def sgd(self, prefix, lr, loss):
-        a = self.a
-        names = [name for name, v in self.p.items() if name.startswith(prefix) and v.requires_grad]
-        gradients = torch.autograd.grad(loss, [self.p[name] for name in names])
-        self.norms.append(float(torch.cat([g.flatten() for g in gradients]).norm()))
-        scale = min(1, a.clip / (self.norms[-1] + 1e-6)) if a.clip else 1
-        for name, g in zip(names, gradients):
-            g = scale * g + a.weight_decay * self.p[name].detach()
-            if name in self.v:
-                g = a.momentum * self.v[name] + g
-            self.v[name] = g
-            self.p[name] = (self.p[name].detach() - lr * g).requires_grad_()
+        leaves = {name: v for name, v in self.p.items() if name.startswith(prefix) and v.requires_grad}
+        self.opt.lr, after = lr, {name: v.detach() for name, v in leaves.items()}
+        self.opt.step(loss, leaves, after)
+        self.p |= {name: v.requires_grad_() for name, v in after.items()}
 
     def c3(self, lr, x, y):
         self.sgd("net.", lr, self.err(self.F(x, True), y))
@@ -122,7 +116,7 @@ class Hand:
         a = self.a
         lr, lr_adversarial = a.lr * a.lr_decay ** t, lr_adversarial * a.lr_decay ** t
         if not a.keep_momentum:
-            self.v = {}
+            self.opt.velocity = {}
         first = a.E0
         if not a.steps:
             first = a.E0 * len(batches) // a.epochs
@@ -162,7 +156,7 @@ def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
                 if not name.startswith("D."):
                     hand.p[name] = v.clone().requires_grad_(hand.p[name].requires_grad)
             hand.round(t, batches, noise, 0.6)
-            assert min(hand.norms) > args.clip and not noise
+            assert min(hand.opt.norms) > args.clip and not noise
         server.update(uploads, t)
         w = {name: (hands[0].p[name] + hands[1].p[name]).detach() / 2 for name in w}
         for client, hand in zip(clients, hands):

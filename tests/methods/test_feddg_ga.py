@@ -9,8 +9,6 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
-NAME = "baselines.feddg_ga"
-
 
 def error_by_hand(w, data, what):
     """On the validation images of a client."""

@@ -64,11 +64,7 @@ def project(x: Tensor, leaves: State, state: State, at: str = "") -> Tensor:
     """g(f(x)), or with `at` "target." g'(f'(x)), in training mode."""
     h = conv2d(x, leaves[f"{at}f.0.weight"], padding=1)
     h = batch_norm(h, leaves, state, f"{at}f.1").clamp(min=0)
-    last = f"{at}f.4"
-    if f"{at}f.5.weight" in leaves:  # the network of FedEMA's test has a second convolution
-        h = conv2d(h, leaves[f"{at}f.3.weight"], leaves[f"{at}f.3.bias"], padding=1)
-        last = f"{at}f.5"
-    return two_layers(linear(h.flatten(1), leaves, last), leaves, state, f"{at}g")
+    return two_layers(linear(h.flatten(1), leaves, f"{at}f.4"), leaves, state, f"{at}g")
 
 
 def two_layers(z: Tensor, leaves: State, state: State, name: str) -> Tensor:

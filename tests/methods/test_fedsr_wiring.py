@@ -92,7 +92,6 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
         w = mean(hands, shares_of(chosen, "uniform"))  # Eq. (1)
         of.check(w, [w | of_client for of_client in own])
     assert max(of.norms) > of.args.clip
-    assert local == (variant == "fedcmi")
 
 
 OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedsr.json").read_text())

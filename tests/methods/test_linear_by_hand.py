@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import common
 import fedgala
 from plumbing import linear
-from plumbing.errors import UserError
 from tests.conftest import metrics, parsed
 from tests.plain_torch import (adam_step, batch_norm_at_rest as bn, body_in_evaluation,
                                linear as product)
@@ -25,6 +24,7 @@ CROP, CLASSES, SIZES = 8, 3, {"dark": 70, "one": 150, "bright": 29, "two": 97}
 DATA = f"""
 import torch
 from common import Domain
+
 
 def load(args):
     generator, domains = torch.Generator().manual_seed(5), []
@@ -160,11 +160,6 @@ def test_fit_by_hand():
     torch.testing.assert_close(layer.weight.double(), W, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(layer.bias.double(), b, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(layer.weight, linear.fit_linear(z, y, 4, 8, **how).weight, atol=1e-2)
-
-
-def test_a_share_that_leaves_nothing_is_refused():
-    with pytest.raises(UserError, match="none of which is left"):
-        linear.stratified(torch.arange(3), 0.5)
 
 
 class Pixels(torch.nn.Module):

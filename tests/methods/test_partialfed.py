@@ -91,11 +91,3 @@ def test_adaptive_by_hand():
         tested = w | {name: own[name] for name in w if name.startswith(tuple(keeps))}
         assert_close(in_double(common.state(model)), tested, **CLOSE)
     assert any(0 < len(keeps) < 6 for keeps in strategies)
-
-
-def test_batch_normalization_of_resnet_is_found_by_type():
-    """20 layers, 3 of them in shortcuts, of five entries each, and the classifier."""
-    args = parsed(NAME, "--dataset", "pacs", "--backbone", "resnet18", "--image-size", 64)
-    with torch.device("meta"):
-        net = common.backbone(args, 3, 7)
-    assert len(partialfed.fixed_entries(net, "bn+head")) == 5 * 20 + 2
