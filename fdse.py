@@ -297,7 +297,7 @@ class Client:
         args = self.args
         model = load(self.net, self.theta(down)).train()
         opt = sgd(model, args, t)
-        glob, hat = bn_dfe_statistics(self.blocks), None  # self.blocks are those of model, in self.net
+        glob, hat = bn_dfe_statistics(self.blocks), None  # model is self.net, these are its blocks
         log = defaultdict(list)
         for x, y in batches(self.data.train, args, t, self.k):  # line 6: x [B, C, H, W]; y [B]
             with autocast(args):

@@ -215,7 +215,7 @@ class Learner(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def start(self) -> None:
+    def first_round(self) -> None:
         """A client's first round: the target network is the received one, the queue has random keys."""
         if self.args.ssl in ("byol", "moco"):
             self.target["f"].load_state_dict(self.f.state_dict())
@@ -414,7 +414,7 @@ class Client:
         args = self.args
         model = self.model(down).train()
         if not self.before:
-            model.start()
+            model.first_round()
         theta_i = dict(model.named_parameters())
         theta_g = {n: down["w"][n] for n in theta_i if n in down["w"]}  # parameters that travel, as received
         g_est = {}  # stays empty in a client's first round: nothing is discarded
@@ -460,10 +460,8 @@ class Client:
         g_ij = {n: theta_i[n].grad for n in g_est if theta_i[n].grad is not None}  # None: frozen or unused
         layers = layer_groups(list(g_ij), args.align_unit)
         is_unaligned = unaligned(g_ij, g_est, layers, args.tau, args.alignment_sign)  # line 19; [L]
-        for names, skip in zip(layers, is_unaligned.tolist()):  # L booleans to the host, once in a batch
-            if not skip:
-                continue
-            for n in names:
+        for l in is_unaligned.nonzero().flatten().tolist():  # to the host, once in a batch
+            for n in layers[l]:
                 if args.local_alignment == "reweight":
                     g_ij[n].mul_(args.reweight_factor)
                 else:

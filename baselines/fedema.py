@@ -153,7 +153,7 @@ class Client:
         if mixed:
             mu = self.mix(model, down["w"])
         else:
-            model.start()  # the client's first round
+            model.first_round()
         self.last = t
         self.start = online(model)
         if args.optimizer == "sgd":

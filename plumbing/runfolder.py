@@ -319,7 +319,7 @@ def check_foreign_files(path: Path) -> None:
 
 
 def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
-    """Stop if the folder's run has other arguments, and say which. A run of fewer rounds resumes to more."""
+    """Stop if the folder's run has other arguments, and say which. Fewer rounds are resumed with more."""
     theirs = saved["identity"]
     different = [name for name in sorted(theirs | key) if theirs.get(name) != key.get(name)]
     if not different:
@@ -334,7 +334,7 @@ def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
             why = why or "its last round was evaluated, and that of a longer run would not be"
         if not why:
             return
-        advice = f"it cannot resume to more rounds, because {why}: {advice}"
+        advice = f"it cannot be resumed with more rounds, because {why}: {advice}"
     raise UserError(f"{path} holds a run of other arguments ({words}): {advice}", 2)
 
 

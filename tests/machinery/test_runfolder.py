@@ -230,7 +230,7 @@ def test_a_finished_run_goes_on_to_more_rounds(tmp_path, finished):
 
 
 @pytest.mark.parametrize("method,flags,why", [
-    ("baselines.fedproc", [], "it cannot resume to more rounds, because"),
+    ("baselines.fedproc", [], "it cannot be resumed with more rounds, because"),
     ("fedavg", ["--eval-every", "3"], "its last round was evaluated, and that of a longer run would not be"),
 ])
 def test_where_more_rounds_would_not_be_exact_they_are_refused(tmp_path, capsys, method, flags, why):

@@ -1,4 +1,4 @@
-"""FedOpt: the moments by hand, and rounds of each variant in float64."""
+"""FedOpt: the moments by hand, rounds of each variant in float64, and torch's own SGD as FedAvgM."""
 
 import fedavg
 from baselines import fedopt
@@ -56,6 +56,23 @@ def test_rounds_by_hand(variant, average):
         # A change of 1e-6 in Delta is 1e-5 in x where v is tau^2.
         assert_close(w, averaged, atol=5e-5, rtol=1e-3)
         of.check(w)
+
+
+def test_fedavgm_is_torchs_sgd_on_the_changes():
+    """Of three rounds of given uploads: torch.optim.SGD with momentum, whose gradient is minus Delta."""
+    server = Beside(fedopt, "--variant", "fedavgm", "--server-lr", 0.7).server
+    names = list(server.m)
+    x = [server.w[name].clone().requires_grad_() for name in names]
+    opt = torch.optim.SGD(x, lr=0.7, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(3):
+        up = {name: w + torch.randn(w.shape, generator=generator) if name in names else w
+              for name, w in server.w.items()}
+        for p, name in zip(x, names):
+            p.grad = server.w[name] - up[name]
+        opt.step()
+        server.update({1: {"w": up, "n": tensor(7)}}, t)
+        assert_close([server.w[name] for name in names], [p.detach() for p in x], **CLOSE)
 
 
 def test_fedavgm_without_momentum_is_fedavg():

@@ -332,7 +332,7 @@ def test_the_start_of_the_methods_own_layers():
     ("alexnet_bn", 10, 12_974_154),  # 1.30e7 in FDSE's Table 4
     ("resnet18_3x3", 10, 11_173_962),
     ("vit_b8", 1000, 85_977_832),  # 86 million, Dosovitskiy et al.
-    ("smallcnn", 10, 120_042),  # two convolutions of 5x5 and BN, 1024 to 64, 64 to 10
+    ("smallcnn", 10, 32 * 75 + 64 + 32 * 64 * 25 + 128 + 1024 * 64 + 64 + 650),
 ])
 def test_parameters_are_as_many_as_papers_print(name, classes, numbers):
     with torch.device("meta"):
