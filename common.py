@@ -638,12 +638,12 @@ def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict
 def validation_score(fed: Federation, t: int) -> float | None:
     """After t rounds what --metric says of the validation images of all clients together; None for the
     accuracy."""
-    settings, found = fed.settings, []
+    settings, outputs = fed.settings, []
     if settings.metric == "accuracy":
         return None
     for k in range(fed.K):
-        found.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
-    score = scores(*joined(found))[settings.metric]
+        outputs.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
+    score = scores(*joined(outputs))[settings.metric]
     if score is None:
         raise UserError(LACKS_A_CLASS.format("one"), 2)
     return score
@@ -656,9 +656,10 @@ def evaluate_linear(fed: Federation, t: int, best: float = 0, also: Payload | No
     answers = fed.test(fit_client, targets, t, also)
     if len(answers) < len(targets):
         return {"untested": [fed.names[k] for k in targets if k not in answers]}
-    found = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
+    by_client = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
     first = str(ratios(fed.settings.label_ratio)[0])
-    return {"target": sum(by_ratio[first] for by_ratio in found.values()) / len(found), "linear": found}
+    mean = sum(by_ratio[first] for by_ratio in by_client.values()) / len(by_client)
+    return {"target": mean, "linear": by_client}
 
 
 def evaluate_start(fed: Federation) -> dict:
@@ -673,9 +674,9 @@ def evaluate_start(fed: Federation) -> dict:
         share = fed.sizes[k] / sum(fed.sizes)
         for name, v in payload["statistics"].items():
             mean[name] = mean[name].add_(v, alpha=share) if k else v * share
-    found = evaluate_linear(fed, 0, also={"statistics": mean})
-    found["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
-    return found
+    entry = evaluate_linear(fed, 0, also={"statistics": mean})
+    entry["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
+    return entry
 
 
 def final_measures(fed: Federation, progress: Run) -> dict:
@@ -694,10 +695,11 @@ def final_measures(fed: Federation, progress: Run) -> dict:
 
 def measured(fed: Federation, t: int) -> dict[str, dict]:
     """After t rounds the `scores` of the test part of each client and target."""
-    found = {}
+    measures = {}
     for k, client in fed.clients.items():
-        found[fed.names[k]] = scores(*probabilities(tested_model(fed, k, t), client.data.test, fed.settings))
-    return found
+        outputs = probabilities(tested_model(fed, k, t), client.data.test, fed.settings)
+        measures[fed.names[k]] = scores(*outputs)
+    return measures
 
 
 # What a client does with its download after t rounds: what it sends, and numbers

@@ -192,17 +192,17 @@ def records_behind(tables: list[Table], papers: list[Paper], wanted: set[str], e
                    records: Records) -> list[dict]:
     """The records behind the cells of some tables, at all scales, and behind the claims that are wanted, with
     their controls."""
-    found, by_id = [], {table.id: table for table in every}
+    behind, by_id = [], {table.id: table for table in every}
     for table, scale in itertools.product(tables, SCALES):
         for cell in cells_in(filled(table, records, scale)):
-            found += cell.records.values()
+            behind += cell.records.values()
     for paper in papers:
         for claim in paper.claims:
             if f"claim-{claim.id}" in wanted:
                 for measured in answer_of(paper, claim, by_id, records).measured:
                     for by_seed in itertools.chain(*measured.cases.values()):
-                        found += by_seed.values()
-    return found
+                        behind += by_seed.values()
+    return behind
 
 
 def place_of(flags: argparse.Namespace) -> Place:

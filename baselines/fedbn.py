@@ -63,11 +63,11 @@ PAPER = {"digits": schedules.DIGITS, **schedules.MNIST, **schedules.FDSE}
 
 def bn_layers(net: nn.Module) -> dict[str, nn.Module]:
     """The BN layers of a network by name."""
-    found = {}
+    layers = {}
     for name, module in net.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            found[name] = module
-    return found
+            layers[name] = module
+    return layers
 
 
 def bn_entries(net: nn.Module) -> list[str]:

@@ -91,11 +91,11 @@ def error(model: nn.Module, data: Data, args: Args) -> Tensor:
 
 def gaps(after: dict[int, Tensor], before: dict[int, Tensor]) -> dict[int, float]:
     """G_k of the clients that are in both: the error of the averaged model minus that of the client's own."""
-    found = {}
+    gap_of = {}
     for k in after:
         if k in before:
-            found[k] = float(after[k]) - float(before[k])
-    return found
+            gap_of[k] = float(after[k]) - float(before[k])
+    return gap_of
 
 
 def step_of_round(args: Args, t: int, clients: int) -> float:

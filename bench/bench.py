@@ -188,7 +188,7 @@ def at_once(flags, runs: dict, variant: list[str], end: float) -> int | None:
 
 def rows_of(row: str, runs: dict, memory: int | None) -> Iterator[list]:
     """A row for each method of runs that were made at the same time."""
-    of_all, found = 0.0, {}
+    of_all, by_method = 0.0, {}
     for path, module in runs.items():
         seconds = np.array([list(line["seconds"].values())[:3] for line in lines_of(path, "timing")])
         rounds = np.diff(seconds, axis=0, prepend=0) if len(seconds) else np.empty((0, 3))
@@ -197,8 +197,8 @@ def rows_of(row: str, runs: dict, memory: int | None) -> Iterator[list]:
             losses.append(np.mean([log["loss"] for log in line["clients"].values()]))
         if len(rounds) > 1:
             of_all += 60 / np.median(rounds[1:].sum(1))
-        found.setdefault(module.__name__, []).append((rounds, losses))
-    for name, of_method in found.items():
+        by_method.setdefault(module.__name__, []).append((rounds, losses))
+    for name, of_method in by_method.items():
         first = [rounds[0].sum() for rounds, _ in of_method if len(rounds)]
         later = np.concatenate([rounds[1:] for rounds, _ in of_method])
         figures = [float(np.median(first))] if first else [None]

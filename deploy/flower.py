@@ -264,9 +264,9 @@ class Remote(common.Federation):
             self.meet()
             read, asked = {}, {self.names[k]: down for k, down in downs.items()
                                if k not in answers and self.names[k] in self.ids}
-            found = self.send(what, asked, self.ids, t=t, last=self.last, clients=self.names[:self.K],
+            replies = self.send(what, asked, self.ids, t=t, last=self.last, clients=self.names[:self.K],
                               targets=self.names[self.K:])
-            for name, content in found.items():
+            for name, content in replies.items():
                 k = self.names.index(name)
                 with left_out(name):
                     down, up = downs[k], payload_of(content)

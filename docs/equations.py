@@ -45,10 +45,10 @@ TAG = re.compile(rf"(?<!\d\d\d\d, )(?:(?P<source>[A-Z]\w+),? )?Eqs?\. (?P<equati
 
 def expanded(numbers: str) -> list[int]:
     """The numbers of "1; 3-5" or "(1), (3)-(5)": 1, 3, 4, 5."""
-    found = []
+    all_numbers = []
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", re.sub(r"[()]", "", numbers)):
-        found += range(int(first), int(last or first) + 1)
-    return found
+        all_numbers += range(int(first), int(last or first) + 1)
+    return all_numbers
 
 
 def canonical(tag: str) -> str:
@@ -94,15 +94,15 @@ class Table:
         """
         boxes, tags = [name for name in self.numbers if not name.endswith("Eq.")], []
         box = box or (boxes[0] if boxes else "")
-        for found in TAG.finditer(" ".join(text.split())):
-            if found["equations"]:
-                source = f"{found['source']} " if f"{found['source']} Eq." in self.numbers else ""
-                tags += [f"{source}Eq. ({n})" for n in expanded(found["equations"])]
-            elif found["lines"]:
-                box = found["box"] or box
-                tags += [f"{box} line {n}" for n in expanded(found["lines"])]
+        for match in TAG.finditer(" ".join(text.split())):
+            if match["equations"]:
+                source = f"{match['source']} " if f"{match['source']} Eq." in self.numbers else ""
+                tags += [f"{source}Eq. ({n})" for n in expanded(match["equations"])]
+            elif match["lines"]:
+                box = match["box"] or box
+                tags += [f"{box} line {n}" for n in expanded(match["lines"])]
             elif "step c" in self.numbers:
-                first, last = found["first"], found["last"] or found["first"]
+                first, last = match["first"], match["last"] or match["first"]
                 tags += [f"step {first[0]}{n}" for n in range(int(first[1]), int(last[1]) + 1)]
         return tags
 
@@ -155,7 +155,7 @@ class Code:
                 self.mention(token.string, token.start[0], token.start[0])
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self.mention(FORMULA.sub(lambda found: canonical(found[2]), node.value), node.lineno, 0)
+                self.mention(FORMULA.sub(lambda match: canonical(match[2]), node.value), node.lineno, 0)
 
     def walk(self, node: ast.AST, name: str) -> None:
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
@@ -220,14 +220,14 @@ class Code:
 
     def shown(self, lines: list[int]) -> list[tuple[int, str]]:
         """Lines with their numbers. What is left out is an ellipsis with number 0, so that they parse."""
-        found = []
+        picked = []
         for n, following in zip(lines, [*lines[1:], 0]):
-            found.append((n, self.lines[n - 1]))
+            picked.append((n, self.lines[n - 1]))
             if following != n + 1 and (following or n in self.heads):
                 text = self.lines[following - 1]
                 indent = self.heads.get(n, len(text) - len(text.lstrip()))
-                found.append((0, " " * indent + "..."))
-        return found
+                picked.append((0, " " * indent + "..."))
+        return picked
 
     def lines_in(self, place: str, entry: dict) -> list[int]:
         """The lines of an entry in a place: the statements at its mark or its tags. They are the whole
@@ -280,24 +280,24 @@ def place_of(place: str, of: Table) -> tuple[str, str]:
 
 def located(entry: dict, of: Table, kind: str = "place") -> list[tuple[str, str, list[int]]]:
     """(file, function, lines) of each place of an entry; "official": what the released code has."""
-    found = []
+    places = []
     for place in entry.get(kind, []):
         file, name = place_of(place, of)
         source = code(file, of.method)
         lines = source.whole(name) if kind == "official" else source.lines_in(name, entry)
-        found.append((file, name, lines))
-    return found
+        places.append((file, name, lines))
+    return places
 
 
 def formulas(entry: dict, of: Table) -> list[str]:
     """The formulas of an entry in the docstrings of its places, in LaTeX."""
-    found = [entry["latex"].strip()] if "latex" in entry else []  # of a place in common.py
+    of_entry = [entry["latex"].strip()] if "latex" in entry else []  # of a place in common.py
     for place in entry["place"]:
         file, name = place_of(place, of)
         for owner, tag, latex in code(file, of.method).formulas:
             if tag == slug(entry["tag"]) and within(owner, name):
-                found.append(latex)
-    return found
+                of_entry.append(latex)
+    return of_entry
 
 
 # Tests and the sum
@@ -312,12 +312,12 @@ def file_of(test: str) -> str:
 @functools.cache
 def tests_in(file: str) -> dict[str, tuple[int, str]]:
     """{test: its first line, and the first paragraph of its docstring} of a file."""
-    found = {}
+    docstrings = {}
     for node in ast.parse((ROOT / file).read_text()).body if file else []:
         if isinstance(node, ast.FunctionDef):
             paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
-            found[node.name] = (node.lineno, " ".join(paragraph.split()))
-    return found
+            docstrings[node.name] = (node.lineno, " ".join(paragraph.split()))
+    return docstrings
 
 
 def test_of(test: str) -> tuple[int, str]:
@@ -330,9 +330,9 @@ def counts(of: Table) -> tuple[int, int, int]:
     paper has that the method does not use."""
     used = whole = 0
     for entry in of.entries:
-        found = [lines for _, _, lines in located(entry, of)] + [test_of(test)[0] for test in entry["tests"]]
+        places = [lines for _, _, lines in located(entry, of)] + [test_of(test)[0] for test in entry["tests"]]
         used += len(of.tags_of(entry))
-        whole += len(of.tags_of(entry)) if entry["tests"] and all(found) else 0
+        whole += len(of.tags_of(entry)) if entry["tests"] and all(places) else 0
     return used, whole, sum(len(of.tags_of(entry)) for entry in of.unused)
 
 

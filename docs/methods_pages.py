@@ -33,12 +33,12 @@ def method_page(site: Site, method: str, claims: list[Answer]) -> None:
 
 def baselines() -> dict[Path, str]:
     """{note: title} of the notes whose file is in baselines/."""
-    found = {}
+    titles = {}
     for path in sorted(NOTES.glob("*.md")):
         note = path.relative_to(ROOT)
         if note.stem not in equations.METHODS and (ROOT / source_of(note)).exists():
-            found[note] = re.match(r"# (.*)", path.read_text()).group(1)
-    return found
+            titles[note] = re.match(r"# (.*)", path.read_text()).group(1)
+    return titles
 
 
 def file_page(site: Site, source: Path) -> None:

@@ -82,8 +82,8 @@ def coloured(path: Path) -> list[str]:
 
 def docstring(path: Path) -> int:
     """How many lines stand before the imports of a file, which are folded."""
-    found = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
-    return found[0].count("\n") if found else 0
+    match = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
+    return match[0].count("\n") if match else 0
 
 
 def statements(file: str, method: str, lines: list[int]) -> list[tuple[int, str]]:
@@ -95,8 +95,8 @@ def statements(file: str, method: str, lines: list[int]) -> list[tuple[int, str]
 
 def symbols(text: str) -> Markup:
     """Prose in which theta_u is θ with an index."""
-    def as_printed(found: re.Match) -> str:
-        name, index = found.groups()
+    def as_printed(match: re.Match) -> str:
+        name, index = match.groups()
         if index:
             return f"{SIGNS.get(name, name)}<sub>{index}</sub>"
         return name if name == "sum" else SIGNS.get(name, name)

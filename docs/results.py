@@ -161,7 +161,7 @@ def curves_of(record: dict, logged: str = "") -> dict[str, list[tuple[int, float
 
     `logged`: of its logs the one to take in place of the accuracies, a share as well.
     """
-    curve, found = dict(record["curve"]), {}
+    curve, drawn = dict(record["curve"]), {}
     rounds = curve.pop("round", [])
     if logged:
         values = record.get("logs", {}).get(logged, [])
@@ -170,9 +170,9 @@ def curves_of(record: dict, logged: str = "") -> dict[str, list[tuple[int, float
         curve["validation"] = curve.pop("val")  # the last one
     for name, values in curve.items():
         points = [(t, 100 * value) for t, value in zip(rounds, values) if value is not None]
-        if len(points) > 1 and points not in found.values() and len(found) < LINES:
-            found[name] = points
-    return found
+        if len(points) > 1 and points not in drawn.values() and len(drawn) < LINES:
+            drawn[name] = points
+    return drawn
 
 
 def plotted(curves: dict[str, list[tuple[float, float]]], xlabel: str, ylabel: str = "accuracy, %",

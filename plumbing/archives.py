@@ -43,13 +43,13 @@ DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, zlib.error, R
 
 def find_archives(names: Iterable[str], data: str, archives: str) -> dict[str, Path]:
     """{name or pattern: the first file that matches it below `archives` or in the downloads}, if any."""
-    found = {}
+    paths = {}
     for folder in ([Path(archives)] if archives else []) + [Path(data) / "downloads"]:
         for path in sorted(folder.rglob("*")):
             for name in names:
                 if fnmatch.fnmatch(path.name.lower(), name.lower()) and path.is_file():
-                    found.setdefault(name, path)
-    return found
+                    paths.setdefault(name, path)
+    return paths
 
 
 def download(url: str, path: Path, md5: str | None = None) -> Path:
@@ -111,10 +111,10 @@ def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
     for folder in folders:
         if folder.is_dir() and any(path.is_dir() for path in folder.iterdir()):  # else it holds only archives
             return [folder], ""
-    found = find_archives(known.files, data, archives)
-    missing = [name for name in known.files if name not in found]
+    paths = find_archives(known.files, data, archives)
+    missing = [name for name in known.files if name not in paths]
     if not missing:
-        return [found[name] for name in known.files], ""
+        return [paths[name] for name in known.files], ""
     more = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
     places = f"{archives} or {data}/downloads" if archives else f"{data}/downloads"
     return [], f"{missing[0]}{more} not in {places}"

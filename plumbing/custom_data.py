@@ -65,10 +65,10 @@ def open_custom_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Call
         raise UserError(f"{file}: the domain {given[0]} has `given`, which split.csv fills for folder:PATH "
                         "alone: leave it out, --split says the shares", 2)
     names = [name for name, _, _ in parts]
-    for what, found, least in (("domain", names, 1), ("class", classes, 2)):
-        if len(found) < least or len(set(found)) < len(found):
+    for what, given_names, least in (("domain", names, 1), ("class", classes, 2)):
+        if len(given_names) < least or len(set(given_names)) < len(given_names):
             raise UserError(f"{file}: expected {least} or more names, each of one {what}; found "
-                            f"{shortlist(found)} (regression, without classes, is not possible)", 2)
+                            f"{shortlist(given_names)} (regression, without classes, is not possible)", 2)
     check_names(str(file), names, classes)
     for name, images, labels in parts:
         where = f"{file}: domain {name}"
@@ -88,10 +88,10 @@ def open_custom_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Call
 def prepared(prepare: Callable, file: Path, batch: Tensor) -> Tensor:
     """What a file's own `prepare` makes of a batch. Stop if it cannot, or gives no tensor of as many rows."""
     with one_line_of(f"prepare of {file} must return a tensor for a batch of {list(batch.shape)}; found"):
-        found = prepare(batch)
-        if not isinstance(found, Tensor) or found.shape[:1] != batch.shape[:1] or found.dim() < 2:
-            raise TypeError(f"{type(found).__name__} {list(getattr(found, 'shape', ''))}")
-    return found
+        out = prepare(batch)
+        if not isinstance(out, Tensor) or out.shape[:1] != batch.shape[:1] or out.dim() < 2:
+            raise TypeError(f"{type(out).__name__} {list(getattr(out, 'shape', ''))}")
+    return out
 
 
 def check_tensors(where: str, images: Tensor, labels: Tensor, classes: int, as_they_are: bool) -> None:

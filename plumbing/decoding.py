@@ -237,12 +237,12 @@ def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -
 
 def in_two_domains(contents: list[tuple]) -> list[str]:
     """The images, by domain, class and name, whose bytes and CRC32 an image of another domain has."""
-    first, found = {}, []
+    first, pairs = {}, []
     for domain, _, name, *content in contents:
         of_first, name_of_first = first.setdefault(tuple(content), (domain, name))
         if of_first != domain:
-            found.append(f"{name} is {name_of_first}")
-    return found
+            pairs.append(f"{name} is {name_of_first}")
+    return pairs
 
 
 def decode_one(files: ImageFiles, size: int, name: str) -> tuple[np.ndarray | None, str, str, tuple]:

@@ -26,15 +26,15 @@ def accuracies(z: Tensor, y: Tensor, classes: int, args: LinearArgs, seed: int,
                view: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
     """For each share of labels, as text, the accuracy on the rest; z [N, D], y [N]. With `view`, which gives
     z of a new view of the images in some rows, the classifier is fitted to these."""
-    found = {}
+    by_ratio = {}
     for ratio in ratios(args.label_ratio):
         rows, rest = stratified(y, ratio, seed=seed)
         seed_all(seed, "linear views", ratio)  # the same views in each evaluation
         layer = fit_linear(z[rows], y[rows], classes, seed, lr=args.linear_lr, epochs=args.linear_epochs,
                            batch=args.linear_batch, view=view, rows=rows)
         with torch.no_grad():
-            found[str(ratio)] = float((layer(z[rest]).argmax(1) == y[rest]).double().mean())
-    return found
+            by_ratio[str(ratio)] = float((layer(z[rest]).argmax(1) == y[rest]).double().mean())
+    return by_ratio
 
 
 def stratified(labels: Tensor, ratio: float, name: str = "the target",

@@ -47,10 +47,10 @@ def list_images(files: ImageFiles, source: Folders) -> Listing:
             odd = [name for name in listing.left_out if f"/{folder}/" in f"/{name}"]
             raise UserError(f"{files}: domain {domain} has {len(images)} images in {folder}; expected "
                             f"{expected or 'some'}; no images: {shortlist(odd)}; get what is missing again")
-        found = collections.Counter(label for _, label in images)
+        count_of = collections.Counter(label for _, label in images)
         for c, (name, of_class) in enumerate(zip(listing.classes, source.counts.get(domain, ()))):
-            if found[c] != of_class:
-                raise UserError(f"{files}: domain {domain} has {found[c]} images of {name}; expected "
+            if count_of[c] != of_class:
+                raise UserError(f"{files}: domain {domain} has {count_of[c]} images of {name}; expected "
                                 f"{of_class}: get it again; folder:PATH takes images of your own")
     return listing
 
@@ -94,9 +94,9 @@ def in_folders(files: ImageFiles, source: Folders) -> Listing:
             there = of_class[folder].get(c, [])
             names = [name for name in there if is_image(name)]
             if not names:
-                found = ", ".join(sorted(of_class[folder])) or "none"
+                others = ", ".join(sorted(of_class[folder])) or "none"
                 raise UserError(f"{files}: found no images in {folder}/{c}; expected folders of "
-                                f"{', '.join(source.classes)}, found {found}")
+                                f"{', '.join(source.classes)}, found {others}")
             listing.images[domain] += [(name, label) for name in names]
             listing.left_out += [name for name in there if not is_image(name)]
     return listing

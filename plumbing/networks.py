@@ -94,8 +94,8 @@ def from_timm(name: str, channels: int, pretrained: bool) -> nn.Module:
 
 def near(name: str, known: list[str]) -> str:
     """The nearest name, as the end of a line."""
-    found = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    meant = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {meant[0]}?" if meant else ""
 
 
 @torch.no_grad()
@@ -106,8 +106,8 @@ def check_shapes(net: nn.Module, backbone: str, x: Tensor, classes: int) -> None
         tried = copy.deepcopy(net).train(training)
         expected = {"body": (len(x), net.head.in_features), "forward": (len(x), classes)}
         for part, shape in expected.items():
-            found = getattr(tried, part)(x)
-            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            out = getattr(tried, part)(x)
+            what = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             if what != shape:
                 raise UserError(f"--backbone {backbone}: of two images {part} gives {what}, not {shape}", 2)
 

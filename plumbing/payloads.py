@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 def layout(payload: dict) -> dict[str, str]:
     """{part or part.name: dtype and shape, or "no tensor"} of what is in a payload."""
-    found = {}
+    layout_of = {}
     for part, value in payload.items():
         of_part = value if isinstance(value, dict) else {"": value}
         for name, v in of_part.items():
             name = f"{part}.{name}" if name else part
-            found[name] = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else "no tensor"
-    return found
+            layout_of[name] = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else "no tensor"
+    return layout_of
 
 
 def to_device(value, device):
@@ -71,11 +71,11 @@ def agreed(layouts: Iterable[dict[str, str]]) -> dict[str, str]:
 
 def check_answer(whose: str, up: dict, numbers: dict[str, float], expected: dict[str, str]) -> None:
     """Stop unless a client's upload has the expected layout, `n` counts images, and numbers are finite."""
-    found = layout(up)
-    for name in expected | found:
-        if found.get(name) != expected.get(name):
+    got = layout(up)
+    for name in expected | got:
+        if got.get(name) != expected.get(name):
             raise UserError(f"{whose}: expected {expected.get(name, 'nothing')} in {name} of the upload; "
-                            f"found {found.get(name, 'nothing')}: mend the client's train")
+                            f"found {got.get(name, 'nothing')}: mend the client's train")
     n = up.get("n", torch.ones(1))
     if not isinstance(n, Tensor) or n.is_complex() or not n.numel() or n.min() < 1:
         shown = n.tolist() if isinstance(n, Tensor) else type(n).__name__
@@ -169,10 +169,10 @@ def watched(member, t: int, what: str):
     `keeps` names has another dtype or shape; or, in the first two rounds, another one has another value."""
     layout_before, before = layout(kept(member)), unnamed(member) if t < 2 else {}
     yield
-    for name, found in layout(kept(member)).items():
-        expected = layout_before.get(name, found)  # a dict may get and lose entries
-        if expected not in ("no tensor", found):
-            raise UserError(f"{what} leaves {found} in {name}; expected {expected}, as it was (counters of "
+    for name, got in layout(kept(member)).items():
+        expected = layout_before.get(name, got)  # a dict may get and lose entries
+        if expected not in ("no tensor", got):
+            raise UserError(f"{what} leaves {got} in {name}; expected {expected}, as it was (counters of "
                             "batch normalization are integers)")
     for name, value in vars(member).items() if t < 2 else ():
         if isinstance(value, Optimizer):
@@ -188,12 +188,12 @@ def unnamed(member) -> dict[str, list[bytes]]:
     """The tensors in each attribute that `keeps` does not name; `log`, and those of its networks, aside."""
     networks = [value for value in vars(member).values() if isinstance(value, nn.Module)]
     theirs = {v.data_ptr() for network in networks for v in tensors_of(network.state_dict())}
-    found = {}
+    bytes_of = {}
     for name in sorted(vars(member).keys() - {*member.keeps, "log"}):
         tensors = [v for v in tensors_of(getattr(member, name)) if v.data_ptr() not in theirs]
         if tensors:
-            found[name] = [v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes() for v in tensors]
-    return found
+            bytes_of[name] = [v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes() for v in tensors]
+    return bytes_of
 
 
 def shared(value, first):

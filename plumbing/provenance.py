@@ -54,17 +54,17 @@ def content_of(file: Path) -> bytes:
 def files_of(method_file: Path) -> list[Path]:
     """The files that make a run's numbers: common.py, plumbing/, the method's file, and what that imports of
     this repository or of its own folder."""
-    found = {ROOT / "common.py", *(ROOT / "plumbing").glob("*.py"), *(ROOT / "plumbing").glob("*.csv")}
+    files = {ROOT / "common.py", *(ROOT / "plumbing").glob("*.py"), *(ROOT / "plumbing").glob("*.csv")}
     waiting = [method_file]
     while waiting:
         file = waiting.pop()
-        if file in found or not file.exists():
+        if file in files or not file.exists():
             continue
         with contextlib.suppress(SyntaxError, ValueError):  # what Python cannot read, it cannot import
             for module in imported_by(file):
                 waiting += places_of(module, method_file.parent)
-            found.add(file)
-    return sorted(found)
+            files.add(file)
+    return sorted(files)
 
 
 def places_of(module: str, beside: Path) -> list[Path]:

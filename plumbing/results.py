@@ -59,17 +59,17 @@ def numbers_of(protocol: str, history: list[dict]) -> dict:
         best_round = best_of(history)["round"]
         best = next(entry for entry in evaluated if entry["round"] == best_round)
         logged = evaluated  # the rounds of the curve alone
-    found = {"best": outcome(best), "last": outcome(last), "curve": curves(evaluated),
+    result = {"best": outcome(best), "last": outcome(last), "curve": curves(evaluated),
              "logs": mean_logs(logged)}
     if "start" in history[0]:
-        found["start"] = history[0]["start"]
-    found["bytes"] = {}
+        result["start"] = history[0]["start"]
+    result["bytes"] = {}
     logs = [log for entry in history for log in entry["clients"].values()]
     for direction in ("up", "down"):
         total = sum(log[f"bytes_{direction}"] for log in logs)
-        found["bytes"][direction] = total
-        found["bytes"][f"{direction}_per_round"] = total / len(history)
-    return found
+        result["bytes"][direction] = total
+        result["bytes"][f"{direction}_per_round"] = total / len(history)
+    return result
 
 
 def check_result(result: dict) -> None:
@@ -90,12 +90,12 @@ def outcome(entry: dict) -> dict:
     """The accuracies of a round, as result.json has them."""
     if "linear" in entry:
         return {"round": entry["round"], "target": entry["target"], "linear": entry["linear"]}
-    found = {"round": entry["round"], "val": entry["val"]["ALL"], **entry.get("test", {})}
+    numbers = {"round": entry["round"], "val": entry["val"]["ALL"], **entry.get("test", {})}
     if "metric" in entry["val"]:
-        found["metric"] = entry["val"]["metric"]
+        numbers["metric"] = entry["val"]["metric"]
     if "target" in entry:
-        found["target"] = entry["target"]
-    return found
+        numbers["target"] = entry["target"]
+    return numbers
 
 
 def curves(evaluated: list[dict]) -> dict[str, list]:
@@ -107,12 +107,12 @@ def curves(evaluated: list[dict]) -> dict[str, list]:
         for name, of_target in entry.get("linear", {}).items():
             of_round |= {f"{name} {ratio}": accuracy for ratio, accuracy in of_target.items()}
         accuracies.append(of_round | outcome(entry))
-    found = {"round": [entry["round"] for entry in evaluated]}
+    curve_of = {"round": [entry["round"] for entry in evaluated]}
     for name in accuracies[-1]:
         if name not in ("round", "clients", "linear"):
             values = [of_round.get(name) for of_round in accuracies]
-            found[name] = [None if value is None else round(value, 5) for value in values]
-    return found
+            curve_of[name] = [None if value is None else round(value, 5) for value in values]
+    return curve_of
 
 
 def mean_logs(history: list[dict]) -> dict[str, list]:
@@ -281,19 +281,19 @@ def draw_curves(path: Path, history: list[dict], method: str, args: Args) -> Non
 def looks(clients: list[str], names: list[str], args: Args) -> dict[str, dict]:
     """Colour, width and label of the lines in curves.png, by the names of their numbers; the last are on
     top. Of many clients all have one colour."""
-    found = {}
+    style_of = {}
     for i, client in enumerate(clients):
         look = {"color": f"C{i}", "label": no_formula(client), "linewidth": 0.8}
         if len(clients) > NAMED:
             look |= {"color": "0.7", "label": f"{len(clients)} clients"}
-        found[f"test/clients/{client}"] = found[f"clients/{client}/loss"] = look
+        style_of[f"test/clients/{client}"] = style_of[f"clients/{client}/loss"] = look
     for i, name in enumerate(names, len(clients)):
         if name.startswith("linear/"):  # and the share of the labels
-            found[name] = {"color": f"C{i}", "label": no_formula(name.removeprefix("linear/"))}
-    found["val/ALL"] = {"color": "red", "linestyle": ":", "label": "validation ALL"}
-    found["val/metric"] = {"color": "red", "linestyle": "--", "label": f"validation {args.metric}"}
-    found["test/AVG"] = {"color": "black", "linestyle": "--", "label": "test AVG"}
-    found["test/ALL"] = {"color": "black", "linewidth": 2.2, "label": "test ALL"}
+            style_of[name] = {"color": f"C{i}", "label": no_formula(name.removeprefix("linear/"))}
+    style_of["val/ALL"] = {"color": "red", "linestyle": ":", "label": "validation ALL"}
+    style_of["val/metric"] = {"color": "red", "linestyle": "--", "label": f"validation {args.metric}"}
+    style_of["test/AVG"] = {"color": "black", "linestyle": "--", "label": "test AVG"}
+    style_of["test/ALL"] = {"color": "black", "linewidth": 2.2, "label": "test ALL"}
     if args.protocol == "lodo":
-        found["target"] = {"color": "blue", "linewidth": 2.2, "label": f"target {no_formula(args.target)}"}
-    return found
+        style_of["target"] = {"color": "blue", "linewidth": 2.2, "label": f"target {no_formula(args.target)}"}
+    return style_of

@@ -179,9 +179,9 @@ class Run:
         losses = [log["loss"] for log in entry["clients"].values() if "loss" in log]
         loss = {"loss": f"{np.mean(losses):.3f}"} if losses else {}
         if "val" in entry or "linear" in entry:
-            found = outcome(entry)
-            names = [name for name in ("val", "ALL", "AVG", "target") if name in found]
-            self.shown = {name: f"{100 * found[name]:.1f}" for name in names}  # until the next evaluation
+            numbers = outcome(entry)
+            names = [name for name in ("val", "ALL", "AVG", "target") if name in numbers]
+            self.shown = {name: f"{100 * numbers[name]:.1f}" for name in names}  # until the next evaluation
         self.bar.set_postfix(loss | self.shown, refresh=False)
         self.bar.update()
 

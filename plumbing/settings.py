@@ -534,7 +534,7 @@ def differences(args: Args) -> list[str]:
         if setting["value"] != f.default and name not in SHOWN_ANYWAY:
             shown = f"{name.strip('_')} {shown_value(setting['value'])}"
             of_origin.setdefault(setting["origin"], []).append(shown)
-    return [f"  {origin}: {', '.join(found)}" for origin, found in of_origin.items()]
+    return [f"  {origin}: {', '.join(settings)}" for origin, settings in of_origin.items()]
 
 
 # What a run is identified by
@@ -602,12 +602,12 @@ def shares(split: str) -> list[float]:
 def ratios(text: str) -> list[float]:
     """'0.1/0.3' -> [0.1, 0.3]"""
     return written("--label-ratio", text, "/", float,
-                   lambda found: all(0 < r < 1 for r in found) and len(set(found)) == len(found),
+                   lambda parsed: all(0 < r < 1 for r in parsed) and len(set(parsed)) == len(parsed),
                    "shares between 0 and 1, each once, such as 0.1/0.3")
 
 
 def seed_numbers(text: str) -> list[int]:
     """'0,1,2' -> [0, 1, 2]"""
     return written("--seeds", text, ",", int,
-                   lambda found: 0 <= min(found) <= max(found) <= LARGEST and len(set(found)) == len(found),
+                   lambda seeds: 0 <= min(seeds) <= max(seeds) <= LARGEST and len(set(seeds)) == len(seeds),
                    "whole numbers from 0 on, each once, such as 0,1,2")

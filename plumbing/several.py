@@ -83,26 +83,26 @@ def accuracies_of(results: list[dict], which: str) -> dict[str, float]:
     target if there is one; of several targets each and their mean."""
     if "linear" in results[0][which]:
         return accuracies_of_linear(results, which)
-    found = {result["args"]["target"]: result[which]["target"] for result in results
+    accuracies = {result["args"]["target"]: result[which]["target"] for result in results
              if "target" in result[which]}
     if len(results) > 1:
-        return found | {"mean": statistics.mean(found.values())}
-    return found | {"ALL": results[0][which]["ALL"], "AVG": results[0][which]["AVG"]}
+        return accuracies | {"mean": statistics.mean(accuracies.values())}
+    return accuracies | {"ALL": results[0][which]["ALL"], "AVG": results[0][which]["AVG"]}
 
 
 def accuracies_of_linear(results: list[dict], which: str) -> dict[str, float]:
     """The same of runs without labels: of each target and share of labels, and the means over targets."""
-    found, by_share = {}, {}
+    by_column, by_share = {}, {}
     for result in results:
         for target, accuracies in result[which]["linear"].items():
             for ratio, accuracy in accuracies.items():
                 share = f"{100 * float(ratio):g}% of the labels"
-                found[f"{target}, {share}"] = accuracy
+                by_column[f"{target}, {share}"] = accuracy
                 by_share.setdefault(share, []).append(accuracy)
     for share, accuracies in by_share.items():
         if len(accuracies) > 1:
-            found[f"mean, {share}"] = statistics.mean(accuracies)
-    return found
+            by_column[f"mean, {share}"] = statistics.mean(accuracies)
+    return by_column
 
 
 def show_means(method: str, dataset: str, results_by_seed: dict[int, list[dict]]) -> None:

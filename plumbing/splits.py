@@ -73,10 +73,10 @@ def parts_by_class(rows: Tensor, labels: Tensor, groups: Tensor, of_split: tuple
             piles = [interleaved(piles)]
     for pile in piles:
         sizes = [len(members[group]) for group in pile]
-        found = dealt_to_parts(sizes, of_split, filled)
-        parts.update(zip(pile, found))
+        of_pile = dealt_to_parts(sizes, of_split, filled)
+        parts.update(zip(pile, of_pile))
         if few:
-            filled.update(found)
+            filled.update(of_pile)
     return torch.tensor([parts[group] for group in groups[rows].tolist()], dtype=torch.long)
 
 
@@ -93,16 +93,16 @@ def dealt_to_parts(sizes: list[int], of_split: tuple[float, float, float], fille
     validation, then test. A part that is left empty, and is not `filled` before, gets the smallest group that
     another can spare."""
     train, val, _ = of_split
-    total, start, found = sum(sizes), 0, []
+    total, start, part_of = sum(sizes), 0, []
     for size in sizes:
         middle = start + size / 2 - 1e-9
-        found.append(int(middle > train * total) + int(middle > (train + val) * total))
+        part_of.append(int(middle > train * total) + int(middle > (train + val) * total))
         start += size
     for part in (2, 1):
-        spare = [(size, -i) for i, size in enumerate(sizes) if found.count(found[i]) > 1]
-        if of_split[part] and part not in (*found, *filled) and spare:
-            found[-min(spare)[1]] = part
-    return found
+        spare = [(size, -i) for i, size in enumerate(sizes) if part_of.count(part_of[i]) > 1]
+        if of_split[part] and part not in (*part_of, *filled) and spare:
+            part_of[-min(spare)[1]] = part
+    return part_of
 
 
 def shares_of(settings: Args, is_target: bool) -> tuple[float, float, float]:
@@ -141,7 +141,7 @@ def read_split(file: Path, names: dict[str, list[str]], left_out: set[str]) -> d
     if unknown or not rows:
         raise UserError(f"{file} names {len(rows)} files; no images of this folder are "
                         f"{shortlist(sorted(unknown))}; expected <domain>/<class>/<image>", 2)
-    of_group, numbers, found = {}, {}, {}
+    of_group, numbers, of_domain = {}, {}, {}
     for name, (part, group) in rows.items():
         if part and group and of_group.setdefault(group, part) != part:
             raise UserError(f"{file}: the group {group} is in {of_group[group]} and, with {name}, in {part}: "
@@ -153,8 +153,8 @@ def read_split(file: Path, names: dict[str, list[str]], left_out: set[str]) -> d
             part = of_group.get(group, part)
             number = numbers.setdefault((bool(group), group or name), len(numbers))
             given.append((PARTS.index(part) if part else -1, number))
-        found[domain] = torch.tensor(given)
-    return found
+        of_domain[domain] = torch.tensor(given)
+    return of_domain
 
 
 def read_rows(file: Path) -> dict[str, tuple[str, str]]:
@@ -211,12 +211,12 @@ def source_rows(settings: Args, name: str, labels: Tensor, in_parts: Parting, or
     if settings.dirichlet:
         key = (settings.seed, seed_name)
         piles = skewed(order, labels, classes, M, settings.dirichlet, key, enough)
-    found = {}
+    rows_of = {}
     for m, rows in enumerate(piles):
         client = name if M == 1 else f"{name}-{m}"
-        found[client] = in_parts(rows)
-        check_part_sizes(client, found[client], least)
-    return found
+        rows_of[client] = in_parts(rows)
+        check_part_sizes(client, rows_of[client], least)
+    return rows_of
 
 
 def mixed_rows(settings: Args, domains: list[tuple[Parting, Tensor]],
@@ -235,12 +235,12 @@ def mixed_rows(settings: Args, domains: list[tuple[Parting, Tensor]],
             totals[p] = [total + count for total, count in zip(totals[p], counts)]
             for k, piece in enumerate(of_part.split(counts)):
                 pieces[k][p].append(piece + starts[j])
-    found = {}
+    rows_of = {}
     for k, of_parts in enumerate(pieces):
         client = f"client-{k}"
-        found[client] = tuple(torch.cat(rows) for rows in of_parts)
-        check_part_sizes(client, found[client], least)
-    return found
+        rows_of[client] = tuple(torch.cat(rows) for rows in of_parts)
+        check_part_sizes(client, rows_of[client], least)
+    return rows_of
 
 
 def check_part_sizes(client: str, parts: Rows, least: tuple[int, int, int]) -> None:

@@ -69,11 +69,11 @@ class Trial:
 
     def results(self) -> dict[int, list[dict]]:
         """{seed: the results of its targets}, when all its commands have ended well."""
-        found = {}
+        by_seed = {}
         for seed in self.commands:
             paths = sorted((self.folder / f"s{seed}").rglob("result.json"))
-            found[seed] = [read_result(path.parent) for path in paths]
-        return found
+            by_seed[seed] = [read_result(path.parent) for path in paths]
+        return by_seed
 
     def validation(self) -> float:
         """The mean over seeds and targets of the last evaluations on the validation images."""
@@ -108,13 +108,13 @@ def entry_of(text: str) -> Entry:
 
 def grid_of(texts: list[str]) -> dict[str, list[str]]:
     """['lr=0.01,0.1'] -> {'lr': ['0.01', '0.1']}. Stop if one is not so."""
-    found = {}
+    values_of = {}
     for text in texts:
         name, _, values = text.partition("=")
         if not name or not all(values.split(",")):
             raise UserError(f"--tune {text}: expected a flag and its values, such as lr=0.01,0.1", 2)
-        found[name] = values.split(",")
-    return found
+        values_of[name] = values.split(",")
+    return values_of
 
 
 def trials_of(entry: Entry, grid: dict[str, list[str]], shared: list[str], seeds: list[int],
@@ -255,12 +255,12 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
     parser.add_argument("--archives", type=existing_folder, default="",
                         help="folder with downloaded archives [none]")
-    found = parser.parse_args(argv)
-    if found.jobs < 1:
-        parser.error(f"--jobs is {found.jobs}; it must be at least 1")
-    found.data = str(Path(found.data).resolve())
-    found.archives = found.archives and str(Path(found.archives).resolve())
-    return found
+    flags = parser.parse_args(argv)
+    if flags.jobs < 1:
+        parser.error(f"--jobs is {flags.jobs}; it must be at least 1")
+    flags.data = str(Path(flags.data).resolve())
+    flags.archives = flags.archives and str(Path(flags.archives).resolve())
+    return flags
 
 
 if __name__ == "__main__":

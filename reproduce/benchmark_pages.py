@@ -67,11 +67,11 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
 
 def columns_of(by_seed: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{name: {seed: percent}}: ALL and AVG, or each target and their mean."""
-    found = {}
+    columns = {}
     for seed, results in by_seed.items():
         for name, value in measured(results, which, measure).items():
-            found.setdefault(name, {})[seed] = 100 * value
-    return found
+            columns.setdefault(name, {})[seed] = 100 * value
+    return columns
 
 
 def measured(results: list[dict], which: str, measure: str) -> dict[str, float]:
@@ -79,15 +79,15 @@ def measured(results: list[dict], which: str, measure: str) -> dict[str, float]:
     if one of them has none."""
     if measure == "accuracy":
         return accuracies_of(results, which)
-    found = {}
+    accuracies = {}
     for result in results:
         of = result.get("measures", {}).get(which, {})
         for name in [result["args"]["target"]] if "target" in result[which] else of:
-            found[name] = of.get(name, {}).get(measure)
-            if found[name] is None:
+            accuracies[name] = of.get(name, {}).get(measure)
+            if accuracies[name] is None:
                 raise UserError(f"--measure {measure}: {name} has none, since its test images lack a class, "
                                 "or its network has no classifier; --measure accuracy has one", 2)
-    return found | {"mean": statistics.mean(found.values())} if len(found) > 1 else found
+    return accuracies | {"mean": statistics.mean(accuracies.values())} if len(accuracies) > 1 else accuracies
 
 
 def shared_names(values: dict[str, dict]) -> list[str]:
@@ -120,13 +120,13 @@ def headline(names: list[str]) -> list[str]:
 
 def tasks_of(by_seed: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
     """{task: {seed: percent}}: the targets, or where there is none the clients."""
-    found = {}
+    tasks = {}
     for seed, results in by_seed.items():
         values = {name: v for name, v in measured(results, which, measure).items()
                   if name not in ("ALL", "AVG") and not is_mean(name)}
         for name, value in (values or results[0][which]["clients"]).items():
-            found.setdefault(name, {})[seed] = 100 * value
-    return found
+            tasks.setdefault(name, {})[seed] = 100 * value
+    return tasks
 
 
 def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tuple[str, str, Paired, Paired]]:

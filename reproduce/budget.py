@@ -51,27 +51,27 @@ class Budget:
         distance one of this call counts, not a record."""
         if run.key not in self.recorded:
             self.recorded[run.key] = self.known_by_records(run)
-        found = self.known_by_now(run) + self.recorded[run.key]
-        if not found:
+        times = self.known_by_now(run) + self.recorded[run.key]
+        if not times:
             return UNKNOWN * self.given
-        _, slowest, beside = min(found)
+        _, slowest, beside = min(times)
         return beside - slowest * (arguments(run.module, run.flags).rounds - rounds_done(run))
 
     def known_by_records(self, run: Run) -> list[tuple[float, float, float]]:
         """(how unlike it is, minus the seconds a round, the seconds beside the rounds) of each record of this
         kind of device."""
-        found = []
+        times = []
         for distance, of_round, hardware in known_of(run, self.records):
             kind = kind_of(hardware.get("gpu"))
             if kind == "CPU" == self.kind:
                 distance += abs(math.log((hardware.get("threads") or 1) / self.threads))
             if kind == self.kind or (self.kind == ANY_GPU and kind != "CPU"):
-                found.append((distance + 0.02, -of_round, 2 * ENDS))
-        return found
+                times.append((distance + 0.02, -of_round, 2 * ENDS))
+        return times
 
     def known_by_now(self, run: Run) -> list[tuple[float, float, float]]:
         """The same of the runs of this call that have done two rounds in it."""
-        found = []
+        times = []
         for path, (other, since, before) in self.begun.items():
             distance = unlike(run, short_name(other.module), vars(arguments(other.module, other.flags)))
             seconds, written = so_far(path)
@@ -81,8 +81,8 @@ class Budget:
             recent = min(RECENT, rounds - 1)
             of_round = (seconds[-1] - seconds[-1 - recent]) / recent
             beside = max(0.0, written - since - rounds * of_round) + ENDS
-            found.append((distance + 0.01 * (other.flags != run.flags), -of_round, beside))
-        return found
+            times.append((distance + 0.01 * (other.flags != run.flags), -of_round, beside))
+        return times
 
     def next(self, waiting: list[list[Run]], stopping) -> list[Run] | None:
         """The first group that can end in the time left, taken out of `waiting`; waits for it as long as runs
@@ -120,13 +120,13 @@ class Budget:
 
     def submitted(self, groups: list[list[Run]], jobs: int) -> list[list[Run]]:
         """The groups that can end if `jobs` of them go on at a time, each where one has ended."""
-        free, found = [0.0] * jobs, []
+        free, fitting = [0.0] * jobs, []
         for group in groups:
             end = min(free) + self.need(group[0])
             if end <= self.left:
                 free[free.index(min(free))] = end
-                found.append(group)
-        return found
+                fitting.append(group)
+        return fitting
 
 
 def kind_of(gpu: str | None) -> str:

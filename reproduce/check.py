@@ -161,8 +161,8 @@ def check(records: Records, every: list[dict], place: Place, jobs: int, minutes:
     commit = git("rev-parse", "HEAD") or "unknown"
     commit += "+" if git("status", "--porcelain", "--", "*.py") else ""  # changes that are not committed
     for begun in representatives(every):
-        found = records.check_of(begun.record)
-        done = found.get("outcome") in COMPARED and found.get("commit") == commit
+        answer = records.check_of(begun.record)
+        done = answer.get("outcome") in COMPARED and answer.get("commit") == commit
         left_out = not_comparable(begun.record, place) if minutes else done
         if not left_out:
             settings.append(begun)

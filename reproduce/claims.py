@@ -280,15 +280,15 @@ def printed_gain(claim: Claim, tables: dict[str, Table]) -> tuple[float, float |
 
 def published(blocks: list[Block], method: str, setting: str, column: str) -> list[float]:
     """[mean, deviation] or [mean] of a row in one of these blocks. Stop unless there is one."""
-    found = []
+    printed = []
     for block in blocks:
         names = [of.name for of in block.columns]
         for row in block.rows:
             if row.method == method and column in names and setting in ("", row.published_setting):
-                found.append([float(number) for number in row.published[names.index(column)]])
-    if len(found) != 1 or not found[0]:
-        raise UserError(f"{method}, {column}: {len(found)} published numbers, where a claim needs one", 2)
-    return found[0]
+                printed.append([float(number) for number in row.published[names.index(column)]])
+    if len(printed) != 1 or not printed[0]:
+        raise UserError(f"{method}, {column}: {len(printed)} published numbers, where a claim needs one", 2)
+    return printed[0]
 
 
 # Measuring
@@ -325,7 +325,7 @@ def measure(paper: Paper, claim: Claim, specification: Specification, records: R
     metric = metric_of(claim, specification)
     runs = {name: runs_of(paper, claim, specification, name, 0) for name in claim.names}
     known = {name: [recorded(run, records) for run in runs[name]] for name in claim.names}
-    found = []
+    of_specifications = []
     for kind in itertools.product(("fp32", "tf32", "bf16"), (False, True)):
         cases, values, slopes = {}, {}, {}
         for name in claim.names:
@@ -333,11 +333,11 @@ def measure(paper: Paper, claim: Claim, specification: Specification, records: R
             cases[name] = [of_case.get(kind, {}) for of_case in known[name]]
             values[name] = means_over_columns([accuracies(by_seed, metric, start) for by_seed in cases[name]])
             slopes[name] = means_over_columns([slopes_of(by_seed, metric) for by_seed in cases[name]])
-        found.append(Measured(claim, specification, runs, cases, values, slopes, *printed))
+        of_specifications.append(Measured(claim, specification, runs, cases, values, slopes, *printed))
 
     def rank(measured: Measured) -> tuple[int, str]:
         return len(measured.gains), max((record["finished"] for record in measured.records), default="")
-    chosen = max(found, key=rank)
+    chosen = max(of_specifications, key=rank)
     chosen.unchecked = sum(records.check_of(r).get("outcome") != "equal" for r in chosen.records)
     return chosen
 
@@ -375,14 +375,14 @@ def precision_of(paper: Paper, claim: Claim, specification: Specification, recor
 def recorded(run: Run, records: Records) -> dict[tuple[str, bool], dict[int, dict]]:
     """{(precision, whether on a GPU): {seed: record}} of a run with all seeds that there are. A record that
     the current code was seen to differ from answers nothing."""
-    args, found = arguments(run.module, run.flags), {}
+    args, by_kind = arguments(run.module, run.flags), {}
     for seed in sorted(records.seeds_of(run.module, args.dataset, args.scale)):
         seed_run = replace(run_with(run.module, list(run.flags), seed), curve=False)
         for precision, record in records.by_precision(seed_run).items():
             if not records.differs(record):
                 kind = precision, bool(record["hardware"].get("gpu"))
-                found.setdefault(kind, {})[seed] = record
-    return found
+                by_kind.setdefault(kind, {})[seed] = record
+    return by_kind
 
 
 def accuracies(by_seed: dict[int, dict], metric: str, start: bool = False) -> BySeed:

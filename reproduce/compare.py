@@ -52,15 +52,15 @@ class Group:
 
 def runs_in(folders: list[str]) -> list[OneRun]:
     """The runs in these folders and below, each once, in their order. Stop if a folder has no run."""
-    found = {}
+    by_folder = {}
     for folder in folders:
         here = [path.parent for path in sorted(Path(folder).rglob("metrics.jsonl"))]
         if not here:
             raise UserError(f"{folder} has no run with a metrics.jsonl in it: give the output folder of a "
                             "run", 2)
         for path in here:
-            found.setdefault(path.resolve(), path)
-    return [read(path) for path in found.values()]
+            by_folder.setdefault(path.resolve(), path)
+    return [read(path) for path in by_folder.values()]
 
 
 def read(folder: Path) -> OneRun:

@@ -83,7 +83,7 @@ def draw_domains(panel, block: FilledBlock, _axis: str) -> None:
     for i, line in enumerate(line for line in block.rows if line.cells[0].records):
         outcomes = [record[column.kind][column.path] for record in line.cells[0].records.values()]
         names = list(outcomes[0])
-        values = 100 * np.array([[found[name] for name in names] for found in outcomes])
+        values = 100 * np.array([[outcome[name] for name in names] for outcome in outcomes])
         spread = values.std(axis=0, ddof=1) if len(values) > 2 else None
         panel.errorbar(np.arange(len(names)) + 0.12 * i, values.mean(axis=0), spread, fmt="os^vD"[i % 5],
                        capsize=3, color=colour_of(line.row.module), label=seeds_of(line, len(values)))

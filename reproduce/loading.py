@@ -124,9 +124,9 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
         given |= {word.arg: word.value for word in calls["run"].keywords}
         given |= {"arguments": calls["arguments"].func}
         del given["settings"]
-        found = {part: eval(ast.unparse(expression), names) for part, expression in given.items()}
-        found["Args"] = type(found["arguments"]([]))
-    return SimpleNamespace(**names | {"build": common.backbone} | found)
+        parts = {part: eval(ast.unparse(expression), names) for part, expression in given.items()}
+        parts["Args"] = type(parts["arguments"]([]))
+    return SimpleNamespace(**names | {"build": common.backbone} | parts)
 
 
 def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],

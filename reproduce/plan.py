@@ -55,13 +55,13 @@ class Known(NamedTuple):
 
 def known_of(run: Run, records: Records) -> list[Known]:
     """What all records tell of a run, but those that were only tested."""
-    found = []
+    times = []
     for record in records.every:
         distance = unlike(run, record["method"], record["args"])
         if distance < math.inf and "trained_by" not in record:
             of_round = sum(record["seconds"].values()) / record["args"]["rounds"]
-            found.append(Known(distance, of_round, record["hardware"]))
-    return found
+            times.append(Known(distance, of_round, record["hardware"]))
+    return times
 
 
 def seconds_of(run: Run, records: Records, on_gpu: bool = False) -> float | None:

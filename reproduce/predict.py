@@ -67,11 +67,11 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
 
 def true_classes(files: list[Path], classes: tuple[str, ...]) -> list[str]:
     """The class of each image by the nearest folder that has a class's name; none unless all have one."""
-    found = []
+    labels = []
     for file in files:
         names = [part for part in file.absolute().parent.parts if part in classes]
-        found += names[-1:]
-    return found if len(found) == len(files) else []
+        labels += names[-1:]
+    return labels if len(labels) == len(files) else []
 
 
 def judged(true: list[str], predicted: list[str], classes: tuple[str, ...]) -> str:

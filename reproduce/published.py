@@ -28,14 +28,14 @@ def read_published(path: Path) -> list[dict]:
 def take(lines: list[dict], dataset: str, setting: str, method: str, column: str) -> dict | None:
     """The line of a cell, without a setting whatever the line's is; None if there is none. ValueError unless
     it is this cell's alone."""
-    found = []
+    matching = []
     for line in lines:
         place = line["dataset"] in (dataset, "") and setting in ("", line["setting"])
         if place and (line["method"], line["column"]) == (method, column):
-            found.append(line)
-    if len(found) > 1 or any(line["taken"] for line in found):
+            matching.append(line)
+    if len(matching) > 1 or any(line["taken"] for line in matching):
         raise ValueError(f"published/ has not one number for {dataset}, {method}, {column} alone: "
                          "published_setting says which")
-    for line in found:
+    for line in matching:
         line["taken"] = True
         return line

@@ -195,18 +195,18 @@ class Records:
 
     def by_precision(self, run: Run) -> dict[str, dict]:
         """{precision: record} of what a run computes: all, or that of its --precision."""
-        found = {}
+        record_of = {}
         for precision in ("fp32", "tf32", "bf16"):
             record = self.by_key.get(f"{run.work} {precision}")
             of_run = "--precision" not in run.flags or precision == run.precision
             if record and of_run and not (run.curve and has_gaps(record)):
-                found[precision] = record
-        return found
+                record_of[precision] = record
+        return record_of
 
     def check_of(self, record: dict) -> dict:
         """What --check has found for a record's setting since the record was made; empty if nothing."""
-        found = self.checked.get(record["setting"], {})
-        return found if record["finished"] <= found.get("date", "") else {}
+        answer = self.checked.get(record["setting"], {})
+        return answer if record["finished"] <= answer.get("date", "") else {}
 
     def differs(self, record: dict) -> bool:
         """Whether the current code gives other numbers than a record's."""

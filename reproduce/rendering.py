@@ -160,14 +160,14 @@ def leaderboard(settings: list[list[dict]], records: Records) -> str:
 
 def values_of(of_setting: list[dict]) -> dict[str, BySeed]:
     """{column: {seed: percent}} of a setting's records: in-domain ALL and AVG, else each target."""
-    found = {}
+    accuracies = {}
     for record in of_setting:
         args = record["args"]
         which = "last" if args["protocol"] == "linear" else "best"
         for name, accuracy in accuracies_of([record], which).items():
             if args["protocol"] != "lodo" or name not in ("ALL", "AVG"):
-                found.setdefault(name, {})[args["seed"]] = 100 * accuracy
-    return found
+                accuracies.setdefault(name, {})[args["seed"]] = 100 * accuracy
+    return accuracies
 
 
 def setting_words(record: dict) -> list[str]:

@@ -47,11 +47,11 @@ def numbers_of(block: Block, row: Row) -> list[tuple | None]:
     """Of each column what makes its published number the same as one of another table: the run, the place in
     its record, and the digits. None where nothing is printed, or where no record can have it."""
     keys = [run_of(block, row, column, "paper", 0).key for column in block.columns]
-    found = []
+    numbers = []
     for column, key, printed in zip(block.columns, keys, row.published):
         runs = tuple(keys) if column.kind == "mean" else (key,)
-        found.append((runs, column.value, printed[0]) if printed and column.kind != "none" else None)
-    return found
+        numbers.append((runs, column.value, printed[0]) if printed and column.kind != "none" else None)
+    return numbers
 
 
 def state_of(cell: Cell, small: Cell) -> str:

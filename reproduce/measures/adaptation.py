@@ -35,23 +35,23 @@ def tested_with(result: dict, runs: dict[str, Rebuilt], changed: dict) -> dict:
     """The result that a finished run would have had with `changed` flags; `runs`: as it was after its best
     and its last round. Stop if the adaptation diverges."""
     key = result["args"] | changed
-    found = result | {"id": id_of(key), "args": key, "trained_by": result["id"], "logs": {},
+    adapted = result | {"id": id_of(key), "args": key, "trained_by": result["id"], "logs": {},
                       "tested_by": git("rev-parse", "HEAD")}
     began = time.perf_counter()
     for which, run in runs.items():
         client = run.federation.clients[run.federation.K]
         client.args = dataclasses.replace(run.args, **changed)
         model, test = common.tested_model(run.federation, run.federation.K, run.round), client.data.test
-        found[which] = result[which] | {"target": common.correct(model, test, client.args) / len(test)}
-    targets = {found[which]["round"]: found[which]["target"] for which in runs}
+        adapted[which] = result[which] | {"target": common.correct(model, test, client.args) / len(test)}
+    targets = {adapted[which]["round"]: adapted[which]["target"] for which in runs}
     kept = [i for i, t in enumerate(result["curve"]["round"]) if t in targets]
     curve = {name: [values[i] for i in kept] for name, values in result["curve"].items()}
-    found["curve"] = curve | {"target": [round(targets[t], 5) for t in curve["round"]]}
-    found["seconds"] = dict.fromkeys(result["seconds"], 0.0)
-    found["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
-    found["command"] = f"{result['command']} {in_words(changed)}"  # of a flag given twice the last counts
-    found["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return found
+    adapted["curve"] = curve | {"target": [round(targets[t], 5) for t in curve["round"]]}
+    adapted["seconds"] = dict.fromkeys(result["seconds"], 0.0)
+    adapted["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
+    adapted["command"] = f"{result['command']} {in_words(changed)}"  # of a flag given twice the last counts
+    adapted["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return adapted
 
 
 def in_words(changed: dict) -> str:
@@ -97,9 +97,9 @@ def show(flags) -> list[dict]:
         for words in flags.flags or [[]]:
             changed, accuracy = changed_flags(words, runs["last"]), None
             with contextlib.suppress(UserError):  # the adaptation diverges
-                found = tested_with(result, runs, changed)
-                record(dataclasses.replace(args, record=flags.record), found)
-                accuracy = found[flags.which]["target"]
+                adapted = tested_with(result, runs, changed)
+                record(dataclasses.replace(args, record=flags.record), adapted)
+                accuracy = adapted[flags.which]["target"]
             numbers.append({"folder": folder, "target": args.target, "flags": changed, "accuracy": accuracy})
             shown = "diverges" if accuracy is None else f"{100 * accuracy:.2f}"
             rows.append([name, args.target, in_words(changed), shown])

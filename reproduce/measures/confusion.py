@@ -25,18 +25,18 @@ def matrices(folder: str, which: str) -> dict[str, np.ndarray]:
     if not result.get("measures"):
         raise UserError(f"{folder} has no confusion matrices: its networks have no classifier, or its "
                         "clients are on other machines", 2)
-    found = {name: np.array(of["confusion"]) for name, of in result["measures"][which].items()}
-    pooled = sum(matrix for name, matrix in found.items() if name != result["args"]["target"])
-    return {POOLED: pooled} | found
+    matrix_of = {name: np.array(of["confusion"]) for name, of in result["measures"][which].items()}
+    pooled = sum(matrix for name, matrix in matrix_of.items() if name != result["args"]["target"])
+    return {POOLED: pooled} | matrix_of
 
 
-def draw(path: str, label: str, found: dict[str, np.ndarray], classes: list[str]) -> None:
+def draw(path: str, label: str, matrix_of: dict[str, np.ndarray], classes: list[str]) -> None:
     """A panel for each matrix, coloured by the share of a true class; with few classes their numbers too."""
     from sklearn.metrics import ConfusionMatrixDisplay
-    across = min(3, len(found))
-    down = math.ceil(len(found) / across)
+    across = min(3, len(matrix_of))
+    down = math.ceil(len(matrix_of) / across)
     figure = empty_figure((4.4 * across, 4.2 * down))
-    for panel, (name, matrix) in zip(figure.subplots(down, across, squeeze=False).flat, found.items()):
+    for panel, (name, matrix) in zip(figure.subplots(down, across, squeeze=False).flat, matrix_of.items()):
         shown = ConfusionMatrixDisplay(matrix / matrix.sum(1, keepdims=True).clip(1), display_labels=classes)
         shown.plot(ax=panel, cmap="Blues", colorbar=False, include_values=len(classes) <= 12,
                    xticks_rotation="vertical", im_kw={"vmin": 0, "vmax": 1})
@@ -44,7 +44,7 @@ def draw(path: str, label: str, found: dict[str, np.ndarray], classes: list[str]
             text.set_text(count or "")
         panel.set(title=f"{name}: {matrix.trace()} of {matrix.sum()} right", xlabel="predicted",
                   ylabel="true")
-    for panel in figure.axes[len(found):]:
+    for panel in figure.axes[len(matrix_of):]:
         panel.set_axis_off()
     figure.suptitle(label)
     write_figure(path, figure)
@@ -62,16 +62,16 @@ def show(flags) -> list[dict]:
         raise UserError(f"--out draws the matrices of one run: give one folder, not {len(flags.folders)}", 2)
     labels, numbers = labels_of([finished(folder)["args"] for folder in flags.folders]), []
     for folder, label in zip(flags.folders, labels):
-        found = matrices(folder, flags.which)
+        matrix_of = matrices(folder, flags.which)
         classes = json.loads(Path(folder, "settings.json").read_text())["data"]["classes"]
-        rows = [[name, *row] for name, row in zip(classes, found[POOLED].tolist())]
+        rows = [[name, *row] for name, row in zip(classes, matrix_of[POOLED].tolist())]
         print(f"{label}, {POOLED}: images of each true class (rows) by predicted class")
         print(tabulate(rows, ["", *classes], disable_numparse=True))
         rows = [[name, f"{100 * matrix.trace() / matrix.sum():.2f}", matrix.sum()]
-                for name, matrix in found.items()]
+                for name, matrix in matrix_of.items()]
         print(tabulate(rows, ["", "accuracy (%)", "images"], disable_numparse=True))
         if flags.out:
-            draw(flags.out, label, found, classes)
+            draw(flags.out, label, matrix_of, classes)
         numbers.append({"folder": folder, "method": label, "which": flags.which, "classes": classes,
-                        "confusion": {name: matrix.tolist() for name, matrix in found.items()}})
+                        "confusion": {name: matrix.tolist() for name, matrix in matrix_of.items()}})
     return numbers

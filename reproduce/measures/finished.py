@@ -30,10 +30,10 @@ def finished(folder) -> dict:
 def numbers_of(entry: dict) -> dict[str, float]:
     """What a round's line of metrics.jsonl says, by name, to five digits: accuracies (val, ALL, AVG, target,
     `photo 0.1` of runs without labels), and the means over the clients of what they log."""
-    found = mean_logs([entry])
+    curve_of = mean_logs([entry])
     if "val" in entry or "linear" in entry:
-        found = curves([entry]) | found
-    return {name: value for name, (value,) in found.items() if name != "round"}
+        curve_of = curves([entry]) | curve_of
+    return {name: value for name, (value,) in curve_of.items() if name != "round"}
 
 
 @dataclass

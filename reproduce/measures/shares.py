@@ -30,14 +30,14 @@ def gradient(run: Rebuilt, k: int, step: int, **changed) -> Tensor:
     this step alone; not clipped."""
     client = copy.deepcopy(run.federation.clients[k])
     client.args = dataclasses.replace(run.args, steps=step, precision="fp32")
-    changes, found = changed | {"clip": 0.0}, []
+    changes, gradients = changed | {"clip": 0.0}, []
     taken = 0
 
     def look(optimizer, *_) -> None:
         nonlocal taken
         taken += 1
         if taken == step:
-            found.extend(p.grad.double().flatten() for group in optimizer.param_groups
+            gradients.extend(p.grad.double().flatten() for group in optimizer.param_groups
                          for p in group["params"] if p.grad is not None)
 
     def change(*_) -> None:
@@ -53,10 +53,10 @@ def gradient(run: Rebuilt, k: int, step: int, **changed) -> Tensor:
     finally:
         for hook in hooks:
             hook.remove()
-    if not found:
+    if not gradients:
         raise UserError(f"{run.folder}: {client.data.name} takes fewer than {step} steps: give another "
                         "--step", 2)
-    return torch.cat(found)
+    return torch.cat(gradients)
 
 
 def shares(run: Rebuilt, name: str, step: int | None) -> dict:
@@ -70,15 +70,15 @@ def shares(run: Rebuilt, name: str, step: int | None) -> dict:
     if not isinstance(coefficient, float) or not coefficient:
         raise UserError(f"{flag_of(name)} is {coefficient} in {run.folder}; expected a coefficient of its "
                         "loss that is not 0", 2)
-    found = {}
+    share_of = {}
     for k, client in run.federation.clients.items():
         if not client.data.unseen:
             others = gradient(run, k, step, **{name: 0.0})
             term = (gradient(run, k, step, **{name: SCALE * coefficient}) - others) / SCALE
-            found[client.data.name] = float(term.norm() / others.norm())
+            share_of[client.data.name] = float(term.norm() / others.norm())
     return run.heading() | {"coefficient": name, "value": coefficient, "round": run.round, "step": step,
-                            "clients": found,
-                            "mean": float(np.mean([*found.values()]))}
+                            "clients": share_of,
+                            "mean": float(np.mean([*share_of.values()]))}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
