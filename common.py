@@ -834,11 +834,11 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             for run_settings in expand_targets(seed_settings, dataset.names):
                 key = identity(run_settings, method, dataset.content)
                 with Run.open(run_settings, key, file) as progress:
-                    made = partial(federation, Server, Client, run_settings, build or backbone, dataset)
                     if progress.result:
                         results.append(progress.show())
                     else:
-                        results.append(rounds(made(), progress))
+                        results.append(rounds(federation(Server, Client, run_settings, build or backbone,
+                                                         dataset), progress))
         show_means(method, settings.dataset, results_by_seed)
     return sum(results_by_seed.values(), [])
 
@@ -867,11 +867,12 @@ def rounds(fed: Federation, progress: Run) -> dict:
         # the server: from the uploads to the next round's downloads
         if uploads:
             seed_all(settings.seed, "server", t)
-            what, of_clients = f"round {t + 1}: the server's update", fed.state()["clients"]
+            what, kept_by_clients = f"round {t + 1}: the server's update", fed.state()["clients"]
             # stops if it changes what `keeps` does not name, or what others hold
-            with watched(server, t, what), unchanged(of_clients, f"{what} changes what a client keeps"):
+            with watched(server, t, what), unchanged(kept_by_clients,
+                                                       f"{what} changes what a client keeps"):
                 server.update(to_device(uploads, settings.device), t)
-        uploads = of_clients = None  # else they are still there when the next round's come
+        uploads = kept_by_clients = None  # else they are still there when the next round's come
         progress.lap("server")
 
         if is_evaluated(settings, t + 1):

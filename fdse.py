@@ -8,9 +8,9 @@ Layers are split into a domain-agnostic feature extractor (DFE), shared by all, 
 eraser (DSE), one for each client; `build` says which. Server keeps theta_u (DFE modules, BN_DFE scale and
 shift, head), BN_DFE statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift, and,
 not in the paper, a bias before BN_DFE). Client k keeps its BN_DSE statistics, and its model as trained, which
-is tested before the server mixes it. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a
-domain is left out, BN_DSE's statistics go up too and stay at the server; the domain's client gets the mean of
-these and of theta_v over the clients.
+is tested instead of the server's mixture. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained.
+If a domain is left out, BN_DSE's statistics go up too and stay at the server; the domain's client gets the
+mean of these and of theta_v over the clients.
 
 Paper                                                            This file
 Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
@@ -32,8 +32,8 @@ Table 3: without A --no-consensus, B --no-similarity, C --lambda 0. Table 2: "- 
 Left out: nothing (Alg. 2 is FedBN's).
 
 Where the paper is silent or the official code (WwZzz/FDSE_CVPR25: first version dd266a2, newest c0bd90b) has
-another value (dd266a2: its default; what fits in its list, config/algo_para.yml). What the code does against
-the text is in official/fdse.py; all of it: docs/methods/fdse.md.
+another value. Column dd266a2 has its default, and the value of its list (config/algo_para.yml) that is in the
+paper's grid. What the code does against the text is in official/fdse.py; all of it: docs/methods/fdse.md.
   what                    paper          dd266a2      c0bd90b        here           flag
   first round of L_Con    not said       the second   the second     the second     --con-from
   lambda                  .01, .1 or 1   10; .1       .05, PACS .5   .1             --lambda
@@ -80,8 +80,8 @@ class Args(common.Args):
                           source="text, Eq. (8)")
     similarity: bool = arg(True, "aggregate theta_v by Eq. (9), B in Table 3; otherwise clients keep it",
                            source="text, Eq. (9)")
-    unit: str = arg("layer", "a layer of Eqs. (8) and (9): all tensors of theta_u, or of theta_v, in a "
-                             "block, or each tensor",
+    unit: str = arg("layer", "what Eqs. (8) and (9) take as a layer: layer (all tensors of theta_u, or of "
+                             "theta_v, in a block) or tensor (each one alone)",
                     choices=("layer", "tensor"), source="text, Sec. 4.3")
     con_from: int = arg(1, "first round with L_Con, counted from 0; 1: after BN_DFE has statistics", low=0,
                         source="code dd266a2, algorithm/fdse.py")
@@ -139,10 +139,10 @@ class DSEBlock(nn.Module):
             self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
             Conv, BatchNorm, dw = nn.Conv2d, nn.BatchNorm2d, 3
         self.bn_dse = BatchNorm(T_DFE)
-        T_DSE = T_DFE * (G - 1)  # of a channel's G channels one is the channel itself (Sec. A7.2)
+        T_DSE = T_DFE * (G - 1)  # of a channel's G one is itself (Sec. A7.2); of an odd T one is too many
         self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
         self.bias = None
-        if args.block_bias:  # BN_DFE takes it out again: L_Con, which sees its input, and decay move it
+        if args.block_bias:  # BN_DFE subtracts it in training: only L_Con and decay move it; in tests it acts
             self.bias = nn.Parameter(torch.zeros(T))
         self.bn_dfe = BatchNorm(T)
         self.statistics = None  # mean and variance of the last batch in training, Eq. (4)
@@ -163,7 +163,7 @@ class DSEBlock(nn.Module):
             x = x.flatten(0, -2)  # a ViT's [B, tokens, S]: the tokens of all images are one batch
         x_dfe = self.dfe(x)  # Eq. (2): [B, T_DFE(, h', w')]
         h = relu(self.bn_dse(x_dfe))  # Eq. (3)
-        x_dse = torch.cat([h, self.filtered(h)], 1)  # Concat of Eq. (3); the channels first, Table A7
+        x_dse = torch.cat([h, self.filtered(h)], 1)  # Concat of Eq. (3), behind the identity: Table A7
         out = x_dse[:, :self.T]  # [B, T(, h', w')]
         if self.bias is not None:
             out = out + per_channel(self.bias, out)
@@ -387,10 +387,10 @@ def consensus(delta: Tensor) -> Tensor:
     norms = d.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
     d_bar = norms.mean()
     moved = norms[:, 0] > 0
-    if not moved.any():  # waits for the GPU, once a layer
+    if not moved.any():  # waits for the GPU, as the next line and min_norm do
         return torch.zeros_like(delta[0])
-    d = d[moved].div_(norms[moved])  # d_k, [N, P]
-    u = min_norm(d @ d.T).to(d)  # argmin ||sum_k u_k d_k||^2, [N]
+    d = d[moved].div_(norms[moved])  # d_k of the M that moved, [M, P]
+    u = min_norm(d @ d.T).to(d)  # argmin ||sum_k u_k d_k||^2, [M]
     return (d_bar * (u @ d)).to(delta)
 
 

@@ -2,7 +2,7 @@
 
     python fedavg.py --dataset officecaltech --scale laptop
 
-Server keeps w. Client k keeps nothing between rounds. Down: w. Up: w_k, n_k.
+Server keeps w (parameters, BN's statistics). Client k keeps nothing between rounds. Down: w. Up: w_k, n_k.
 
 Paper                                               This file
 Alg. 1  "Server executes", last line: the average   Server.update

@@ -28,8 +28,8 @@ Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. Wh
 text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
 f3ec1e1, the first version in which both alignments run, else as in code that the paper cites, else ours.
   what              paper; official code                              here                  flag
-  sign of line 19   cos(gradient, last change) > tau is kept:     as printed            --alignment-sign
-                    the step goes against that change; the same
+  sign of line 19   kept if cos(gradient, last change) > tau,     as printed            --alignment-sign
+                    a step against that change; the same
   a layer           "layer"; each tensor                          weight + bias         --align-unit
   discarded, Adam   not said; the tensor's moments stand still    as the code           -
   l. 10 into l. 8   printed: no. Sec. 3.3: yes; yes               yes, three times      --ga-iterations
@@ -44,7 +44,7 @@ f3ec1e1, the first version in which both alignments run, else as in code that th
                     and 1e-4 since 8fa0bf4
   its images        not said; augmented views, plain since        views (digits, ours:  --linear-views
                     8fa0bf4                                       plain)
-  10% of labels     not said; on PACS the first of a list             drawn class by class  --seed
+  10% of labels     not said; on PACS the first of a list         drawn class by class  --seed
 As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
 last smaller batch is left out (--drop-last), the classifier's batch of 512 (--linear-batch). Ours: one
 classifier every 10 rounds (--eval-every), of 1,000 epochs on digits and RotatedMNIST (--linear-epochs).
@@ -255,7 +255,7 @@ class Learner(nn.Module):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        r"""The target network follows, of BYOL too. MoCo's keys take the oldest ones' places.
+        r"""The target network follows (MoCo, BYOL). MoCo's keys take the oldest ones' places.
 
         $$ \theta_k \leftarrow m\,\theta_k + (1 - m)\,\theta_q \tag{MoCo Eq. 2} $$
         """
@@ -423,7 +423,7 @@ class Client:
                 g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
         if args.optimizer == "sgd":
             opt = sgd(model, args, t, self.opt)
-            for p in opt.param_groups[0]["params"]:  # else it is made at a first gradient that is kept
+            for p in opt.param_groups[0]["params"]:  # fused SGD fails if a discarded gradient leaves one out
                 opt.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
         else:
             opt = adam(model, args, t, self.opt)
@@ -434,7 +434,7 @@ class Client:
             log["loss"].append(l_i.detach())
             l2 = prox = 0
             if args.l2:
-                l2 = squared_norm([p for p in model.parameters() if p.requires_grad])
+                l2 = squared_norm([p for p in model.parameters() if p.requires_grad])  # the predictor too
             if args.prox:
                 prox = squared_norm([theta_i[n] - w for n, w in theta_g.items()])
             loss = l_i + args.l2 * l2 + args.prox * prox  # Eqs. (54), (56)
@@ -492,9 +492,10 @@ def global_alignment(models: list[dict[str, Tensor]], theta: dict[str, Tensor], 
     $$ \hat{\mathbf{g}}^{(t+1)} \leftarrow \sum_{i=1}^{K} w_i\,\mathbf{g}_i^{(t)} \tag{Alg. 1, line 10} $$
     $$ \Theta^{(t+1)} \leftarrow \Theta^{(t)} + \hat{\mathbf{g}}^{(t+1)} \tag{Alg. 1, line 12} $$
 
-    Line 10's result goes back into line 8 (Sec. 3.3). The w_i sum to 1, so the sum of line 12 is the average
-    of the Theta_i, BN's statistics too. Sums and cosines are float64. Of float32 updates, which take the
-    memory of the uploads once more, only one is float64 at a time, beside the mean.
+    Line 5's Theta^(t-1) and line 12's Theta^(t) are one: what the clients received. Line 10's result goes
+    back into line 8 (Sec. 3.3). The w_i sum to 1, so the sum of line 12 is the average of the Theta_i, BN's
+    statistics too. Sums and cosines of lines 6-10 are float64. Of float32 updates, which take the memory of
+    the uploads once more, only one is float64 at a time, beside the mean.
     """
     g = []
     for theta_i in models:

@@ -172,8 +172,9 @@ def watched(member, t: int, what: str):
     for name, got in layout(kept(member)).items():
         expected = layout_before.get(name, got)  # a dict may get and lose entries
         if expected not in ("no tensor", got):
-            raise UserError(f"{what} leaves {got} in {name}; expected {expected}, as it was (counters of "
-                            "batch normalization are integers)")
+            raise UserError(f"{what} leaves {got} in {name}; expected {expected}, as it was (of batch "
+                            "normalization a state has statistics and counters: average them, and let only "
+                            "parameters take steps)")
     for name, value in vars(member).items() if t < 2 else ():
         if isinstance(value, Optimizer):
             raise UserError(f"{what} leaves an optimizer in {name}, whose state a resumed run would not "

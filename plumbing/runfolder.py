@@ -57,6 +57,7 @@ class Run:
         self.saved, self.result, self.best_state = None, None, None
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
         self.shown, self.scalars = {}, None
+        self.unsaved = 0  # rounds that a killed run logged before its first checkpoint
 
     @classmethod
     @contextlib.contextmanager
@@ -85,7 +86,9 @@ class Run:
             check_same_settings(self.path, theirs, self.args, self.key)
         if result and result["args"] == self.key:
             self.result = result
-        state = self.saved or self.result
+        state, log = self.saved or self.result, self.path / "metrics.jsonl"
+        if not state and log.exists():
+            self.unsaved = len(log.read_bytes().splitlines())
         if state and not self.args.any_code:
             check_same_code(self.path, state["code"], self.code)
 
@@ -156,6 +159,9 @@ class Run:
         print("\n".join(differences(self.args)))
         if self.t:
             print(f"resumed after round {self.t} of {self.args.rounds}")
+        if self.unsaved:
+            print(f"{self.unsaved} rounds are run again: it was killed before its first checkpoint "
+                  f"(--checkpoint-every {self.args.checkpoint_every:g})")
         sys.stdout.flush()
 
     def lap(self, part: str) -> None:
