@@ -57,7 +57,7 @@ class Run:
         self.saved, self.result, self.best_state = None, None, None
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
         self.shown, self.scalars = {}, None
-        self.unsaved = 0  # rounds that a killed run logged before its first checkpoint
+        self.unsaved = 0  # rounds that were logged here before the first checkpoint
 
     @classmethod
     @contextlib.contextmanager
@@ -160,7 +160,7 @@ class Run:
         if self.t:
             print(f"resumed after round {self.t} of {self.args.rounds}")
         if self.unsaved:
-            print(f"{self.unsaved} rounds are run again: it was killed before its first checkpoint "
+            print(f"rounds that are run again: {self.unsaved}, as there was no checkpoint yet "
                   f"(--checkpoint-every {self.args.checkpoint_every:g})")
         sys.stdout.flush()
 

@@ -19,7 +19,7 @@ from plumbing.provenance import code
 from plumbing.results import command
 from plumbing.runfolder import Run, numbers_in
 from plumbing.settings import identity
-from tests.conftest import fails, interrupted, metrics, parsed, run_here
+from tests.conftest import fails, interrupted, metrics, parsed, run_all, run_here
 
 import pytest
 import torch
@@ -255,6 +255,9 @@ def test_too_little_room_is_said_before_the_first_checkpoint(tmp_path, monkeypat
     words = "checkpoints need up to .* MiB of disk, 1.0 MiB are free in"
     fails(capsys, 1, words, run_here, "fedavg", tmp_path)
     assert not (tmp_path / "checkpoint.pt").exists()
+    monkeypatch.undo()
+    run_all("fedavg", parsed("fedavg", "--scale", "smoke", "--no-figures", "--out", tmp_path))
+    assert "rounds that are run again: 2, as there was no checkpoint yet" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_whole(tmp_path, monkeypatch, capsys):
