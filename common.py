@@ -20,9 +20,10 @@ from plumbing import linear, schedules
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.batch_statistics import batch_statistics, per_channel
 from plumbing.catalog import custom_file, is_custom
-from plumbing.custom_data import content_of, open_custom_data, scaled
+from plumbing.custom_data import open_custom_data
 from plumbing.decoding import open_images
 from plumbing.devices import prepare
+from plumbing.domains import Dataset, Domain, scaled
 from plumbing.errors import UserError, no_exit, one_line_on_failure, out_of_memory
 from plumbing.mixing import ConcatImages, pool
 from plumbing.mnist import load_digits, rotate, rotated_mnist
@@ -55,58 +56,19 @@ Settings = Args  # what a method reads: fixed once it is parsed; `identity` has 
 # Data: domains
 
 
-@dataclass
-class Domain:
-    """One domain: its name, images uint8 [N, C, H, W] (stored channels last) and labels int64 [N]. Data of
-    one's own may have another shape and dtype."""
-
-    name: str
-    images: Tensor
-    labels: Tensor
-    prepare: Callable[[Tensor], Tensor] = scaled  # a batch of images -> what a network gets
-    given: Tensor | None = None  # int64 [N, 2], part and group of each image by split.csv
-
-
-@dataclass
-class Dataset:
-    """The images of a run, before they are split: download -> decode -> this, never back."""
-
-    domains: list[Domain]
-    classes: tuple[str, ...]  # in the order of the labels
-    content: str = ""  # 12 hexadecimal digits that change with the images
-    same_images: bool = False  # the domains are versions of the same images, row by row
-
-    @property
-    def names(self) -> list[str]:
-        return [d.name for d in self.domains]
-
-    def seed_name(self, domain: str) -> str:
-        """What stands for a domain in the seeds of its split. Versions of the same images are split alike:
-        none of a source's test images is trained on in another source."""
-        return "" if self.same_images else domain
-
-
-DIGITS = tuple("0123456789")
-
-
 def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -> Dataset:
     """The dataset of a run at its image size, with --limit. Stop if a domain has too few images. With the
     name of a domain `only`, and the `agreed` classes, it has no other; nothing else of a folder is opened."""
     name, size, data = settings.dataset, settings.image_size, settings.data
     if name == "digits":
-        domains = load_digits(size)
-        dataset = Dataset([Domain(*domain) for domain in domains], DIGITS, content_of(domains, DIGITS))
+        dataset = load_digits(size)
     elif name.startswith("rotatedmnist"):
-        domains = rotated_mnist(name, settings.seed, size, data, settings.archives)
-        dataset = Dataset([Domain(*domain) for domain in domains], DIGITS, content_of(domains, DIGITS), True)
+        dataset = rotated_mnist(name, settings.seed, size, data, settings.archives)
     elif custom_file(name):
-        domains, classes, content, prepare = open_custom_data(custom_file(name), settings)
-        dataset = Dataset([Domain(*domain, prepare) for domain in domains], classes, content)
+        dataset = open_custom_data(custom_file(name), settings)
     else:
-        images = open_images(name, size, data, settings.archives, settings.skip_broken,
-                             only if is_custom(name) else "", agreed)
-        domains = [Domain(*domain, given=images.given.get(domain[0])) for domain in images.domains]
-        dataset = Dataset(domains, images.classes, images.content)
+        dataset = open_images(name, size, data, settings.archives, settings.skip_broken,
+                              only if is_custom(name) else "", agreed)
     if only:
         if only not in dataset.names or tuple(dataset.classes) != agreed:
             raise UserError(f"expected the domain {only} and the classes "
@@ -532,18 +494,20 @@ def autocast(args: Args):
 
 
 @torch.no_grad()
+def outputs_of(call: Callable, model: nn.Module, batches: Iterable, settings: Args) -> tuple[Tensor, Tensor]:
+    """call(x) float32 [N, ...] of all batches (x, y) by `model` in eval mode, and the labels y [N], on the
+    CPU. Stop if a number is not finite."""
+    model.eval()
+    with autocast(settings):  # one for all batches: the casts of the weights are kept within it
+        outputs, y = joined([(call(x).float(), y) for x, y in batches])
+    check_finite(model, outputs.isfinite().all())
+    return outputs.cpu(), y.cpu()
+
+
 def correct(model: nn.Module, data: Data, settings: Args) -> int:
     """The number of images that `model` classifies correctly, in eval mode."""
-    model.eval()
-    hits = torch.zeros((), dtype=torch.long, device=settings.device)
-    finite = torch.ones((), dtype=torch.bool, device=settings.device)
-    with autocast(settings):  # one for all batches: the casts of the weights are kept within it
-        for x, y in in_order(data, settings):
-            logits = model(x)
-            hits += (logits.argmax(1) == y).sum()
-            finite &= logits.amax(1).isfinite().all()
-    check_finite(model, finite)
-    return int(hits)
+    logits, y = outputs_of(model, model, in_order(data, settings), settings)
+    return int((logits.argmax(1) == y).sum())
 
 
 def check_finite(model: nn.Module, finite: Tensor) -> None:
@@ -560,41 +524,24 @@ def check_finite(model: nn.Module, finite: Tensor) -> None:
     raise UserError(f"the network that is tested gives numbers that are not finite: {why}")
 
 
-@torch.no_grad()
 def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor, Tensor]:
-    """Of all images of `data` the probability of each class, float32 [N, C], and the labels [N], on the CPU;
-    precision and batches are those of `correct`."""
-    model.eval()
-    with autocast(settings):
-        p, y = joined([(as_probabilities(model(x)), y.cpu()) for x, y in in_order(data, settings)])
-    check_finite(model, p.isfinite().all())
-    return p, y
+    """Of all images of `data` the probability of each class, float32 [N, C], and labels [N], on the CPU."""
+    logits, y = outputs_of(model, model, in_order(data, settings), settings)
+    return as_probabilities(logits), y
 
 
 def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor, Tensor]:
     """z float32 [N, D] and labels y [N], on the CPU, of all images of `data`: model.features in eval mode,
-    where a probabilistic network gives its mean; precision and batches are those of `correct`."""
-    return features_of(model, in_order(data, settings), settings)
+    where a probabilistic network gives its mean."""
+    z, y = outputs_of(model.features, model, in_order(data, settings), settings)
+    return z.flatten(1), y
 
 
 def view_representations(model: nn.Module, data: Data, settings: Args, rows: Tensor) -> Tensor:
     """z float32 [B, D], on the CPU, of a new augmented view of each of these images, as `representations`."""
     parts = rows.to(data.index.device).split(max(settings.batch_size, 100))
-    return features_of(model, (data.batch(i, view_of(settings)) for i in parts), settings)[0]
-
-
-@torch.no_grad()
-def features_of(model: nn.Module, batches: Iterable, settings: Args) -> tuple[Tensor, Tensor]:
-    """z and y of all batches (x, y), see `representations`."""
-    model.eval()
-    pairs = []
-    for x, y in batches:
-        with autocast(settings):
-            z = model.features(x)
-        pairs.append((z.float().flatten(1).cpu(), y.cpu()))
-    z, y = joined(pairs)
-    check_finite(model, z.isfinite().all())
-    return z, y
+    views = (data.batch(i, view_of(settings)) for i in parts)
+    return outputs_of(model.features, model, views, settings)[0].flatten(1)
 
 
 def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -> nn.Module:
@@ -821,7 +768,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     """
     file = method_file(Server, Client)
     with one_line_on_failure(file.stem), no_exit():
-        method, results_by_seed = method_name(file), {}
+        method, results = method_name(file), []
         prepare(settings)
         for seed_settings in expand_seeds(settings):
             print(f"{method} on {seed_settings.dataset}, {seed_settings.protocol}, seed "
@@ -830,7 +777,6 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
             # a wrong name stops before the decoding
             targets_of(seed_settings, known_domains(seed_settings.dataset))
             dataset = open_dataset(seed_settings)
-            results = results_by_seed[seed_settings.seed] = []
             for run_settings in expand_targets(seed_settings, dataset.names):
                 key = identity(run_settings, method, dataset.content)
                 with Run.open(run_settings, key, file) as progress:
@@ -839,8 +785,8 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
                     else:
                         results.append(rounds(federation(Server, Client, run_settings, build or backbone,
                                                          dataset), progress))
-        show_means(method, settings.dataset, results_by_seed)
-    return sum(results_by_seed.values(), [])
+        show_means(method, settings.dataset, results)
+    return results
 
 
 def rounds(fed: Federation, progress: Run) -> dict:

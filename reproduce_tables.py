@@ -22,14 +22,14 @@ from pathlib import Path
 
 from plumbing.errors import UserError, one_line_on_failure
 from plumbing.settings import SCALES, Parser, add_version, existing_folder, seed_numbers, shown_value
-from reproduce.budget import ANY_GPU, Budget, kind_here
+from reproduce.budget import Budget, kind_here
 from reproduce.cells import Missing, cells_in, filled, missing
 from reproduce.check import check
 from reproduce.claims import Paper, answer_of, read_claims, runs_for
 from reproduce.cluster import parameters_of, run_on_cluster
 from reproduce.commands import about
 from reproduce.methods import ROOT
-from reproduce.plan import left_text, plan_text, planned
+from reproduce.plan import ANY_GPU, left_text, plan_text, planned
 from reproduce.records import Place, Records
 from reproduce.rendering import claim_folder, render
 from reproduce.runner import run_all

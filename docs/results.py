@@ -14,11 +14,11 @@ from pathlib import Path
 from docs.answers import records
 from docs.equations import ROOT, slug
 from docs.pages import TEMPLATES, TITLES, Site
-from reproduce.cells import WIDE, Cell, FilledBlock, chance, filled, run_of
+from reproduce.cells import WIDE, Cell, FilledBlock, chance, filled, rows_of
 from reproduce.records import Records, command_of
 from reproduce.rendering import budget, comparisons, number, ours
 from reproduce.scoreboard import STATES, counts_of, sentence, state_of
-from reproduce.tables import PAPERS, Block, Column, Row, Table, read_tables
+from reproduce.tables import PAPERS, Table, read_tables
 
 from markupsafe import Markup
 
@@ -30,27 +30,28 @@ LINES = 4  # of a curve; as many styles has docs/page.css
 
 @dataclass
 class Place:
-    """A cell at both scales, and where it stands."""
+    """A cell at both scales."""
 
-    table: Table
-    block: Block
-    row: Row
-    column: Column
     cells: dict[str, Cell]  # by scale
 
     @property
+    def cell(self) -> Cell:
+        """That of the paper's scale, for what both share."""
+        return self.cells["paper"]
+
+    @property
     def name(self) -> str:
-        return f"{self.row.method}, {self.column.name}"
+        return f"{self.cell.row.method}, {self.cell.column.name}"
 
     @property
     def anchor(self) -> str:
         """Its address on the table's page."""
-        return slug(f"{self.block.title} {self.name}".replace(" -", " minus "))
+        return slug(f"{self.cell.block.title} {self.name}".replace(" -", " minus "))
 
     @property
     def counted(self) -> bool:
         """Whether it is in the scoreboard."""
-        return not (self.table.figure or self.row.quoted or self.row.ours)
+        return not (self.cell.table.figure or self.cell.row.quoted or self.cell.row.ours)
 
     @property
     def scales(self) -> list[str]:
@@ -60,10 +61,10 @@ class Place:
     @property
     def state(self) -> str:
         """One of WORDS: of what has a published number the scoreboard's."""
-        if self.row.quoted:
+        if self.cell.row.quoted:
             return "quoted"
-        if self.counted or self.cells["paper"].published:
-            return state_of(self.cells["paper"], self.cells["laptop"])
+        if self.counted or self.cell.published:
+            return state_of(*self.cells.values())
         if "paper" in self.scales:
             return "recorded"
         return "laptop" if self.scales else "not run"
@@ -102,10 +103,8 @@ def read(table: Table, records: Records) -> Filled:
     parts = []
     for block, small in zip(filled(table, records, "paper"), filled(table, records, "laptop")):
         lines = []
-        for line, small_line in zip(block.rows, small.rows):
-            lines.append([])
-            for column, *cells in zip(block.block.columns, line.cells, small_line.cells):
-                lines[-1].append(Place(table, block.block, line.row, column, dict(zip(SCALES, cells))))
+        for rows in rows_of([block], [small]):
+            lines.append([Place(dict(zip(SCALES, cells))) for cells in zip(*rows)])
         parts.append((block, small, sorted(lines, key=without_runs)))
     return Filled(table, sorted(parts, key=lambda part: all(map(without_runs, part[2]))))
 
@@ -122,7 +121,7 @@ def build(site: Site) -> None:
     for each in tables:
         if not each.table.figure:
             blocks, smaller, _ = zip(*each.parts)
-            counts += counts_of(blocks, smaller, seen)
+            counts += counts_of(rows_of(blocks, smaller), seen)
     site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
                sentence=sentence(counts))
     for each in tables:
@@ -149,7 +148,7 @@ def linked(notes: list[str]) -> str:
 
 def command(place: Place, scale: str) -> str:
     """What runs seed 0 of a cell, and records it; empty where a smaller scale has none."""
-    run = run_of(place.block, place.row, place.column, scale, 0)
+    run = place.cells[scale].run
     return f"{run.command} --record results/runs.jsonl" if run else ""
 
 

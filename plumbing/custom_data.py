@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import sys
 import traceback
@@ -13,17 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 from plumbing.catalog import check_names, shortlist
+from plumbing.domains import Dataset, Domain, in_memory, scaled
 from plumbing.errors import UserError, out_of_memory
 
 import torch
 from torch import Tensor
-
-
-def scaled(values: Tensor) -> Tensor:
-    """A batch as networks get it: uint8 divided by 255, floats as they are."""
-    if values.dtype == torch.uint8:
-        return values.float().div_(255)
-    return values.float()
 
 
 @contextlib.contextmanager
@@ -51,38 +44,39 @@ def module_in(file: Path, needs: str = "") -> ModuleType:
     return module
 
 
-def open_custom_data(file: Path, args) -> tuple[list, tuple[str, ...], str, Callable[[Tensor], Tensor]]:
-    """What `load(args)` of a file gives: its domains, classes, the content of both, and its `prepare`,
-    which makes a batch [B, ...] of what a network gets. Stop if it does not fit together."""
+def open_custom_data(file: Path, args) -> Dataset:
+    """What `load(args)` of a file gives, with its `prepare`, which makes a batch [B, ...] of what a network
+    gets. Stop if it does not fit together."""
     with one_line_of(f"load of {file} must return (a list of Domain, the classes' names); found"):
         module = module_in(file, "load")
         prepare = getattr(module, "prepare", scaled)
         domains, classes = module.load(args)
         classes = tuple(map(str, classes))
-        parts = [(str(d.name), d.images, d.labels) for d in domains]
         given = [str(d.name) for d in domains if getattr(d, "given", None) is not None]
+        domains = [Domain(str(d.name), d.images, d.labels, prepare) for d in domains]
     if given:
         raise UserError(f"{file}: the domain {given[0]} has `given`, which split.csv fills for folder:PATH "
                         "alone: leave it out, --split says the shares", 2)
-    names = [name for name, _, _ in parts]
+    names = [d.name for d in domains]
     for what, given_names, least in (("domain", names, 1), ("class", classes, 2)):
         if len(given_names) < least or len(set(given_names)) < len(given_names):
             raise UserError(f"{file}: expected {least} or more names, each of one {what}; found "
                             f"{shortlist(given_names)} (regression, without classes, is not possible)", 2)
     check_names(str(file), names, classes)
-    for name, images, labels in parts:
-        where = f"{file}: domain {name}"
-        check_tensors(where, images, labels, len(classes), prepare is scaled)
-        if images.shape[1:] != parts[0][1].shape[1:] or images.dtype != parts[0][1].dtype:
-            raise UserError(f"{where} has {images.dtype} of the shape {tuple(images.shape[1:])}; that of "
-                            f"{parts[0][0]} is {parts[0][1].dtype}, {tuple(parts[0][1].shape[1:])}", 2)
-    if (args.augment != "none" or args.crop or args.normalize != "unit") and parts[0][1].dim() != 4:
+    for d in domains:
+        where, first = f"{file}: domain {d.name}", domains[0].images
+        check_tensors(where, d.images, d.labels, len(classes), prepare is scaled)
+        if d.images.shape[1:] != first.shape[1:] or d.images.dtype != first.dtype:
+            raise UserError(f"{where} has {d.images.dtype} of the shape {tuple(d.images.shape[1:])}; that of "
+                            f"{names[0]} is {first.dtype}, {tuple(first.shape[1:])}", 2)
+    if (args.augment != "none" or args.crop or args.normalize != "unit") and first.dim() != 4:
         raise UserError("--augment, --crop and --normalize imagenet are for images [N, C, H, W]; those of "
-                        f"{file} are {list(parts[0][1].shape)}", 2)
+                        f"{file} are {list(first.shape)}", 2)
     if prepare is not scaled:
-        prepare = partial(prepared, prepare, file)
-        prepare(parts[0][1][:2])
-    return parts, classes, content_of(parts, classes, file.read_bytes()), prepare
+        for d in domains:
+            d.prepare = partial(prepared, prepare, file)
+        d.prepare(first[:2])
+    return in_memory(domains, classes, file=file.read_bytes())
 
 
 def prepared(prepare: Callable, file: Path, batch: Tensor) -> Tensor:
@@ -111,14 +105,3 @@ def check_tensors(where: str, images: Tensor, labels: Tensor, classes: int, as_t
                         "are), or a function prepare(batch) in the file", 2)
     if images.is_floating_point() and not torch.isfinite(images).all():
         raise UserError(f"{where} has values that are not finite", 2)
-
-
-def content_of(parts: list, classes: tuple[str, ...], file: bytes = b"") -> str:
-    """12 hexadecimal digits that change with what is loaded, or with the file that loads it."""
-    digest = hashlib.blake2b(file, digest_size=6)
-    digest.update(repr(classes).encode())
-    for name, images, labels in parts:
-        digest.update(f"{name} {images.dtype} {tuple(images.shape)}".encode())
-        for tensor in (images, labels):
-            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()

@@ -16,12 +16,12 @@ import tempfile
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from plumbing.archives import ImageFiles, download_missing, locate
 from plumbing.catalog import Folders, custom_folder, short_name, shortlist, source_of
+from plumbing.domains import Dataset, Domain
 from plumbing.errors import UserError
 from plumbing.files import locked
 from plumbing.listings import Listing, list_images
@@ -30,7 +30,6 @@ from plumbing.splits import SPLIT, read_split
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
 from tqdm import tqdm
 
 AHEAD = 32 << 20  # bytes of decoded pixels that wait to be written, at most
@@ -45,18 +44,8 @@ TOLD = {  # what a decoded dataset says of its files each time that it is opened
 }
 
 
-@dataclass
-class Images:
-    """A decoded dataset."""
-
-    domains: list[tuple[str, Tensor, Tensor]]  # each: name, images uint8 [N, 3, S, S], labels int64 [N]
-    classes: tuple[str, ...]
-    content: str  # a digest of all images: domain, class, name, bytes and CRC32 of each, in any order
-    given: dict[str, Tensor]  # of each domain what split.csv says, see read_split; empty without one
-
-
 def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: bool, only: str = "",
-                agreed: tuple[str, ...] = ()) -> Images:
+                agreed: tuple[str, ...] = ()) -> Dataset:
     """A dataset of image files at `size` x `size`: decoded once into a cache below `data`, then opened from
     there, also when its archive is gone. With `skip_broken` images that cannot be decoded are left out. Of a
     folder nothing is read but the domain `only`, if that is given, whose classes are the `agreed` ones."""
@@ -87,11 +76,16 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     for kind, what in TOLD.items():
         if index.get(kind):  # an older cache has not all of them
             print(f"{dataset}: {what}; {len(index[kind])} in all: {shortlist(index[kind])}", file=sys.stderr)
+    dataset = Dataset([Domain(*of) for of in domains], classes, index["content"])
     if not split:
-        return Images(domains, classes, index["content"], {})
-    content = hashlib.blake2b(index["content"].encode() + split.read_bytes(), digest_size=6).hexdigest()
+        return dataset
+    both = index["content"].encode() + split.read_bytes()
+    dataset.content = hashlib.blake2b(both, digest_size=6).hexdigest()
     broken = {text.partition(": ")[0] for text in index["broken"]}
-    return Images(domains, classes, content, read_split(split, names, broken))
+    given = read_split(split, names, broken)
+    for d in dataset.domains:
+        d.given = given[d.name]
+    return dataset
 
 
 def check_broken(dataset: str, broken: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 import threading
@@ -167,3 +168,4 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
 
 
 sys.excepthook = show_uncaught
+sys.stderr = sys.stderr or open(os.devnull, "w")  # closed by the shell: `2>&-`

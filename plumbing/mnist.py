@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 from plumbing.archives import download, find_archives
+from plumbing.domains import Dataset, Domain, in_memory
 from plumbing.errors import UserError
 from plumbing.seeding import seed_all
 
@@ -17,7 +18,7 @@ from torch import Tensor
 ANGLES = (0, 15, 30, 45, 60, 75)  # degrees, counter-clockwise (FedSR, Sec. 4.1)
 PUBLISHED_ROWS = Path(__file__).parent / "rotated_mnist_indices.csv"
 
-Pixels = tuple[str, Tensor, Tensor]  # a domain: name, images uint8 [N, 1, size, size], labels int64 [N]
+CLASSES = tuple("0123456789")
 
 
 def rotate(images: Tensor, angle: float, size: int, interpolation: str = "bilinear") -> Tensor:
@@ -30,18 +31,18 @@ def rotate(images: Tensor, angle: float, size: int, interpolation: str = "biline
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def load_digits(size: int) -> list[Pixels]:
+def load_digits(size: int) -> Dataset:
     """scikit-learn's 1,797 handwritten digits (8x8), dealt out to the rotations: none is in two domains."""
     from sklearn.datasets import load_digits as sklearn_digits
     bunch = sklearn_digits()
     images = torch.from_numpy(bunch.images * (255 / 16)).round().to(torch.uint8)[:, None]  # [1797, 1, 8, 8]
     labels = torch.from_numpy(bunch.target).long()
     order = torch.randperm(len(labels), generator=seed_all("digits"))
-    return [(f"d{angle}", rotate(images[rows], angle, size), labels[rows])
-            for angle, rows in zip(ANGLES, (order[i::6] for i in range(6)))]
+    return in_memory([Domain(f"d{angle}", rotate(images[order[i::6]], angle, size), labels[order[i::6]])
+                      for i, angle in enumerate(ANGLES)], CLASSES)
 
 
-def rotated_mnist(name: str, seed: int, size: int, data: str, archives: str) -> list[Pixels]:
+def rotated_mnist(name: str, seed: int, size: int, data: str, archives: str) -> Dataset:
     """FedSR's protocol: the same 1,000 images of `rotatedmnist` (of the training set) or `rotatedmnist-t10k`
     (of the test set) in every domain, turned by the nearest pixel as in DIRT and DIVA."""
     kind = "train" if name == "rotatedmnist" else "t10k"
@@ -49,7 +50,8 @@ def rotated_mnist(name: str, seed: int, size: int, data: str, archives: str) -> 
     labels = read_idx(f"{kind}-labels-idx1-ubyte.gz", data, archives, header=8).long()
     rows = rows_of(name, seed, labels)
     images, labels = images.view(-1, 1, 28, 28)[rows], labels[rows]
-    return [(f"m{angle}", rotate(images, angle, size, "nearest"), labels) for angle in ANGLES]
+    return in_memory([Domain(f"m{angle}", rotate(images, angle, size, "nearest"), labels)
+                      for angle in ANGLES], CLASSES, same_images=True)
 
 
 def rows_of(name: str, seed: int, labels: Tensor) -> Tensor:

@@ -31,11 +31,7 @@ def layout(payload: dict) -> dict[str, str]:
 
 def to_device(value, device):
     """Tensors anywhere in nested dicts, lists and tuples moved to the device."""
-    if isinstance(value, dict):
-        return {k: to_device(v, device) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(to_device(v, device) for v in value)
-    return value.to(device) if isinstance(value, Tensor) else value
+    return tree_map_only(Tensor, lambda v: v.to(device), value)
 
 
 def nbytes(payload: dict) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,22 +13,17 @@ def scores(p: Tensor, y: Tensor) -> dict:
     """The probabilities p [N, C] of all classes and the labels y [N] -> accuracy, balanced accuracy,
     macro-F1, AUC (of several classes the mean of one against the rest), the recall of each class and the
     confusion matrix, a row for each true class. None where a class without images leaves it undefined."""
-    classes = p.shape[1]
-    pairs = torch.bincount(classes * y + p.argmax(1), minlength=classes ** 2)
-    matrix = pairs.view(classes, classes).double()  # [true, predicted]
-    hits, images, predicted = matrix.diag(), matrix.sum(1), matrix.sum(0)
-    there = images > 0
-    recall = hits / images
-    f1 = (2 * hits / (images + predicted))[images + predicted > 0]
+    from sklearn import metrics  # a second, which --help does not wait for
+    y, classes, predicted = y.numpy(), range(p.shape[1]), p.argmax(1).numpy()
+    recall = metrics.recall_score(y, predicted, labels=classes, average=None, zero_division=np.nan)
     area = None
-    if there.all():
-        from sklearn.metrics import roc_auc_score  # a second, which --help does not wait for
+    if not np.isnan(recall).any():
         p = p.double() / p.double().sum(1, keepdim=True)
-        area = float(roc_auc_score(y.numpy(), (p[:, 1] if classes == 2 else p).numpy(), multi_class="ovr"))
-    return {"accuracy": float(hits.sum() / len(y)), "balanced": float(recall[there].mean()),
-            "f1": float(f1.mean()), "auc": area,
-            "recall": [float(r) if has else None for r, has in zip(recall, there)],
-            "confusion": matrix.long().tolist()}
+        area = float(metrics.roc_auc_score(y, p[:, 1] if len(classes) == 2 else p, multi_class="ovr"))
+    return {"accuracy": metrics.accuracy_score(y, predicted), "balanced": float(np.nanmean(recall)),
+            "f1": metrics.f1_score(y, predicted, average="macro"), "auc": area,
+            "recall": [None if np.isnan(r) else r for r in recall.tolist()],
+            "confusion": metrics.confusion_matrix(y, predicted, labels=classes).tolist()}
 
 
 def joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

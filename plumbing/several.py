@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from plumbing.catalog import is_custom, source_of
@@ -78,51 +78,69 @@ def with_value(settings: Args, folder: str, **values) -> Args:
     return changed
 
 
-def accuracies_of(results: list[dict], which: str) -> dict[str, float]:
-    """The accuracies of one seed's runs after their `best` or `last` round, by name: ALL and AVG, and the
-    target if there is one; of several targets each and their mean."""
-    if "linear" in results[0][which]:
-        return accuracies_of_linear(results, which)
-    accuracies = {result["args"]["target"]: result[which]["target"] for result in results
-             if "target" in result[which]}
-    if len(results) > 1:
-        return accuracies | {"mean": statistics.mean(accuracies.values())}
-    return accuracies | {"ALL": results[0][which]["ALL"], "AVG": results[0][which]["AVG"]}
+BySeed = dict[int, float]  # {seed: value}
 
 
-def accuracies_of_linear(results: list[dict], which: str) -> dict[str, float]:
-    """The same of runs without labels: of each target and share of labels, and the means over targets."""
-    by_column, by_share = {}, {}
+def by_seed(results: list[dict], numbers: Callable[[dict], dict[str, float]]) -> dict[str, BySeed]:
+    """{name: {seed: percent}} of the numbers of each run."""
+    columns = {}
     for result in results:
-        for target, accuracies in result[which]["linear"].items():
-            for ratio, accuracy in accuracies.items():
-                share = f"{100 * float(ratio):g}% of the labels"
-                by_column[f"{target}, {share}"] = accuracy
-                by_share.setdefault(share, []).append(accuracy)
-    for share, accuracies in by_share.items():
-        if len(accuracies) > 1:
-            by_column[f"mean, {share}"] = statistics.mean(accuracies)
-    return by_column
+        for name, value in numbers(result).items():
+            columns.setdefault(name, {})[result["args"]["seed"]] = 100 * value
+    return columns
 
 
-def show_means(method: str, dataset: str, results_by_seed: dict[int, list[dict]]) -> None:
-    """A table of the accuracies, {seed: the results of its runs}, if there are several runs: a row for each
-    name, a column for the best and the last round. Without labels there is no best round."""
-    runs = sum(results_by_seed.values(), [])
-    if len(runs) < 2:
+def means_over_columns(columns: list[BySeed]) -> BySeed:
+    """The mean of several columns for each seed that has all of them."""
+    shared = set.intersection(*(set(values) for values in columns))
+    return {seed: statistics.mean(values[seed] for values in columns) for seed in sorted(shared)}
+
+
+def with_means(columns: dict[str, BySeed]) -> dict[str, BySeed]:
+    """The columns of targets, of labels' shares each for itself, and their mean. A target alone keeps ALL and
+    AVG beside it, which are other networks' with each target."""
+    targets = {}
+    for name in columns:
+        if name not in ("ALL", "AVG"):
+            targets.setdefault(name.partition(",")[2], []).append(name)
+    means = {}
+    for share, names in targets.items():
+        if len(names) > 1:
+            columns = {name: of for name, of in columns.items() if name not in ("ALL", "AVG")}
+            means[f"mean,{share}" if share else "mean"] = means_over_columns([columns[n] for n in names])
+    return columns | means
+
+
+def accuracies_of(result: dict, which: str) -> dict[str, float]:
+    """The accuracies of a run after its `best` or `last` round, by name: the target if there is one, ALL and
+    AVG; without labels those of each target and share of labels."""
+    of = result[which]
+    if "linear" in of:
+        return {f"{target}, {100 * float(ratio):g}% of the labels": accuracy
+                for target, by_ratio in of["linear"].items() for ratio, accuracy in by_ratio.items()}
+    target = {result["args"]["target"]: of["target"]} if "target" in of else {}
+    return target | {"ALL": of["ALL"], "AVG": of["AVG"]}
+
+
+def columns_of(results: list[dict], which: str) -> dict[str, BySeed]:
+    """All accuracies of several runs, and their means over the targets."""
+    return with_means(by_seed(results, lambda result: accuracies_of(result, which)))
+
+
+def show_means(method: str, dataset: str, results: list[dict]) -> None:
+    """A table of the accuracies, if there are several runs: a row for each name, a column for the best and
+    the last round. Without labels there is no best round."""
+    if len(results) < 2:
         return
-    columns = {"best": "best validation round", "last": "last round"}
-    if "linear" in runs[0]["last"]:
-        del columns["best"]
-    rows = {}
-    for which in columns:
-        of_each = [accuracies_of(results, which) for results in results_by_seed.values()]
-        for name in of_each[0]:
-            shown = mean_and_deviation([100 * accuracies[name] for accuracies in of_each])
-            rows.setdefault(name, [name]).append(shown)
-    what = "mean +- sample deviation over the seeds" if len(results_by_seed) > 1 else "of one seed"
-    print(f"{method} on {dataset}, seeds {', '.join(map(str, results_by_seed))}: accuracy (%), {what}")
-    print(tabulate(rows.values(), ["", *columns.values()], tablefmt="plain", disable_numparse=True))
+    heads = {"best": "best validation round", "last": "last round"}
+    if "linear" in results[0]["last"]:
+        del heads["best"]
+    columns = [columns_of(results, which) for which in heads]
+    rows = [[name, *(mean_and_deviation([*of[name].values()]) for of in columns)] for name in columns[0]]
+    seeds = dict.fromkeys(result["args"]["seed"] for result in results)
+    what = "mean +- sample deviation over the seeds" if len(seeds) > 1 else "of one seed"
+    print(f"{method} on {dataset}, seeds {', '.join(map(str, seeds))}: accuracy (%), {what}")
+    print(tabulate(rows, ["", *heads.values()], tablefmt="plain", disable_numparse=True))
 
 
 def mean_and_deviation(values: list[float], digits: int = 2) -> str:

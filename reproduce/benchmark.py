@@ -67,21 +67,17 @@ class Trial:
     folder: Path
     args: Args
 
-    def results(self) -> dict[int, list[dict]]:
-        """{seed: the results of its targets}, when all its commands have ended well."""
-        by_seed = {}
-        for seed in self.commands:
-            paths = sorted((self.folder / f"s{seed}").rglob("result.json"))
-            by_seed[seed] = [read_result(path.parent) for path in paths]
-        return by_seed
+    def results(self) -> list[dict]:
+        """Of each seed and target, when all its commands have ended well."""
+        return [read_result(path.parent) for seed in self.commands
+                for path in sorted((self.folder / f"s{seed}").rglob("result.json"))]
 
     def validation(self) -> float:
         """The mean over seeds and targets of the last evaluations on the validation images."""
         of_runs = []
-        for results in self.results().values():
-            for result in results:
-                chosen_by = result["curve"].get("metric", result["curve"]["val"])
-                of_runs.append(statistics.mean(chosen_by[-LAST:]))
+        for result in self.results():
+            chosen_by = result["curve"].get("metric", result["curve"]["val"])
+            of_runs.append(statistics.mean(chosen_by[-LAST:]))
         return statistics.mean(of_runs)
 
 
@@ -111,8 +107,9 @@ def grid_of(texts: list[str]) -> dict[str, list[str]]:
     values_of = {}
     for text in texts:
         name, _, values = text.partition("=")
-        if not name or not all(values.split(",")):
-            raise UserError(f"--tune {text}: expected a flag and its values, such as lr=0.01,0.1", 2)
+        if not name or name in values_of or not all(values.split(",")):
+            raise UserError(f"--tune {text}: expected a flag and its values, such as lr=0.01,0.1, each flag "
+                            "once", 2)
         values_of[name] = values.split(",")
     return values_of
 

@@ -6,15 +6,16 @@ import dataclasses
 import re
 import shlex
 import statistics
+from functools import partial
 from pathlib import Path
 
 from plumbing.errors import UserError
 from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
 from plumbing.settings import Args, flag_of
-from plumbing.several import accuracies_of, mean_and_deviation
+from plumbing.several import BySeed, by_seed, columns_of, mean_and_deviation, with_means
 from reproduce.drawing import OURS, Line, draw_forest, draw_line, new_panel, table_text, write_figure
-from reproduce.statistics import LEVEL, BySeed, Paired, mean, paired
+from reproduce.statistics import LEVEL, Paired, mean, paired
 
 import numpy as np
 
@@ -26,13 +27,12 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
     `trials`."""
     runs = {trial.entry.label: trial.results() for trial in chosen}
     first, *_ = runs.values()
-    which = "last" if "linear" in next(iter(first.values()))[0]["last"] else which
-    values = {label: columns_of(results, which, measure) for label, results in runs.items()}
-    tasks = {label: tasks_of(results, which, measure) for label, results in runs.items()}
+    which = "last" if "linear" in first[0]["last"] else which
+    values = {label: values_of(results, which, measure) for label, results in runs.items()}
     columns = distinct(values)
-    domains = [name for name in shared_names(tasks) if name not in columns]
+    every = {label: sites_of(results, which, measure) | values[label] for label, results in runs.items()}
+    domains = [name for name in shared_names(every) if name not in values[chosen[0].entry.label]]
     names = columns + (domains if len(domains) <= WIDEST else [])
-    every = {label: values[label] | tasks[label] for label in runs}
     table = [[*row, megabytes(results)] for row, results in zip(accuracy_rows(every, names), runs.values())]
     heads = ["method", *names, "MB a round"]
     contrasts = compared(values, headline(columns))
@@ -65,29 +65,29 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
 # Numbers
 
 
-def columns_of(by_seed: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
-    """{name: {seed: percent}}: ALL and AVG, or each target and their mean."""
-    columns = {}
-    for seed, results in by_seed.items():
-        for name, value in measured(results, which, measure).items():
-            columns.setdefault(name, {})[seed] = 100 * value
-    return columns
-
-
-def measured(results: list[dict], which: str, measure: str) -> dict[str, float]:
-    """The accuracies of one seed's runs; or another measure of each target or client, and the mean. Stop
-    if one of them has none."""
+def values_of(results: list[dict], which: str, measure="accuracy") -> dict[str, BySeed]:
+    """The accuracies, or another measure of each target or client, and the means."""
     if measure == "accuracy":
-        return accuracies_of(results, which)
-    accuracies = {}
-    for result in results:
-        of = result.get("measures", {}).get(which, {})
-        for name in [result["args"]["target"]] if "target" in result[which] else of:
-            accuracies[name] = of.get(name, {}).get(measure)
-            if accuracies[name] is None:
-                raise UserError(f"--measure {measure}: {name} has none, since its test images lack a class, "
-                                "or its network has no classifier; --measure accuracy has one", 2)
-    return accuracies | {"mean": statistics.mean(accuracies.values())} if len(accuracies) > 1 else accuracies
+        return columns_of(results, which)
+    return with_means(by_seed(results, partial(measured, which, measure)))
+
+
+def measured(which: str, measure: str, result: dict) -> dict[str, float]:
+    """A measure of the target, or of each client. Stop if one of them has none."""
+    of, of_site = result.get("measures", {}).get(which, {}), {}
+    for name in [result["args"]["target"]] if "target" in result[which] else of:
+        of_site[name] = of.get(name, {}).get(measure)
+        if of_site[name] is None:
+            raise UserError(f"--measure {measure}: {name} has none, since its test images lack a class, "
+                            "or its network has no classifier; --measure accuracy has one", 2)
+    return of_site
+
+
+def sites_of(results: list[dict], which: str, measure: str) -> dict[str, BySeed]:
+    """The accuracies of the clients, where there is no target."""
+    if measure != "accuracy" or "clients" not in results[0][which] or "target" in results[0][which]:
+        return {}
+    return by_seed(results, lambda result: result[which]["clients"])
 
 
 def shared_names(values: dict[str, dict]) -> list[str]:
@@ -118,17 +118,6 @@ def headline(names: list[str]) -> list[str]:
     return means or targets or names
 
 
-def tasks_of(by_seed: dict[int, list[dict]], which: str, measure="accuracy") -> dict[str, BySeed]:
-    """{task: {seed: percent}}: the targets, or where there is none the clients."""
-    tasks = {}
-    for seed, results in by_seed.items():
-        values = {name: v for name, v in measured(results, which, measure).items()
-                  if name not in ("ALL", "AVG") and not is_mean(name)}
-        for name, value in (values or results[0][which]["clients"]).items():
-            tasks.setdefault(name, {})[seed] = 100 * value
-    return tasks
-
-
 def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tuple[str, str, Paired, Paired]]:
     """(name, column, difference at 95%, the same corrected) of the first method minus each other one. The
     corrected ones hold together (Bonferroni); none with fewer than three seeds."""
@@ -144,10 +133,10 @@ def compared(values: dict[str, dict[str, BySeed]], heads: list[str]) -> list[tup
             for other, name, plain in pairs]
 
 
-def megabytes(by_seed: dict[int, list[dict]]) -> str:
+def megabytes(results: list[dict]) -> str:
     """The megabytes of a round, both ways."""
     sent = [result["bytes"]["up_per_round"] + result["bytes"]["down_per_round"]
-            for results in by_seed.values() for result in results]
+            for result in results]
     return f"{statistics.mean(sent) / 1e6:.1f}"
 
 
@@ -242,8 +231,8 @@ def tidy(chosen: list, values: dict[str, dict[str, BySeed]], measure: str) -> li
     lines = [["method", "tuned", "column", "seed", measure]]
     for trial in chosen:
         tuned = " ".join(f"{name}={value}" for name, value in trial.values)
-        for name, by_seed in values[trial.entry.label].items():
-            lines += [[trial.entry.label, tuned, name, seed, f"{v:.4f}"] for seed, v in by_seed.items()]
+        for name, of_seed in values[trial.entry.label].items():
+            lines += [[trial.entry.label, tuned, name, seed, f"{v:.4f}"] for seed, v in of_seed.items()]
     return lines
 
 
@@ -255,7 +244,7 @@ def draw_curves(path: Path, chosen: list) -> None:
     tested in every evaluation (--test-rounds best), on the validation images."""
     panel = new_panel(7.2, 4.8)
     for trial in chosen:
-        curves = [result["curve"] for results in trial.results().values() for result in results]
+        curves = [result["curve"] for result in trial.results()]
         name = "target" if "target" in curves[0] else "ALL"
         words = ""
         if any(None in curve[name] for curve in curves):

@@ -10,13 +10,12 @@ import contextlib
 import json
 import math
 import os
-import re
 import threading
 import time
 from pathlib import Path
 
-from reproduce.methods import arguments, short_name
-from reproduce.plan import known_of, unlike
+from reproduce.methods import short_name
+from reproduce.plan import kind_of, known_of, unlike
 from reproduce.records import Records, Run, folder_of_run
 
 import torch
@@ -24,7 +23,6 @@ import torch
 UNKNOWN = 0.5  # of the given time: what a run is taken to need while nothing is known
 EARLY = 4.0  # seconds before the end at which runs are told to end, after their round
 GRACE = 8.0  # seconds between that and their being killed
-ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
 CLOCK = 1.0  # seconds by which the times of files may lie behind
 RECENT = 20  # rounds by which a run's speed is judged: it changes with what else is going on
 ENDS = 3.0  # seconds of a process before its first round, and after its last
@@ -50,30 +48,20 @@ class Budget:
         """The seconds that a run still takes, by the run most like it; of several the slowest. At the same
         distance one of this call counts, not a record."""
         if run.key not in self.recorded:
-            self.recorded[run.key] = self.known_by_records(run)
+            known = known_of(run, self.records, self.kind, self.threads)
+            self.recorded[run.key] = [(distance + 0.02, slowest, 2 * ENDS) for distance, slowest in known]
         times = self.known_by_now(run) + self.recorded[run.key]
         if not times:
             return UNKNOWN * self.given
         _, slowest, beside = min(times)
-        return beside - slowest * (arguments(run.module, run.flags).rounds - rounds_done(run))
-
-    def known_by_records(self, run: Run) -> list[tuple[float, float, float]]:
-        """(how unlike it is, minus the seconds a round, the seconds beside the rounds) of each record of this
-        kind of device."""
-        times = []
-        for distance, of_round, hardware in known_of(run, self.records):
-            kind = kind_of(hardware.get("gpu"))
-            if kind == "CPU" == self.kind:
-                distance += abs(math.log((hardware.get("threads") or 1) / self.threads))
-            if kind == self.kind or (self.kind == ANY_GPU and kind != "CPU"):
-                times.append((distance + 0.02, -of_round, 2 * ENDS))
-        return times
+        return beside - slowest * (run.args.rounds - rounds_done(run))
 
     def known_by_now(self, run: Run) -> list[tuple[float, float, float]]:
-        """The same of the runs of this call that have done two rounds in it."""
+        """(how unlike it is, minus the seconds a round, the seconds beside the rounds) of each of the runs of
+        this call that have done two rounds in it."""
         times = []
         for path, (other, since, before) in self.begun.items():
-            distance = unlike(run, short_name(other.module), vars(arguments(other.module, other.flags)))
+            distance = unlike(run, short_name(other.module), vars(other.args))
             seconds, written = so_far(path)
             rounds = len(seconds) - before
             if distance == math.inf or written + CLOCK < since or rounds < 2:
@@ -127,13 +115,6 @@ class Budget:
                 free[free.index(min(free))] = end
                 fitting.append(group)
         return fitting
-
-
-def kind_of(gpu: str | None) -> str:
-    """The kind of a device by its GPU's name: what a run took on one it takes on another of them."""
-    if not gpu:
-        return "CPU"
-    return "H100 or H200" if re.search(r"\bH[12]00\b", gpu) else gpu
 
 
 def kind_here() -> str:

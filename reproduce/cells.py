@@ -4,7 +4,6 @@ are missing."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 import shlex
@@ -12,11 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from plumbing.catalog import FOLDERS
-from plumbing.settings import identity
+from plumbing.errors import UserError
+from plumbing.several import means_over_columns
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
-from reproduce.methods import arguments, short_name
-from reproduce.records import Records, Run, cut_off, work_of
+from reproduce.methods import arguments
+from reproduce.records import Records, Run, cut_off
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
@@ -27,7 +27,7 @@ BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller
 # The run behind a cell
 
 
-def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run | None:
+def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) -> Run | None:
     """The run behind a cell; None where a smaller scale has none.
 
     A smaller scale has its own budget (rounds, epochs, steps, image size), so that of the tables is left out;
@@ -36,30 +36,18 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int) -> Run
     start = f"--dataset {block.dataset} {block.flags} {row.flags}"
     whole = shlex.split(f"{start} {column.flags}")
     if scale == "paper":
-        return run_with(row.module, whole, seed)
+        return Run(row.module, tuple(whole), seed)
     if BUDGET.search(column.flags):
         return None
     laptop = f"{block.laptop} {row.laptop}" if scale == "laptop" else ""
     smaller = shlex.split(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}")
-    same = dataclasses.replace(arguments(row.module, tuple(smaller)), scale="paper")
+    try:
+        same = dataclasses.replace(arguments(row.module, tuple(smaller)), scale="paper")
+    except UserError:  # flags that do not go with the smaller budget
+        return None
     if same == arguments(row.module, tuple(whole)):
         return None
-    return run_with(row.module, smaller, seed)
-
-
-def run_with(module: str, flags: list[str], seed: int) -> Run:
-    """The run of a method with flags and a seed."""
-    work, training, precision = works_of(module, tuple(flags), seed)
-    return Run(module, tuple(flags), seed, work, precision, training=training)
-
-
-@functools.cache
-def works_of(module: str, flags: tuple[str, ...], seed: int) -> tuple[str, str, str]:
-    """What such a run computes, what its training does, and its precision."""
-    args = dataclasses.replace(arguments(module, flags), seed=seed)
-    name, cls, key = short_name(module), type(args), identity(args)
-    training = work_of(name, cls, key, at_test=args.protocol != "lodo")
-    return work_of(name, cls, key), training, args.precision
+    return Run(row.module, tuple(smaller), seed)
 
 
 # A cell and its numbers
@@ -71,6 +59,11 @@ class Cell:
 
     printed: list[str]  # what is published: [mean, deviation], [mean] or []
     values: dict[int, float] = field(default_factory=dict)  # by seed
+    table: Table | None = None  # where it stands
+    block: Block | None = None
+    row: Row | None = None
+    column: Column | None = None
+    scale: str = "paper"
     missing: list[Run] = field(default_factory=list)  # the runs that are not recorded
     trials: int = 0  # behind the published mean; 0: not said
     records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
@@ -81,6 +74,10 @@ class Cell:
     of_columns: float | None = None  # the published deviation of a mean, by those of its columns
     elsewhere: list[str] = field(default_factory=list)  # what others print of it, see elsewhere.py
     verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
+
+    @property
+    def run(self) -> Run | None:
+        return run_of(self.block, self.row, self.column, self.scale)
 
     @property
     def published(self) -> list[float]:
@@ -117,15 +114,9 @@ class Cell:
 
 
 @dataclass
-class FilledRow:
-    row: Row
-    cells: list[Cell]
-
-
-@dataclass
 class FilledBlock:
     block: Block
-    rows: list[FilledRow]
+    rows: list[list[Cell]]
 
     @property
     def measured(self) -> bool:
@@ -137,7 +128,7 @@ def filled(table: Table, records: Records, scale: str) -> list[FilledBlock]:
     """A table's blocks with what is recorded at a scale."""
     blocks = []
     for block in table.blocks:
-        rows = [FilledRow(row, cells_of(table, block, row, records, scale)) for row in block.rows]
+        rows = [cells_of(table, block, row, records, scale) for row in block.rows]
         blocks.append(FilledBlock(block, rows))
     if scale == "paper":
         judge(cells_in(blocks))
@@ -168,45 +159,50 @@ def judge(cells: list[Cell]) -> None:
 
 def cells_in(blocks: list[FilledBlock]) -> list[Cell]:
     """All cells of a page."""
-    return [cell for block in blocks for line in block.rows for cell in line.cells]
+    return [cell for block in blocks for line in block.rows for cell in line]
+
+
+def rows_of(blocks: list[FilledBlock], smaller: list[FilledBlock]) -> list[tuple[list[Cell], list[Cell]]]:
+    """The rows of a page at two scales."""
+    return [rows for of, small in zip(blocks, smaller) for rows in zip(of.rows, small.rows)]
 
 
 def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
              seeds: tuple[int, ...] = ()) -> list[Cell]:
     """The cells of a row. `seeds` are those that are asked for; recorded ones beyond them count too."""
-    cells = [Cell(printed, trials=table.trials) for printed in row.published]
-    for cell, column in zip(cells, block.columns):
+    cells = [Cell(printed, {}, table, block, row, column, scale, trials=table.trials)
+             for printed, column in zip(row.published, block.columns)]
+    for cell in cells:
+        cell.computed = cell.column.kind == "cost"
         for reported in table.elsewhere if cell.printed else []:
-            if reported.near == "yes" and reported[1:4] == (block.dataset, row.method, column.name):
+            if reported.near == "yes" and reported[1:4] == (block.dataset, row.method, cell.column.name):
                 cell.elsewhere.append(reported.value)
-    if row.quoted:
-        return cells
-    for cell, column in zip(cells, block.columns):
-        cell.computed = column.kind == "cost"
-        if cell.computed and scale == "paper":
-            run = run_of(block, row, column, scale, 0)
-            cell.values = {0: network_cost(run.module, run.flags)[column.path]}
-        elif column.path and not cell.computed:
-            runs = []
-            for seed in sorted(records.seeds_of(row.module, block.dataset, scale) | set(seeds)):
-                run = run_of(block, row, column, scale, seed)
-                if run:
-                    run.curve = table.figure == "curves" or column.kind == "curve"
-                    runs.append(run)
-            if row.start:
-                column = dataclasses.replace(column, value=f"start/{column.path}")
-            fill(cell, column, runs, records, seeds)
-    fill_means(block, cells)
+        if row.quoted or not cell.column.path:
+            continue
+        elif not cell.computed:
+            fill(cell, records, seeds)
+        elif scale == "paper":
+            cell.values = {0: network_cost(cell.run.module, cell.run.flags)[cell.column.path]}
+    if not row.quoted:
+        fill_means(cells)
     return cells
 
 
-def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: tuple[int, ...]) -> None:
-    """Put into a cell what is recorded of its runs, one for each seed, at one precision. If seeds that are
-    `asked` for lack there, their runs are missing that are not recorded at this machine's precision."""
-    cell.records = of_one_precision(runs, records)
+def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
+    """Put into a cell what is recorded of its run with each seed, at the precision with the most seeds, of
+    equals that of the newest record. If seeds that are `asked` for lack there, their runs are missing that
+    are not recorded at this machine's precision."""
+    def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
+        return len(by_seed), max((record["finished"] for record in by_seed.values()), default="")
+    run = cell.run
+    if not run:
+        return
+    run.curve = cell.table.figure == "curves" or cell.column.kind == "curve"
+    path = f"start/{cell.column.path}" if cell.row.start else cell.column.value
+    cell.records = max(records.by_precision(run).values(), key=rank, default={})
     whole = set()
     for seed, record in cell.records.items():
-        cell.precision, value = record["args"]["precision"], found_at(record, column.value)
+        cell.precision, value = record["args"]["precision"], found_at(record, path)
         if not records.differs(record):
             whole.add(seed)
         if value is not None:
@@ -214,34 +210,22 @@ def fill(cell: Cell, column: Column, runs: list[Run], records: Records, asked: t
             cell.behind.append(record)
             cell.differs_now = cell.differs_now or records.differs(record)
     if not set(asked) <= whole:
-        cell.missing = [run for run in runs if run.seed in asked and records.get(run) is None]
+        runs = [dataclasses.replace(run, seed=seed) for seed in asked]
+        cell.missing = [of_seed for of_seed in runs if records.get(of_seed) is None]
 
 
-def of_one_precision(runs: list[Run], records: Records) -> dict[int, dict]:
-    """{seed: record} at the precision with the most seeds; of equals the one with the newest record."""
-    by_precision = {}
-    for run in runs:
-        for precision, record in records.by_precision(run).items():
-            by_precision.setdefault(precision, {})[run.seed] = record
-
-    def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
-        return len(by_seed), max(record["finished"] for record in by_seed.values())
-    return max(by_precision.values(), key=rank, default={})
-
-
-def fill_means(block: Block, cells: list[Cell]) -> None:
+def fill_means(cells: list[Cell]) -> None:
     """Columns that are the mean of the others have the seeds that all of these have, if they are of one
     precision."""
-    own, means = [], []
-    for cell, column in zip(cells, block.columns):
-        (means if column.kind == "mean" else own).append(cell)
+    means = [cell for cell in cells if cell.column.kind == "mean"]
+    own = [cell for cell in cells if cell.column.kind != "mean"]
     if len({cell.precision for cell in own}) > 1:
         return
     deviations = [float(other.printed[1]) for other in own if len(other.printed) == 2]
     for cell in means:
         if len(deviations) == len(own):
             cell.of_columns = math.sqrt(sum(value ** 2 for value in deviations)) / len(own)
-        cell.values = statistics.means_over_columns([other.values for other in own])
+        cell.values = means_over_columns([other.values for other in own])
         cell.precision = own[0].precision
         for other in own if cell.values else []:
             cell.behind += other.behind
@@ -257,13 +241,13 @@ def found_at(record: dict, path: str) -> float | None:
     return 100 * value if isinstance(value, int | float) else None
 
 
-def chance(block: Block, column: Column) -> float | None:
+def chance(cell: Cell) -> float | None:
     """The accuracy (%) of guessing one of a dataset's classes; None where the column is no accuracy or the
     catalogue has no classes."""
     classes = range(10)  # of digits, and MNIST's
-    if block.dataset in FOLDERS:
-        classes = FOLDERS[block.dataset].classes
-    return 100 / len(classes) if classes and column.kind in ("best", "last", "mean") else None
+    if cell.block.dataset in FOLDERS:
+        classes = FOLDERS[cell.block.dataset].classes
+    return 100 / len(classes) if classes and cell.column.kind in ("best", "last", "mean") else None
 
 
 # What is missing
@@ -274,31 +258,33 @@ class Missing:
     """A run that is not recorded, or not by code that gives its numbers now, and what needs it."""
 
     run: Run
-    tables: list[str]  # their ids, and those of claims
-    parts: list[str] = field(default_factory=list)  # the same, of a claim with the specification
+    parts: list[str]  # the ids of tables, and those of claims with the specification
     seconds: float | None = None  # what it would take, if that is known
     why: str = ""  # it cannot start here
 
+    @property
+    def tables(self) -> list[str]:
+        """The same without specifications."""
+        return [part.partition(", ")[0] for part in self.parts]
+
 
 def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None,
-            of_claims: Iterable[tuple[str, str, Run]] = ()) -> list[Missing]:
+            of_claims: Iterable[tuple[str, Run]] = ()) -> list[Missing]:
     """The runs that are not recorded, each once, in the tables' order. Without `seeds` each table has as many
     as its paper's trials, one where it does not state them. `of_claims`: runs that come before, each with its
     claim, and that with the specification. A run that is made again and was cut off is resumed."""
-    lacking = [(name, part, run) for name, part, run in of_claims if not records.get(run)]
+    lacking = [(part, run) for part, run in of_claims if not records.get(run)]
     for table in tables:
         asked = tuple(range(table.trials or 1) if seeds is None else seeds)
         for block in table.blocks:
             for row in block.rows:
                 for cell in cells_of(table, block, row, records, scale, asked):
-                    lacking += [(table.id, table.id, run) for run in cell.missing]
+                    lacking += [(table.id, run) for run in cell.missing]
     by_key = {}
-    for name, part, run in lacking:
-        run.replace = run.key in records.by_key and not cut_off(run)
+    for part, run in lacking:
+        run.replace = records.has(run) and not cut_off(run)
         known = by_key.setdefault(run.key, Missing(run, []))
         known.run.curve = known.run.curve or run.curve  # also if another does without
-        if name not in known.tables:
-            known.tables.append(name)
         if part not in known.parts:
             known.parts.append(part)
     return list(by_key.values())

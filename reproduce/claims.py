@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plumbing.errors import UserError
-from reproduce.cells import found_at, run_with
-from reproduce.methods import ROOT, arguments
+from plumbing.several import BySeed, means_over_columns
+from reproduce.cells import found_at
+from reproduce.methods import ROOT
 from reproduce.records import Records, Run
-from reproduce.statistics import LEVEL, BySeed, Paired, mean, means_over_columns, paired, welch
+from reproduce.statistics import LEVEL, Paired, mean, paired, welch
 from reproduce.tables import PAPERS, Block, Table
 
 import numpy as np
@@ -358,7 +359,7 @@ def runs_of(paper: Paper, claim: Claim, specification: Specification, name: str,
     words = (f"--dataset {specification.dataset} {specification.flags} {of_module} {method.flags} {more} "
              f"{precision}")
     cases = specification.cases or claim.cases
-    return [run_with(method.module, shlex.split(f"{words} {case}"), seed) for case in cases]
+    return [Run(method.module, tuple(shlex.split(f"{words} {case}")), seed) for case in cases]
 
 
 def precision_of(paper: Paper, claim: Claim, specification: Specification, records: Records) -> str:
@@ -375,10 +376,9 @@ def precision_of(paper: Paper, claim: Claim, specification: Specification, recor
 def recorded(run: Run, records: Records) -> dict[tuple[str, bool], dict[int, dict]]:
     """{(precision, whether on a GPU): {seed: record}} of a run with all seeds that there are. A record that
     the current code was seen to differ from answers nothing."""
-    args, by_kind = arguments(run.module, run.flags), {}
-    for seed in sorted(records.seeds_of(run.module, args.dataset, args.scale)):
-        seed_run = replace(run_with(run.module, list(run.flags), seed), curve=False)
-        for precision, record in records.by_precision(seed_run).items():
+    by_kind = {}
+    for precision, by_seed in records.by_precision(replace(run, curve=False)).items():
+        for seed, record in by_seed.items():
             if not records.differs(record):
                 kind = precision, bool(record["hardware"].get("gpu"))
                 by_kind.setdefault(kind, {})[seed] = record
@@ -417,7 +417,7 @@ def curve_name(record: dict, metric: str) -> str:
 
 
 def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
-             records: Records) -> list[tuple[str, str, Run]]:
+             records: Records) -> list[tuple[str, Run]]:
     """(`claim-<id>`, the same with the specification, run) of all runs of the claims that are wanted; as many
     seeds as are planned without `seeds`. Answers A come first, the methods before the control, and of these
     what lacks the fewest runs. Within it the methods of a seed are beside each other."""
@@ -435,6 +435,6 @@ def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
                     for seed, method in itertools.product(of_claim, names):
                         runs += runs_of(paper, claim, of, method, seed, precision)
                     order = nearness, bool(words), sum(not records.get(run) for run in runs)
-                    parts.append((order, f"claim-{claim.id}", name + words, runs))
+                    parts.append((order, f"claim-{claim.id}, {name}{words}", runs))
     parts.sort(key=lambda part: part[0])
-    return [(name, f"{name}, {of}", run) for _, name, of, runs in parts for run in runs]
+    return [(part, run) for _, part, runs in parts for run in runs]

@@ -18,7 +18,7 @@ from reproduce.claims import (CLAIMS, MARGIN, NEAR, Answer, Measured, Paper, Spe
                               metric_of, runs_for)
 from reproduce.drawing import INK, PALE, Line, draw_forest, new_panel, table_text, write_figure
 from reproduce.methods import arguments
-from reproduce.plan import seconds_of
+from reproduce.plan import ANY_GPU, seconds_of
 from reproduce.records import Records
 from reproduce.statistics import LEVEL, mean, paired
 from reproduce.tables import PAPERS
@@ -136,13 +136,13 @@ def missing_words(answer: Answer, records: Records) -> str:
         return "Answer A has all its seeds."
     lone = replace(answer.paper, claims=[claim])
     own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
-    runs = [run for _, _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)]
+    runs = [run for _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)]
     every = {run.key for run in runs if not records.get(run)}
     lacking = [run for run in runs[:own] if run.key in every]
     of_flags = {(run.module, run.flags): run for run in lacking}  # all seeds take the same time
     times = []
-    for on_gpu, unit, words in ((False, 3600, "hours on a processor"), (True, 60, "minutes on a GPU")):
-        of_run = {key: seconds_of(run, records, on_gpu) for key, run in of_flags.items()}
+    for kind, unit, words in (("CPU", 3600, "hours on a processor"), (ANY_GPU, 60, "minutes on a GPU")):
+        of_run = {key: seconds_of(run, records, kind) for key, run in of_flags.items()}
         seconds = [of_run[run.module, run.flags] for run in lacking]
         if None not in seconds:
             times.append(f"{sum(seconds) / unit:.0f} {words}")

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from plumbing.results import empty_figure
-from reproduce.cells import FilledBlock, FilledRow
+from reproduce.cells import Cell, FilledBlock
 from reproduce.drawing import colour_of, draw_line, write_figure
 from reproduce.tables import Table
 
@@ -17,7 +17,7 @@ import numpy as np
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
     """Draw a figure into `path`, a panel for each block; whether there is one."""
     least = 2 if table.figure == "parameter" else 1  # records of a row; one point is no line to see
-    shown = [block for block in blocks if any(sum(bool(cell.records) for cell in line.cells) >= least
+    shown = [block for block in blocks if any(sum(bool(cell.records) for cell in line) >= least
                                               for line in block.rows)]
     if not shown:
         path.unlink(missing_ok=True)  # what records that are no longer there have left
@@ -48,14 +48,14 @@ def draw_curves(panel, block: FilledBlock, axis: str) -> None:
     column = block.block.columns[0]
     for line in block.rows:
         curves, rounds, points = [], [], {}
-        for record in line.cells[0].records.values():
+        for record in line[0].records.values():
             if column.path in record.get(column.kind, {}):
                 curves.append(record[column.kind][column.path])
                 rounds = range(1, len(curves[0]) + 1) if column.kind == "logs" else record["curve"]["round"]
         for t, values in zip(rounds, zip(*curves)):
             if None not in values:  # something was logged in this round
                 points[t] = [100 * value for value in values]
-        draw_line(panel, points, seeds_of(line, len(curves)), line.row.module)
+        draw_line(panel, points, seeds_of(line, len(curves)), line[0].row.module)
     if block.block.levels:
         panel.plot(*zip(*block.block.levels), "x", color="0.3", label="stated in the paper's text")
     better = ", higher is better" if column.kind == "curve" else ""
@@ -67,10 +67,10 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
     names = [column.name for column in block.block.columns]
     stated = [(names.index(name), number) for name, number in block.block.levels]
     for line in block.rows:
-        measured = {i: list(cell.values.values()) for i, cell in enumerate(line.cells) if cell.values}
+        measured = {i: list(cell.values.values()) for i, cell in enumerate(line) if cell.values}
         seeds = max(map(len, measured.values()), default=0)
-        draw_line(panel, measured, seeds_of(line, seeds), line.row.module)
-        stated += [(i, cell.published[0]) for i, cell in enumerate(line.cells) if cell.published]
+        draw_line(panel, measured, seeds_of(line, seeds), line[0].row.module)
+        stated += [(i, cell.published[0]) for i, cell in enumerate(line) if cell.published]
     if stated:
         panel.plot(*zip(*stated), "x", color="0.3", label="published")
     panel.set_xticks(range(len(names)), names)
@@ -80,17 +80,17 @@ def draw_parameter(panel, block: FilledBlock, axis: str) -> None:
 def draw_domains(panel, block: FilledBlock, _axis: str) -> None:
     """Accuracy on each client, the methods beside each other: mean over the seeds, and their deviation."""
     column, names = block.block.columns[0], []
-    for i, line in enumerate(line for line in block.rows if line.cells[0].records):
-        outcomes = [record[column.kind][column.path] for record in line.cells[0].records.values()]
+    for i, line in enumerate(line for line in block.rows if line[0].records):
+        outcomes = [record[column.kind][column.path] for record in line[0].records.values()]
         names = list(outcomes[0])
         values = 100 * np.array([[outcome[name] for name in names] for outcome in outcomes])
         spread = values.std(axis=0, ddof=1) if len(values) > 2 else None
         panel.errorbar(np.arange(len(names)) + 0.12 * i, values.mean(axis=0), spread, fmt="os^vD"[i % 5],
-                       capsize=3, color=colour_of(line.row.module), label=seeds_of(line, len(values)))
+                       capsize=3, color=colour_of(line[0].row.module), label=seeds_of(line, len(values)))
     panel.set_xticks(range(len(names)), names)
     panel.set(xlabel="client", ylabel="accuracy (%), higher is better")
 
 
-def seeds_of(line: FilledRow, seeds: int) -> str:
+def seeds_of(line: list[Cell], seeds: int) -> str:
     """A row's name in a legend."""
-    return f"{line.row.method}, {'one seed' if seeds == 1 else f'{seeds} seeds'}"
+    return f"{line[0].row.method}, {'one seed' if seeds == 1 else f'{seeds} seeds'}"

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import common
 from common import Args, ClientData, Data, Dataset, Federation, UserError
 from plumbing.catalog import custom_file, is_custom
-from plumbing.custom_data import module_in, one_line_of, scaled
+from plumbing.custom_data import module_in, one_line_of
+from plumbing.domains import scaled
 from plumbing.devices import prepare
 from plumbing.settings import method_name
 from plumbing.trained import read_run, settings_from
@@ -34,20 +35,21 @@ class Trained:
     channels: int  # 1: gray, 3: RGB
     prepare: Callable[[Tensor], Tensor] = scaled  # of data of one's own
 
-    def inputs(self, pixels: Tensor) -> Tensor:
-        """uint8 [N, C, S, S] of the run's image size -> x float32 [N, C, S, S], as the run prepared them;
-        data of one's own as its file gives them. Stop if they are others."""
-        if custom_file(self.args.dataset):
-            return self.prepare(pixels.to(self.args.device))
+    def data(self, pixels: Tensor) -> Data:
+        """uint8 [N, C, S, S] of the run's image size, or values of one's own data, as the run has them. Stop
+        if they are others."""
         expected = (self.channels, self.args.image_size, self.args.image_size)
-        if pixels.dtype != torch.uint8 or pixels.shape[1:] != expected:
+        own = custom_file(self.args.dataset)
+        if not own and (pixels.dtype != torch.uint8 or pixels.shape[1:] != expected):
             raise UserError(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as "
                             f"this run's images are; found {pixels.dtype} of the shape "
                             f"{tuple(pixels.shape)}", 2)
-        whole = torch.arange(len(pixels))
-        data = Data(pixels, whole, torch.zeros_like(whole), self.args.device, self.args.normalize)
-        x, _ = data.batch(whole)
-        return x
+        rows = torch.arange(len(pixels))
+        return Data(pixels, rows, rows, self.args.device, self.args.normalize, self.prepare)
+
+    def inputs(self, pixels: Tensor) -> Tensor:
+        """These pixels as x float32 [N, C, S, S]."""
+        return self.data(pixels).batch(slice(None))[0]
 
 
 def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",

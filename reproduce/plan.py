@@ -5,24 +5,26 @@ from __future__ import annotations
 import functools
 import http.client
 import math
+import re
 import shlex
+import statistics
 import urllib.request
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 from plumbing.archives import find_archives, locate
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import caches_of
 from plumbing.settings import Args
 from reproduce.cells import Missing
-from reproduce.methods import arguments, short_name
+from reproduce.methods import short_name
 from reproduce.records import Place, Records, Run, by_training
 
 import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
+ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
 LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
 
 
@@ -36,7 +38,7 @@ def planned(missing: list[Missing], records: Records, place: Place, claims: bool
         seconds = seconds_of(group[0], records)
         for run in group:
             plan.append(by_key[run.key])
-            plan[-1].seconds, plan[-1].why = seconds, unavailable(arguments(run.module, run.flags), place)
+            plan[-1].seconds, plan[-1].why = seconds, unavailable(run.args, place)
 
     def rank(entry: Missing) -> tuple[bool, float]:
         if claims and any(name.startswith("claim-") for name in entry.tables):
@@ -45,38 +47,42 @@ def planned(missing: list[Missing], records: Records, place: Place, claims: bool
     return sorted(plan, key=rank)
 
 
-class Known(NamedTuple):
-    """What another run tells of one: how unlike it is, its seconds a round, and on what it ran."""
+def kind_of(gpu: str | None) -> str:
+    """The kind of a device by its GPU's name: what a run took on one it takes on another of them."""
+    if not gpu:
+        return "CPU"
+    return "H100 or H200" if re.search(r"\bH[12]00\b", gpu) else gpu
 
-    distance: float
-    of_round: float
-    hardware: dict
 
-
-def known_of(run: Run, records: Records) -> list[Known]:
-    """What all records tell of a run, but those that were only tested."""
+def known_of(run: Run, records: Records, kind: str, threads: int = 0) -> list[tuple[float, float]]:
+    """(how unlike it is, minus its seconds a round) of all records on this kind of device, but those that
+    were only tested; with `threads` of a CPU those with others are less like it."""
     times = []
     for record in records.every:
         distance = unlike(run, record["method"], record["args"])
-        if distance < math.inf and "trained_by" not in record:
-            of_round = sum(record["seconds"].values()) / record["args"]["rounds"]
-            times.append(Known(distance, of_round, record["hardware"]))
+        there = kind_of(record["hardware"].get("gpu"))
+        if there == kind == "CPU" and threads:
+            distance += abs(math.log((record["hardware"].get("threads") or 1) / threads))
+        if distance < math.inf and "trained_by" not in record and kind in (there, ANY_GPU) and \
+                (kind == "CPU") == (there == "CPU"):
+            times.append((distance, -sum(record["seconds"].values()) / record["args"]["rounds"]))
     return times
 
 
-def seconds_of(run: Run, records: Records, on_gpu: bool = False) -> float | None:
-    """Seconds of a run on a CPU, or on a GPU: its rounds, each as long as in the recorded run there that is
-    most like it. None if there is none of its method, dataset, image size and backbone."""
-    there = [known for known in known_of(run, records) if bool(known.hardware.get("gpu")) is on_gpu]
-    if not there:
+def seconds_of(run: Run, records: Records, kind: str = "CPU") -> float | None:
+    """Seconds of a run on a kind of device: its rounds, each as long as in the recorded run there that is
+    most like it, of several the median. None if there is none of its method, dataset, size and backbone."""
+    known = known_of(run, records, kind)
+    if not known:
         return None
-    return min(there, key=lambda known: known.distance).of_round * arguments(run.module, run.flags).rounds
+    nearest = min(distance for distance, _ in known)
+    return -statistics.median(rate for distance, rate in known if distance == nearest) * run.args.rounds
 
 
 def unlike(run: Run, name: str, theirs: dict) -> float:
     """How unlike a run's rounds are to those of a method with other arguments: 0 with the same batches and
     epochs, infinite with another method, dataset, image size or backbone."""
-    args = arguments(run.module, run.flags)
+    args = run.args
     if name != short_name(run.module) or any(theirs.get(field) != getattr(args, field) for field in LIKE):
         return math.inf
     distance = abs(math.log(theirs["batch_size"] / args.batch_size))

@@ -58,7 +58,8 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
             except Exception as e:  # whatever the system or the decoder makes of a file
                 problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
         if pixels:
-            p = probabilities(net, torch.stack(pixels))
+            pixels = torch.stack(pixels).contiguous(memory_format=torch.channels_last)
+            p, _ = common.probabilities(net, run.data(pixels), run.args)
             rows += zip(read, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
     if dark:
         tell("predict", f"{len(dark)} {TOLD['dark']}, such as {printable(str(dark[0]))}")
@@ -91,17 +92,6 @@ def prepared(image: Image.Image, run: Trained) -> Tensor:
         return torch.from_numpy(as_rgb(image, size).copy()).permute(2, 0, 1)
     gray = torch.from_numpy(np.array(image.convert("L")))
     return common.rotate(gray[None, None], 0, size)[0]
-
-
-@torch.no_grad()
-def probabilities(net: nn.Module, pixels: Tensor) -> Tensor:
-    """uint8 [N, C, S, S] -> the probability of each class, float32 [N, classes], on the CPU."""
-    run = net.run
-    x = run.inputs(pixels.contiguous(memory_format=torch.channels_last))
-    with common.autocast(run.args):
-        p = common.as_probabilities(net(x))
-    common.check_finite(net, p.isfinite().all())
-    return p
 
 
 def files_of(paths: list[str]) -> list[Path]:

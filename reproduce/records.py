@@ -9,6 +9,7 @@ images (`content`) of records that were made before records had one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -62,21 +63,32 @@ class Place:
 
 @dataclass
 class Run:
-    """A command and the arguments that it stands for."""
+    """A command."""
 
     module: str
     flags: tuple[str, ...]  # without the seed
     seed: int
-    work: str  # see work_of
-    precision: str
     replace: bool = False  # what an earlier run has left in its output folder
     curve: bool = True  # with the test parts in every evaluation, for a curve; else where tables need them
-    training: str = ""  # as work, without the flags that act at test time alone
 
     @property
-    def key(self) -> str:
+    def args(self) -> Args:
+        """What it stands for, of seed 0."""
+        return arguments(self.module, self.flags)
+
+    @property
+    def work(self) -> str:
+        return works_of(self.module, self.flags, True)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
         """What makes two runs the same."""
-        return f"{self.work} {self.precision}"
+        return self.work, self.args.precision, self.seed
+
+    @property
+    def training(self) -> tuple[str, str, int]:
+        """What makes one training serve two runs."""
+        return works_of(self.module, self.flags, self.args.protocol != "lodo"), *self.key[1:]
 
     @property
     def words(self) -> list[str]:
@@ -95,13 +107,13 @@ def by_training(runs: list[Run]) -> list[list[Run]]:
     """The runs that one training serves, together, in their order."""
     groups = {}
     for run in runs:
-        groups.setdefault((run.training or run.key, run.precision), []).append(run)
+        groups.setdefault(run.training, []).append(run)
     return list(groups.values())
 
 
 def folder_of_run(run: Run) -> Path:
     """The output folder of a run."""
-    args = dataclasses.replace(arguments(run.module, run.flags), seed=run.seed)
+    args = dataclasses.replace(run.args, seed=run.seed)
     return ROOT / folder_of(args, identity(args))
 
 
@@ -117,15 +129,21 @@ def known_arguments(cls: type[Args], args: dict) -> Args:
     return cls(**{name: args[name] for name in known})
 
 
-def work_of(name: str, cls: type[Args], args: dict, at_test: bool = True) -> str:
-    """What a run computes: the method and all arguments that decide numbers, except the device and the
-    precision; without `at_test` except those too that act on a trained run's target alone."""
-    settled, values = known_arguments(cls, args), {}
-    for f in dataclasses.fields(cls):
-        left_out = f.name in ("device", "precision") or (f.metadata["at_test"] and not at_test)
+def work_of(name: str, args: Args, at_test: bool = True) -> str:
+    """What runs compute, whatever the seed: the method and all arguments that decide numbers, except the
+    device and the precision; without `at_test` except those too that act on a trained run's target alone."""
+    values = {}
+    for f in dataclasses.fields(args):
+        left_out = f.name in ("seed", "device", "precision") or (f.metadata["at_test"] and not at_test)
         if f.metadata["numbers"] and not left_out:
-            values[f.name] = getattr(settled, f.name)
+            values[f.name] = getattr(args, f.name)
     return json.dumps([name, values], sort_keys=True)
+
+
+@functools.cache
+def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
+    """The same of a command."""
+    return work_of(short_name(module), arguments(module, flags), at_test)
 
 
 def moved(record: dict) -> dict:
@@ -154,8 +172,7 @@ class Records:
     def __init__(self, path: Path):
         self.path = path
         self.every: list[dict] = []
-        self.by_key: dict[str, dict] = {}
-        self.seeds: dict[tuple[str, str, str], set[int]] = {}  # of (method, dataset, scale)
+        self.by_work: dict[str, dict[str, dict[int, dict]]] = {}  # {work: {precision: {seed: the newest}}}
         self.damaged: list[str] = []
         self.digests = read_beside(path.with_name("digests.jsonl"), digests_of)
         content = path.read_bytes() if path.exists() else b""
@@ -175,33 +192,40 @@ class Records:
         record.setdefault("content", self.digests.get((record["id"], record["finished"]), ""))
         record["commit"] = record["commit"] or "unknown"  # of a copy without git
         record["setting"] = setting_of(record)
-        name, args = record["method"], record["args"]
-        for f in dataclasses.fields(method(name).Args):
-            limits = violation(args.get(f.name, f.default), f.metadata)
+        name, known = record["method"], known_arguments(method(record["method"]).Args, record["args"])
+        for f in dataclasses.fields(known):
+            limits = violation(getattr(known, f.name), f.metadata)
             if limits:
-                raise ValueError(f"{f.name} is {args[f.name]}, expected {limits}")
-        key = f"{work_of(name, method(name).Args, args)} {args['precision']}"
-        self.seeds.setdefault((name, args["dataset"], args["scale"]), set()).add(args["seed"])
-        if key not in self.by_key or self.by_key[key]["finished"] <= record["finished"]:
-            self.by_key[key] = record
+                raise ValueError(f"{f.name} is {getattr(known, f.name)}, expected {limits}")
+        work, precision, seed = work_of(name, known), record["args"]["precision"], record["args"]["seed"]
+        by_seed = self.by_work.setdefault(work, {}).setdefault(precision, {})
+        if seed not in by_seed or by_seed[seed]["finished"] <= record["finished"]:
+            by_seed[seed] = record
         self.every.append(record)
+
+    @property
+    def newest(self) -> list[dict]:
+        """That of each run."""
+        of_precisions = [by_seed for of in self.by_work.values() for by_seed in of.values()]
+        return [record for by_seed in of_precisions for record in by_seed.values()]
+
+    def has(self, run: Run) -> bool:
+        return run.seed in self.by_work.get(run.work, {}).get(run.args.precision, {})
 
     def get(self, run: Run) -> dict | None:
         """The newest record of a run, with its whole curve if that is needed; none that the current code does
         not give."""
-        record = self.by_key.get(run.key)
-        if record and not self.differs(record) and not (run.curve and has_gaps(record)):
-            return record
+        record = self.by_precision(run).get(run.args.precision, {}).get(run.seed)
+        return None if record is None or self.differs(record) else record
 
-    def by_precision(self, run: Run) -> dict[str, dict]:
-        """{precision: record} of what a run computes: all, or that of its --precision."""
-        record_of = {}
-        for precision in ("fp32", "tf32", "bf16"):
-            record = self.by_key.get(f"{run.work} {precision}")
-            of_run = "--precision" not in run.flags or precision == run.precision
-            if record and of_run and not (run.curve and has_gaps(record)):
-                record_of[precision] = record
-        return record_of
+    def by_precision(self, run: Run) -> dict[str, dict[int, dict]]:
+        """{precision: {seed: record}} of what a run computes, with all seeds: all, or of its --precision."""
+        with_curves = {}
+        for precision, by_seed in sorted(self.by_work.get(run.work, {}).items()):
+            if "--precision" not in run.flags or precision == run.args.precision:
+                with_curves[precision] = {seed: by_seed[seed] for seed in sorted(by_seed)
+                                          if not (run.curve and has_gaps(by_seed[seed]))}
+        return with_curves
 
     def check_of(self, record: dict) -> dict:
         """What --check has found for a record's setting since the record was made; empty if nothing."""
@@ -211,10 +235,6 @@ class Records:
     def differs(self, record: dict) -> bool:
         """Whether the current code gives other numbers than a record's."""
         return self.check_of(record).get("outcome") == "differs"
-
-    def seeds_of(self, module: str, dataset: str, scale: str) -> set[int]:
-        """The seeds of which a method has records, so that nothing else is looked for."""
-        return self.seeds.get((short_name(module), dataset, scale), set())
 
 
 def check_number(text: str) -> None:

@@ -4,18 +4,18 @@ between two marks in README.md."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from plumbing.files import output_folder, write_csv, write_text
 from plumbing.settings import SCALES
-from plumbing.several import accuracies_of
+from plumbing.several import BySeed, accuracies_of, by_seed, means_over_columns
 from reproduce import figures
-from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, FilledRow, cells_in, chance, filled, run_of
+from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, cells_in, chance, filled, rows_of
 from reproduce.claims import Answer, Paper, answers
 from reproduce.claims_pages import answer_words, write_pages
 from reproduce.drawing import table_text
@@ -24,7 +24,7 @@ from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, flags_of
 from reproduce.scoreboard import counts_of, outcome, sentence
-from reproduce.statistics import BySeed, deviation, mean, means_over_columns, paired
+from reproduce.statistics import deviation, mean, paired
 from reproduce.tables import PAPERS, Row, Table
 from reproduce.templates import TEMPLATES
 
@@ -69,7 +69,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
                     shown.append(f"{head}: {path}")
                 continue
             if scale == "paper":
-                counts += counts_of(blocks, smaller, seen)
+                counts += counts_of(rows_of(blocks, smaller), seen)
             elif not any(block.measured for block in blocks):
                 # What records that are no longer there have left.
                 (out / "tables" / f"{name}.md").unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def withdrawn(records: Records) -> int:
 def leaderboards(records: Records) -> list[str]:
     """A table for each data set, protocol and scale; these are never mixed."""
     places = {}
-    for record in records.by_key.values():
+    for record in records.newest:
         args = record["args"]
         of_place = places.setdefault((args["dataset"], args["protocol"], args["scale"]), {})
         of_place.setdefault((record["setting"], args["lr"], args["precision"]), []).append(record)
@@ -160,14 +160,9 @@ def leaderboard(settings: list[list[dict]], records: Records) -> str:
 
 def values_of(of_setting: list[dict]) -> dict[str, BySeed]:
     """{column: {seed: percent}} of a setting's records: in-domain ALL and AVG, else each target."""
-    accuracies = {}
-    for record in of_setting:
-        args = record["args"]
-        which = "last" if args["protocol"] == "linear" else "best"
-        for name, accuracy in accuracies_of([record], which).items():
-            if args["protocol"] != "lodo" or name not in ("ALL", "AVG"):
-                accuracies.setdefault(name, {})[args["seed"]] = 100 * accuracy
-    return accuracies
+    protocol = of_setting[0]["args"]["protocol"]
+    columns = by_seed(of_setting, partial(accuracies_of, which="last" if protocol == "linear" else "best"))
+    return {name: of for name, of in columns.items() if protocol != "lodo" or name not in ("ALL", "AVG")}
 
 
 def setting_words(record: dict) -> list[str]:
@@ -227,18 +222,16 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
 def cell_lines(table: Table, blocks: list[FilledBlock], scale: str) -> list[list]:
     """Of each cell: what is published, ours with its seeds, the difference, and the runs."""
     lines = []
-    for block in blocks:
-        for line in block.rows:
-            for column, cell in zip(block.block.columns, line.cells):
-                printed, difference, interval = ["", "", ""], None, None
-                if scale == "paper":
-                    printed = [*[*cell.printed, "", ""][:2], " ".join(cell.elsewhere)]
-                    difference, interval = cell.difference, cell.interval
-                lines.append([
-                    "cell", table.paper, table.id, scale, block.block.title, line.row.method, column.name,
-                    *printed,
-                    *measured(cell.values, difference, interval, cell.verdict, cell.behind, cell.differs_now),
-                    line.row.module])
+    for cell in cells_in(blocks):
+        printed, difference, interval = ["", "", ""], None, None
+        if scale == "paper":
+            printed = [*[*cell.printed, "", ""][:2], " ".join(cell.elsewhere)]
+            difference, interval = cell.difference, cell.interval
+        lines.append([
+            "cell", table.paper, table.id, scale, cell.block.title, cell.row.method, cell.column.name,
+            *printed,
+            *measured(cell.values, difference, interval, cell.verdict, cell.behind, cell.differs_now),
+            cell.row.module])
     return lines
 
 
@@ -284,21 +277,17 @@ def fixed(value: float | None) -> str:
 def grid(block: FilledBlock, scale: str) -> str:
     """The rows and columns of a block; at a smaller scale without the published numbers and the rows of which
     nothing is measured."""
-    columns, text = block.block.columns, ours
-    if scale == "paper" and not block.block.ours:
-        text = cell_text
-    lines = []
-    for line in shown_rows(block, scale):
-        lines.append([label(line.row), *(text(cell) or "-" for cell in line.cells)])
+    text = cell_text if scale == "paper" and not block.block.ours else ours
+    lines = [[label(line[0].row), *(text(cell) or "-" for cell in line)] for line in shown_rows(block, scale)]
     if scale != "paper":
-        accuracies = [chance(block.block, column) for column in columns]
+        accuracies = [chance(cell) for cell in block.rows[0]]
         lines.append(["chance", *("-" if accuracy is None else number(accuracy) for accuracy in accuracies)])
-    return table_text(lines, ["", *(column.name for column in columns)])
+    return table_text(lines, ["", *(column.name for column in block.block.columns)])
 
 
-def shown_rows(block: FilledBlock, scale: str) -> list[FilledRow]:
+def shown_rows(block: FilledBlock, scale: str) -> list[list[Cell]]:
     """All rows at the paper's scale, at a smaller one those of which something is measured."""
-    return [line for line in block.rows if scale == "paper" or any(cell.values for cell in line.cells)]
+    return [line for line in block.rows if scale == "paper" or any(cell.values for cell in line)]
 
 
 def label(row: Row) -> str:
@@ -343,23 +332,20 @@ def number(value: float) -> str:
 def first_command(block: FilledBlock, scale: str) -> str:
     """The command of the first row shown that has one in the first column; where it is recorded, the one that
     gives the recorded bytes."""
-    for line in shown_rows(block, scale):
-        if line.row.module:
-            run = run_of(block.block, line.row, block.block.columns[0], scale, 0)
-            record = line.cells[0].records.get(0)
+    for first, *_ in shown_rows(block, scale):
+        if first.row.module:
+            record, run = first.records.get(0), first.run
             if record or run:
                 return command_of(record) if record else run.command
     return ""
 
 
-def budgets(block: FilledBlock, scale: str) -> str:
+def budgets(block: FilledBlock) -> str:
     """How long the rows of a block with numbers were trained at a smaller scale, in words."""
     rows_of = {}
-    for line in block.rows:
-        for column, cell in zip(block.block.columns, line.cells):
-            run = run_of(block.block, line.row, column, scale, 0) if cell.values else None
-            if run:
-                rows_of.setdefault(budget(json.loads(run.work)[1]), {})[line.row.method] = True
+    for cell in cells_in([block]):
+        if cell.values and cell.run:
+            rows_of.setdefault(budget(vars(cell.run.args)), {})[cell.row.method] = True
     parts = [f"{', '.join(names)}: {words}" for words, names in rows_of.items()]
     return f"Budget: {'; '.join(rows_of if len(rows_of) == 1 else parts)}."
 
@@ -378,17 +364,17 @@ def count(n: int, what: str) -> str:
 def comparisons(table: Table, block: FilledBlock) -> list[str]:
     """The paper's method against each other row, where both have runs of the same seeds and precision; in the
     mean column alone, where there is one."""
-    has_mean = any(column.kind == "mean" for column in block.block.columns)
     name, lines = PAPERS[table.paper].split(" (")[0], []
-    rows = [line for line in block.rows if line.row.module]
-    own = next((line for line in rows if line.row.method.split(" (")[0] == name), None)
-    for line in rows if own else []:
-        for column, mine, theirs in zip(block.block.columns, own.cells, line.cells):
+    rows = [line for line in block.rows if line[0].row.module]
+    own = next((line for line in rows if line[0].row.method.split(" (")[0] == name), [])
+    has_mean = any(cell.column.kind == "mean" for cell in own)
+    for line in rows:
+        for mine, theirs in zip(own, line):
             pair = paired(mine.values, theirs.values)
-            if column.kind != "mean" and has_mean:
+            if mine.column.kind != "mean" and has_mean:
                 continue
             if pair and line is not own and mine.precision == theirs.precision:
                 low, high = pair.interval
-                lines.append(f"{name} minus {line.row.method}, {column.name}: {pair.difference:+.2f}, "
+                lines.append(f"{name} minus {theirs.row.method}, {mine.column.name}: {pair.difference:+.2f}, "
                              f"95% interval {low:.2f} to {high:.2f} ({pair.seeds} paired seeds)")
     return lines

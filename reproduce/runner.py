@@ -20,11 +20,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 
 from plumbing.errors import handled, interrupt
 from reproduce.budget import Budget
 from reproduce.measures.adaptation import flags_at_test, in_words
-from reproduce.methods import ROOT, arguments
+from reproduce.methods import ROOT
 from reproduce.records import Place, Records, Run, by_training, folder_of_run
 
 from tqdm import tqdm
@@ -96,7 +97,7 @@ def commands_of(run: Run, place: Place, trained: Path | None) -> list[list[str]]
     nothing or the test is refused, its own training."""
     commands = [[*run.words, "--no-figures"]]
     if trained and (trained / "result.json").exists() and not run.curve:
-        values = in_words(flags_at_test(arguments(run.module, run.flags)))
+        values = in_words(flags_at_test(run.args))
         commands.insert(0, ["-m", "reproduce.measures", "adaptation", str(trained), "--flags", values])
     return [[sys.executable, *words, *place.flags, "--record", place.record] for words in commands]
 
@@ -157,20 +158,23 @@ def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str],
             budget: Budget | None = None) -> Counter:
     """Run all, `jobs` at a time, on each of the GPUs in turn; with a budget what can end in it. How many are
     done, skipped, failed or interrupted, and "stopped" after Ctrl-C."""
-    counts, processes = Counter(), Processes()
-    waiting = by_training(runs)
+    counts, processes, waiting = Counter(), Processes(), by_training(runs)
+    places = SimpleQueue()  # of `jobs` runs at the same time: who ends leaves its GPU to the next
+    for number in range(jobs):
+        places.put(environment(number, jobs, gpus))
     within = budget.keeps(processes) if budget else contextlib.nullcontext()
     with within, tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
 
-        def work(number: int, group: list[Run]) -> None:
+        def work(_, group: list[Run]) -> None:
             if budget:
                 group = budget.next(waiting, lambda: processes.stopping)
             if group is None:
                 return
+            env = places.get()
             try:
-                outcomes = execute_group(group, place, processes, environment(number, jobs, gpus))
-                count(counts, bar, group, outcomes)
+                count(counts, bar, group, execute_group(group, place, processes, env))
             finally:
+                places.put(env)
                 if budget:
                     budget.ended()
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from reproduce.cells import WIDE, Cell, FilledBlock, run_of
-from reproduce.tables import Block, Row
+from reproduce.cells import WIDE, Cell
 
 STATES = {
     "agrees": f"no difference found, within {WIDE:g} points",
@@ -26,32 +25,26 @@ MEASURED = ("agrees", "unclear", "differs", "untested")  # accuracies
 COSTS = ("cost", "other cost")
 
 
-def counts_of(blocks: list[FilledBlock], at_laptop_scale: list[FilledBlock],
-              seen: set) -> Counter:
-    """{state: published cells} of a table, from its blocks at the papers' scale and at laptop scale. `seen`:
+def counts_of(rows: list[tuple[list[Cell], list[Cell]]], seen: set) -> Counter:
+    """{state: published cells} of a table, from its rows at the papers' scale and at laptop scale. `seen`:
     numbers that other tables have, which are left out; those of this one are added."""
     counts = Counter()
-    for block, smaller in zip(blocks, at_laptop_scale):
-        for line, small_line in zip(block.rows, smaller.rows):
-            if line.row.quoted or line.row.ours:
-                continue
-            numbers = numbers_of(block.block, line.row)
-            for number, cell, small in zip(numbers, line.cells, small_line.cells):
-                if number not in seen and (number or not cell.printed):
-                    counts[state_of(cell, small)] += 1
-                    seen |= {number} - {None}
+    for cells, smaller in rows:
+        for cell, small in zip(cells, smaller) if not (cells[0].row.quoted or cells[0].row.ours) else ():
+            number = number_of(cell, cells)
+            if number not in seen and (number or not cell.printed):
+                counts[state_of(cell, small)] += 1
+                seen |= {number} - {None}
     return counts
 
 
-def numbers_of(block: Block, row: Row) -> list[tuple | None]:
-    """Of each column what makes its published number the same as one of another table: the run, the place in
-    its record, and the digits. None where nothing is printed, or where no record can have it."""
-    keys = [run_of(block, row, column, "paper", 0).key for column in block.columns]
-    numbers = []
-    for column, key, printed in zip(block.columns, keys, row.published):
-        runs = tuple(keys) if column.kind == "mean" else (key,)
-        numbers.append((runs, column.value, printed[0]) if printed and column.kind != "none" else None)
-    return numbers
+def number_of(cell: Cell, row: list[Cell]) -> tuple | None:
+    """What makes a published number the same as one of another table: the run, the place in its record, and
+    the digits. None where nothing is printed, or where no record can have it."""
+    if not cell.printed or cell.column.kind == "none":
+        return None
+    runs = tuple(of.run.key for of in (row if cell.column.kind == "mean" else [cell]))
+    return runs, cell.column.value, cell.printed[0]
 
 
 def state_of(cell: Cell, small: Cell) -> str:

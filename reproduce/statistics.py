@@ -6,10 +6,11 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from plumbing.several import BySeed
+
 from scipy import stats
 
 LEVEL = 0.05  # at which a test errs, or several together
-BySeed = dict[int, float]  # {seed: value}
 
 
 def mean(values: BySeed) -> float | None:
@@ -65,9 +66,3 @@ def paired(a: BySeed, b: BySeed, level: float = LEVEL) -> Paired | None:
     half = float(stats.t.ppf(1 - level / 2, len(shared) - 1) * error)
     difference = statistics.mean(differences)
     return Paired(difference, (difference - half, difference + half), len(shared))
-
-
-def means_over_columns(columns: list[BySeed]) -> BySeed:
-    """The mean of several columns for each seed that has all of them."""
-    shared = set.intersection(*(set(values) for values in columns))
-    return {seed: statistics.mean(values[seed] for values in columns) for seed in sorted(shared)}

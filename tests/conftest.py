@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -240,9 +240,13 @@ def to_rgb(content: bytes, size: int) -> np.ndarray:
 def made_once():
     """What each run of a process makes again is made once: the turned digits, and of each script which files
     make its numbers."""
+    of_size = functools.cache(common.load_digits)
+
+    def digits(size: int) -> common.Dataset:
+        return replace(of_size(size), domains=[replace(d) for d in of_size(size).domains])
     of_file = functools.cache(lambda file, changed: provenance.code(file))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "load_digits", functools.cache(common.load_digits))
+        patch.setattr(common, "load_digits", digits)
         for module in (runfolder, trained):
             patch.setattr(module, "code", lambda file: deepcopy(of_file(file, file.stat().st_mtime_ns)))
         yield

@@ -59,7 +59,7 @@ def training_flops(run: Rebuilt) -> float:
     They are counted in one round of the client with the fewest training images, from the run's last state.
     """
     fed, args = run.federation, run.args
-    k = min(range(fed.K), key=fed.sizes.__getitem__)
+    k = min((k for k in range(fed.K) if fed.sizes[k]), key=fed.sizes.__getitem__)  # a pool has one
     seed_all(args.seed, "train", args.rounds - 1, k)
     with counter() as count:
         fed.clients[k].train(fed.server.download(k), args.rounds - 1)

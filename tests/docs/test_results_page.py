@@ -51,7 +51,7 @@ def test_every_published_number_is_counted_and_has_one_card(site, tables):
         assert sum(place.counted for place in each.places) == expected, each.table.id
         for place in each.places:
             card = cards[place.anchor]
-            if place.state == "not run" and place.column.kind != "mean":
+            if place.state == "not run" and place.cell.column.kind != "mean":
                 assert f"not run. Seed 0: {results.command(place, 'paper')}" in card
             assert results.WORDS[place.state] in card and " ± ".join(place.cells["paper"].printed) in card
 

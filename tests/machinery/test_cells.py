@@ -68,7 +68,7 @@ def test_a_cell_has_one_precision(tmp_path):
     cell = cell_with(tmp_path, made, seeds=(0, 1))
     assert cell.values == {0: 60, 1: 70} and not cell.missing
     cell = cell_with(tmp_path, made, seeds=(0, 1, 2))
-    assert [(run.seed, run.precision) for run in cell.missing] == [(1, here), (2, here)]
+    assert [(run.seed, run.args.precision) for run in cell.missing] == [(1, here), (2, here)]
     newer = [of_seed(0, here, 0.5, finished="2026"), of_seed(0, other, 0.6, finished="2025")]
     assert cell_with(tmp_path, newer).values == {0: 50}
 
@@ -102,7 +102,7 @@ def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
     assert cell.differs_now and cell.values == {0: 50, 1: 60}
     assert [run.seed for run in cell.missing] == [0, 1]
     (again, _) = missing([TABLE], Records(tmp_path / "r.jsonl"), "paper", [0, 1])
-    assert again.run.replace == ("fp32" == again.run.precision)
+    assert again.run.replace == ("fp32" == again.run.args.precision)
 
 
 def test_a_run_that_tables_share_is_missing_once(tmp_path):
@@ -122,9 +122,11 @@ def test_a_printed_mean_has_the_deviation_of_its_columns():
     columns = [Column("M0", "last/target"), Column("M75", "last/target"), Column("Average", "mean")]
     cells = [Cell(["90.0", "0.6"], {0: 90.0, 1: 92.0}, trials=3),
              Cell(["80.0", "0.8"], {0: 82.0, 1: 80.0}, trials=3), Cell(["85.0"], trials=3)]
-    fill_means(Block("", "rotatedmnist", columns, []), cells)
+    for cell, column in zip(cells, columns):
+        cell.column = column
+    fill_means(cells)
     assert cells[2].published == pytest.approx([85.0, 0.5]) and cells[2].values == {0: 86.0, 1: 86.0}
     cells[0].printed = ["90.0"]
     cells[2].of_columns = None
-    fill_means(Block("", "rotatedmnist", columns, []), cells)
+    fill_means(cells)
     assert cells[2].published == [85.0] and cells[2].half_width is None

@@ -16,7 +16,7 @@ from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specificat
 from reproduce.claims_pages import answer_words, gain_words
 from reproduce.templates import in_words
 from reproduce.methods import method
-from reproduce.records import REMOVED, Records, moved, work_of
+from reproduce.records import known_arguments, REMOVED, Records, moved, work_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import record, write_records
@@ -29,7 +29,7 @@ TABLES = read_tables()
 ANSWERS = answers(PAPERS, TABLES, Records(ROOT / "results" / "runs.jsonl"))
 LINES = [moved(json.loads(line)) for line in (ROOT / "results" / "runs.jsonl").open()]
 for line in LINES:
-    line["work"] = work_of(line["method"], method(line["method"]).Args, line["args"])
+    line["work"] = work_of(line["method"], known_arguments(method(line["method"]).Args, line["args"]))
 
 
 # A claim by hand
@@ -193,10 +193,6 @@ def test_a_claims_file_names_what_it_has():
 # The committed claims
 
 
-def without_seed(work: str) -> str:
-    return re.sub(r'"seed": \d+', "", work)
-
-
 def of_records(one: Measured, name: str) -> dict[int, float]:
     """{seed: percent} of a method under a specification, from the lines of runs.jsonl, by their arguments
     alone: those of the precision and the machine of the gain's records, of several runs the newest."""
@@ -204,7 +200,7 @@ def of_records(one: Measured, name: str) -> dict[int, float]:
     kind, by_seed = kind_of(one.records[0]), {}
     for i, run in enumerate(one.runs[name]):
         for line in LINES:
-            if without_seed(line["work"]) == without_seed(run.work) and kind_of(line) == kind:
+            if line["work"] == run.work and kind_of(line) == kind:
                 value = at(line, claims.metric_of(one.claim, one.specification), paper.methods[name].start)
                 by_seed.setdefault(line["args"]["seed"], {})[i] = value
     cases = len(one.runs[name])

@@ -2,7 +2,7 @@
 
 import common
 from plumbing.errors import UserError
-from plumbing.custom_data import content_of, scaled
+from plumbing.domains import Domain, in_memory, scaled
 from reproduce.loading import load_run
 from tests.conftest import parsed, run_here
 from tests.docs.test_own_page import FILES
@@ -91,6 +91,7 @@ def test_the_content_is_of_all_that_is_given():
     """Names, images, labels, classes, and the text of the file that loads them."""
     x, y = torch.arange(8.0).view(2, 4), torch.tensor([0, 1])
     parts = [("a", x, y), ("b", x, y), ("a", x + 1, y), ("a", x, y.flip(0)), ("a", x.view(2, 2, 2), y)]
-    found = [content_of([part], ("p", "q"), b"text") for part in parts]
-    found += [content_of(parts[:1], ("p", "r"), b"text"), content_of(parts[:1], ("p", "q"), b"other")]
-    assert len(set(found)) == 7 and content_of(parts[:1], ("p", "q"), b"text") == found[0]
+    given = [(part, ("p", "q"), b"text") for part in parts]
+    given += [(parts[0], ("p", "r"), b"text"), (parts[0], ("p", "q"), b"other"), given[0]]
+    found = [in_memory([Domain(*part)], classes, file=file).content for part, classes, file in given]
+    assert len(set(found)) == 7 and found[-1] == found[0]

@@ -37,3 +37,9 @@ def test_a_library_that_is_missing_is_one_line():
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert "the library not_there is missing: pip install it" in run.stderr
+
+
+def test_a_stderr_that_the_shell_has_closed_ends_nothing():
+    program = "import plumbing.errors, sys; print(sys.stderr.isatty())"
+    words = ["sh", "-c", f"{sys.executable} -c '{program}' 2>&-"]
+    assert subprocess.run(words, cwd=ROOT, text=True, stdout=subprocess.PIPE).stdout == "False\n"

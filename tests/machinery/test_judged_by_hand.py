@@ -3,9 +3,9 @@ precision inside a network."""
 
 from types import SimpleNamespace
 
-from plumbing.several import accuracies_of
+from plumbing.several import columns_of
 from reproduce import benchmark
-from reproduce.benchmark_pages import (accuracy_rows, cell, columns_of, compared, contrast_words, distinct,
+from reproduce.benchmark_pages import (accuracy_rows, cell, compared, contrast_words, distinct,
                                        megabytes, untrained_words, verdict)
 from tests.conftest import parsed, run_all
 
@@ -52,7 +52,7 @@ def test_costs_and_deviations_by_hand():
     results = []
     for up, down in ((1e6, 5e5), (2e6, 1.5e6)):
         results.append({"bytes": {"up_per_round": up, "down_per_round": down}})
-    assert megabytes({0: results[:1], 1: results[1:]}) == "2.5"
+    assert megabytes(results) == "2.5"
     assert cell(by_seed(1.0, 2.0, 3.0)) == "2.00 ± 1.00"
 
 
@@ -83,7 +83,7 @@ def test_tuning_looks_at_the_last_ten_validations():
     curves = [{"val": [0.0] * 5 + [0.3, 0.5] * 5, "ALL": [0.9] * 15},
               {"val": [0.9] * 30, "metric": [0.1] * 20 + [0.8, 0.4] * 5}]
     trial = benchmark.Trial(None, (), {}, None, "")
-    trial.results = lambda: {seed: [{"curve": curve}] for seed, curve in enumerate(curves)}
+    trial.results = lambda: [{"curve": curve} for curve in curves]
     assert trial.validation() == pytest.approx(0.5)
 
 
@@ -91,9 +91,11 @@ def test_three_unequal_targets_and_their_best_round():
     """The mean is over targets, not images; best and last are two numbers."""
     results = []
     for target, best, last in (("a", 0.9, 0.2), ("b", 0.6, 0.5), ("c", 0.3, 0.8)):
-        results.append({"args": {"target": target}, "best": {"target": best}, "last": {"target": last}})
-    assert accuracies_of(results, "best") == pytest.approx({"a": 0.9, "b": 0.6, "c": 0.3, "mean": 0.6})
-    assert columns_of({7: results}, "last")["mean"] == pytest.approx({7: 50.0})
+        of = {"best": {"target": best, "ALL": 1, "AVG": 1}, "last": {"target": last, "ALL": 1, "AVG": 1}}
+        results.append({"args": {"target": target, "seed": 7}, **of})
+    best = columns_of(results, "best")
+    assert {name: of[7] for name, of in best.items()} == pytest.approx(dict(a=90, b=60, c=30, mean=60))
+    assert columns_of(results, "last")["mean"] == pytest.approx({7: 50.0})
 
 
 # Inside the network

@@ -138,9 +138,9 @@ def test_an_ensembles_outputs_are_probabilities_already(own):
     """A network's that are not finite say nothing."""
     net = load_run(own / "run")
     both = Ensemble(net, [common.state(net), common.state(net)]).eval()
-    both.run = net.run
-    pixels = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
-    assert torch.allclose(predict.probabilities(both, pixels), predict.probabilities(net, pixels))
+    data = net.run.data(torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8))
+    ours, theirs = (common.probabilities(of, data, net.run.args)[0] for of in (both, net))
+    assert torch.allclose(ours, theirs)
     net.state_dict()["body.1.running_var"].fill_(-1)
     with pytest.raises(UserError, match="body.1.running_var is negative"):
-        predict.probabilities(net, pixels)
+        common.probabilities(net, data, net.run.args)

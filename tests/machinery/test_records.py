@@ -115,7 +115,7 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
     changed = line.startswith('{"') and line.endswith("}")  # the last value of a name counts
     path.write_text(f"{first[:-1]}, {line[1:]}\n" if changed else f"{line}\n")
     records = Records(path)
-    assert not records.every and not records.by_key and not records.seeds
+    assert not records.every and not records.by_work
     assert len(records.damaged) == 1 and "line 1 is skipped" in records.damaged[0]
     assert len(missing(read_tables(tmp_path / "tables"), records, "paper", [0])) == 3
 

@@ -8,7 +8,7 @@ import shutil
 import reproduce_tables
 from plumbing.errors import UserError
 from reproduce import figures
-from reproduce.cells import Cell, FilledBlock, FilledRow
+from reproduce.cells import Cell, FilledBlock
 from reproduce.claims import read_claims
 from reproduce.records import Records, setting_of
 from reproduce.rendering import MARKS, leaderboards, render
@@ -121,8 +121,9 @@ def panel_of(monkeypatch, tmp_path):
 
     def panel(id, cells):
         block = BY_ID[id].blocks[0]
-        rows = [FilledRow(row, of_row) for row, of_row in zip(block.rows, cells)]
-        assert figures.draw(BY_ID[id], [FilledBlock(block, rows)], tmp_path / "f.png", "paper")
+        for row, (cell, *_) in zip(block.rows, cells):
+            cell.row = row
+        assert figures.draw(BY_ID[id], [FilledBlock(block, cells)], tmp_path / "f.png", "paper")
         (only,) = drawn.pop().axes
         return only
     return panel

@@ -10,9 +10,9 @@ from collections import Counter
 import common
 from plumbing.files import locked
 from reproduce import plan
-from reproduce.cells import Missing, missing, run_with
+from reproduce.cells import Missing, missing
 from reproduce.methods import arguments
-from reproduce.records import Place, Records, folder_of_run
+from reproduce.records import Place, Records, Run, folder_of_run
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, parsed, start
 from tests.small_table import (FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, recorded, two_tables,
@@ -76,7 +76,7 @@ def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
     flags[flags.index("smoke")] = "paper"
     folders = {}
     for module, seed in itertools.product(("fdse", "fedavg"), range(9)):
-        run = run_with(module, ["--dataset", "digits", *setting.split()], seed)
+        run = Run(module, ("--dataset", "digits", *setting.split()), seed)
         folders[module, seed] = folder_of_run(run)
         shutil.rmtree(folders[module, seed], ignore_errors=True)  # of an earlier test, perhaps by other code
     flags += ["--seeds", ",".join(map(str, range(9))), "--jobs", "2", "--minutes"]
@@ -102,7 +102,7 @@ def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
 
 
 def entry(*flags: str, module: str = "fedavg", tables: tuple = ("t",), curve: bool = True) -> Missing:
-    run = run_with(module, ["--dataset", "digits", *flags], 0)
+    run = Run(module, ("--dataset", "digits", *flags), 0)
     return Missing(type(run)(**vars(run) | {"curve": curve}), list(tables))
 
 
@@ -148,10 +148,9 @@ def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, 
 def test_with_a_given_time_runs_of_claims_come_first_in_their_order(records, tmp_path):
     """And the last lines count what is done of each claim under each reading."""
     cheap, wanted, other = entry("--rounds", "5"), entry("--rounds", "50"), entry(module="fdse")
-    wanted.tables, wanted.parts, other.parts = ["u", "claim-a"], ["claim-a, text"], ["claim-a, text"]
-    other.tables = ["claim-a"]
+    wanted.parts, other.parts = ["claim-a, text"], ["claim-a, text"]
     assert plan.planned([other, cheap, wanted], records, Place(), claims=True) == [other, wanted, cheap]
-    made = record("fdse", ["--dataset", "digits", "--precision", other.run.precision])
+    made = record("fdse", ["--dataset", "digits", "--precision", other.run.args.precision])
     now = Records(write_records(tmp_path / "now.jsonl", [made]))
     said = plan.left_text([other, wanted], now, range(3)).splitlines()
     assert said == ["1 of 2 missing runs recorded, 1 left", "claim-a, text: 2 of 3 seeds done, 1 runs left"]

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import binom
 
 LINES = recorded(ROOT / "results" / "runs.jsonl")
-RECORDS = list(Records(ROOT / "results" / "runs.jsonl").by_key.values())  # the newest of each run
+RECORDS = Records(ROOT / "results" / "runs.jsonl").newest  # the newest of each run
 
 
 def start_of(method: str) -> str:

@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 
+import fedavg
 from reproduce import budget, runner
-from reproduce.budget import ANY_GPU, ENDS, Budget, kind_of
-from reproduce.cells import run_with
-from reproduce.records import Place, Records
+from reproduce.budget import ENDS, Budget
+from reproduce.plan import ANY_GPU, kind_of
+from reproduce.records import Place, Records, Run
 from reproduce.runner import Processes, execute
 from tests.small_table import record, write_records
 
@@ -28,8 +29,14 @@ class Sleep:
     flags: tuple = ()
     command: str = "python sleep"
     replace: bool = False
-    training: str = ""
-    precision: str = "fp32"
+    serves: str = ""
+    work: str = ""
+    seed: int = 0
+    args = fedavg.Args()
+
+    @property
+    def training(self) -> str:
+        return self.serves or self.key
 
 
 def saying(monkeypatch, tmp_path, *codes: str) -> Place:
@@ -82,6 +89,19 @@ def test_runs_have_their_share_of_the_processors_and_the_gpus_in_turn(monkeypatc
     assert found[0]["OMP_NUM_THREADS"] == "2" and runner.environment(0, 1, []) == {"OMP_NUM_THREADS": "8"}
 
 
+def test_a_gpu_goes_to_the_next_run_when_it_is_free(monkeypatch, tmp_path):
+    """Not to the run of its number: two runs would have one GPU while the other is idle."""
+    gpu_of = {}
+
+    def lasting(group, place, processes, env):
+        gpu_of[group[0].key] = env["CUDA_VISIBLE_DEVICES"]
+        time.sleep(0.5 if group[0].key == "a" else 0.1)
+        return [("done", "")]
+    monkeypatch.setattr(runner, "execute_group", lasting)
+    runner.run_all([Sleep("a"), Sleep("b"), Sleep("c")], Place(), 2, ["0", "1"])
+    assert gpu_of["b"] == gpu_of["c"] != gpu_of["a"]
+
+
 def test_what_a_run_prints_is_in_its_log(monkeypatch, tmp_path):
     """Of each start; a failure is reported with the last lines of this one, and says where the rest is."""
     place = saying(monkeypatch, tmp_path, "print('first'); print('second')")
@@ -108,7 +128,7 @@ def test_runs_that_one_training_serves_wait_for_it(monkeypatch, tmp_path):
         began.append((run.key, threading.current_thread().name))
         return original(run, *rest)
     monkeypatch.setattr(runner, "execute", noting)
-    runs = [Sleep("a", training="t"), Sleep("b"), Sleep("c", training="t")]
+    runs = [Sleep("a", serves="t"), Sleep("b"), Sleep("c", serves="t")]
     assert runner.run_all(runs, place, 2, [])["done"] == 3
     workers = dict(began)
     assert workers["a"] == workers["c"] != workers["b"]
@@ -119,7 +139,7 @@ def test_runs_that_one_training_serves_wait_for_it(monkeypatch, tmp_path):
 
 
 def digits(*flags: str, module: str = "fedavg", seed: int = 0):
-    return run_with(module, ["--dataset", "digits", *flags], seed)
+    return Run(module, ("--dataset", "digits", *flags), seed)
 
 
 @pytest.fixture

@@ -64,15 +64,15 @@ def test_mean_and_deviation_at_the_end(tmp_path, capsys, run_recorded):
 
 def test_without_labels_there_is_no_best_round(capsys):
     """Two seeds, two targets with two shares of labels each."""
-    runs = {}
+    runs = []
     for seed, first in ((0, 0.2), (1, 0.4)):
-        runs[seed] = [{"args": {"target": name}, "last": {"linear": {name: accuracies}}} for name, accuracies
-                      in (("a", {"0.1": first, "0.3": 0.5}), ("b", {"0.1": 0.4, "0.3": 0.7}))]
+        runs += [{"args": {"target": name, "seed": seed}, "last": {"linear": {name: accuracies}}}
+                 for name, accuracies in (("a", {"0.1": first, "0.3": 0.5}), ("b", {"0.1": 0.4, "0.3": 0.7}))]
     several.show_means("fedgala", "pacs", runs)
     _, head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["last", "round"]
     assert [row.split("  ")[0] for row in rows] == [
         f"{name}, {share}% of the labels" for name in ("a", "b", "mean") for share in (10, 30)]
     assert rows[0].endswith(" 30.00 +- 14.14") and rows[4].endswith(" 35.00 +- 7.07")
-    several.show_means("fedgala", "pacs", {0: runs[0]})
+    several.show_means("fedgala", "pacs", runs[:2])
     assert capsys.readouterr().out.splitlines()[2].endswith(" 20.00")
