@@ -441,6 +441,7 @@ def load(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
         module.load_state_dict(tensors)  # says what does not fit
     for name, v in own.items():
         v.copy_(tensors[name])
+    torch.clear_autocast_cache()  # within autocast: else it keeps its casts of what was there
     return module
 
 
@@ -496,11 +497,11 @@ def autocast(args: Args):
 @torch.no_grad()
 def outputs_of(call: Callable, model: nn.Module, batches: Iterable, settings: Args) -> tuple[Tensor, Tensor]:
     """call(x) float32 [N, ...] of all batches (x, y) by `model` in eval mode, and the labels y [N], on the
-    CPU. Stop if a number is not finite."""
+    CPU. Stop if they are not finite; a logit may be minus infinity."""
     model.eval()
     with autocast(settings):  # one for all batches: the casts of the weights are kept within it
         outputs, y = joined([(call(x).float(), y) for x, y in batches])
-    check_finite(model, outputs.isfinite().all())
+    check_finite(model, outputs.flatten(1).amax(1).isfinite().all())
     return outputs.cpu(), y.cpu()
 
 
@@ -813,12 +814,11 @@ def rounds(fed: Federation, progress: Run) -> dict:
         # the server: from the uploads to the next round's downloads
         if uploads:
             seed_all(settings.seed, "server", t)
-            what, kept_by_clients = f"round {t + 1}: the server's update", fed.state()["clients"]
+            what, of_others = f"round {t + 1}: the server's update", fed.state()["clients"]
             # stops if it changes what `keeps` does not name, or what others hold
-            with watched(server, t, what), unchanged(kept_by_clients,
-                                                       f"{what} changes what a client keeps"):
+            with watched(server, t, what), unchanged(of_others, f"{what} changes what a client keeps"):
                 server.update(to_device(uploads, settings.device), t)
-        uploads = kept_by_clients = None  # else they are still there when the next round's come
+        uploads = of_others = None  # else they are still there when the next round's come
         progress.lap("server")
 
         if is_evaluated(settings, t + 1):

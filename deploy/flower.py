@@ -265,7 +265,7 @@ class Remote(common.Federation):
             read, asked = {}, {self.names[k]: down for k, down in downs.items()
                                if k not in answers and self.names[k] in self.ids}
             replies = self.send(what, asked, self.ids, t=t, last=self.last, clients=self.names[:self.K],
-                              targets=self.names[self.K:])
+                                targets=self.names[self.K:])
             for name, content in replies.items():
                 k = self.names.index(name)
                 with left_out(name):

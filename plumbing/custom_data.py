@@ -63,8 +63,9 @@ def open_custom_data(file: Path, args) -> Dataset:
             raise UserError(f"{file}: expected {least} or more names, each of one {what}; found "
                             f"{shortlist(given_names)} (regression, without classes, is not possible)", 2)
     check_names(str(file), names, classes)
+    first = domains[0].images
     for d in domains:
-        where, first = f"{file}: domain {d.name}", domains[0].images
+        where = f"{file}: domain {d.name}"
         check_tensors(where, d.images, d.labels, len(classes), prepare is scaled)
         if d.images.shape[1:] != first.shape[1:] or d.images.dtype != first.dtype:
             raise UserError(f"{where} has {d.images.dtype} of the shape {tuple(d.images.shape[1:])}; that of "
@@ -75,7 +76,7 @@ def open_custom_data(file: Path, args) -> Dataset:
     if prepare is not scaled:
         for d in domains:
             d.prepare = partial(prepared, prepare, file)
-        d.prepare(first[:2])
+        domains[0].prepare(first[:2])
     return in_memory(domains, classes, file=file.read_bytes())
 
 

@@ -168,4 +168,6 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
 
 
 sys.excepthook = show_uncaught
-sys.stderr = sys.stderr or open(os.devnull, "w")  # closed by the shell: `2>&-`
+for name in ("stdout", "stderr"):
+    if getattr(sys, name) is None:  # closed by the shell, as by `2>&-`
+        setattr(sys, name, open(os.devnull, "w"))

@@ -163,11 +163,11 @@ def run_all(trials: list[Trial], jobs: int) -> list[str]:
     problems, processes = [], Processes()
     with tqdm(total=len(items), unit="run", desc="runs") as bar:
 
-        def work(number: int, item: tuple[Path, list[str]]) -> None:
+        def work(item: tuple[Path, list[str]]) -> None:
             folder, words = item
             folder.mkdir(parents=True, exist_ok=True)
             paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-            env = environment(number, jobs, []) | {"PYTHONPATH": os.pathsep.join(paths)}
+            env = environment(0, jobs, []) | {"PYTHONPATH": os.pathsep.join(paths)}
             with open(folder / "log.txt", "a") as log:
                 code = processes.run([sys.executable, *words], env, Path.cwd(), stdout=log)
             if not processes.stopping and (code or not any(folder.rglob("result.json"))):

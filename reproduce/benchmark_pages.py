@@ -30,7 +30,7 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
     which = "last" if "linear" in first[0]["last"] else which
     values = {label: values_of(results, which, measure) for label, results in runs.items()}
     columns = distinct(values)
-    every = {label: sites_of(results, which, measure) | values[label] for label, results in runs.items()}
+    every = {label: values[label] | sites_of(results, which, measure) for label, results in runs.items()}
     domains = [name for name in shared_names(every) if name not in values[chosen[0].entry.label]]
     names = columns + (domains if len(domains) <= WIDEST else [])
     table = [[*row, megabytes(results)] for row, results in zip(accuracy_rows(every, names), runs.values())]

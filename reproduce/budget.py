@@ -49,7 +49,7 @@ class Budget:
         distance one of this call counts, not a record."""
         if run.key not in self.recorded:
             known = known_of(run, self.records, self.kind, self.threads)
-            self.recorded[run.key] = [(distance + 0.02, slowest, 2 * ENDS) for distance, slowest in known]
+            self.recorded[run.key] = [(distance + 0.02, -of_round, 2 * ENDS) for distance, of_round in known]
         times = self.known_by_now(run) + self.recorded[run.key]
         if not times:
             return UNKNOWN * self.given

@@ -43,8 +43,10 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) ->
     smaller = shlex.split(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}")
     try:
         same = dataclasses.replace(arguments(row.module, tuple(smaller)), scale="paper")
-    except UserError:  # flags that do not go with the smaller budget
-        return None
+    except UserError:
+        if scale != "smoke":
+            raise
+        return None  # its two rounds do not go with a flag of the table
     if same == arguments(row.module, tuple(whole)):
         return None
     return Run(row.module, tuple(smaller), seed)
@@ -272,7 +274,7 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
             of_claims: Iterable[tuple[str, Run]] = ()) -> list[Missing]:
     """The runs that are not recorded, each once, in the tables' order. Without `seeds` each table has as many
     as its paper's trials, one where it does not state them. `of_claims`: runs that come before, each with its
-    claim, and that with the specification. A run that is made again and was cut off is resumed."""
+    claim and specification. A run that is made again and was cut off is resumed."""
     lacking = [(part, run) for part, run in of_claims if not records.get(run)]
     for table in tables:
         asked = tuple(range(table.trials or 1) if seeds is None else seeds)

@@ -171,7 +171,7 @@ def check(records: Records, every: list[dict], place: Place, jobs: int, minutes:
     counts, processes = Counter(), Processes()
     with tqdm(total=len(settings), unit="run", desc="settings", disable=not settings) as bar:
 
-        def work(_, begun: Begun) -> None:
+        def work(begun: Begun) -> None:
             if processes.stopping:
                 return
             outcome, why = begin_again(begun, place, processes)

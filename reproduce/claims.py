@@ -418,8 +418,8 @@ def curve_name(record: dict, metric: str) -> str:
 
 def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
              records: Records) -> list[tuple[str, Run]]:
-    """(`claim-<id>`, the same with the specification, run) of all runs of the claims that are wanted; as many
-    seeds as are planned without `seeds`. Answers A come first, the methods before the control, and of these
+    """(`claim-<id>, <specification>`, run) of all runs of the claims that are wanted; as many seeds as are
+    planned without `seeds`. Answers A come first, the methods before the control, and of these
     what lacks the fewest runs. Within it the methods of a seed are beside each other."""
     parts = []
     for paper in papers:

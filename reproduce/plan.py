@@ -55,17 +55,17 @@ def kind_of(gpu: str | None) -> str:
 
 
 def known_of(run: Run, records: Records, kind: str, threads: int = 0) -> list[tuple[float, float]]:
-    """(how unlike it is, minus its seconds a round) of all records on this kind of device, but those that
-    were only tested; with `threads` of a CPU those with others are less like it."""
+    """(how unlike it is, its seconds a round) of all records on this kind of device, but those that were only
+    tested; with `threads` of a CPU those with others are less like it."""
     times = []
     for record in records.every:
         distance = unlike(run, record["method"], record["args"])
         there = kind_of(record["hardware"].get("gpu"))
         if there == kind == "CPU" and threads:
             distance += abs(math.log((record["hardware"].get("threads") or 1) / threads))
-        if distance < math.inf and "trained_by" not in record and kind in (there, ANY_GPU) and \
-                (kind == "CPU") == (there == "CPU"):
-            times.append((distance, -sum(record["seconds"].values()) / record["args"]["rounds"]))
+        on_it = there == kind or (kind == ANY_GPU and there != "CPU")
+        if on_it and distance < math.inf and "trained_by" not in record:
+            times.append((distance, sum(record["seconds"].values()) / record["args"]["rounds"]))
     return times
 
 
@@ -76,7 +76,8 @@ def seconds_of(run: Run, records: Records, kind: str = "CPU") -> float | None:
     if not known:
         return None
     nearest = min(distance for distance, _ in known)
-    return -statistics.median(rate for distance, rate in known if distance == nearest) * run.args.rounds
+    of_round = statistics.median(seconds for distance, seconds in known if distance == nearest)
+    return of_round * run.args.rounds
 
 
 def unlike(run: Run, name: str, theirs: dict) -> float:

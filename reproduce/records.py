@@ -142,7 +142,7 @@ def work_of(name: str, args: Args, at_test: bool = True) -> str:
 
 @functools.cache
 def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
-    """The same of a command."""
+    """What a command computes, whatever the seed."""
     return work_of(short_name(module), arguments(module, flags), at_test)
 
 
@@ -206,7 +206,7 @@ class Records:
     @property
     def newest(self) -> list[dict]:
         """That of each run."""
-        of_precisions = [by_seed for of in self.by_work.values() for by_seed in of.values()]
+        of_precisions = [by_seed for of_work in self.by_work.values() for by_seed in of_work.values()]
         return [record for by_seed in of_precisions for record in by_seed.values()]
 
     def has(self, run: Run) -> bool:
@@ -220,12 +220,12 @@ class Records:
 
     def by_precision(self, run: Run) -> dict[str, dict[int, dict]]:
         """{precision: {seed: record}} of what a run computes, with all seeds: all, or of its --precision."""
-        with_curves = {}
+        chosen = {}
         for precision, by_seed in sorted(self.by_work.get(run.work, {}).items()):
             if "--precision" not in run.flags or precision == run.args.precision:
-                with_curves[precision] = {seed: by_seed[seed] for seed in sorted(by_seed)
-                                          if not (run.curve and has_gaps(by_seed[seed]))}
-        return with_curves
+                chosen[precision] = {seed: by_seed[seed] for seed in sorted(by_seed)
+                                     if not (run.curve and has_gaps(by_seed[seed]))}
+        return chosen
 
     def check_of(self, record: dict) -> dict:
         """What --check has found for a record's setting since the record was made; empty if nothing."""

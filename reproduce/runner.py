@@ -68,14 +68,14 @@ class Processes:
 
 
 def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -> bool:
-    """Do `work(number, item)` for all items, in `jobs` threads. Whether all was done: Ctrl-C ends the
+    """Do `work(item)` for all items, in `jobs` threads. Whether all was done: Ctrl-C ends the
     processes of the items that are going on, and no other begins."""
     with handled(interrupt), ThreadPoolExecutor(jobs) as pool:
         futures = []
         while True:
             try:
                 if not futures and not processes.stopping:
-                    futures = [pool.submit(work, number, item) for number, item in enumerate(items)]
+                    futures = [pool.submit(work, item) for item in items]
                 for future in as_completed(futures):
                     if not future.cancelled():
                         future.result()
@@ -165,7 +165,7 @@ def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str],
     within = budget.keeps(processes) if budget else contextlib.nullcontext()
     with within, tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
 
-        def work(_, group: list[Run]) -> None:
+        def work(group: list[Run]) -> None:
             if budget:
                 group = budget.next(waiting, lambda: processes.stopping)
             if group is None:

@@ -38,7 +38,7 @@ def gradient(run: Rebuilt, k: int, step: int, **changed) -> Tensor:
         taken += 1
         if taken == step:
             gradients.extend(p.grad.double().flatten() for group in optimizer.param_groups
-                         for p in group["params"] if p.grad is not None)
+                             for p in group["params"] if p.grad is not None)
 
     def change(*_) -> None:
         if taken == step - 1:
