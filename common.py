@@ -19,7 +19,7 @@ from typing import Protocol
 from plumbing import linear, schedules
 from plumbing.augment import AUGMENTATIONS, Augmentation, augment
 from plumbing.batch_statistics import batch_statistics, per_channel
-from plumbing.catalog import custom_file, is_custom
+from plumbing.catalog import named
 from plumbing.custom_data import open_custom_data
 from plumbing.decoding import open_images
 from plumbing.devices import prepare
@@ -64,11 +64,11 @@ def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -
         dataset = load_digits(size)
     elif name.startswith("rotatedmnist"):
         dataset = rotated_mnist(name, settings.seed, size, data, settings.archives)
-    elif custom_file(name):
-        dataset = open_custom_data(custom_file(name), settings)
+    elif named(name).file:
+        dataset = open_custom_data(named(name).file, settings)
     else:
         dataset = open_images(name, size, data, settings.archives, settings.skip_broken,
-                              only if is_custom(name) else "", agreed)
+                              only if named(name).custom else "", agreed)
     if only:
         if only not in dataset.names or tuple(dataset.classes) != agreed:
             raise UserError(f"expected the domain {only} and the classes "
@@ -152,7 +152,7 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
         of_split = shares_of(settings, d.name in targets)
         if given is not None:
             given = complete_split(given, order, d.labels, of_split, of_groups)
-        in_parts = partial(parts_of, given, d.labels if is_custom(settings.dataset) else None, of_split)
+        in_parts = partial(parts_of, given, d.labels if named(settings.dataset).custom else None, of_split)
         if d.name in targets:
             rows = target_rows(settings, d.name, d.labels, in_parts, order)
             of_targets.append(client_data(settings, d, d.name, rows, unseen=True))
@@ -930,7 +930,7 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
             raise
         flag = "--crop" if settings.crop else "--image-size"
         why = str(e).splitlines()[0][:80]
-        advice = "a backbone for them" if custom_file(settings.dataset) else f"another {flag}"
+        advice = "a backbone for them" if named(settings.dataset).file else f"another {flag}"
         shape = "x".join(map(str, example.shape[1:]))
         raise UserError(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give "
                         f"{advice}", 2)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from plumbing.catalog import Folders, custom_folder, source_of
+from plumbing.catalog import Folders, named, source_of
 from plumbing.errors import UserError
 from plumbing.files import in_units, locked
 from plumbing.splits import SPLIT
@@ -101,7 +101,7 @@ def receive(reply, part: Path, name: str) -> None:
 def locate(dataset: str, data: str, archives: str) -> tuple[list[Path], str]:
     """What a dataset is read from: its folder (`dataset` in `data`, or the archive's own in `archives` or
     `data`), or its archives; or none, and what is missing, in words."""
-    own, known = custom_folder(dataset), source_of(dataset)
+    own, known = named(dataset).folder, source_of(dataset)
     if own:
         if not own.is_dir():
             raise UserError(f"{own} is no folder; expected one with images in <domain>/<class>/", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Iterable
@@ -41,37 +42,32 @@ for name, table in TABLES.items():
 CUSTOM_IMAGES = Folders(files={}, domains={}, classes=(), layout="in_custom_folders")
 
 
-def custom_folder(dataset: str) -> Path | None:
-    """PATH of `folder:PATH`; None for the datasets above."""
-    if dataset.startswith(OWN):
-        return Path(dataset.removeprefix(OWN))
-    return None
+@dataclass(frozen=True)
+class DatasetName:
+    """What the name of a dataset says."""
+
+    folder: Path | None  # PATH of `folder:PATH`, images of one's own
+    file: Path | None  # `data.py`, data of one's own
+    custom: bool  # one of these: the data may change, so their content follows their name in an identity
+    short: str  # in names of files: of one's own that of the folder or file, with `_` for odd signs
 
 
-def custom_file(dataset: str) -> Path | None:
-    """The file of `data.py`, data of one's own; None for all else."""
-    return Path(dataset) if dataset.endswith(".py") and not custom_folder(dataset) else None
-
-
-def is_custom(dataset: str) -> bool:
-    """Whether the data are one's own, and may change: their content follows their name in an identity."""
-    return custom_folder(dataset) is not None or custom_file(dataset) is not None
+@functools.cache
+def named(dataset: str) -> DatasetName:
+    """The name of a dataset, parsed."""
+    folder = Path(dataset.removeprefix(OWN)) if dataset.startswith(OWN) else None
+    file = Path(dataset) if dataset.endswith(".py") and not folder else None
+    own, short = folder or file, dataset
+    if own:
+        short = re.sub(r"[^A-Za-z0-9._-]+", "_", own.name.removesuffix(".py"))[:40] or "folder"
+    return DatasetName(folder, file, own is not None, short)
 
 
 def source_of(dataset: str) -> Folders:
     """What is known of a dataset of image files; KeyError if it is none."""
-    if custom_folder(dataset):
+    if named(dataset).folder:
         return CUSTOM_IMAGES
     return FOLDERS[dataset]
-
-
-def short_name(dataset: str) -> str:
-    """The name of a dataset in the names of files: of one's own that of the folder or file, without signs
-    that a shell or a file system may take for others."""
-    own = custom_folder(dataset) or custom_file(dataset)
-    if own is None:
-        return dataset
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", own.name.removesuffix(".py"))[:40] or "folder"
 
 
 def shortlist(names: list[str]) -> str:

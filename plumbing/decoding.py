@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from plumbing.archives import ImageFiles, download_missing, locate
-from plumbing.catalog import Folders, custom_folder, short_name, shortlist, source_of
+from plumbing.catalog import Folders, named, shortlist, source_of
 from plumbing.domains import Dataset, Domain
 from plumbing.errors import UserError
 from plumbing.files import locked
@@ -57,9 +57,9 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     if cache is None:
         files = ImageFiles(paths or download_missing(dataset, data, archives), only)
         files.keys += [agreed] if only else []
-        cache = Path(data) / "cache" / f"{short_name(dataset)}-{size}-{files.fingerprint()}"
+        cache = Path(data) / "cache" / f"{named(dataset).short}-{size}-{files.fingerprint()}"
         decode_once(files, source, size, cache, skip_broken)
-    own = custom_folder(dataset)
+    own = named(dataset).folder
     split = own / SPLIT if own and (own / SPLIT).exists() else None
     try:
         domains, classes, index = open_cache(cache, source, size)
@@ -89,7 +89,7 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
 
 
 def check_broken(dataset: str, broken: list[str]) -> None:
-    again = "" if custom_folder(dataset) else "get the archive again, "
+    again = "" if named(dataset).folder else "get the archive again, "
     raise UserError(f"{dataset}: images that cannot be decoded: {len(broken)} ({shortlist(broken)}); "
                     f"replace or remove them, {again}or go on without them: --skip-broken")
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from plumbing.catalog import custom_file
+from plumbing.catalog import named
 from plumbing.custom_data import module_in, one_line_of
 from plumbing.errors import UserError
 from plumbing.files import load_file
@@ -127,7 +127,7 @@ def custom_network(args, channels: int, classes: int, Net: type) -> nn.Module:
     if not isinstance(net, Net) or type(net.head) is not nn.Linear:
         raise UserError(f"--backbone {args.backbone} gives {type(net).__name__}; expected common.Net(body, "
                         "dim, classes) with the head that it makes, nn.Linear", 2)
-    if not custom_file(args.dataset):  # whose shape is not known here
+    if not named(args.dataset).file:  # whose shape is not known here
         check_shapes(net, args.backbone, x, classes)
     if args.weights not in ("none", "imagenet"):
         load_pretrained(net, read_weights(args.weights, ""), skip="head", origin=args.weights)

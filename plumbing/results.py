@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from plumbing.catalog import short_name
+from plumbing.catalog import named
 from plumbing.errors import UserError
 from plumbing.files import locked, output_file, write_whole
 from plumbing.settings import Args, flag_with
@@ -269,7 +269,7 @@ def draw_curves(path: Path, history: list[dict], method: str, args: Args) -> Non
             line, = panel.plot(rounds, [factor * value for value in values], **look)
             legend[look["label"]] = line
     measure = "accuracy" if args.metric == "accuracy" else f"accuracy, {args.metric}"
-    title = no_formula(f"{method}, {short_name(args.dataset)}, {args.scale}")
+    title = no_formula(f"{method}, {named(args.dataset).short}, {args.scale}")
     left.set(xlabel="round", ylabel=f"{measure} (%)", title=title)
     right.set(xlabel="round", ylabel="mean training loss", title="training")
     for panel in (left, right):

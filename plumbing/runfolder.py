@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from copy import deepcopy as copied
 from pathlib import Path
 
-from plumbing.catalog import is_custom, short_name, shortlist
+from plumbing.catalog import named, shortlist
 from plumbing.errors import AfterTheRound, Interrupted, UserError, handled, tell
 from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
 from plumbing.payloads import nbytes
@@ -43,7 +43,7 @@ def folder_of(args: Args, key: dict) -> Path:
     protocol = args.protocol
     if protocol != "indomain":
         protocol = f"{protocol}-{args.target}"
-    name = f"{key['method']}-{short_name(args.dataset)}-{protocol}-{args.scale}-s{args.seed}-{id_of(key, 4)}"
+    name = f"{key['method']}-{named(args.dataset).short}-{protocol}-{args.scale}-s{args.seed}-{id_of(key, 4)}"
     return Path("runs") / name
 
 
@@ -107,10 +107,10 @@ class Run:
         self.clean()
         self.announce(data, sum(federation.sizes), federation.tested)
         own = [client.data for client in federation.clients.values()]
-        if own and is_custom(self.args.dataset):
+        if own and named(self.args.dataset).custom:
             print(table_of_images(own, tuple(data["classes"])), flush=True)
         wide = sys.stderr.isatty()
-        title = f"{self.key['method']} {short_name(self.args.dataset)}"
+        title = f"{self.key['method']} {named(self.args.dataset).short}"
         bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
                    mininterval=0.2 if wide else 30)
         self.bar = self.stack.enter_context(bar)

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from plumbing.augment import AUGMENTATIONS
-from plumbing.catalog import FOLDERS, OWN, custom_file, custom_folder, is_custom
+from plumbing.catalog import FOLDERS, OWN, named
 from plumbing.devices import choose_device, choose_precision
 from plumbing.errors import UserError
 from plumbing.networks import ELSEWHERE, canonical_network, hash_of, near, network_file
@@ -260,7 +260,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     given = vars(parser.parse_args(argv))
     show = given.pop("show_settings", False)
     dataset = given.get("dataset", cls.dataset)
-    custom_data = dataset if is_custom(dataset) else ""
+    custom_data = dataset if named(dataset).custom else ""
     if custom_data:
         dataset = LIKE_OWN
     scale = given.get("scale", cls.scale)
@@ -280,7 +280,7 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         layers.append((scale, (own or {}).get(dataset, {})))
     if custom_data:
         layers.append(("own data", {"target_part": "all"}))  # on PACS it is as its paper has it
-    if custom_file(custom_data):
+    if named(custom_data).file:
         layers.append(("own data", {"augment": "none", "normalize": "unit"}))
     layers.append(("flag", given))
     if follows:
@@ -333,7 +333,7 @@ def check_settings(args: Args, origins: dict[str, str]) -> None:
                         "--clients-per-domain and --dirichlet", 2)
     if args.domain_mix != 1 and not args.clients:
         raise UserError(f"--domain-mix {args.domain_mix} needs --clients, the number of all clients", 2)
-    own = custom_folder(args.dataset)
+    own = named(args.dataset).folder
     for flag, folder in (("--out", args.out or "runs"), ("--data", args.data)) if own else ():
         if Path(folder).resolve().is_relative_to(own.resolve()):
             raise UserError(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for "
@@ -471,7 +471,7 @@ def canonical(dataset: str, datasets: tuple[str, ...]) -> str:
     path = dataset.removeprefix(OWN)
     if dataset.startswith(OWN) and path:
         return OWN + os.path.abspath(os.path.expanduser(path))
-    if custom_file(dataset):
+    if named(dataset).file:
         return os.path.abspath(os.path.expanduser(dataset))
     if dataset == "officecaltech10":
         return "officecaltech"
@@ -569,8 +569,8 @@ def identity(args: Args, method: str = "", content: str = "") -> dict:
     for f in dataclasses.fields(args):
         if f.metadata["numbers"]:
             key[f.name] = getattr(args, f.name)
-    if content and is_custom(args.dataset):
-        start = args.dataset if custom_file(args.dataset) else OWN + custom_folder(args.dataset).name
+    if content and named(args.dataset).custom:
+        start = args.dataset if named(args.dataset).file else OWN + named(args.dataset).folder.name
         key["dataset"] = f"{start} {content}"
     if Path(args.weights).is_file():
         key["weights"] += " " + hash_of(Path(args.weights))

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from plumbing.catalog import is_custom, source_of
+from plumbing.catalog import named, source_of
 from plumbing.errors import UserError
 from plumbing.mnist import ANGLES
 from plumbing.settings import Args, seed_numbers
@@ -21,7 +21,7 @@ def known_domains(dataset: str) -> list[str]:
         return [f"d{angle}" for angle in ANGLES]
     if dataset.startswith("rotatedmnist"):
         return [f"m{angle}" for angle in ANGLES]
-    return [] if is_custom(dataset) else list(source_of(dataset).domains)
+    return [] if named(dataset).custom else list(source_of(dataset).domains)
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:

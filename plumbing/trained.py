@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-from plumbing.catalog import custom_file
+from plumbing.catalog import named
 from plumbing.devices import choose_device
 from plumbing.errors import UserError
 from plumbing.networks import canonical_network, hash_of, network_file
@@ -73,7 +73,7 @@ def settings_from(run: dict, device: str, data: str, archives: str, any_code: bo
         if f.name in key and f.name != "device":
             values[f.name] = key[f.name]
     values["dataset"] = run["dataset"]
-    if bool(custom_file(values["dataset"])) != bool(dataset):
+    if bool(named(values["dataset"]).file) != bool(dataset):
         raise UserError(f"the data of this run are {values['dataset']}: dataset= of load_run names them "
                         "again if they are a file of one's own, and only then", 2)
     if dataset:

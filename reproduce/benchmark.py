@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import common
-from plumbing.catalog import is_custom, short_name
+from plumbing.catalog import named
 from plumbing.errors import UserError, one_line_on_failure
 from plumbing.files import output_folder, write_json
 from plumbing.runfolder import read_result
@@ -146,7 +146,7 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], shared: list[str], seeds
 
 def check_splits(args: Args, seeds: list[int]) -> None:
     """Stop if the images of one's own do not suffice for a part with one of the seeds, before any run."""
-    for seed in seeds if is_custom(args.dataset) else ():
+    for seed in seeds if named(args.dataset).custom else ():
         seed_args = dataclasses.replace(args, seed=seed)
         dataset = common.open_dataset(seed_args)
         for run_args in expand_targets(seed_args, dataset.names):
@@ -199,7 +199,7 @@ def compare(flags: argparse.Namespace) -> None:
         settings += ["--protocol", "lodo", "--target", flags.targets]
     settings += flags.flags
     place = ["--data", flags.data] + (["--archives", flags.archives] if flags.archives else [])
-    out = Path(flags.out or f"runs/benchmark-{short_name(flags.dataset)}").resolve()
+    out = Path(flags.out or f"runs/benchmark-{named(flags.dataset).short}").resolve()
     trials = [trials_of(entry, grid, settings, seeds, place, out) for entry in entries]
     unused = set(grid) - {name for of_entry in trials for name, _ in of_entry[0].values}
     if unused:

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.catalog import is_custom
+from plumbing.catalog import named
 from plumbing.files import locked, write_json
 from plumbing.devices import choose_precision
 from plumbing.networks import network_file
@@ -100,7 +100,7 @@ def other_machine(record: dict) -> str:
 def not_comparable(record: dict, place: Place) -> str:
     """Why a record cannot be made again here with the same digits, or nothing."""
     args = known_arguments(method(record["method"]).Args, record["args"])
-    if network_file(args.backbone) or is_custom(args.dataset.rpartition(" ")[0]):
+    if network_file(args.backbone) or named(args.dataset.rpartition(" ")[0]).custom:
         return "its network or data are of one's own: a record cannot have a file run"
     return other_machine(record) or unavailable(args, place)
 

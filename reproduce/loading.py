@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import common
 from common import Args, ClientData, Data, Dataset, Federation, UserError
-from plumbing.catalog import custom_file, is_custom
+from plumbing.catalog import named
 from plumbing.custom_data import module_in, one_line_of
 from plumbing.domains import scaled
 from plumbing.devices import prepare
@@ -39,7 +39,7 @@ class Trained:
         """uint8 [N, C, S, S] of the run's image size, or values of one's own data, as the run has them. Stop
         if they are others."""
         expected = (self.channels, self.args.image_size, self.args.image_size)
-        own = custom_file(self.args.dataset)
+        own = named(self.args.dataset).file
         if not own and (pixels.dtype != torch.uint8 or pixels.shape[1:] != expected):
             raise UserError(f"expected pixels uint8 of the shape (N, {', '.join(map(str, expected))}), as "
                             f"this run's images are; found {pixels.dtype} of the shape "
@@ -89,9 +89,9 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
         names = told["clients"] + told["targets"]
         k = number_of(client, names, len(told["clients"]))
         adapts = any(f.metadata["at_test"] for f in dataclasses.fields(settings))
-        if images or custom_file(settings.dataset) or (k >= len(told["clients"]) and adapts):
+        if images or named(settings.dataset).file or (k >= len(told["clients"]) and adapts):
             dataset = common.open_dataset(settings)
-            if is_custom(settings.dataset) and not saved["identity"]["dataset"].endswith(dataset.content):
+            if named(settings.dataset).custom and not saved["identity"]["dataset"].endswith(dataset.content):
                 raise UserError(f"the images in {settings.dataset} are not those of the run in {folder}: put "
                                 "those back, or run it anew", 2)
             fed = common.federation(module.Server, module.Client, settings, build, dataset)

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import common
-from plumbing.catalog import custom_file
+from plumbing.catalog import named
 from plumbing.decoding import TOLD, as_rgb, upright
 from plumbing.errors import UserError, one_line_on_failure, printable, tell
 from plumbing.files import output_file, write_csv
@@ -42,7 +42,7 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     if run.args.protocol == "linear":
         raise UserError("this run had no labels: its network gives representations and no classes; "
                         "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
-    if custom_file(run.args.dataset):
+    if named(run.args.dataset).file:
         raise UserError(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of "
                         "them, by net.run.inputs", 2)
     rows, problems, dark = [], [], []

@@ -4,6 +4,7 @@ import csv
 
 import common
 import fedavg
+from plumbing.catalog import DatasetName
 from plumbing.errors import UserError
 from reproduce import benchmark
 from reproduce.benchmark_pages import headline, settings_words
@@ -52,7 +53,7 @@ def test_the_parts_of_all_seeds_are_looked_at_before_a_run(place, capsys, monkey
         if settings.seed == 2:
             raise UserError("seed 2 has no patient to validate with", 2)
         return split(dataset, settings)
-    monkeypatch.setattr(benchmark, "is_custom", lambda dataset: True)
+    monkeypatch.setattr(benchmark, "named", lambda dataset: DatasetName(None, None, True, "digits"))
     monkeypatch.setattr(common, "split", fails_late)
     monkeypatch.setattr(benchmark, "run_all", pytest.fail)
     fails(capsys, 2, "seed 2 has no patient", benchmark.main, words(place, "--out", str(place / "parts")))

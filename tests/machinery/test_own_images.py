@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import common
-from plumbing.catalog import short_name
+from plumbing.catalog import named
 from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
 from reproduce import predict
@@ -167,8 +167,8 @@ def test_a_path_is_the_same_from_everywhere(tmp_path, monkeypatch):
     ("/a/" + "x" * 300, "x" * 40), ("/a/Bilder für", "Bilder_f_r"),
 ])
 def test_names_of_files_have_no_path(path, name):
-    assert short_name(f"folder:{path}") == name
-    assert short_name("pacs") == "pacs"
+    assert named(f"folder:{path}").short == name
+    assert named("pacs").short == "pacs"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import re
 import time
 
 import common
+from plumbing.catalog import named
 from tests.conftest import fails, metrics
 from tests.recording import SIZES, by_hand, numbers_of, recording, settings_of, write_data
 
@@ -20,7 +21,8 @@ import torch
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """Of one's own, with the splits of the papers' data sets, which have no strata."""
-    monkeypatch.setattr(common, "is_custom", lambda dataset: False)
+    monkeypatch.setattr(common, "named",
+                        lambda dataset: dataclasses.replace(named(dataset), custom=False))
     return write_data(tmp_path / "data.py")
 
 
