@@ -76,16 +76,16 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     for kind, what in TOLD.items():
         if index.get(kind):  # an older cache has not all of them
             print(f"{dataset}: {what}; {len(index[kind])} in all: {shortlist(index[kind])}", file=sys.stderr)
-    dataset = Dataset([Domain(*of) for of in domains], classes, index["content"])
+    opened = Dataset([Domain(*of) for of in domains], classes, index["content"])
     if not split:
-        return dataset
+        return opened
     both = index["content"].encode() + split.read_bytes()
-    dataset.content = hashlib.blake2b(both, digest_size=6).hexdigest()
+    opened.content = hashlib.blake2b(both, digest_size=6).hexdigest()
     broken = {text.partition(": ")[0] for text in index["broken"]}
     given = read_split(split, names, broken)
-    for d in dataset.domains:
+    for d in opened.domains:
         d.given = given[d.name]
-    return dataset
+    return opened
 
 
 def check_broken(dataset: str, broken: list[str]) -> None:

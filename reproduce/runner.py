@@ -68,8 +68,8 @@ class Processes:
 
 
 def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -> bool:
-    """Do `work(item)` for all items, in `jobs` threads. Whether all was done: Ctrl-C ends the
-    processes of the items that are going on, and no other begins."""
+    """Do `work(item)` for all items, in `jobs` threads. Whether all was done: Ctrl-C ends the processes of
+    the items that are going on, and no other begins."""
     with handled(interrupt), ThreadPoolExecutor(jobs) as pool:
         futures = []
         while True:
@@ -156,7 +156,7 @@ def last_lines(said: str, count: int = 3) -> str:
 
 def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str],
             budget: Budget | None = None) -> Counter:
-    """Run all, `jobs` at a time, on each of the GPUs in turn; with a budget what can end in it. How many are
+    """Run all, `jobs` at a time, each on a GPU that is free; with a budget what can end in it. How many are
     done, skipped, failed or interrupted, and "stopped" after Ctrl-C."""
     counts, processes, waiting = Counter(), Processes(), by_training(runs)
     places = SimpleQueue()  # of `jobs` runs at the same time: who ends leaves its GPU to the next

@@ -30,7 +30,9 @@ def counts_of(rows: list[tuple[list[Cell], list[Cell]]], seen: set) -> Counter:
     numbers that other tables have, which are left out; those of this one are added."""
     counts = Counter()
     for cells, smaller in rows:
-        for cell, small in zip(cells, smaller) if not (cells[0].row.quoted or cells[0].row.ours) else ():
+        if cells[0].row.quoted or cells[0].row.ours:
+            continue
+        for cell, small in zip(cells, smaller):
             number = number_of(cell, cells)
             if number not in seen and (number or not cell.printed):
                 counts[state_of(cell, small)] += 1
