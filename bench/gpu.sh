@@ -63,7 +63,7 @@ folders=(--data "$data") gpus=() figures=(--dataset digits --size 32 --packed 2 
 [ -z "$archives" ] || folders+=(--archives "$archives")
 if [ "$device" != cpu ]; then
     number=${device#cuda} number=${number#:} gpus=(--gpus "${number:-0}") scale=()
-    figures=(--packed "$jobs,1")
+    figures=(--packed "$jobs,$((2 * jobs)),1")
     { nvidia-smi; "$python" -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))"; } > "$out/gpu.txt" 2>&1
 fi
 export GPU_TESTS_ON=$device PYTHONUNBUFFERED=1
