@@ -132,7 +132,11 @@ class Measured:
     @property
     def gains(self) -> BySeed:
         """a minus b for each seed that both have."""
-        a, b = (self.values[name] for name in self.claim.methods)
+        return self.gains_over(self.claim.methods[1])
+
+    def gains_over(self, other: str) -> BySeed:
+        """a minus another method for each seed that both have."""
+        a, b = self.values[self.claim.methods[0]], self.values[other]
         return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
 
     @property

@@ -62,10 +62,10 @@ def gain_words(measured: Measured, over: str = "") -> str:
     gain = measured.gain(over=over)
     if gain:
         return str(gain)
-    if over or measured.difference is None:
+    gains = measured.gains_over(over or measured.claim.methods[1])
+    if not gains:
         return NOTHING
-    seeds = "1 seed" if len(measured.gains) == 1 else f"{len(measured.gains)} seeds"
-    return f"{measured.difference:+.1f} (no interval: {seeds})"
+    return f"{mean(gains):+.1f} (no interval: {len(gains)} of {measured.claim.seeds} seeds)"
 
 
 def answer_words(measured: Measured) -> tuple[str, str]:
@@ -103,7 +103,6 @@ def functions(every: list[Answer]) -> dict:
     return {
         "gain": lambda *key: gain_words(known[key]),
         "control": lambda *key: gain_words(known[key], known[key].claim.control),
-        "least": lambda *key: f"{gain.half_width:.1f}" if (gain := known[key].gain()) else NOTHING,
         "between": between,
     }
 

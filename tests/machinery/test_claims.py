@@ -131,7 +131,7 @@ def test_two_rising_curves(tmp_path):
 
 def test_too_few_seeds_have_a_mean_and_no_answer(tmp_path):
     one = measured(tmp_path, lines_of({"fdse": [0.91, 0.92], "fedavg": [0.90, 0.90, 0.90]}))
-    assert gain_words(one) == "+1.5 (no interval: 2 seeds)"
+    assert gain_words(one) == gain_words(one, "FedAvg") == "+1.5 (no interval: 2 of 3 seeds)"
     assert answer_words(one) == ("not decided, 2 of 3 seeds",) * 2
     five = dataclasses.replace(one, claim=dataclasses.replace(CLAIM, seeds=5))
     five.values = {name: dict.fromkeys(range(4), 0.0) for name in one.values}
