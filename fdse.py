@@ -383,19 +383,20 @@ def consensus(delta: Tensor) -> Tensor:
     The u_k are >= 0 and sum to 1, as in MGDA, which the paper cites: as printed, u = 0 would do. An update of
     norm 0 has no direction. It counts in the mean norm but is no corner of the hull.
     """
-    d = delta.double()
-    norms = d.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
+    exact = delta.double()
+    norms = exact.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
     d_bar = norms.mean()
-    moved = norms[:, 0] > 0
-    if not moved.any():  # waits for the GPU, as the next line and min_norm do
-        return torch.zeros_like(delta[0])
-    d = d[moved].div_(norms[moved])  # d_k of the M that moved, [M, P]
-    u = min_norm(d @ d.T).to(d)  # argmin ||sum_k u_k d_k||^2, [M]
-    return (d_bar * (u @ d)).to(delta)
+    d = exact / norms.clamp_min(1e-300)  # d_k, [N, P]; 0 where delta_k is
+    gram = (d @ d.T).cpu()  # [N, N]; the one wait for a GPU
+    moved = gram.diagonal() > 0
+    u = torch.zeros_like(gram[0])  # [N]
+    if moved.any():
+        u[moved] = min_norm(gram[moved][:, moved])  # argmin ||sum_k u_k d_k||^2
+    return (d_bar * (u.to(d) @ d)).to(delta)
 
 
 def min_norm(gram: Tensor) -> Tensor:
-    """u [N] on the simplex that minimizes u' gram u: the min-norm point of the hull of N vectors.
+    """u [N] on the simplex that minimizes u' gram u, on the CPU: the min-norm point of the hull of N vectors.
 
     Let R'R = gram. Non-negative least squares finds the v >= 0 with the least ||R v||^2 + (1'v - 1)^2. Write
     v = s u with 1'u = 1, and q = ||R u||^2. The best s is 1 / (1 + q), where the sum is q / (1 + q). It grows
@@ -403,7 +404,7 @@ def min_norm(gram: Tensor) -> Tensor:
     """
     from scipy.optimize import nnls  # a quarter of a second, which --help does not wait for
     N = len(gram)
-    values, vectors = torch.linalg.eigh(gram.cpu())
+    values, vectors = torch.linalg.eigh(gram)
     R = values.clamp_min(0).sqrt()[:, None] * vectors.T  # [N, N], R'R = gram
     ones = torch.ones(1, N, dtype=torch.float64)  # 1'
     A = torch.cat([R, ones])  # [N + 1, N], [R; 1']
