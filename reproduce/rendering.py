@@ -88,8 +88,8 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     write_csv(out / "results.csv", lines + claim_lines(every))
     page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
             "boards": leaderboards(records), "listed": listed, "pictures": pictures,
-            "checked": checked_settings(records), "withdrawn": withdrawn(records), "grid": grid,
-            "laptop": zip(tables, at["laptop"])}
+            "checked": checked_settings(records), "withdrawn": withdrawn(records),
+            "tables": zip(tables, at["paper"])}
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
