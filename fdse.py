@@ -386,8 +386,8 @@ def consensus(delta: Tensor) -> Tensor:
     exact = delta.double()
     norms = exact.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
     d_bar = norms.mean()
-    d = exact / norms.clamp_min(1e-300)  # d_k, [N, P]; 0 where delta_k is
-    gram = (d @ d.T).cpu()  # [N, N]; the one wait for a GPU
+    d = exact / norms.where(norms > 0, math.inf)  # d_k, [N, P]; 0 where the norm is 0
+    gram = (d @ d.T).cpu()  # [N, N]; waits for a GPU
     moved = gram.diagonal() > 0
     u = torch.zeros_like(gram[0])  # [N]
     if moved.any():

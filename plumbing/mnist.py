@@ -34,8 +34,8 @@ def rotate(images: Tensor, angle: float, size: int, interpolation: str = "biline
 def load_digits(size: int) -> Dataset:
     """scikit-learn's 1,797 handwritten digits (8x8), dealt out to the rotations: none is in two domains.
 
-    Of 1.4 million pixels ten differ by one grey value between two kinds of processors: the turned coordinates
-    are float32, and some processors round a product before they add it.
+    Of 1.4 million pixels ten differ by one grey value between two models of processors: the turned
+    coordinates are float32, and some processors round a product before they add it.
     """
     from sklearn.datasets import load_digits as sklearn_digits
     bunch = sklearn_digits()

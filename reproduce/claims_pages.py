@@ -131,13 +131,13 @@ def table_of_specifications(answer: Answer, every: list[Measured]) -> str:
 def missing_words(answer: Answer, records: Records) -> str:
     """What would decide answer A: the runs that it lacks, and their time by recorded ones."""
     claim = answer.claim
-    if answer.own.decided:
-        return "Answer A has all its seeds."
     lone = replace(answer.paper, claims=[claim])
     own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
     runs = [run for _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)]
     every = {run.key for run in runs if not records.get(run)}
     lacking = [run for run in runs[:own] if run.key in every]
+    if not lacking:
+        return "Nothing is missing."
     of_flags = {(run.module, run.flags): run for run in lacking}  # all seeds take the same time
     times = []
     for kind, unit, words in (("CPU", 3600, "hours on a processor"), (ANY_GPU, 60, "minutes on a GPU")):

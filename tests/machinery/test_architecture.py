@@ -144,8 +144,11 @@ SCHEDULES = "plumbing/schedules.py"  # settings of methods, which stood in fedav
 def nodes_in(places: tuple[str, ...]) -> int:
     """The syntax nodes of Python in these files and folders: what a reader has to take in, however it is
     spread over lines."""
-    counted = [ROOT / path for path in tracked() if path.endswith(".py") and path.startswith(places)]
-    return sum(len([*ast.walk(ast.parse(path.read_text()))]) for path in counted if path != ROOT / SCHEDULES)
+    found = 0
+    for path in tracked():
+        if path.endswith(".py") and path.startswith(places) and path != SCHEDULES:
+            found += sum(1 for _ in ast.walk(ast.parse((ROOT / path).read_text())))
+    return found
 
 
 def test_the_machinery_grows_no_further():
@@ -155,7 +158,7 @@ def test_the_machinery_grows_no_further():
 
 def test_the_weight_of_the_tests():
     """What another test makes idle leaves for what is added."""
-    assert nodes_in(("tests/",)) <= 134_810
+    assert nodes_in(("tests/",)) <= 134_720
 
 
 def test_sections_come_in_the_order_of_the_paper():

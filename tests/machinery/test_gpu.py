@@ -6,14 +6,12 @@ and its losses are only to be near. GPU_TESTS_ON=cpu runs the tests without a GP
 """
 
 import os
-import warnings
 
 import torch
 from common import LinearArgs
 from plumbing.devices import choose_device
 from reproduce.measures.finished import rebuilt
 from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, run_here
-from tests.methods.test_every_method import same_metrics
 
 import pytest
 
@@ -84,17 +82,3 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
             outputs = network.features(x) if issubclass(MODULES[method].Args, LinearArgs) else network(x)
         logits[device] = outputs.float().cpu()
     assert torch.allclose(logits[DEVICE], logits["cpu"], rtol=LOGITS, atol=LOGITS)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_deterministic_runs_are_the_same(tmp_path, method):
-    """To the byte, unless PyTorch warns of an operator that has no deterministic algorithm."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for out in ("a", "b"):
-            result = run_here(method, tmp_path / out, *one_run(method), "--device", DEVICE, "--deterministic")
-    torch.set_deterministic_debug_mode("default")
-    if any("deterministic" in str(warning.message) for warning in caught):
-        pytest.skip("it has an operator without a deterministic algorithm")
-    assert same_metrics(tmp_path / "a", tmp_path / "b")
-    assert DEVICE == "cpu" or result["hardware"]["gpu_peak_memory_mib"] > 0

@@ -122,7 +122,7 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
 
 def test_digests_of_older_records(tmp_path):
     """Each is of one record that has none of its own. It is that of newer records of the data set, or of the
-    images as the code reads them now, on either of two kinds of processors. A damaged file is named."""
+    images as the code reads them now, on either of two models of processors. A damaged file is named."""
     def key(one: dict) -> tuple[str, str]:
         return one["id"], one["finished"]
     path = ROOT / "results" / "runs.jsonl"

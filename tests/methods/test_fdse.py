@@ -163,6 +163,8 @@ def test_eq8_opposite_and_zero_updates():
     assert (fdse.consensus(torch.zeros(3, 4)) == 0).all()
     one_moved = tensor([[0.0, 0.0], [0.0, 4.0]])
     torch.testing.assert_close(fdse.consensus(one_moved), tensor([0.0, 2.0]))
+    tiny = tensor([[1e-300, 0.0], [0.0, 4.0]], dtype=torch.float64)  # its square is 0
+    torch.testing.assert_close(fdse.consensus(tiny), tensor([0.0, 2.0], dtype=torch.float64))
 
 
 def test_eq9_three_clients_by_hand():
