@@ -20,6 +20,8 @@ def start_of(method: str) -> str:
     """With what a method's command begins."""
     if (ROOT / "baselines" / f"{method}.py").exists():
         return f"python -m baselines.{method} "
+    if method.startswith("official."):
+        return f"python -m {method} "
     return f"python {method}.py "
 
 
