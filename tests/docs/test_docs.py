@@ -48,7 +48,9 @@ def test_every_claim_has_its_gain_printed_and_measured_and_its_setting(pages):
     where data or scale are not the paper's."""
     assert pages["index.html"].count("<math") == len(METHODS)
     for method, claims in answers.read_answers().items():
-        assert ("has all its seeds" in pages[of_method(method)]) == claims[0].own.decided
+        own = pages[of_method(method)]
+        assert re.search(f"--only claim-{claims[0].claim.id} |Nothing is missing", own)
+        assert ("has all its seeds" in own) == claims[0].own.decided
         for page, shown in ("index.html", 1), (of_method(method), 99), ("results/README.html", 99):
             rows = re.findall(r'<tr><th scope="row">(.*?)</tr>', pages[page], flags=re.S)
             for claim, one in answers.by_claim(claims[:shown]):
