@@ -163,8 +163,7 @@ def check(records: Records, every: list[dict], place: Place, jobs: int, minutes:
     for begun in representatives(every):
         answer = records.check_of(begun.record)
         done = answer.get("outcome") in COMPARED and answer.get("commit") == commit
-        left_out = not_comparable(begun.record, place) if minutes else done
-        if not left_out:
+        if not (done or minutes and not_comparable(begun.record, place)):
             settings.append(begun)
     if minutes:
         settings = sampled(settings, 60 * minutes * jobs)

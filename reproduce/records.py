@@ -259,12 +259,13 @@ def command_of(record: dict) -> str:
 
 
 def flags_of(record: dict, known: Args | None = None) -> list[str]:
-    """A record's arguments as flags; with `known` those alone that differ there, without the machine's."""
+    """A record's arguments as flags; with `known` those alone that differ there, without the machine's.
+    A file of one's own is without its digest."""
     args, every = record["args"], dataclasses.fields(method(record["method"]).Args)
     names = [f.name for f in every if f.metadata["numbers"] and f.name in args]
     if known:
         names = [n for n in names if n not in ("device", "precision") and getattr(known, n) != args[n]]
-    return [word for name in names for word in flag_with(name, args[name])]
+    return [re.sub(" [0-9a-f]{12,16}$", "", word) for name in names for word in flag_with(name, args[name])]
 
 
 def read_checked(path: Path) -> dict[str, dict]:

@@ -1,4 +1,5 @@
-"""Every command of the documentation and the docstrings: each one parses (quick), each one runs (slow).
+"""Every command of the documentation and the docstrings: each one parses (quick), each one runs (slow
+but for the first training).
 
 They are read from the files, so that none can rot. What stands for a value of the reader's is replaced, by
 commands.toml.
@@ -162,10 +163,8 @@ SHORT = "--scale smoke --rounds 1 --epochs 1 --steps 0 --batch-size 16 --device 
 SHORTER = {"pytest": ["--collect-only", "-q"], "tests.mutations": ["--list"], "bash": ["-n"]}
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "data", "runs", "site", "__pycache__", "*.tmp")
 RUN = [command for command in TRIED if is_run(command)]
-TRAINING = []
-for found in RUN:
-    if program_of(substituted(found, ROOT))[0] in PROGRAMS and not SHOWING & {*found.words}:
-        TRAINING += [found] if found.words[0] == "python" else []
+TRAINING = [command for command in RUN if command.words[0] == "python" and not SHOWING & {*command.words}
+            and program_of(substituted(command, ROOT))[0] in PROGRAMS]
 OTHERS = [command for command in RUN if command not in TRAINING]
 
 
@@ -173,19 +172,19 @@ def tiny_dataset(args: common.Args) -> common.Dataset:
     """Instead of common.open_dataset: domains of noise with the names and classes of the dataset."""
     names = common.known_domains(args.dataset) or [f"camera_{i}" for i in range(10)]
     folders = FOLDERS.get(args.dataset)
-    classes = folders and folders.classes or common.DIGITS
+    classes = folders and folders.classes or tuple("0123456789")
     many = args.clients or args.clients_per_domain > 1
     count = max(400 if many else 40, 2 * len(classes))  # one to fit, one to test
-    shape = (count, args.image_size, args.image_size, 3 if folders else 1)
+    shape = (count, 3 if folders else 1, args.image_size, args.image_size)
     domains = []
     for name in names:
-        images = torch.randint(0, 256, shape, dtype=torch.uint8).permute(0, 3, 1, 2)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8)
         domains.append(common.Domain(name, images, torch.arange(count) % len(classes)))
     return common.Dataset(domains, classes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", TRAINING, ids=str)
+@pytest.mark.parametrize("command", TRAINING[:1] + [pytest.param(one, marks=pytest.mark.slow)
+                                                    for one in TRAINING[1:]], ids=str)
 def test_each_training_runs(command, tmp_path, monkeypatch, capsys):
     """As its own program, in this process; an exit code would be a SystemExit."""
     program, flags = program_of(substituted(command, tmp_path))
