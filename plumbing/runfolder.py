@@ -110,8 +110,8 @@ class Run:
         if own and named(self.args.dataset).custom:
             print(table_of_images(own, tuple(data["classes"])), flush=True)
         wide = sys.stderr.isatty()
-        title = f"{self.key['method']} {named(self.args.dataset).short}"
-        bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide, desc=title,
+        bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
+                   desc=f"{self.key['method']} {named(self.args.dataset).short}",
                    mininterval=0.2 if wide else 30)
         self.bar = self.stack.enter_context(bar)
         if self.args.tensorboard:
@@ -136,15 +136,16 @@ class Run:
     def clean(self) -> None:
         """Remove temporary files, the files of a run that starts afresh, and lines of rounds to come."""
         stale = [file for name in FILES for file in self.path.glob(f"{name}.*.tmp")]  # of killed writes
-        stale.append(self.path / "result.json")
-        if self.t == 0:
+        if self.t:
+            stale.append(self.path / "result.json")
+            for name in ("metrics.jsonl", "timing.jsonl"):
+                lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
+                write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
+        elif not self.result:
             stale += [self.path / name for name in FILES if name != "settings.json"]
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         for file in stale:
             file.unlink(missing_ok=True)
-        for name in ("metrics.jsonl", "timing.jsonl") if self.t else ():
-            lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
-            write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
 
     def announce(self, data: dict, trained: int, tested: int) -> None:
         """Who takes part and what the images show, on a line, and each setting that differs from its
@@ -260,6 +261,7 @@ class Run:
 
     def show(self) -> dict:
         """The result of a run that was finished when it was started again."""
+        self.clean()
         print(f"{self.path} holds this run, finished: {summary(self.result)}")
         record(self.args, self.result)
         self.draw()
