@@ -1,5 +1,5 @@
-"""Every command of the documentation and the docstrings: each one parses (quick), each one runs (slow
-but for the first training).
+"""Every command of the documentation and the docstrings: each one parses (quick), each one runs (slow;
+the first training is quick, so that what all of them use cannot rot).
 
 They are read from the files, so that none can rot. What stands for a value of the reader's is replaced, by
 commands.toml.
@@ -176,10 +176,8 @@ def tiny_dataset(args: common.Args) -> common.Dataset:
     many = args.clients or args.clients_per_domain > 1
     count = max(400 if many else 40, 2 * len(classes))  # one to fit, one to test
     shape = (count, 3 if folders else 1, args.image_size, args.image_size)
-    domains = []
-    for name in names:
-        images = torch.randint(0, 256, shape, dtype=torch.uint8)
-        domains.append(common.Domain(name, images, torch.arange(count) % len(classes)))
+    labels = torch.arange(count) % len(classes)
+    domains = [common.Domain(name, torch.randint(0, 256, shape, dtype=torch.uint8), labels) for name in names]
     return common.Dataset(domains, classes)
 
 
@@ -193,7 +191,6 @@ def test_each_training_runs(command, tmp_path, monkeypatch, capsys):
         short += ["--image-size", "160" if program.startswith("official") else "64"]
     if program.endswith("fedadg"):
         short += ["--E0", "1", "--epochs", "2"]  # at least one epoch is adversarial
-    flags = [flag for flag in flags if flag not in ("--scale", "laptop")]
     monkeypatch.setattr(sys, "argv", [file, *flags, *short])
     monkeypatch.setattr(common, "open_dataset", tiny_dataset)
     runpy.run_path(file, run_name="__main__")

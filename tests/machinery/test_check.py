@@ -61,7 +61,7 @@ def test_runs_are_stopped_early_compared_and_not_made_twice(folder, made, capsys
     assert found["fedgala"]["difference"].startswith("round 1, loss: recorded 0.5, now ")
     said = capsys.readouterr()
     assert "1 equal" in said.out and "1 differs" in said.out and "differs: python" in said.err
-    checked(folder, [made[0], tampered], 9)
+    assert checked(folder, [made[0], tampered], 9)[1] == found
     assert "nothing to check" in capsys.readouterr().out
     assert checked(folder, [made[2]], 9)[0] == 0
 

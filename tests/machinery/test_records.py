@@ -86,7 +86,7 @@ def test_the_command_that_gives_a_records_bytes():
     made = record("fedavg", ["--precision", "fp32"], hardware={"threads": 2})
     older = made | {"command": "python fedavg.py --seed 0 --record runs/r.jsonl"}
     assert command_of(older) == "python fedavg.py --seed 0 --precision fp32 --threads 2"
-    values = {"lr": 0.7, "backbone": "net.py:build 0123456789abcdef"}  # that were the defaults then
+    values = {"lr": 0.7, "backbone": "net.py:build 0123456789abcdef"}  # a default of then; a file
     assert command_of(older | {"args": made["args"] | values}) == (
         "python fedavg.py --seed 0 --backbone net.py:build --lr 0.7 --precision fp32 --threads 2")
     unknown = older | {"command": "python fedavg.py --gone"}

@@ -111,7 +111,7 @@ def test_a_figure_that_fails_costs_a_line_and_no_result(finished, monkeypatch, c
         f"fedavg: {finished}/curves.png is not drawn (RuntimeError: latex could not be found)")
     (finished / "curves.png.1.tmp").touch()  # of a process that was killed
     run_here("fedavg", finished, figures=True)
-    assert len([*finished.glob("curves.png*")]) == 1
+    assert [*finished.glob("curves.png*")] == [finished / "curves.png"]
 
 
 def test_a_finished_run_on_a_disk_that_is_only_read_is_shown(finished, monkeypatch):
