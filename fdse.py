@@ -383,10 +383,10 @@ def consensus(delta: Tensor) -> Tensor:
     The u_k are >= 0 and sum to 1, as in MGDA, which the paper cites: as printed, u = 0 would do. An update of
     norm 0 has no direction. It counts in the mean norm but is no corner of the hull.
     """
-    exact = delta.double()
+    exact = delta.to(torch.float64, copy=True)  # [N, P]; becomes d
     norms = exact.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
     d_bar = norms.mean()
-    d = exact / norms.where(norms > 0, math.inf)  # d_k, [N, P]; 0 where the norm is 0
+    d = exact.div_(norms.where(norms > 0, math.inf))  # d_k, [N, P]; 0 where the norm is 0
     gram = (d @ d.T).cpu()  # [N, N]; waits for a GPU
     moved = gram.diagonal() > 0
     u = torch.zeros_like(gram[0])  # [N]

@@ -170,7 +170,7 @@ SMOKE = dict.fromkeys(("digits", "pacs", "vlcs", "officecaltech", "officehome", 
 
 class Generator(nn.Module):
     """G: noise and one-hot label -> h' [B, dim], two layers as wide as the features (Sec. 5.1). It ends with
-    ReLU where the features do."""
+    ReLU where the features of our backbones do, and with other networks never."""
 
     def __init__(self, args: Args, label_dim: int, dim: int):
         super().__init__()

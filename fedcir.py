@@ -134,11 +134,8 @@ class GaussianNet(nn.Module):
     def __init__(self, net: Net, samples: int):
         super().__init__()
         self.samples, self.head = samples, net.head
-        D = net.head.in_features
-        self.body, inputs = net.body, D
-        if isinstance(net.body, nn.Sequential) and isinstance(net.body[-1], nn.Linear):
-            self.body, inputs = net.body[:-1], net.body[-1].in_features  # without smallcnn's own layer to z
-        self.last = nn.Linear(inputs, 2 * D)
+        self.body, D = net.body, net.head.in_features
+        self.last = nn.Linear(D, 2 * D)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x -> mu [B, D] and sigma [B, D], float32."""

@@ -19,9 +19,9 @@ Eqs. (17)-(18)  CMI, with the r(z|y) of App. B             cmi, Reference
 Eq. (46)        KL of two Gaussians                        gaussian_kl
 Eqs. (2)-(3), (12)-(16), (19)-(45) define, bound or prove; nothing of them is computed.
 Symbols as in the paper: w, mu, sigma, r(z|y), K clients, E local iterations (--steps). --variant fedl2r: L2R
-alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone; fedavg: neither, the FedAvg row of the
-tables; fedcir: FedSR as in FedCiR's Table 1. Left out: Fig. 1 of App. C.2 (docs/runs.md has a t-SNE),
-regression, r(z|y) as a network or a mixture, L2R with entropy.
+alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone; fedavg: neither, deterministic too, the
+FedAvg row of the tables; fedcir: FedSR as in FedCiR's Table 1. Left out: Fig. 1 of App. C.2 (docs/runs.md has
+a t-SNE), regression, r(z|y) as a network or a mixture, L2R with entropy.
 
 Where the paper is silent, or where the official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose
 dataset and network the paper takes) differs from it. All of it: docs/methods/fedsr.md. The code as it is:
@@ -78,7 +78,7 @@ class Args(common.Args):
 
 
 # 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate FedSR's accuracy still
-# rises when they end. Settings that get further: --lr 0.01 --clip 5, and --augment fedsr-crops
+# rises when they end. A setting that gets further: --lr 0.01 --clip 5 --weight-decay 0
 # (docs/methods/fedsr.md).
 CHOSEN = "text, App. C.1"
 MNIST = (source("text, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,

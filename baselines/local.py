@@ -113,7 +113,7 @@ class Client:
 
     def model(self, down: Payload) -> nn.Module:
         if self.data.unseen:
-            return Ensemble(self.net, list(down.values()))
+            return Ensemble(self.net, list(down.values()) or [self.w])  # at first the network of the start
         return load(self.net, self.tested())
 
 

@@ -41,7 +41,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, adam, arg, autocast, average, batches, group_by, load,
+from common import (ClientData, Payload, UserError, adam, arg, autocast, average, batches, group_by, load,
                     optimizer_state, parse, pick, run, schedules, sgd, state, to_device)
 
 import torch
@@ -106,6 +106,11 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
+        bn_of_vectors = any(isinstance(module, nn.BatchNorm1d) for module in net.modules())
+        if args.strategy == "adaptive" and bn_of_vectors and len(data.val) == 1:
+            raise UserError(f"{data.name} has one image to validate; --strategy adaptive trains its scores "
+                            f"on these, and {args.backbone} needs two, for BN: give a larger share in "
+                            "--split", 2)
         w = state(net)
         self.layers = group_by(list(w), module_of)
         self.fixed = fixed_entries(net, args.strategy)

@@ -14,7 +14,7 @@ ReLU after BN_DSE (DSEConv)           yes, Eq. (3)         yes                no
 identity in linear blocks (DSELinear) yes, Table A7        no                 yes       --no-fc-identity
 AlexNet's padding: layer 1            2, Table A6          5                  2         --stem-padding
 AlexNet's padding: layers 3 to 5      1, Table A6          1                  0         --no-pad
-lambda, beta (config/*/fdse.yml)      a grid; 0.001        10; 0.5            by data   --lambda, --beta
+lambda, beta (defaults, config/*)     a grid; 0.001        10; 0.5            by data   --lambda, --beta
 tau (the same)                        a grid, to 0.5       10                 0.5       --tau
 decay of lr; image; E on DomainNet    .998; 224; 5         .9998; 256; 1      the same  --lr-decay, ...
 "layer" of Eqs. (8) and (9) (Server)  a module             a tensor           a tensor  --unit

@@ -36,6 +36,7 @@ from plumbing.decoding import as_rgb, upright
 from plumbing.runfolder import Run
 from reproduce import runner
 from tests.finished_runs import once
+from tests.small_table import recorded
 
 import numpy as np
 import pytest
@@ -226,9 +227,23 @@ def fails(capsys, code: int, words: str, call: Callable, *args) -> None:
     assert len(lines) == 1 and re.search(words, lines[0]), lines
 
 
+def members_of(args) -> tuple[list, list]:
+    """The data of the clients and of the targets."""
+    return common.split(common.open_dataset(args), args)
+
+
+def read_json(path: Path):
+    return json.loads(path.read_text())
+
+
+def saved_in(path: Path) -> dict:
+    """What a file of torch holds."""
+    return torch.load(path, weights_only=True)
+
+
 def metrics(out: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return recorded(out / "metrics.jsonl")
 
 
 def to_rgb(content: bytes, size: int) -> np.ndarray:

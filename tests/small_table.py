@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+from plumbing.files import write_json
 from plumbing.settings import identity
 from reproduce.methods import arguments
 from reproduce.published import HEAD
+from reproduce.records import setting_of
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLE = (GOLDEN / "fdse-9.toml").read_text()
@@ -39,6 +41,11 @@ def record(method: str, flags: list[str], **outcome) -> dict:
 def write_records(path: Path, records: list[dict]) -> Path:
     path.write_text("".join(json.dumps(one) + "\n" for one in records))
     return path
+
+
+def write_checked(folder: Path, record: dict, outcome: str, date: str = "2030") -> None:
+    """What a check of a record's setting found."""
+    write_json(folder / "checked.json", {setting_of(record): {"outcome": outcome, "date": date}})
 
 
 def recorded(path: Path) -> list[dict]:

@@ -2,10 +2,11 @@
 method's server and clients the same local training in float64 with plain_torch.py."""
 
 import dataclasses
+from functools import partial
 
 import common
 from plumbing.runfolder import copied
-from tests.conftest import parsed
+from tests.conftest import members_of, parsed
 from tests.plain_torch import (ClippedSGD, State, body_of_smallcnn_bn, in_double, leaves_of, linear,
                                log_probability)
 
@@ -17,12 +18,13 @@ FLAGS = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu", "--image-
          "--weight-decay", 0.03, "--clip", 6)
 ROUNDS = ((0, 2), (2, 1), (0, 1))  # the clients of each round: 1 comes late, 0 and 2 miss one
 CLOSE = dict(atol=1e-5, rtol=1e-4)
+assert_near = partial(assert_close, **CLOSE)
 
 
 def three_clients(args) -> list[common.ClientData]:
     """Clients of 24, 13 and 24 training images. With three steps of ten the second one is in its second
     epoch."""
-    data, _ = common.split(common.open_dataset(args), args)
+    data, _ = members_of(args)
     train = data[1].train
     data[1].train = dataclasses.replace(train, index=train.index[:13], labels=train.labels[:13])
     return data[:3]
@@ -35,6 +37,17 @@ def federation(module, args, build=common.backbone) -> tuple:
     net = build(args, 1, 10)
     server = module.Server(args, net, 3)
     return server, [module.Client(args, net, k, data[k]) for k in range(3)], data
+
+
+def one_round(server, clients, t: int = 0, chosen: tuple[int, ...] = (0, 1, 2)) -> dict:
+    """The uploads of a round, which the server has taken in."""
+    uploads = {}
+    for k in chosen:
+        down = copied(server.download(k))
+        common.seed_all(0, "train", t, k)
+        uploads[k] = clients[k].train(down, t)
+    server.update(uploads, t)
+    return uploads
 
 
 def shares_of(chosen: tuple[int, ...], average: str = "samples") -> list[float]:

@@ -160,7 +160,7 @@ def test_each_command_parses(command, tmp_path, capsys):
 
 # What makes a training quick, behind the command's own flags: the last one counts.
 SHORT = "--scale smoke --rounds 1 --epochs 1 --steps 0 --batch-size 16 --device cpu".split()
-SHORTER = {"pytest": ["--collect-only", "-q"], "tests.mutations": ["--list"], "bash": ["-n"]}
+SHORTER = {"pytest": ["--collect-only", "-q"], "tests.mutations": ["--help"], "bash": ["-n"]}
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "data", "runs", "site", "__pycache__", "*.tmp")
 RUN = [command for command in TRIED if is_run(command)]
 TRAINING = [command for command in RUN if command.words[0] == "python" and not SHOWING & {*command.words}

@@ -1,15 +1,14 @@
 """docs/notebook.ipynb, cell by cell in one process, with runs of smoke scale."""
 
-import json
 import shlex
 import subprocess
 import sys
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read_json
 
 import pytest
 
-EVERY = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
+EVERY = read_json(ROOT / "docs" / "notebook.ipynb")["cells"]
 CELLS = ["".join(cell["source"]) for cell in EVERY if cell["cell_type"] == "code"]
 
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import fedavg
 from baselines import fedprox
-from plumbing.runfolder import copied
 from tests.conftest import ROOT
 from tests.page_outputs import applied, blocks
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, federation
+from tests.three_clients import FLAGS, ROUNDS, assert_near, federation, one_round
 
 import torch
-from torch.testing import assert_close
 
 PAGE = (ROOT / "docs/start.md").read_text()
 
@@ -38,7 +36,7 @@ def test_the_printed_fedprox_is_fedprox(tmp_path, monkeypatch):
     for module, flags in ((changed, ["--mu", "4"]), (fedprox, ["--mu", "4"]), (fedavg, [])):
         server, clients, _ = federation(module, module.arguments([*map(str, FLAGS), *flags]))
         for t, chosen in enumerate(ROUNDS[:2]):
-            server.update({k: clients[k].train(copied(server.download(k)), t) for k in chosen}, t)
+            one_round(server, clients, t, chosen)
         models.append(server.w)
-    assert_close(models[0], models[1], **CLOSE)
+    assert_near(models[0], models[1])
     assert not torch.allclose(models[0]["head.weight"], models[2]["head.weight"], rtol=0.01)

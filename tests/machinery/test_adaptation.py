@@ -1,12 +1,11 @@
 """A trained run tested again with other flags that act at test time alone."""
 
 import dataclasses
-import json
 
 from reproduce import runner
 from reproduce.measures.command import main
 from reproduce.records import Place, Records, Run, by_training, has_gaps
-from tests.conftest import run_here
+from tests.conftest import read_json, run_here
 from tests.small_table import recorded
 
 import pytest
@@ -32,7 +31,7 @@ def test_its_record_is_what_a_training_of_its_own_gives(trained, tmp_path, metho
     main(["adaptation", str(trained / method), "--flags", OTHER[method], "--record", str(path)])
     (again,) = recorded(path)
     own = run_here(method, tmp_path / "own", *LODO, *OWN[method], "--rounds", 3, *OTHER[method].split())
-    first = json.loads((trained / method / "result.json").read_text())
+    first = read_json(trained / method / "result.json")
     for part in ("id", "args", "best", "last", "bytes"):
         assert again[part] == own[part]
     assert first["best"]["target"] != again["best"]["target"] or first["last"] != again["last"]
@@ -51,8 +50,8 @@ def test_the_ways_of_fdses_table(trained, tmp_path, capsys):
     for words in ("--adapt-epochs 0", "--adapt-lr 0", "", "--adapt-lr 1e30"):
         ways += ["--flags", words]
     main(["adaptation", str(folder), "--which", "last", "--json", str(numbers), *ways])
-    none, statistics, own, diverging = json.loads(numbers.read_text())["runs"]
-    assert own["accuracy"] == json.loads((folder / "result.json").read_text())["last"]["target"]
+    none, statistics, own, diverging = read_json(numbers)["runs"]
+    assert own["accuracy"] == read_json(folder / "result.json")["last"]["target"]
     assert len({none["accuracy"], statistics["accuracy"], own["accuracy"]}) > 1
     assert diverging["accuracy"] is None and "diverges" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == before  # the run is as it was

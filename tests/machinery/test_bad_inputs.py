@@ -22,7 +22,7 @@ from plumbing.errors import one_line_on_failure
 from plumbing.settings import flag_of
 from reproduce import benchmark, compare, predict
 from reproduce.measures import command as measures
-from tests.conftest import MODULES, PROGRAMS, ROOT, fails, one_run, run_all, run_here
+from tests.conftest import MODULES, PROGRAMS, ROOT, fails, one_run, run_all, run_here, saved_in
 from tests.own_images import write_images
 from tests.small_table import small_folder
 
@@ -97,7 +97,7 @@ def damage(path: Path, how: str) -> None:
     elif how == "half":
         path.write_bytes(before[:len(before) // 2])
     elif how == "nan":
-        saved = torch.load(io.BytesIO(before), weights_only=True)
+        saved = saved_in(io.BytesIO(before))
         torch.save(saved | {"server": {"w": torch.tensor([torch.nan])}}, path)
     elif how.startswith(":"):
         path.write_text(how[1:].replace("\\n", "\n"))

@@ -1,6 +1,5 @@
 """The benchmark measures every row; its numbers are no test."""
 
-import json
 import os
 import re
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import time
 
 from bench import bench
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read_json
 from tests.machinery.test_archives import write_office
 from tests.small_table import recorded, two_tables
 
@@ -27,7 +26,7 @@ def test_a_round_of_office(tmp_path, monkeypatch):
     write_office(tmp_path, monkeypatch, {})
     folders = ["--archives", str(tmp_path / "archives"), "--data", str(tmp_path / "data")]
     bench.main([*folders, "--size", "64", "--rounds", "2", "--out", str(tmp_path / "b.json")])
-    seconds = {row[0]: row[1] for row in json.loads((tmp_path / "b.json").read_text())["rows"]}
+    seconds = {row[0]: row[1] for row in read_json(tmp_path / "b.json")["rows"]}
     assert len(seconds) == 12 and min(seconds.values()) > 0
     for name in ("fedavg fp32", "fdse bf16"):
         assert seconds[f"{name}: ours, training"] < seconds[f"{name}: ours, whole round"]
@@ -69,7 +68,7 @@ def test_all_at_once_at_tiny_scale(tmp_path):
     assert re.search(r": (done in|ended at its limit of) \d+ s", summary[0]), summary
     assert "failed with exit code 1" in summary[2] and done.returncode == 1, summary
     assert len(recorded(tmp_path / "out" / "runs.jsonl")) == 2
-    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["rows"]
+    rows = read_json(tmp_path / "out" / "comparison.json")["rows"]
     assert [row[0].rpartition(" ")[2] for row in rows] == ["fedavg", "fdse"] and rows[0][-1] > 0
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert len(files) <= 8 and {path.parent for path in files} == {tmp_path / "out"}

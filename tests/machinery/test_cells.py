@@ -1,12 +1,11 @@
 """Cells: the run behind each, and its numbers."""
 
-import json
 
 from reproduce.cells import Cell, cells_of, fill_means, judge, missing, run_of
 from reproduce.methods import arguments
-from reproduce.records import Records, setting_of
+from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table, read_tables
-from tests.small_table import record, two_tables, write_records
+from tests.small_table import record, two_tables, write_checked, write_records
 
 import pytest
 
@@ -96,8 +95,7 @@ def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
     made = [of_seed(0, "fp32", 0.5), of_seed(1, "fp32", 0.6)]
     cell = cell_with(tmp_path, made, seeds=(0, 1))
     assert not cell.differs_now and not cell.missing
-    checked = {setting_of(made[0]): {"outcome": "differs", "date": "2030"}}
-    (tmp_path / "checked.json").write_text(json.dumps(checked))
+    write_checked(tmp_path, made[0], "differs")
     cell = cell_with(tmp_path, made, seeds=(0, 1))
     assert cell.differs_now and cell.values == {0: 50, 1: 60}
     assert [run.seed for run in cell.missing] == [0, 1]

@@ -1,13 +1,12 @@
 """--check: recorded runs are begun again, and compared digit by digit."""
 
-import json
 
 from reproduce import check
 from reproduce.claims import read_claims
 from reproduce.records import Place, Records, setting_of
 from reproduce.tables import read_tables
 from reproduce_tables import records_behind
-from tests.conftest import ROOT, run_here
+from tests.conftest import ROOT, read_json, run_here
 from tests.finished_runs import once
 from tests.small_table import record, recorded, small_folder, write_records
 
@@ -47,7 +46,7 @@ def checked(folder, records: list[dict], minutes=0) -> tuple[int, dict]:
     path = write_records(folder / "runs.jsonl", records)
     every = Records(path)
     code = check.check(every, every.every, PLACE, jobs=1, minutes=minutes)
-    found = json.loads((folder / "checked.json").read_text()).values()
+    found = read_json(folder / "checked.json").values()
     return code, {entry["method"]: entry for entry in found}
 
 
@@ -94,7 +93,7 @@ def test_what_was_compared_once_stays_if_it_cannot_be_compared_now(folder, made)
     begun = check.beginning(made[0] | {"setting": setting_of(made[0])})
     check.note(path, begun, "abc", "equal", "")
     check.note(path, begun, "def", "not comparable", "no images")
-    (entry,) = json.loads(path.read_text()).values()
+    (entry,) = read_json(path).values()
     assert (entry["outcome"], entry["commit"]) == ("equal", "abc")
 
 

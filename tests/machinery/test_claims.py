@@ -18,8 +18,8 @@ from reproduce.templates import in_words
 from reproduce.methods import method
 from reproduce.records import known_arguments, REMOVED, Records, moved, work_of
 from reproduce.tables import read_tables
-from tests.conftest import ROOT
-from tests.small_table import record, write_records
+from tests.conftest import ROOT, read_json
+from tests.small_table import record, write_checked, write_records
 
 import pytest
 from scipy import stats
@@ -142,11 +142,8 @@ def test_too_few_seeds_have_a_mean_and_no_answer(tmp_path):
 
 def test_a_record_that_differs_answers_nothing(tmp_path):
     lines = lines_of(THREE)
+    write_checked(tmp_path, lines[0], "differs")
     records = Records(write_records(tmp_path / "r.jsonl", lines))
-    setting = records.every[0]["setting"]
-    found = {setting: {"outcome": "differs", "date": "2999-01-01T00:00:00Z"}}
-    (tmp_path / "checked.json").write_text(json.dumps(found))
-    records = Records(tmp_path / "r.jsonl")
     assert records.differs(records.every[0])
     assert measure(A_PAPER, CLAIM, OWN, records, 4.0, None, 0).gains == {}
 
@@ -259,7 +256,7 @@ def settings_of_answers_a() -> dict[str, dict]:
 
 def test_answers_a_keep_their_settings():
     """A default that moves does not move answer A: the claims file then needs a flag with the old value."""
-    frozen = json.loads((ROOT / "tests" / "answers_a.json").read_text())
+    frozen = read_json(ROOT / "tests" / "answers_a.json")
     now = settings_of_answers_a()
     assert frozen["answers"].keys() == now.keys()
     for name, i in frozen["answers"].items():

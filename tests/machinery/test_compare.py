@@ -1,12 +1,13 @@
 """reproduce.compare: which runs are one curve, what the legend says of them, the table, and the figure."""
 
-import json
 import statistics
 from pathlib import Path
 
+from plumbing.files import write_json
 from reproduce import compare
 from reproduce.drawing import new_panel
-from tests.conftest import fails
+from tests.conftest import fails, read_json
+from tests.small_table import write_records
 
 import pytest
 from PIL import Image
@@ -25,10 +26,10 @@ def a_run(folder: Path, vals: list, method: str = "fedavg", **args) -> Path:
         entry = {"round": t, "clients": clients, "val": {"ALL": val, "AVG": val, "clients": {}}}
         if t != 2:
             entry["test"] = {"ALL": val - 0.1, "AVG": val / 2, "clients": {"a": val, "b": 0.0}}
-        lines.append(json.dumps(entry) + "\n")
-    (folder / "metrics.jsonl").write_text("".join(lines))
+        lines.append(entry)
+    write_records(folder / "metrics.jsonl", lines)
     key = SETTINGS | args | {"method": method}
-    (folder / "settings.json").write_text(json.dumps({"identity": key}))
+    write_json(folder / "settings.json", {"identity": key})
     return folder
 
 
@@ -80,8 +81,8 @@ def test_a_curve_has_the_rounds_that_all_its_runs_have(runs, capsys):
 
 def test_the_left_out_domain_is_what_is_shown_if_all_have_one(runs, capsys):
     folder = a_run(runs / "lodo", [0.5], protocol="lodo", target="d0")
-    line = json.loads((folder / "metrics.jsonl").read_text())
-    (folder / "metrics.jsonl").write_text(json.dumps(line | {"target": 0.25}) + "\n")
+    line = read_json(folder / "metrics.jsonl")
+    write_records(folder / "metrics.jsonl", [line | {"target": 0.25}])
     assert said(capsys, folder)[1][-1] == "25.00"
     assert said(capsys, folder, runs / "other")[0][0] == "ALL (%)"
 

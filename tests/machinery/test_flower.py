@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import common
 from common import UserError
 from plumbing.files import tensors_of
-from tests.conftest import METHODS, metrics, one_run, parsed, run_here, small_images
+from tests.conftest import METHODS, metrics, one_run, parsed, run_here, saved_in, small_images
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
 from tests.methods.test_every_method import ALL, keeping, same_metrics
 
@@ -119,7 +119,7 @@ def deployed(out: Path, method: str, *flags, fault=lambda node, what, t: "", own
 
 
 def server_of(out: Path) -> list[torch.Tensor]:
-    return tensors_of(torch.load(out / "checkpoint.pt", weights_only=True)["server"])
+    return tensors_of(saved_in(out / "checkpoint.pt")["server"])
 
 
 def same_run(out: Path, other: Path) -> bool:

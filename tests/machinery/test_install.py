@@ -1,6 +1,5 @@
 """The package that `pip install .` makes, and the frozen environment."""
 
-import json
 import re
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from plumbing import provenance
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read_json
 from tests.machinery.test_architecture import METHOD_FILES, tracked
 
 import pytest
@@ -124,7 +123,7 @@ def test_a_method_elsewhere_imports_the_installed_package(tmp_path):
         done = subprocess.run([sys.executable, *command], cwd=work, env={"PYTHONPATH": str(there)},
                               check=True, capture_output=True, text=True)
         said.append(done.stdout)
-    hashed = json.loads((work / "run" / "settings.json").read_text())["code"][0]["files"]
+    hashed = read_json(work / "run" / "settings.json")["code"][0]["files"]
     tops = {Path(file).parts[0].removesuffix(".py") for file in hashed}
     assert tops == {"common", "fedavg", "plumbing", ".."}
     assert said[0].startswith("mine on digits") and said[1].startswith("fedprox on digits")

@@ -6,14 +6,13 @@ A method is run straight through, and then again with SIGKILL at moments that a 
 while the next checkpoint is written.
 """
 
-import json
 import os
 import random
 import subprocess
 import time
 from pathlib import Path
 
-from tests.conftest import METHODS, TESTED, one_run, script, start
+from tests.conftest import METHODS, TESTED, one_run, read_json, script, start
 
 import pytest
 
@@ -64,6 +63,6 @@ def test_every_method_killed_many_times(tmp_path, method):
     finish(start(*words, folder))
     assert sorted(os.listdir(folder)) == sorted(os.listdir(straight))
     assert (folder / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
-    ours, theirs = (json.loads((of / "result.json").read_text()) for of in (folder, straight))
+    ours, theirs = (read_json(of / "result.json") for of in (folder, straight))
     for part in OF_A_RUN:
         assert ours[part] == theirs[part], part

@@ -1,7 +1,6 @@
 """The network of a run by `loading.load_run`: whose it is, without images, of unfinished runs, what is
 refused. That it has the recorded accuracies: test_every_method.py."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ from reproduce import compare, loading
 from reproduce.benchmark import entry_of
 from plumbing.errors import UserError
 from plumbing.files import load_file
-from tests.conftest import ROOT, interrupted, run_here
+from tests.conftest import ROOT, interrupted, read_json, run_here, saved_in
 from tests.finished_runs import labelled_runs, unlabelled_runs
 from tests.three_clients import same
 
@@ -52,7 +51,7 @@ def test_what_is_known_of_it(runs):
     assert (run.args.image_size, run.args.normalize, run.args.device) == (28, "unit", "cpu")
     pixels = torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8)
     assert torch.equal(run.inputs(pixels), pixels.float() / 255)
-    best = json.loads((runs / "fedavg-indomain" / "result.json").read_text())["best"]["round"]
+    best = read_json(runs / "fedavg-indomain" / "result.json")["best"]["round"]
     assert loading.load_run(runs / "fedavg-indomain").run.round == best
 
 
@@ -136,7 +135,7 @@ def test_of_an_unfinished_run(tmp_path, monkeypatch):
     last = loading.load_run(tmp_path, "d15", "last")
     saved = load_file(tmp_path / "checkpoint.pt", "checkpoint")
     assert last.run.round == saved["round"] == 2
-    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    best = saved_in(tmp_path / "best.pt")
     assert loading.load_run(tmp_path).run.round == best["round"]
 
 

@@ -1,7 +1,6 @@
 """python -m reproduce.measures: what it shows and writes, and its numbers against independent ones."""
 
 import dataclasses
-import json
 
 import common
 import fdse
@@ -10,7 +9,7 @@ from plumbing.runfolder import read_history
 from reproduce.measures.command import main
 from reproduce.measures.finished import finished, labels_of, numbers_of, rebuilt
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
-from tests.conftest import run_here
+from tests.conftest import read_json, run_here
 from tests.finished_runs import labelled_runs
 
 import numpy as np
@@ -35,7 +34,7 @@ def test_confusion_matrices(runs, tmp_path, capsys):
     ALL of their test images; the target's is beside it."""
     folder, numbers = runs / "fdse-lodo", tmp_path / "c.json"
     shown("confusion", folder, "--out", tmp_path / "c.png", "--json", numbers)
-    (found,), best = json.loads(numbers.read_text())["runs"], finished(folder)["best"]
+    (found,), best = read_json(numbers)["runs"], finished(folder)["best"]
     matrices = {name: np.array(matrix) for name, matrix in found["confusion"].items()}
     target, pooled = matrices.pop("d0"), matrices.pop("all clients")
     assert (pooled == sum(matrices.values())).all() and len(matrices) == 5
@@ -105,7 +104,7 @@ def test_cost_by_hand(runs, tmp_path, capsys):
     entries, run = read_history(folder), rebuilt(folder, "last")
     accuracy = entries[-1]["test"]["AVG"]
     shown("cost", folder, runs / "fedavg-lodo", "--accuracy", accuracy, "--json", numbers)
-    cost = json.loads(numbers.read_text())["runs"][0]["cost"]
+    cost = read_json(numbers)["runs"][0]["cost"]
     done = entries[:cost["round"]]
     assert done[-1]["test"]["AVG"] >= accuracy
     exchanged = sum(log["bytes_up"] + log["bytes_down"] for one in done for log in one["clients"].values())
@@ -120,7 +119,7 @@ def test_the_share_of_fdses_consistency(tmp_path, capsys):
     run_here("fdse", tmp_path / "run", "--rounds", 2, "--clip", 3.0, "--batch-size", 8)
     shown("shares", tmp_path / "run", "--coefficient", "lambda", "--which", "last", "--step", 2, "--json",
           tmp_path / "n.json")
-    (found,) = json.loads((tmp_path / "n.json").read_text())["runs"]
+    (found,) = read_json(tmp_path / "n.json")["runs"]
     run = rebuilt(tmp_path / "run", "last")
     client, args = run.federation.clients[0], dataclasses.replace(run.args, steps=2)
     model = load(client.net, client.theta(run.federation.server.download(0))).train()

@@ -1,6 +1,5 @@
 """Runs and their records: what makes two runs the same, what is no record, and fields that were removed."""
 
-import json
 
 import reproduce.records
 from common import UserError, open_dataset
@@ -10,7 +9,7 @@ from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.conftest import ROOT
-from tests.small_table import record, recorded, small_folder, write_records
+from tests.small_table import record, recorded, small_folder, write_checked, write_records
 
 import pytest
 
@@ -52,8 +51,7 @@ def test_a_record_that_the_code_of_now_does_not_give_is_missing(tmp_path):
     """Until there is a newer one."""
     made = record("fedavg", ["--dataset", "digits", "--seed", "3", "--precision", "fp32"], finished="2025")
     path = write_records(tmp_path / "r.jsonl", [made])
-    checked = {setting_of(made): {"outcome": "differs", "date": "2026"}}
-    (tmp_path / "checked.json").write_text(json.dumps(checked))
+    write_checked(tmp_path, made, "differs", "2026")
     assert Records(path).get(FEDAVG) is None
     write_records(path, [made, made | {"finished": "2027"}])
     assert Records(path).get(FEDAVG)["finished"] == "2027"

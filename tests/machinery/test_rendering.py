@@ -1,7 +1,6 @@
 """Rendering: a small table against its golden file, and the repository's results against its records;
 figures, and what others print beside the papers' cells."""
 
-import json
 import re
 import shutil
 
@@ -10,12 +9,12 @@ from plumbing.errors import UserError
 from reproduce import figures
 from reproduce.cells import Cell, FilledBlock
 from reproduce.claims import read_claims
-from reproduce.records import Records, setting_of
+from reproduce.records import Records
 from reproduce.rendering import MARKS, leaderboards, render
 from reproduce.tables import read_tables
 from reproduce.elsewhere import HEAD, read_reported
 from tests.conftest import ROOT, fails
-from tests.small_table import record, small_folder, write_records
+from tests.small_table import record, small_folder, write_checked, write_records
 
 import pytest
 
@@ -45,8 +44,7 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
     for one in made[-3:]:
         one["args"]["dataset"] = "/x/my data.py c0ffee"  # its content behind it, as runs are identified
     path = write_records(tmp_path / "r.jsonl", made)
-    checked = {setting_of(made[0]): {"outcome": "equal", "date": "2030"}}  # of every rate
-    (tmp_path / "checked.json").write_text(json.dumps(checked))
+    write_checked(tmp_path, made[0], "equal")  # of every rate
     of_smoke, smoke, of_paper, board = leaderboards(Records(path))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in board.splitlines()[2:]]
     assert [row[:2] + row[3:] for row in rows] == [

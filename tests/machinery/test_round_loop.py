@@ -4,14 +4,13 @@ plain Python. Who is drawn, what each has and sees, from which random numbers, a
 import collections
 import dataclasses
 import itertools
-import json
 import math
 import re
 import time
 
 import common
 from plumbing.catalog import named
-from tests.conftest import fails, metrics
+from tests.conftest import fails, metrics, read_json, saved_in
 from tests.recording import SIZES, by_hand, numbers_of, recording, settings_of, write_data
 
 import pytest
@@ -89,12 +88,12 @@ def test_a_run_is_that_of_the_second_computation(tmp_path, data, values):
     expected = by_hand(settings, mostly, begin=tuple(start))
     assert_same(log, metrics(tmp_path / "run"), expected)
     assert log["build", settings.seed] == numbers_of(settings.seed, "init")  # whoever takes part
-    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    saved = saved_in(tmp_path / "run" / "checkpoint.pt")
     assert saved["images"] == expected.images
     trained = [key[3] for key in expected.log if key[0] == "train"]
     assert {k: kept["rounds"] for k, kept in saved["clients"].items()} == {
         k: trained.count(k) for k in range(len(expected.clients) + len(expected.targets))}
-    written = json.loads((tmp_path / "run" / "settings.json").read_text())["data"]
+    written = read_json(tmp_path / "run" / "settings.json")["data"]
     assert (written["clients"], written["targets"]) == ([*expected.clients], [*expected.targets])
     assert result["bytes"]["up"] == 28 * len(trained) and result["bytes"]["down"] == 29 * len(trained)
     assert result["bytes"]["up_per_round"] == 28 * len(trained) / settings.rounds
@@ -111,7 +110,7 @@ def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
         for target in SIZES:
             expected = by_hand(dataclasses.replace(settings, seed=seed, target=target), mostly)
             folder, result = tmp_path / "run" / f"s{seed}" / target, next(remaining)
-            assert json.loads((folder / "result.json").read_text()) == result
+            assert read_json(folder / "result.json") == result
             assert log["start", seed, target] == log["start", seed, "north"]
             for line, by_hand_ in zip(metrics(folder), expected.lines, strict=True):
                 assert_close(line, by_hand_)
@@ -138,7 +137,7 @@ def test_the_first_round_with_the_best_pooled_validation_is_reported(tmp_path, d
     for name in ("ALL", "AVG"):
         assert result["best"][name] == pytest.approx(best["test"][name])
         assert result["curve"][name][0] == pytest.approx(worse["test"][name], abs=1e-5)
-    kept = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    kept = saved_in(tmp_path / "run" / "best.pt")
     assert kept["round"] == kept["server"]["t"] == 2
     assert torch.equal(kept["server"]["w"]["x"], log["w", 0, 1]["x"])
 
@@ -209,7 +208,7 @@ def test_a_bad_answer_ends_the_run(tmp_path, ends, value, where, words):
     """The last good round is kept."""
     method = bad_answer(value, where)
     ends(1, f"round 2, client west: {words}", method, checkpoint_every=0)
-    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["round"] == 1
+    assert saved_in(tmp_path / "run" / "checkpoint.pt")["round"] == 1
 
 
 def test_a_server_that_turns_a_counter_into_a_float_stops(ends):
@@ -256,7 +255,7 @@ def test_each_client_has_tensors_of_its_own(tmp_path, data):
                       trained={"rounds": torch.zeros(2)})
     Server, Client, build = method
     common.run(Server, Client, settings_of(data, tmp_path / "run"), build)
-    clients = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["clients"]
+    clients = saved_in(tmp_path / "run" / "checkpoint.pt")["clients"]
     rounds = [client["trained"]["rounds"].tolist() for client in clients.values()]
     assert rounds == [[3, 3]] * len(SIZES)
 

@@ -1,7 +1,6 @@
 """The output folder: what is written, what is refused, what is kept when something fails; --tensorboard."""
 
 import errno
-import json
 import os
 import runpy
 import shlex
@@ -14,12 +13,13 @@ from unittest import mock
 import common
 import fedavg
 from plumbing import errors, results, runfolder, settings
-from plumbing.files import locked
+from plumbing.files import locked, write_json
 from plumbing.provenance import code
 from plumbing.results import command
 from plumbing.runfolder import Run, numbers_in
 from plumbing.settings import identity
-from tests.conftest import fails, interrupted, metrics, parsed, run_all, run_here
+from tests.conftest import fails, interrupted, metrics, parsed, read_json, run_all, run_here, saved_in
+from tests.small_table import recorded
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def finished(tmp_path, one_finished):
 
 
 def result_in(path) -> dict:
-    return json.loads((path / "result.json").read_text())
+    return read_json(path / "result.json")
 
 
 # What is written
@@ -58,7 +58,7 @@ def test_output_folder(tmp_path):
     again = run_here("fedavg", tmp_path / "run", "--record", records)
     assert again == result  # with its time: it is not run again
     del result["measures"]
-    assert [json.loads(line) for line in records.read_text().splitlines()] == [result]
+    assert recorded(records) == [result]
 
 
 def curves_of(history, path, monkeypatch, *flags) -> list[dict]:
@@ -154,7 +154,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
 
 def test_a_checkpoint_of_other_tensors_is_named(finished, capsys):
     path = finished / "checkpoint.pt"
-    torch.save(torch.load(path, weights_only=True) | {"server": {"w": {"x": torch.zeros(1)}}}, path)
+    torch.save(saved_in(path) | {"server": {"w": {"x": torch.zeros(1)}}}, path)
     (finished / "result.json").unlink()
     words = "checkpoint.pt does not fit this method.*--no-resume to replace it"
     fails(capsys, 1, words, run_here, "fedavg", finished)
@@ -164,20 +164,20 @@ def test_an_edited_result_is_neither_shown_nor_recorded(finished, tmp_path, caps
     """What the history says is."""
     right = result_in(finished)
     edited = right | {"best": right["best"] | {"ALL": 2.0}, "curve": {}}
-    (finished / "result.json").write_text(json.dumps(edited))
+    write_json(finished / "result.json", edited)
     result = run_here("fedavg", finished, "--record", tmp_path / "r.jsonl")
     assert result == right
-    assert json.loads((tmp_path / "r.jsonl").read_text())["best"] == right["best"]
+    assert read_json(tmp_path / "r.jsonl")["best"] == right["best"]
 
 
 def test_a_changed_byte_is_noticed(finished, capsys):
     """torch reads a checkpoint with another number in it and says nothing; its checksum does."""
     path = finished / "checkpoint.pt"
-    weights = next(iter(torch.load(path, weights_only=True)["server"]["w"].values()))
+    weights = next(iter(saved_in(path)["server"]["w"].values()))
     numbers, content = weights.numpy().tobytes(), path.read_bytes()
     assert content.count(numbers) == 1
     path.write_bytes(content.replace(numbers, (weights + 1).numpy().tobytes()))
-    assert torch.load(path, weights_only=True)
+    assert saved_in(path)
     (finished / "result.json").unlink()
     fails(capsys, 1, "it is damaged or holds more than tensors .BadZipFile.", run_here, "fedavg", finished)
 
@@ -210,7 +210,7 @@ def test_an_odd_result_is_made_again(finished, content):
 def test_other_code_is_refused_by_the_name_of_the_file(finished, capsys):
     """Two ways on: anew, or all the same; then the result knows of both."""
     path = finished / "checkpoint.pt"
-    saved = torch.load(path, weights_only=True)
+    saved = saved_in(path)
     part = saved["code"][0]
     older = part | {"sha256": "1", "commit": "2", "files": part["files"] | {"fedavg.py": "older"}}
     torch.save(saved | {"code": [older], "seconds": saved["seconds"] | {"train": 3000.0}}, path)
@@ -246,7 +246,7 @@ def test_a_run_stops_after_a_round(tmp_path, capsys):
           "--stop-after", "2")
     run_here("fedavg", tmp_path / "run", "--rounds", "4")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-    trained = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["images"]
+    trained = [saved_in(tmp_path / name / "checkpoint.pt")["images"]
                for name in ("run", "whole")]
     assert trained[0] == trained[1]
 
@@ -336,7 +336,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
             file.write("[" * 100_000 + '\n{"round": 3, "clients": {}, "seconds": {}}\n{"rou')
     run_here("fedavg", tmp_path, *flags)
     assert not list(tmp_path.glob("*.tmp"))
-    times = [json.loads(line)["round"] for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    times = [line["round"] for line in recorded(tmp_path / "timing.jsonl")]
     assert [entry["round"] for entry in metrics(tmp_path)] == times == [1, 2, 3]
     assert len(metrics(tmp_path)[2]["clients"]) == 6
 
@@ -362,7 +362,7 @@ def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, caps
     script = started_script(tmp_path, monkeypatch, MINE, "--scale", "smoke", "--no-figures", "--record",
                             tmp_path / "runs.jsonl", "--out", tmp_path)
     runpy.run_path(str(script), run_name="__main__")
-    result = json.loads((tmp_path / "runs.jsonl").read_text())
+    result = read_json(tmp_path / "runs.jsonl")
     assert result["method"] == result["args"]["method"] == "mine"
     assert capsys.readouterr().out.startswith("mine on digits")
     files = {*result["code"][0]["files"]}

@@ -6,7 +6,7 @@ from plumbing.errors import UserError
 from plumbing.results import summary
 from plumbing.scores import scores
 from reproduce.measures.finished import rebuilt
-from tests.conftest import fails, metrics, parsed, run_here
+from tests.conftest import fails, metrics, parsed, run_here, saved_in
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_another_metric_chooses_the_round(tmp_path):
     assert result["best"]["metric"] == max(curve)
     assert f"best validation round {best} (f1 {max(curve):.3f}): ALL" in summary(result)
     assert "accuracy" not in summary(plain_result)
-    assert torch.load(tmp_path / "f1" / "best.pt", weights_only=True)["round"] == best
+    assert saved_in(tmp_path / "f1" / "best.pt")["round"] == best
 
 
 def test_it_is_measured_on_all_validation_images_together(tmp_path):

@@ -1,12 +1,11 @@
 """--seeds: a run of each seed, each the one that --seed gives, and the mean and deviation over them."""
 
-import json
 import statistics
 from pathlib import Path
 
 import common
 from plumbing import several
-from tests.conftest import parsed, run_all
+from tests.conftest import parsed, read_json, run_all
 from tests.recording import recording, write_data
 
 import pytest
@@ -25,7 +24,7 @@ def run_recorded(tmp_path):
 
 
 def settings_in(folder) -> dict:
-    return json.loads((folder / "settings.json").read_text())["settings"]
+    return read_json(folder / "settings.json")["settings"]
 
 
 def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch):

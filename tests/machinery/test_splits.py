@@ -5,7 +5,7 @@ from pathlib import Path
 
 import common
 from plumbing.splits import PARTS, parts_by_class
-from tests.conftest import fails, parsed, run_all
+from tests.conftest import fails, members_of, parsed, run_all
 from tests.own_images import FLAGS, write_images
 
 import pytest
@@ -73,7 +73,7 @@ def test_groups_never_cross_parts(folder, flags, seed):
 
 def clients_of(folder: Path, *flags) -> list[common.ClientData]:
     args = flags_of(folder, *flags)
-    clients, _ = common.split(common.open_dataset(args), args)
+    clients, _ = members_of(args)
     return clients
 
 

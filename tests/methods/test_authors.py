@@ -5,7 +5,6 @@ Where clients train, their code had the same start, batches and noise, all of si
 
 import dataclasses
 import itertools
-import json
 
 import common
 from baselines import (ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedproc, lgfedavg,
@@ -13,14 +12,15 @@ from baselines import (ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fe
 from fedcir import ModelAndGenerator
 from fedgala import Learner
 from plumbing.runfolder import copied
-from tests.conftest import ROOT, parsed
+from tests.conftest import ROOT, parsed, read_json
+from tests.three_clients import one_round
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-AUTHORS = json.loads((ROOT / "tests" / "fixtures" / "baselines.json").read_text())
+AUTHORS = read_json(ROOT / "tests" / "fixtures" / "baselines.json")
 
 ROUNDS = ((0, 1), (0, 2), (1, 2), (0, 1), (0, 1))  # the clients of each round: 2 comes late, all miss one
 LABELS = ((0, 1, 1, 0, 1, 0), (2, 1, 2), (0, 1, 0, 0, 1, 1, 0, 1, 0))  # of each client's images
@@ -89,10 +89,6 @@ def federation(module, monkeypatch, *flags, net: nn.Module | None = None, shape:
     return module.Server(args, net, 3), clients
 
 
-def one_round(server, clients, t: int) -> None:
-    server.update({k: clients[k].train(copied(server.download(k)), t) for k in ROUNDS[t]}, t)
-
-
 def assert_same(tensors: dict[str, torch.Tensor], theirs: list[float], atol: float = 2e-12) -> None:
     """The entries of a state, one after the other, against numbers rounded to 1e-12."""
     numbers = common.flatten(list(tensors.values()))
@@ -103,7 +99,7 @@ def play_theirs(name: str, server, clients, atol: float = 2e-12, **parts: str) -
     """The rounds of `name`, after each of which the server has their numbers: `parts` are its attributes, by
     the names that theirs have."""
     for t, theirs in enumerate(AUTHORS[name]["rounds"]):
-        one_round(server, clients, t)
+        one_round(server, clients, t, ROUNDS[t])
         for part, numbers in theirs.items():
             held = getattr(server, parts.get(part, part))
             assert_same(held if isinstance(held, dict) else {part: held}, numbers, atol)

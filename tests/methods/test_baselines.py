@@ -9,8 +9,8 @@ import fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedopt, fedproc,
                        fedprox, lgfedavg, local, moon, partialfed, scaffold)
 from tests.conftest import parsed
-from tests.plain_torch import body_of_smallcnn_bn, linear
-from tests.three_clients import FLAGS, ROUNDS, federation, same, three_clients
+from tests.plain_torch import body_of_smallcnn_bn, is_trained, linear
+from tests.three_clients import FLAGS, ROUNDS, federation, one_round, same, three_clients
 
 import pytest
 import torch
@@ -25,13 +25,8 @@ def made(module, *flags, build=None):
 
 def play(server, clients, t: int, chosen: tuple[int, ...]) -> tuple[dict, dict]:
     """A round: what goes down to its first client, and what comes up from it."""
-    downs, uploads = {}, {}
-    for k in chosen:
-        downs[k] = server.download(k)
-        common.seed_all(0, "train", t, k)
-        uploads[k] = clients[k].train(downs[k], t)
-    server.update(uploads, t)
-    return downs[chosen[0]], uploads[chosen[0]]
+    down = server.download(chosen[0])
+    return down, one_round(server, clients, t, chosen)[chosen[0]]
 
 
 class Sampled(fedcir.GaussianNet):
@@ -60,6 +55,7 @@ SMALLCNN = ("--backbone", "smallcnn", "--image-size", 16, "--momentum", 0.9, "--
     (feddg_ga, ("--step-size", 0), UNIFORM),
     (feddg_ga, ("--step-size", 0, "--rule", "code"), UNIFORM),
     (fedgen, ("--lambda-reg", 0, "--lambda-kd", 0), ()),
+    (fedgen, ("--lambda-reg", 0, "--lambda-kd", 0, *UNIFORM), UNIFORM),
     (fedproc, ("--alpha", 0), ()),
     (fedproc, ("--alpha", 0, "--prototypes", "batches", *UNIFORM), UNIFORM),
     (partialfed, ("--strategy", "none"), ()),
@@ -96,9 +92,37 @@ def test_of_one_client_it_is_fedavg_bit_for_bit(module, flags):
         net = common.backbone(args, 1, 10)
         server, client = method.Server(args, net, 1), method.Client(args, net, 0, data[0])
         for t in range(3):
-            server.update({0: client.train(server.download(0), t)}, t)
+            one_round(server, [client], t, (0,))
         models.append(common.state(client.model(server.download(0))))
     assert same(*models)
+
+
+def model_after(module, t: int, *flags, **held) -> dict:
+    """The server's model after round t, before which it has had what is `held`."""
+    server, clients = made(module, *flags)
+    vars(server).update(held)
+    one_round(server, clients, t)
+    return server.w
+
+
+def test_but_for_bn_fedbns_first_round_is_fedavgs():
+    w = model_after(fedbn, 0)
+    assert same(w, common.pick(model_after(fedavg, 0), list(w)))
+
+
+def test_scaffold_clips_before_it_corrects():
+    """A step is FedAvg's, and the rate times c more."""
+    flags = ("--steps", 1, "--clip", 0.1)
+    theirs = model_after(fedavg, 0, *UNIFORM, *flags)
+    c = {name: torch.full_like(v, 0.5) for name, v in theirs.items() if is_trained(name)}
+    w = model_after(scaffold, 0, *flags, c=c)
+    for name in c:
+        assert_close(w[name], theirs[name] - 0.05 * 0.5)
+
+
+def test_an_image_without_a_prototype_has_l_ce_alone():
+    prototypes = torch.eye(64)[:11] * (torch.arange(11) == 10)[:, None]  # of a class without images
+    assert_close(model_after(fedproc, 1, prototypes=prototypes), model_after(fedavg, 1))
 
 
 PARAMETERS = 320 + 2 * 32 + 18496 + 2 * 64 + 3136 * 64 + 64 + 64 * 10 + 10  # of the digits' network
@@ -139,7 +163,8 @@ OF_GLOBAL_MODEL = (fedprox, moon, ditto, partialfed, feddyn, fedheal, feddg_ga, 
 
 @pytest.mark.parametrize("module", OF_GLOBAL_MODEL)
 def test_the_unseen_client_has_the_global_model(module):
-    server, clients = made(module)
+    flags = ("--evaluated", "trained") if module in (moon, partialfed) else ()
+    server, clients = made(module, *flags)
     play(server, clients, 0, (0, 1))
     data = three_clients(clients[2].args)[2]
     data.unseen = True
@@ -155,15 +180,6 @@ def test_a_client_is_tested_with_what_it_has_trained(module):
     play(server, clients, 1, (1, 2))
     tested = common.state(clients[0].model(server.download(0)))
     assert same(common.pick(tested, list(up["w"])), up["w"])
-
-
-def test_feddyn_is_tested_with_the_mean_of_the_models():
-    """It trains on another one, which --evaluated theta tests."""
-    server, clients = made(feddyn)
-    _, up = play(server, clients, 0, (0,))
-    assert same(server.tested(0)["w"], up["w"]) and not same(server.w, up["w"])
-    server.args = parsed("baselines.feddyn", *FLAGS, "--evaluated", "theta")
-    assert same(server.tested(0)["w"], server.w)
 
 
 def test_what_moon_compares_with_is_in_evaluation_mode():

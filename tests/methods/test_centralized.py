@@ -2,13 +2,12 @@
 
 import common
 from baselines import centralized
-from plumbing.runfolder import copied
-from tests.conftest import parsed, run_here
+from tests.conftest import parsed, run_here, saved_in
 from tests.plain_torch import in_double
-from tests.three_clients import CLOSE, FLAGS, clipped_sgd, three_clients, train_by_hand
+from tests.three_clients import (FLAGS, assert_near, clipped_sgd, one_round, three_clients,
+                                 train_by_hand)
 
 import torch
-from torch.testing import assert_close
 
 
 def made(*flags):
@@ -28,13 +27,12 @@ def test_three_rounds_by_hand():
     w, sgd = in_double(server.w), clipped_sgd(args)
     for t in range(3):
         w, means, norms = train_by_hand(w, args, data[0], t, 0, sgd=sgd)
-        uploads = {k: clients[k].train(copied(server.download(k)), t) for k in range(3)}
+        uploads = one_round(server, clients, t)
         assert uploads[0].keys() == {"w"} and uploads[1] == uploads[2] == {}
-        server.update(uploads, t)
-        assert_close(float(clients[0].log["loss"]), means["loss"], **CLOSE)
+        assert_near(float(clients[0].log["loss"]), means["loss"])
         for client in clients:
             tested = common.state(client.model(server.download(client.k)))
-            assert_close(in_double(tested), w, **CLOSE)
+            assert_near(in_double(tested), w)
     assert min(norms) < args.clip < max(norms)  # some steps are clipped, some are not
     assert not hasattr(clients[1], "log")
 
@@ -55,5 +53,5 @@ def test_the_pool():
 def test_a_run(tmp_path):
     """One client trains, on the 32 images of each of the six."""
     run_here("baselines.centralized", tmp_path)
-    w = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["server"]["w"]
+    w = saved_in(tmp_path / "checkpoint.pt")["server"]["w"]
     assert w["body.1.num_batches_tracked"] == 2 * 6 * 32 / 16

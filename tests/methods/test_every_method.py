@@ -1,7 +1,6 @@
 """What holds for every method alike: it runs, repeats, resumes, and learns. That it may be
 killed at any moment is in test_killed.py."""
 
-import json
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -10,7 +9,8 @@ import common
 from reproduce import loading
 from plumbing.files import tensors_of
 from plumbing.runfolder import Run
-from tests.conftest import LINEAR, METHODS, OFFICIAL, TESTED, metrics, parsed, run_all, run_here
+from tests.conftest import (LINEAR, METHODS, OFFICIAL, TESTED, members_of, metrics, parsed, read_json,
+                            run_all, run_here)
 from tests.finished_runs import once
 
 import pytest
@@ -82,7 +82,7 @@ def after_two_rounds(out: Path) -> Path:
 @pytest.mark.parametrize("method", ALL)
 def test_it_runs_and_writes_all_files(whole, method):
     """Rounds and accuracies of the files against each other, and against the networks loaded again."""
-    result = json.loads((whole / "result.json").read_text())
+    result = read_json(whole / "result.json")
     rounds = metrics(whole)
     assert [entry["round"] for entry in rounds] == [1, 2, 3]
     for entry in rounds:
@@ -101,7 +101,7 @@ def test_it_runs_and_writes_all_files(whole, method):
 def loaded_accuracies(out: Path, which: str) -> dict:
     """The same of the first client and the last, or the left-out domain, by `loading.load_run`."""
     args = loading.load_run(out, which=which).run.args
-    sources, targets = common.split(common.open_dataset(args), args)
+    sources, targets = members_of(args)
     accuracies = {}
     for data in (sources + targets)[::5]:
         net = loading.load_run(out, data.name, which)
@@ -118,7 +118,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, whole, method):
     out = shutil.copytree(after_two_rounds(whole), tmp_path / "run")
     assert len(metrics(out)) == 2 and not (out / "result.json").exists()
     resumed = run_here(method, out, *flags_of(method))
-    result = json.loads((whole / "result.json").read_text())
+    result = read_json(whole / "result.json")
     assert same_metrics(out, whole)
     assert resumed["best"] == result["best"] and resumed["bytes"] == result["bytes"]
 

@@ -7,7 +7,8 @@ import sys
 
 import common
 import fdse
-from tests.conftest import parsed
+from tests.conftest import members_of, parsed
+from tests.three_clients import one_round
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 
+SMALL = ("--scale", "smoke", "--precision", "fp32", "--device", "cpu")
+
+
 def small_args(*flags):
-    return parsed("fdse", "--scale", "smoke", "--precision", "fp32", "--device", "cpu", *flags)
+    return parsed("fdse", *SMALL, *flags)
 
 
 def federation(args, K=3, seed=0):
@@ -33,16 +37,9 @@ def federation(args, K=3, seed=0):
     return server, clients, net, data
 
 
-def one_round(server, clients, t=0):
-    """The uploads of all clients in round t, which the server has taken in."""
-    uploads = {k: client.train(server.download(k), t) for k, client in enumerate(clients)}
-    server.update(uploads, t)
-    return uploads
-
-
 def target_of(args):
     """The data of the domain that is left out."""
-    return common.split(common.open_dataset(args), args)[1][0]
+    return members_of(args)[1][0]
 
 
 def alexnet(**kw):

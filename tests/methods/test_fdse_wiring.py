@@ -3,14 +3,19 @@ every coefficient and switch away from the value at which it does nothing; in fl
 rounding is forgiven."""
 
 import math
+import sys
 
 import common
 import fdse
+import official.fdse
 from tests.plain_torch import ClippedSGD, dse_block, linear
-from tests.methods.test_fdse import federation, nearest_to_zero, small_args, target_of
+from tests.conftest import parsed
+from tests.methods.test_fdse import SMALL, federation, nearest_to_zero, small_args, target_of
+from tests.three_clients import one_round
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 FLAGS = ["--lambda", 2, "--beta", 0.4, "--tau", 0.05, "--clip", 0.7, "--weight-decay", 0.02,
@@ -20,7 +25,8 @@ BLOCKS = ("body.0", "body.2", "body.6")  # the last one is linear
 
 @pytest.fixture(autouse=True)
 def images_in_float64(monkeypatch):
-    monkeypatch.setattr(fdse, "batches", batches)
+    for method in (fdse, official.fdse):
+        monkeypatch.setattr(method, "batches", batches)
 
 
 def batches(*of_client):
@@ -35,8 +41,9 @@ def prepared(args):
     with torch.no_grad():
         for name, p in net.named_parameters():
             p.add_(0.1 * torch.sin(torch.arange(p.numel()).view(p.shape) + len(name)))
-    clients = [fdse.Client(args, net, k, data[k]) for k in range(3)]
-    return fdse.Server(args, net, 3), clients, net, data
+    method = sys.modules[type(args).__module__]
+    clients = [method.Client(args, net, k, data[k]) for k in range(3)]
+    return method.Server(args, net, 3), clients, net, data
 
 
 # The network: w has all weights and statistics by name
@@ -168,7 +175,7 @@ def assert_same(tensors, want):
     ["--no-consensus", "--no-similarity", "--lambda", "0"],  # FedAvg with local DSE modules
     ["--no-similarity", "--block-bias", "--own-bias"],
     ["--no-block-bias", "--no-own-bias"],
-    ["--unit", "tensor", "--evaluated", "trained"],
+    ["--unit", "tensor", "--evaluated", "aggregated"],
 ], ids=" ".join)
 def test_two_rounds_by_hand(flags):
     """Uploads, L_Con and the server's state against a second computation in plain torch, in float64. The
@@ -206,18 +213,18 @@ def test_two_rounds_by_hand(flags):
             assert_same(client.model(server.download(k)).state_dict(), want)
 
 
-def test_the_adaptation_by_hand():
-    """Algorithm 3 on the target's images in batches, twice: BN_DSE normalizes by the batch, all
-    else keeps its statistics; only theta_v moves. The images are as they are, whatever training does."""
+@pytest.mark.parametrize("method", ["fdse", "official.fdse --variant paper"])
+def test_the_adaptation_by_hand(method):
+    """Algorithm 3 on the target's images in batches, twice: BN_DSE normalizes by the batch, all else, BN
+    outside the blocks too, keeps its statistics; only theta_v moves. The images are as they are, whatever
+    training does."""
     flags = ["--protocol", "lodo", "--target", "d75", "--beta", "0.4", "--adapt-epochs", "2",
              "--adapt-lr", "3", "--augment", "crops"]
-    args = small_args(*flags)
+    args = parsed(*method.split(), *SMALL, *flags)
     server, clients, net, _ = prepared(args)
     last = {}  # the last upload of each client, also of the one that misses the second round
     for t, chosen in enumerate(((0, 1, 2), (0, 1))):
-        uploads = {k: clients[k].train(server.download(k), t) for k in chosen}
-        server.update(uploads, t)
-        last |= uploads
+        last |= one_round(server, clients, t, chosen)
     w = dict(server.u)
     for name in server.bn_dfe:
         w[name] = server.bn_dfe[name]
@@ -227,7 +234,10 @@ def test_the_adaptation_by_hand():
         w[name] = sum(up["bn_dse"][name] for up in last.values()) / 3
     target = target_of(args)
     down = server.download(9)
-    held = common.state(fdse.Client(args, net, 9, target).model(down))
+    outside = nn.BatchNorm1d(64, affine=False, track_running_stats=False)
+    net.body.append(outside)
+    held = common.state(type(clients[0])(args, net, 9, target).model(down))
+    assert not outside.training
     glob, kept = bn_dfe_of(w), {}
     for epoch in range(2):
         order = torch.randperm(40, generator=common.seed_all(args.seed, "batches", 0, 9, epoch))

@@ -14,9 +14,8 @@ from torch import nn, tensor
 
 C, H, P, Z = 3, 6, 4, 5  # classes, features, outputs of the projection and noise of the tiny federation
 
-RELEASED = ("--variant", "--warmup", "--d-loss", "--g-loss", "--order", "--onehot-value", "--keep-momentum-d")
-OWN_OF_RELEASE = dict(warmup=0, d_loss="lsgan", g_loss="opposite", order="paper", onehot_value=1.0,
-                      keep_momentum_d=False)
+RELEASED = ("--variant", "--warmup", "--d-loss", "--g-loss", "--order", "--onehot-value")
+OWN_OF_RELEASE = dict(warmup=0, d_loss="lsgan", g_loss="opposite", order="paper", onehot_value=1.0)
 
 
 def released(flags):

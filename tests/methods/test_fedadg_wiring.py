@@ -2,13 +2,12 @@
 switch away from its neutral value, and what the official code gave on the same small inputs: rounds, learning
 rates, networks (tests/fixtures/fedadg.json)."""
 
-import json
 import math
 
 import common
 import fedadg
 import official.fedadg
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read_json
 from tests.plain_torch import ClippedSGD, batch_norm, batch_norm_at_rest
 from tests.methods.test_fedadg import C, federation, of_d, of_release, parsed, small_args, train, with_d
 
@@ -116,7 +115,8 @@ class Hand:
         a = self.a
         lr, lr_adversarial = a.lr * a.lr_decay ** t, lr_adversarial * a.lr_decay ** t
         if not a.keep_momentum:
-            self.opt.velocity = {}
+            kept = {name: v for name, v in self.opt.velocity.items() if name.startswith("D.")}
+            self.opt.velocity = kept if a.keep_momentum_d else {}
         first = a.E0
         if not a.steps:
             first = a.E0 * len(batches) // a.epochs
@@ -133,6 +133,7 @@ class Hand:
 
 @pytest.mark.parametrize("flags", [
     ("--keep-momentum",),
+    ("--keep-momentum-d",),
     ("--projection", "trained", "--label-at", "before", "--d-loss", "printed", "--g-loss", "printed"),
     ("--label-at", "before", "--steps", 0, "--epochs", 3, "--E0", 1),
     ("--projection", "none", "--no-onehot", "--clip", 0, "--lr", 0.3, "--smoothing", 0),
@@ -170,7 +171,7 @@ def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
 # The official code
 
 
-OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedadg.json").read_text())
+OFFICIAL = read_json(ROOT / "tests" / "fixtures" / "fedadg.json")
 CLASSES = {"vlcs": 5, "pacs": 7}
 F_OF_TEST = "net.body.1.weight", "net.body.1.bias"
 C_OF_TEST = "net.head.weight", "net.head.bias"

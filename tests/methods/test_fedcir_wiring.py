@@ -6,12 +6,11 @@ import common
 import fedcir
 from tests.plain_torch import (State, adam_step, body_of_smallcnn_bn, generated, in_double, leaves_of, linear,
                                log_probability)
-from tests.three_clients import CLOSE, ROUNDS, Beside, mean, shares_of
+from tests.three_clients import ROUNDS, Beside, assert_near, mean, shares_of
 
 import pytest
 import torch
 from torch.nn.functional import softplus
-from torch.testing import assert_close
 
 C, D = 10, 64
 OWN = ("--momentum", 0.8, "--clip", 8, "--generator-steps", 4, "--generator-lr", 0.02, "--noise", 5,
@@ -125,10 +124,10 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
         if "align" in terms:
             mu_g, sigma_g = moments_by_hand(w_g, args)
         w = mean(hands, shares_of(chosen, "uniform"))
-        assert_close(in_double(server.w), w, **CLOSE)
-        assert_close(in_double(server.w_g), w_g, **CLOSE)
-        assert_close(server.mu_g.double(), mu_g, **CLOSE)
-        assert_close(server.sigma_g.double(), sigma_g, **CLOSE)
+        assert_near(in_double(server.w), w)
+        assert_near(in_double(server.w_g), w_g)
+        assert_near(server.mu_g.double(), mu_g)
+        assert_near(server.sigma_g.double(), sigma_g)
     of.some_were_clipped()
     if "align" in terms:
         assert (sigma_g == args.sigma_min).any() and (sigma_g > args.sigma_min).any()

@@ -4,12 +4,11 @@ import common
 from baselines import feddyn
 from tests.conftest import parsed
 from tests.plain_torch import in_double, is_trained
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, mean, same, shares_of
+from tests.three_clients import FLAGS, ROUNDS, Beside, assert_near, mean, same, shares_of
 
 import pytest
 import torch
 from torch import nn, tensor
-from torch.testing import assert_close
 
 ALPHA = 0.4
 
@@ -35,7 +34,7 @@ def test_rounds_by_hand():
 
             uploads[k], hand = of.train(t, k, w, more, also=())
             g[k] = {name: g[k][name] - ALPHA * (hand[name] - w[name]) for name in trained}
-            assert_close(in_double(of.clients[k].g_k), g[k], **CLOSE)
+            assert_near(in_double(of.clients[k].g_k), g[k])
             hands.append(hand)
         of.server.update(uploads, t)
         h = mean(g, [1 / 3] * 3)
@@ -43,11 +42,11 @@ def test_rounds_by_hand():
         w = dict(of_round)
         for name in trained:
             w[name] = w[name] - h[name] / ALPHA
-        assert_close(in_double(of.server.h), h, **CLOSE)
+        assert_near(in_double(of.server.h), h)
         of.check(w)
         for client in of.clients:
             tested = client.model(of.server.tested(client.k))
-            assert_close(in_double(common.state(tested)), of_round, **CLOSE)
+            assert_near(in_double(common.state(tested)), of_round)
     download = of.server.download(0)
     assert common.nbytes(download) == common.nbytes(uploads[chosen[0]])  # the mean does not travel
     of.server.args = parsed("baselines.feddyn", *FLAGS, "--evaluated", "theta")

@@ -3,6 +3,7 @@ mixture it is BYOL (test_fedgala.py)."""
 
 import math
 
+import common
 from baselines import fedema
 from fedgala import Learner
 from tests.conftest import parsed
@@ -10,7 +11,20 @@ from tests.methods.test_authors import FLAGS, Images, two_layers
 from tests.plain_torch import in_double, is_trained
 
 import pytest
+import torch
+from torch import nn
 from torch.testing import assert_close
+
+
+@pytest.mark.parametrize("stale", ["mix", "restart"])
+def test_after_a_round_without_it_a_client_mixes_unless_it_restarts(stale, monkeypatch):
+    args = parsed("baselines.fedema", *FLAGS, "--stale", stale)
+    monkeypatch.setattr(fedema, "batches", lambda *_: [(torch.randn(8, 2), None)])
+    net = Learner(common.Net(nn.Linear(2, 3), 3, 3), args)
+    client = fedema.Client(args, net, 0, Images(0, (2,)))
+    for t in (0, 2):
+        client.train(fedema.Server(args, net, 1).download(0), t)
+    assert ("mu" in client.log) == (stale == "mix")
 
 
 def test_eqs_1_to_3_by_hand():

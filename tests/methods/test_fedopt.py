@@ -3,7 +3,7 @@
 import fedavg
 from baselines import fedopt
 from tests.plain_torch import in_double, is_trained
-from tests.three_clients import CLOSE, ROUNDS, Beside, mean, shares_of
+from tests.three_clients import ROUNDS, Beside, assert_near, mean, shares_of
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_fedavgm_is_torchs_sgd_on_the_changes():
             p.grad = server.w[name] - up[name]
         opt.step()
         server.update({1: {"w": up, "n": tensor(7)}}, t)
-        assert_close([server.w[name] for name in names], [p.detach() for p in x], **CLOSE)
+        assert_near([server.w[name] for name in names], [p.detach() for p in x])
 
 
 def test_fedavgm_without_momentum_is_fedavg():
@@ -82,4 +82,4 @@ def test_fedavgm_without_momentum_is_fedavg():
         for of in both:
             start = in_double(of.server.w)
             of.play(t, chosen, [start] * 3)
-        assert_close(both[0].server.w, both[1].server.w, **CLOSE)
+        assert_near(both[0].server.w, both[1].server.w)

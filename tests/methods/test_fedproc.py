@@ -5,12 +5,11 @@ import math
 import common
 from baselines import fedproc
 from tests.conftest import parsed
-from tests.three_clients import CLOSE, FLAGS, federation
+from tests.three_clients import FLAGS, assert_near, federation
 
 import pytest
 import torch
 from torch import tensor
-from torch.testing import assert_close
 
 NAME = "baselines.fedproc"
 
@@ -40,4 +39,4 @@ def test_prototypes_of_the_batches():
             sums[label] += z / z.norm()
             counts[label] += 1
     assert torch.equal(up["counts"], counts.long())
-    assert_close(up["sums"], sums, **CLOSE)
+    assert_near(up["sums"], sums)

@@ -6,6 +6,7 @@ Whole rounds are in test_fedsr_wiring.py, the encoder and Eq. (46) are in test_g
 import math
 
 import common
+import fedcir
 import fedsr
 import official.fedsr
 from tests.conftest import parsed
@@ -45,11 +46,14 @@ def test_sigma_is_positive_and_its_gradient_finite_in_bf16(monkeypatch):
     assert_close(net.r(tensor([2]))[1], torch.full((1, 3), 1.3132617))
     net.last.bias.data[3:] = tensor([-1e4, -120.0, 30.0])
     x, y = torch.rand(8, 1, 2, 2), torch.arange(8) % 3
-    with common.autocast(args):
-        mu, sigma = net.encode(x)
-    assert mu.dtype == sigma.dtype == torch.float32
-    assert (sigma > 0).all()
-    assert (sigma[:, 0] < 2e-6).all()
+    of_fedcir = fedcir.GaussianNet(common.Net(nn.Flatten(), 4, 3), 0)
+    of_fedcir.last = net.last
+    for encoder, given in ((of_fedcir, net.body(x)), (net, x)):
+        with common.autocast(args):
+            mu, sigma = encoder.encode(given)
+        assert mu.dtype == sigma.dtype == torch.float32
+        assert (sigma > 0).all()
+        assert (sigma[:, 0] < 2e-6).all()
     fedsr.cmi(mu, sigma, y, net.r).backward()
     for p in (*net.last.parameters(), net.r.mu, net.r.raw):
         assert torch.isfinite(p.grad).all()

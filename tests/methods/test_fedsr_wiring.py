@@ -2,12 +2,11 @@
 neutral value; and the numbers of the official classes. The batches and the order in which random numbers are
 drawn are the file's."""
 
-import json
 
 import common
 import fedsr
 import official.fedsr
-from tests.conftest import ROOT, parsed
+from tests.conftest import ROOT, parsed, read_json
 from tests.plain_torch import ClippedSGD, adam_step, body_of_smallcnn_bn, in_double, linear
 from tests.three_clients import ROUNDS, Beside, clipped_sgd, mean, shares_of
 
@@ -63,12 +62,16 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("optimizer,keep", [("sgd", True), ("adam", False)])
+@pytest.mark.parametrize("module,optimizer,keep", [
+    (fedsr, "sgd", True), (fedsr, "adam", False), (fedsr, "adam", True),
+    (official.fedsr, "sgd", True), (official.fedsr, "adam", True),
+])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_two_rounds_by_hand(variant, optimizer, keep):
-    """Every parameter and every statistic of uploads, clients and server, after each round."""
+def test_two_rounds_by_hand(module, variant, optimizer, keep):
+    """Every parameter and every statistic of uploads, clients and server, after each round. What the release
+    does otherwise is off."""
     momentum = "--keep-momentum" if keep else "--no-keep-momentum"
-    of = Beside(fedsr, "--variant", variant, *VARIANTS[variant], "--optimizer", optimizer, momentum,
+    of = Beside(module, "--variant", variant, *VARIANTS[variant], "--optimizer", optimizer, momentum,
                 "--lr", LR[optimizer], "--momentum", 0.8, "--samples", 3, close=CLOSE[optimizer])
     local = of.args.reference == "local"
     w, start = in_double(of.server.w), in_double(common.state(of.clients[0].net))
@@ -94,7 +97,7 @@ def test_two_rounds_by_hand(variant, optimizer, keep):
     assert max(of.norms) > of.args.clip
 
 
-OFFICIAL = json.loads((ROOT / "tests" / "fixtures" / "fedsr.json").read_text())
+OFFICIAL = read_json(ROOT / "tests" / "fixtures" / "fedsr.json")
 
 
 def numbers(*shape, shift=0.0):

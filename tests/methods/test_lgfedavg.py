@@ -6,7 +6,7 @@ import common
 from baselines import lgfedavg
 from tests.conftest import parsed
 from tests.plain_torch import in_double
-from tests.three_clients import FLAGS, federation, mean
+from tests.three_clients import FLAGS, federation, mean, one_round
 
 import torch
 from torch import nn
@@ -19,8 +19,7 @@ def test_the_unseen_client_has_the_mean_of_whole_networks():
     """With `lodo` theta_k travels up and goes down to the unseen client alone."""
     args = parsed(NAME, *FLAGS, "--protocol", "lodo", "--target", "d75")
     server, clients, data = federation(lgfedavg, args)
-    uploads = {k: clients[k].train(server.download(k), 0) for k in range(2)}
-    server.update(uploads, 0)
+    uploads = one_round(server, clients, 0, (0, 1))
     whole = [in_double(up["w"] | up["local"]) for up in uploads.values()]
     assert server.download(0).keys() == {"w"}
     unseen = lgfedavg.Client(args, clients[0].net, 3, dataclasses.replace(data[2], unseen=True))

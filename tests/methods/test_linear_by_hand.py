@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import common
 import fedgala
 from plumbing import linear
-from tests.conftest import metrics, parsed
+from tests.conftest import metrics, parsed, saved_in
 from tests.plain_torch import (adam_step, batch_norm_at_rest as bn, body_in_evaluation,
                                linear as product)
 from tests.recording import number, shuffled
@@ -126,7 +126,7 @@ def test_a_run_by_hand(tmp_path, probe):
     def same(found: dict, by_hand: dict) -> bool:
         return all(abs(found[name][share] - by_hand[name][share]) * SIZES[name] < 1.6
                    for name in by_hand for share in by_hand[name])
-    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    saved = saved_in(tmp_path / "run" / "checkpoint.pt")
     assert saved["images"] == 2 * 5 * (64 + 29)  # whole batches of all images of the sources, or the only one
     w = {name: v.double() for name, v in saved["server"]["w"].items()}
     last = result["last"]["linear"]

@@ -5,7 +5,8 @@ from baselines import partialfed
 from plumbing.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
-from tests.three_clients import CLOSE, FLAGS, ROUNDS, Beside, federation, mean, shares_of, train_by_hand
+from tests.three_clients import (FLAGS, ROUNDS, Beside, assert_near, federation, mean, shares_of,
+                                 train_by_hand)
 
 import pytest
 import torch
@@ -84,10 +85,10 @@ def test_adaptive_by_hand():
         strategies.add(tuple(keeps))
         start = w | {name: own[name] for name in w if name.startswith(tuple(keeps))}
         own, _, _ = train_by_hand(start, args, data[0], t, 0)
-        assert_close(in_double(uploads[0]["w"]), own, **CLOSE)
+        assert_near(in_double(uploads[0]["w"]), own)
         server.update(uploads, t)
         w = in_double(server.w)
         model = clients[0].model(server.download(0))
         tested = w | {name: own[name] for name in w if name.startswith(tuple(keeps))}
-        assert_close(in_double(common.state(model)), tested, **CLOSE)
+        assert_near(in_double(common.state(model)), tested)
     assert any(0 < len(keeps) < 6 for keeps in strategies)

@@ -80,31 +80,17 @@ def noticed(mutation: Mutation) -> str:
         return failing(tree, mutation.tests)
 
 
-def parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, checked."""
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME",
-                        help=f"files whose lists are tried (default: all: {', '.join(names())})")
-    parser.add_argument("--list", action="store_true", help="show the mutations and try none")
+    parser.add_argument("names", nargs="*", metavar="NAME", default="all", choices=["all", *names()],
+                        help="files whose lists are tried, of %(choices)s (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="how many are tried at once (default: 1)")
     args = parser.parse_args(argv)
-    unknown = sorted(set(args.names) - set(names()))
-    if unknown:
-        parser.error(f"there is no list for {', '.join(unknown)}; there are {', '.join(names())}")
-    return args
-
-
-def main(argv: list[str] | None = None) -> None:
-    args = parsed(argv)
     survived = 0
-    if not args.list:
-        print("| file | mistake | noticed by |\n|---|---|---|", flush=True)
-    for name in args.names or names():
+    print("| file | mistake | noticed by |\n|---|---|---|", flush=True)
+    for name in names() if "all" in args.names else args.names:
         mutations = mutations_of(name)
-        if args.list:
-            for mutation in mutations:
-                print(f"{mutation.file}: {mutation.what}")
-            continue
         broken = failing(ROOT, mutations[0].tests)
         if broken:
             sys.exit(f"{broken} fails without a mutation; make it pass first")
