@@ -30,8 +30,8 @@ from plumbing.mnist import load_digits, rotate, rotated_mnist
 from plumbing.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
                                load_pretrained, read_weights)
 from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
-from plumbing.payloads import (check_answer, check_keeps, copy_kept, expected_layout, kept, layout, nbytes,
-                               shared, to_device, unchanged, watched)
+from plumbing.payloads import (check_answer, check_copies, check_keeps, copy_kept, expected_layout, kept,
+                               layout, nbytes, shared, to_device, unchanged, watched)
 from plumbing.results import best_of, score_of
 from plumbing.runfolder import Run
 from plumbing.seeding import seed_all
@@ -663,6 +663,7 @@ def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
         up = client.train(down, t)
     if not isinstance(up, dict):
         raise UserError(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
+    check_copies(up | kept(client), client, what)
     log = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
     for name, value in getattr(client, "log", {}).items():
         try:

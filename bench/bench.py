@@ -113,7 +113,7 @@ def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
 
 
 def beside_bare(flags) -> list[list]:
-    """Our rows beside bare arithmetic: seconds, of bare, images a second."""
+    """Our rows beside bare arithmetic: seconds, of bare."""
     rows = []
     for name, module in {"fedavg": fedavg, "fdse": fdse}.items():
         for precision in ("fp32", "bf16"):
@@ -126,7 +126,7 @@ def beside_bare(flags) -> list[list]:
             of_bare = median_seconds(step, flags.rounds, flags.device)
             training, whole = ours(module, words, flags.rounds)
             for row, s in (("bare", of_bare), ("ours, training", training), ("ours, whole round", whole)):
-                rows.append([f"{name} {precision}: {row}", s, s / of_bare, sum(sizes) / s])
+                rows.append([f"{name} {precision}: {row}", s, s / of_bare])
     return rows
 
 
@@ -245,7 +245,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     flags = parser.parse_args(argv)
     if flags.packed and not all(count.isdecimal() and int(count) for count in flags.packed.split(",")):
         parser.error(f"--packed is {flags.packed}; expected numbers with commas between them")
-    for name, least in (("size", 32), ("rounds", 1)):
+    for name, least in (("size", 64), ("rounds", 1)):
         if getattr(flags, name) < least:
             parser.error(f"--{name} is {getattr(flags, name)}; it must be at least {least}")
     return flags
@@ -262,7 +262,7 @@ def main(argv: list[str] | None = None) -> None:
         prepare(args)
         name = torch.cuda.get_device_name(flags.device) if flags.device.startswith("cuda") else cpu_name()
         print(f"{flags.device} ({name}), {torch.get_num_threads()} threads")
-        kind, heads = beside_bare, ["row", "seconds", "of bare", "images/s"]
+        kind, heads = beside_bare, ["row", "seconds", "of bare"]
         if flags.packed:
             kind, heads = packed, PACKED
         rows = []

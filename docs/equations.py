@@ -24,9 +24,9 @@ import re
 import tokenize
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from plumbing.provenance import ROOT
+
 KINDS = {"differs": "Differs", "contradicts": "Formula and words contradict each other",
          "measured": "Measured"}  # {key of an entry: its heading}
 METHODS = ("fedavg", "fedsr", "fedadg", "fedgala", "fedcir", "fdse")

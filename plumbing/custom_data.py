@@ -13,7 +13,7 @@ from types import ModuleType
 
 from plumbing.catalog import check_names, shortlist
 from plumbing.domains import Dataset, Domain, in_memory, scaled
-from plumbing.errors import UserError, out_of_memory
+from plumbing.errors import UserError, in_one_line, out_of_memory
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ def one_line_of(what: str):
         if isinstance(e, UserError | OSError) or out_of_memory(e):
             raise
         last = traceback.extract_tb(e.__traceback__)[-1]
-        why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
-        raise UserError(f"{what}: {why} ({Path(last.filename).name}, line {last.lineno})", 2)
+        raise UserError(f"{what}: {in_one_line(e)} ({Path(last.filename).name}, line {last.lineno})", 2)
 
 
 def module_in(file: Path, needs: str = "") -> ModuleType:

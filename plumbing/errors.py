@@ -18,6 +18,11 @@ NOTHING_LOST = ("nothing that was written is lost: the same command without --no
                 "last checkpoint, if there is one")
 
 
+def in_one_line(e: Exception) -> str:
+    """Its kind and its words; torch names tensors on many lines."""
+    return " ".join(f"{type(e).__name__}: {e}".split())[:120]
+
+
 class UserError(Exception):
     """A run cannot go on: one line that says what was expected, what was found and what to do."""
 

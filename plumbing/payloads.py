@@ -181,11 +181,23 @@ def watched(member, t: int, what: str):
                             f"other numbers. Add {name!r} to keeps, or make it a local variable")
 
 
+def check_copies(value: dict, member, what: str) -> None:
+    """Stop if tensors of an upload, or of what a client keeps, are those of a network: the next client's
+    training changes them."""
+    if memory_of_networks(member) & {v.data_ptr() for v in tensors_of(value)}:
+        raise UserError(f"{what} gives or keeps tensors of its network, which the next client trains: copy "
+                        "them, by state(model) instead of model.state_dict()")
+
+
+def memory_of_networks(member) -> set[int]:
+    """Where the tensors of all networks are that a client or a server has as attributes."""
+    networks = [value for value in vars(member).values() if isinstance(value, nn.Module)]
+    return {v.data_ptr() for network in networks for v in tensors_of(network.state_dict()) if v.numel()}
+
+
 def unnamed(member) -> dict[str, list[bytes]]:
     """The tensors in each attribute that `keeps` does not name; `log`, and those of its networks, aside."""
-    networks = [value for value in vars(member).values() if isinstance(value, nn.Module)]
-    theirs = {v.data_ptr() for network in networks for v in tensors_of(network.state_dict())}
-    bytes_of = {}
+    theirs, bytes_of = memory_of_networks(member), {}
     for name in sorted(vars(member).keys() - {*member.keeps, "log"}):
         tensors = [v for v in tensors_of(getattr(member, name)) if v.data_ptr() not in theirs]
         if tensors:

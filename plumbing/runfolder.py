@@ -19,7 +19,7 @@ from copy import deepcopy as copied
 from pathlib import Path
 
 from plumbing.catalog import named, shortlist
-from plumbing.errors import AfterTheRound, Interrupted, UserError, handled, tell
+from plumbing.errors import AfterTheRound, Interrupted, UserError, handled, in_one_line, tell
 from plumbing.files import in_units, load_file, locked, save, write_json, write_whole
 from plumbing.payloads import nbytes
 from plumbing.provenance import code, hardware
@@ -129,8 +129,8 @@ class Run:
             self.images, self.parts = self.saved["images"], list(self.saved["code"])
             federation.restore(self.saved)
         except DAMAGED as e:
-            why = " ".join(f"{type(e).__name__}: {e}".split())[:100]  # torch names tensors on many lines
-            raise UserError(f"{self.path / 'checkpoint.pt'} does not fit this method ({why}): {OTHER_OUT}")
+            raise UserError(f"{self.path / 'checkpoint.pt'} does not fit this method ({in_one_line(e)}): "
+                            f"{OTHER_OUT}")
         self.saved = None  # its memory is free again
 
     def clean(self) -> None:
@@ -276,8 +276,7 @@ class Run:
             history = self.history or read_history(self.path)
             draw_curves(file, history, self.key["method"], self.args)
         except Exception as e:  # whatever matplotlib, LaTeX or the disk has
-            why = " ".join(f"{type(e).__name__}: {e}".split())[:120]
-            tell(self.key["method"], f"{file} is not drawn ({why})")
+            tell(self.key["method"], f"{file} is not drawn ({in_one_line(e)})")
 
 
 # What is in a folder

@@ -99,7 +99,7 @@ def other_machine(record: dict) -> str:
 
 def not_comparable(record: dict, place: Place) -> str:
     """Why a record cannot be made again here with the same digits, or nothing."""
-    args = known_arguments(method(record["method"]).Args, record["args"])
+    args = known_arguments(record)
     if network_file(args.backbone) or named(args.dataset.rpartition(" ")[0]).custom:
         return "its network or data are of one's own: a record cannot have a file run"
     return other_machine(record) or unavailable(args, place)

@@ -123,8 +123,10 @@ def cut_off(run: Run) -> bool:
     return (path / "checkpoint.pt").exists() and not (path / "result.json").exists()
 
 
-def known_arguments(cls: type[Args], args: dict) -> Args:
-    """Recorded arguments as `cls` has them now. Missing fields get defaults; unknown fields are ignored."""
+def known_arguments(record: dict) -> Args:
+    """Recorded arguments as the method has them now. Missing fields get defaults; unknown fields are
+    ignored."""
+    cls, args = method(record["method"]).Args, record["args"]
     known = [f.name for f in dataclasses.fields(cls) if f.metadata["numbers"] and f.name in args]
     return cls(**{name: args[name] for name in known})
 
@@ -159,7 +161,7 @@ def moved(record: dict) -> dict:
 
 def setting_of(record: dict) -> str:
     """What the records of one setting share: a hash of all arguments of now but seed, target and rate."""
-    args = known_arguments(method(record["method"]).Args, record["args"])
+    args = known_arguments(record)
     names = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
     return id_of({name: getattr(args, name) for name in names if name not in NOT_OF_SETTING}
                  | {"method": record["method"]})
@@ -192,7 +194,7 @@ class Records:
         record.setdefault("content", self.digests.get((record["id"], record["finished"]), ""))
         record["commit"] = record["commit"] or "unknown"  # of a copy without git
         record["setting"] = setting_of(record)
-        name, known = record["method"], known_arguments(method(record["method"]).Args, record["args"])
+        name, known = record["method"], known_arguments(record)
         for f in dataclasses.fields(known):
             limits = violation(getattr(known, f.name), f.metadata)
             if limits:

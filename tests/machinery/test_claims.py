@@ -15,7 +15,6 @@ from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specificat
                               printed_gain, read_claims, read_paper, runs_for)
 from reproduce.claims_pages import answer_words, gain_words
 from reproduce.templates import in_words
-from reproduce.methods import method
 from reproduce.records import known_arguments, REMOVED, Records, moved, work_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, read_json
@@ -29,7 +28,7 @@ TABLES = read_tables()
 ANSWERS = answers(PAPERS, TABLES, Records(ROOT / "results" / "runs.jsonl"))
 LINES = [moved(json.loads(line)) for line in (ROOT / "results" / "runs.jsonl").open()]
 for line in LINES:
-    line["work"] = work_of(line["method"], known_arguments(method(line["method"]).Args, line["args"]))
+    line["work"] = work_of(line["method"], known_arguments(line))
 
 
 # A claim by hand

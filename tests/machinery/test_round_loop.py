@@ -249,6 +249,14 @@ def test_what_keeps_forgets_stops_the_run(tmp_path, data, ends, who, words, valu
     assert len(common.run(Server, Client, settings_of(data, tmp_path / "run"), build)) == 1
 
 
+def test_a_networks_own_tensors_are_neither_sent_nor_kept(ends):
+    """The next client's training would change them."""
+    net = torch.nn.Linear(2, 2)
+    method = careless(lambda client, _: vars(client).update(net=net, own=net.state_dict()), keeps=("own",),
+                      own={})
+    ends(1, "client north: its train gives or keeps .*copy them, by state.model.", method)
+
+
 def test_each_client_has_tensors_of_its_own(tmp_path, data):
     """What it keeps may be changed in place, although all start with the same tensors."""
     method = careless(lambda client, down: client.trained["rounds"].add_(1), keeps=("rounds", "trained"),
