@@ -182,11 +182,11 @@ def watched(member, t: int, what: str):
 
 
 def check_copies(value: dict, member, what: str) -> None:
-    """Stop if tensors of an upload, or of what a client keeps, are those of a network: the next client's
-    training changes them."""
+    """Stop if tensors of an upload, or of what a client keeps, are those of a network: later training, of
+    other clients too, changes them."""
     if memory_of_networks(member) & {v.data_ptr() for v in tensors_of(value)}:
-        raise UserError(f"{what} gives or keeps tensors of its network, which the next client trains: copy "
-                        "them, by state(model) instead of model.state_dict()")
+        raise UserError(f"{what} gives or keeps tensors of a network itself, which later training changes: "
+                        "copy them, by state(model) instead of model.state_dict()")
 
 
 def memory_of_networks(member) -> set[int]:
