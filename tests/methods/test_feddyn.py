@@ -44,6 +44,7 @@ def test_rounds_by_hand():
             w[name] = w[name] - h[name] / ALPHA
         assert_near(in_double(of.server.h), h)
         of.check(w)
+        assert not same(of.server.w, of.server.tested(0)["w"])
         for client in of.clients:
             tested = client.model(of.server.tested(client.k))
             assert_near(in_double(common.state(tested)), of_round)

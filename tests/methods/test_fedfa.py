@@ -55,6 +55,9 @@ def test_the_papers_statistics():
         server.update(uploads, 0)
         assert server.w["0.spread_mu"].tolist() == [2, 0]
     assert server.w["0.mean_mu"].tolist() == [9, 9]
+    net.load_state_dict(server.w)
+    fedfa.forget_statistics(net)
+    assert net[0].mean_mu.tolist() == [0, 0] and net[0].mean_sigma.tolist() == [1, 1]
     server, clients, _ = federation(fedfa, parsed(NAME, *FLAGS), fedfa.build)
     means = [name for name in server.w if name.endswith(("mean_mu", "mean_sigma"))]
     server.w |= {name: server.w[name] + 9 for name in means}
