@@ -45,8 +45,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "batch_statistics", "optimizer_state", "parse",
-           "per_channel", "restore_optimizer", "rotate", "schedules", "sgd", "source",
-           "to_device"]  # for method files
+           "per_channel", "restore_optimizer", "rotate", "schedules", "sgd", "source"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers

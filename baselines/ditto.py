@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, run, schedules, sgd,
-                    source, state, to_device)
+                    source, state)
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.v = to_device(state(net), "cpu")  # v_k, in the main memory: the initial w
+        self.v = state(net)  # v_k: the initial w
 
     def train(self, down: Payload, t: int) -> Payload:
         """Alg. 1: the local model w_k from w^t, and then the personal one."""
@@ -79,7 +79,7 @@ class Client:
         model = self.model(down).train()
         w = [down["w"][name] for name, _ in model.named_parameters()]  # w^t, not w_k
         personal = self.epochs(model, t, w)
-        self.v = to_device(state(model), "cpu")
+        self.v = state(model)
         self.log = {"loss": loss, "personal": personal}
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 

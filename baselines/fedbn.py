@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, batches, load, parse, pick, run, schedules,
-                    sgd, state, to_device, uniform)
+                    sgd, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Client:
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.names = bn_entries(net)
-        self.bn = to_device(pick(state(net), self.names), "cpu")  # own BN; the same at the start for all
+        self.bn = pick(state(net), self.names)  # own BN; the same at the start for all
         self.trained = {}  # own layers after local training, only for --evaluated trained
 
     def whole(self, down: Payload) -> dict[str, Tensor]:
@@ -110,13 +110,12 @@ class Client:
         self.log = {"loss": torch.stack(losses).mean()}
         after = state(model)
         w_k = {name: v for name, v in after.items() if name not in self.names}
-        bn = pick(after, self.names)
-        self.bn = to_device(bn, "cpu")
+        self.bn = pick(after, self.names)
         if args.evaluated == "trained":
-            self.trained = to_device(w_k, "cpu")
+            self.trained = w_k
         up = {"w": w_k, "n": torch.tensor(len(self.data.train))}
         if args.protocol == "lodo":
-            up["bn"] = bn  # for the unseen client
+            up["bn"] = self.bn  # for the unseen client
         return up
 
     def model(self, down: Payload) -> nn.Module:

@@ -35,7 +35,7 @@ from functools import partial
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parameters,
-                    parse, pick, run, schedules, sgd, source, state, to_device, uniform)
+                    parse, pick, run, schedules, sgd, source, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.g_k = {}  # on the host; empty, which is 0, before the first training
+        self.g_k = {}  # empty, which is 0, before the first training
 
     def train(self, down: Payload, t: int) -> Payload:
         """The client's part of Alg. 1; the minimum is what E epochs of SGD come to."""
@@ -90,7 +90,7 @@ class Client:
         model = self.model(down).train()
         opt = sgd(model, args, t)
         theta, theta_t = dict(model.named_parameters()), parameters(model)
-        g_k = to_device(self.g_k, args.device) or {name: torch.zeros_like(v) for name, v in theta_t.items()}
+        g_k = self.g_k or {name: torch.zeros_like(v) for name, v in theta_t.items()}
         losses = []
         for x, y in batches(self.data.train, args, t, self.k):  # x [B, C, H, W]; y [B]
             with autocast(args):
@@ -104,8 +104,7 @@ class Client:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()
         self.log = {"loss": torch.stack(losses).mean()}
-        g_k = entrywise(partial(next_gradient, alpha=args.alpha), g_k, parameters(model), theta_t)
-        self.g_k = to_device(g_k, "cpu")
+        self.g_k = entrywise(partial(next_gradient, alpha=args.alpha), g_k, parameters(model), theta_t)
         return {"w": state(model)}
 
     def model(self, down: Payload) -> nn.Module:

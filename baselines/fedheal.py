@@ -44,7 +44,7 @@ from functools import partial
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, batches, entrywise, load, parse, pick, run,
-                    schedules, sgd, source, state, to_device)
+                    schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -183,11 +183,11 @@ class Server:
             increased = entrywise(lambda v: self.args.first_counts * v.int(), rises)
             self.count[k] = self.args.first_counts
         else:
-            past = to_device(self.increased[k], self.args.device)
+            past = self.increased[k]
             mask = entrywise(partial(consistent, count=self.count[k], tau=self.args.tau), past, rises)
             increased = entrywise(torch.add, past, rises)
             self.count[k] += 1
-        self.increased[k] = to_device(increased, "cpu")
+        self.increased[k] = increased
         return mask
 
     def weights(self, clients: list[int]) -> Tensor:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, UserError, arg, autocast, average, batches, group_by, load, parse,
-                    pick, run, schedules, sgd, state, to_device)
+                    pick, run, schedules, sgd, state)
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ class Client:
         self.args, self.net, self.k, self.data = args, net, k, data
         w = state(net)
         self.shared = shared_entries(w, args)
-        self.own = to_device(self.local(w), "cpu")  # theta_k, on the host
+        self.own = self.local(w)  # theta_k
         self.trained = {}  # the own theta_g after local training, only for --evaluated trained
 
     def local(self, w: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,9 +115,9 @@ class Client:
             opt.step()
         self.log = {"loss": torch.stack(losses).mean()}
         w = state(model)
-        self.own = to_device(self.local(w), "cpu")
+        self.own = self.local(w)
         if args.evaluated == "trained":
-            self.trained = to_device(pick(w, self.shared), "cpu")
+            self.trained = pick(w, self.shared)
         up = {"w": pick(w, self.shared), "n": torch.tensor(len(self.data.train))}
         if args.protocol == "lodo":
             up["local"] = self.local(w)  # for the unseen client

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, batches, correct, is_evaluated, load, parse, run,
-                    schedules, sgd, source, state, to_device)
+                    schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.w = to_device(state(net), "cpu")  # w_k, in the main memory; the same at the start for all
+        self.w = state(net)  # w_k; the same at the start for all
         self.best, self.best_right = self.w, -1  # the best w_k, and how many validation images it has right
 
     def train(self, down: Payload, t: int) -> Payload:
@@ -96,7 +96,7 @@ class Client:
                 clip_grad_norm_(model.parameters(), args.clip)
             opt.step()  # w_k <- w_k - eta grad l(w_k; b)
         self.log = {"loss": torch.stack(losses).mean()}
-        self.w = to_device(state(model), "cpu")
+        self.w = state(model)
         if args.select == "own" and is_evaluated(args, t + 1):
             right = correct(model, self.data.val, args)
             if right > self.best_right:  # the first of equals
@@ -133,7 +133,7 @@ class Server:
         """Nothing is aggregated."""
         for k, up in uploads.items():
             if up:
-                self.models[k] = to_device(up["w"], "cpu")
+                self.models[k] = up["w"]
 
 
 def arguments(argv: list[str] | None = None) -> Args:

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, arg, autocast, average, backbone, batches, load, parse, run,
-                    schedules, sgd, source, state, to_device)
+                    schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.previous = to_device(state(net), "cpu")  # w_k of the last round in which it trained, on the host
+        self.previous = state(net)  # w_k of the last round in which it trained
 
     def train(self, down: Payload, t: int) -> Payload:
         """PartyLocalTraining of Alg. 1."""
@@ -126,7 +126,7 @@ class Client:
         if cons:
             self.log["contrastive"] = torch.stack(cons).mean()
         w_k = state(model)
-        self.previous = to_device(w_k, "cpu")
+        self.previous = w_k
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 
     def model(self, down: Payload) -> nn.Module:

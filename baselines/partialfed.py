@@ -42,7 +42,7 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Payload, UserError, adam, arg, autocast, average, batches, group_by, load,
-                    optimizer_state, parse, pick, run, schedules, sgd, state, to_device)
+                    optimizer_state, parse, pick, run, schedules, sgd, state)
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +117,7 @@ class Client:
         self.needed = self.fixed  # what must be kept of w_k
         if args.strategy == "adaptive" or args.evaluated == "trained":
             self.needed = list(w)
-        self.own = {}  # that part of w_k, on the host; empty before the first training
+        self.own = {}  # that part of w_k; empty before the first training
         self.scores = torch.zeros(len(self.layers), 2)  # adaptive: log pi of loading and keeping each layer
         self.opt = {}  # adaptive: the state of the scores' Adam
 
@@ -141,7 +141,7 @@ class Client:
             opt.step()
         self.log = {"loss": torch.stack(losses).mean()}
         w_k = state(model)
-        self.own = to_device(pick(w_k, self.needed), "cpu")
+        self.own = pick(w_k, self.needed)
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 
     def learn_strategy(self, w: dict[str, Tensor], t: int) -> None:
@@ -154,7 +154,6 @@ class Client:
         model = load(self.net, w).train()
         trained = dict(model.named_parameters())
         layers = [[name for name in names if name in trained] for names in self.layers.values()]
-        own = to_device(self.own, args.device)
         scores = nn.ParameterDict({"scores": self.scores.clone()})
         few = dataclasses.replace(args, lr=args.strategy_lr, lr_decay=1.0, weight_decay=0.0, augment="none",
                                   steps=args.strategy_steps)
@@ -162,7 +161,7 @@ class Client:
         temperature = max(args.temperature * args.temperature_decay ** t, args.temperature_floor)
         for x, y in batches(self.data.val, few, t, self.k):
             u = gumbel_softmax(scores["scores"], temperature, hard=True)  # [L, 2], drawn on the host
-            mixed = mixture(u.to(args.device), layers, w, own)
+            mixed = mixture(u.to(args.device), layers, w, self.own)
             with autocast(args):
                 loss = cross_entropy(functional_call(model, mixed, (x,)), y)
             opt.zero_grad()

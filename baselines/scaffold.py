@@ -35,7 +35,7 @@ from functools import partial
 
 import common
 from common import (ClientData, Payload, UserError, arg, autocast, average, batches, entrywise, load,
-                    parameters, parse, pick, run, schedules, sgd, source, state, to_device, uniform)
+                    parameters, parse, pick, run, schedules, sgd, source, state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,7 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
-        self.c_k = {}  # on the host; empty, which is 0, before the first training
+        self.c_k = {}  # empty, which is 0, before the first training
 
     def train(self, down: Payload, t: int) -> Payload:
         """Alg. 1, lines 6-14."""
@@ -82,7 +82,7 @@ class Client:
         model = self.model(down).train()
         opt = sgd(model, args, t)
         x_t, c = parameters(model), down["c"]
-        c_k = to_device(self.c_k, args.device) or {name: torch.zeros_like(v) for name, v in c.items()}
+        c_k = self.c_k or {name: torch.zeros_like(v) for name, v in c.items()}
         correction = entrywise(torch.sub, c, c_k)  # c - c_k
         losses = []
         for x, y in batches(self.data.train, args, t, self.k):  # images x [B, C, H, W], labels y [B]
@@ -103,8 +103,7 @@ class Client:
         new = partial(control_variate, steps=len(losses), eta=eta)
         c_plus = entrywise(new, c_k, c, x_t, parameters(model))  # Eq. (4), y_k the trained parameters
         change = entrywise(torch.sub, c_plus, c_k)
-        c_k = entrywise(torch.add, c_k, change)  # c_k+, rounded as the server's c
-        self.c_k = to_device(c_k, "cpu")
+        self.c_k = entrywise(torch.add, c_k, change)  # c_k+, rounded as the server's c
         return {"w": state(model), "change": change}
 
     def model(self, down: Payload) -> nn.Module:
