@@ -658,7 +658,7 @@ def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
     seed_all(fed.settings.seed, "train", t, k)
     copy_kept(client)
     what = f"{whose}: its train"
-    with watched(client, t, what), unchanged(down, f"{what} changes its download"):
+    with watched(client, fed.net, t, what), unchanged(down, f"{what} changes its download"):
         up = client.train(down, t)
     if not isinstance(up, dict):
         raise UserError(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
@@ -816,7 +816,8 @@ def rounds(fed: Federation, progress: Run) -> dict:
             seed_all(settings.seed, "server", t)
             what, of_others = f"round {t + 1}: the server's update", fed.state()["clients"]
             # stops if it changes what `keeps` does not name, or what others hold
-            with watched(server, t, what), unchanged(of_others, f"{what} changes what a client keeps"):
+            with watched(server, fed.net, t, what), unchanged(of_others,
+                                                               f"{what} changes what a client keeps"):
                 server.update(to_device(uploads, settings.device), t)
         uploads = of_others = None  # else they are still there when the next round's come
         progress.lap("server")
@@ -851,6 +852,7 @@ class Federation:
 
     settings: Args
     dataset: Dataset
+    net: nn.Module  # which all clients train, one after the other
     server: ServerProtocol
     clients: dict[int, ClientProtocol]
     names: list[str]  # of all clients and then the targets
@@ -951,7 +953,7 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
     tested = sum(len(data.test) for data in targets)
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
     of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
-    return Federation(settings, dataset, server, clients, names, len(sources), sizes, channels, tested,
+    return Federation(settings, dataset, net, server, clients, names, len(sources), sizes, channels, tested,
                       of_classes)
 
 

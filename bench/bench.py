@@ -15,7 +15,7 @@ The figures are medians over `--rounds` after a first one that does not count.
 its own; with 1 each of the two alone. A row for each of `--variants`, which are flags of the runs. After all
 first rounds they go on for `--seconds` and are told to end: seconds of the first round, the median of the
 later ones, and of these the shares of training, server and evaluation; rounds a minute of all; the memory
-used on the GPU; the mean loss of the first two rounds. No row begins that cannot end in `--limit` seconds.
+used on the GPU. No row begins that cannot end in `--limit` seconds.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def beside_bare(flags) -> list[list]:
 # Several runs at the same time
 
 PACKED = ["row", "first round", "later round", "train %", "server %", "evaluate %", "rounds/min of all",
-          "MiB of the GPU", "loss 1", "loss 2"]
+          "MiB of the GPU"]
 
 
 def packed(flags) -> Iterator[list]:
@@ -165,7 +165,7 @@ def at_once(flags, runs: dict, variant: list[str], end: float) -> int | None:
                 processes.append(subprocess.Popen([sys.executable, "-m", module.__name__, *words], cwd=ROOT,
                                                   env=env, stdout=log, stderr=log))
         while time.monotonic() < end and any(process.poll() is None for process in processes):
-            if all(lines_of(path, "timing") for path in runs):
+            if all(map(lines_of, runs)):
                 end = min(end, time.monotonic() + flags.seconds)
                 while time.monotonic() < end:
                     time.sleep(0.2)
@@ -190,28 +190,24 @@ def rows_of(row: str, runs: dict, memory: int | None) -> Iterator[list]:
     """A row for each method of runs that were made at the same time."""
     of_all, by_method = 0.0, {}
     for path, module in runs.items():
-        seconds = np.array([list(line["seconds"].values())[:3] for line in lines_of(path, "timing")])
+        seconds = np.array([list(line["seconds"].values())[:3] for line in lines_of(path)])
         rounds = np.diff(seconds, axis=0, prepend=0) if len(seconds) else np.empty((0, 3))
-        losses = []
-        for line in lines_of(path, "metrics")[:2]:
-            losses.append(np.mean([log["loss"] for log in line["clients"].values()]))
         if len(rounds) > 1:
             of_all += 60 / np.median(rounds[1:].sum(1))
-        by_method.setdefault(module.__name__, []).append((rounds, losses))
+        by_method.setdefault(module.__name__, []).append(rounds)
     for name, of_method in by_method.items():
-        first = [rounds[0].sum() for rounds, _ in of_method if len(rounds)]
-        later = np.concatenate([rounds[1:] for rounds, _ in of_method])
+        first = [rounds[0].sum() for rounds in of_method if len(rounds)]
+        later = np.concatenate([rounds[1:] for rounds in of_method])
         figures = [float(np.median(first))] if first else [None]
         if len(later):
             figures += [float(np.median(later.sum(1))), *map(float, 100 * later.sum(0) / later.sum())]
         figures += [None] * (5 - len(figures))
-        losses = [*map(float, of_method[0][1]), None, None][:2]
-        yield [f"{row}: {name}", *figures, float(of_all) or None, memory, *losses]
+        yield [f"{row}: {name}", *figures, float(of_all) or None, memory]
 
 
-def lines_of(path: Path, name: str) -> list[dict]:
-    """The whole lines of a run's metrics or timing so far."""
-    file = path / f"{name}.jsonl"
+def lines_of(path: Path) -> list[dict]:
+    """The whole lines of a run's timing so far."""
+    file = path / "timing.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 

@@ -14,7 +14,6 @@ from plumbing.several import targets_of
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
@@ -160,10 +159,11 @@ def unchanged(payload: dict, what: str):
 
 
 @contextlib.contextmanager
-def watched(member, t: int, what: str):
+def watched(member, net: nn.Module, t: int, what: str):
     """Stop if a step of a server or a client leaves a state with which a run cannot resume. A tensor that
-    `keeps` names has another dtype or shape; or, in the first two rounds, another one has another value."""
-    layout_before, before = layout(kept(member)), unnamed(member) if t < 2 else {}
+    `keeps` names has another dtype or shape; or, in the first two rounds, another attribute another value.
+    `net` is the network that all clients train."""
+    layout_before, before = layout(kept(member)), unnamed(member, net) if t < 2 else {}
     yield
     for name, got in layout(kept(member)).items():
         expected = layout_before.get(name, got)  # a dict may get and lose entries
@@ -171,38 +171,35 @@ def watched(member, t: int, what: str):
             raise UserError(f"{what} leaves {got} in {name}; expected {expected}, as it was (of batch "
                             "normalization a state has statistics and counters: average them, and let only "
                             "parameters take steps)")
-    for name, value in vars(member).items() if t < 2 else ():
-        if isinstance(value, Optimizer):
-            raise UserError(f"{what} leaves an optimizer in {name}, whose state a resumed run would not "
-                            "have: make it anew in each round, or keep optimizer_state(model, opt)")
-    for name, values in unnamed(member).items() if t < 2 else ():
+    for name, values in unnamed(member, net).items() if t < 2 else ():
         if values != before.get(name):
             raise UserError(f"{what} changes {name}, which `keeps` does not name: a resumed run would have "
-                            f"other numbers. Add {name!r} to keeps, or make it a local variable")
+                            f"other numbers. Add {name!r} to keeps (of a network its state(model), of an "
+                            "optimizer optimizer_state(model, opt)), or make it a local variable")
 
 
 def check_copies(value: dict, member, what: str) -> None:
     """Stop if tensors of an upload, or of what a client keeps, are those of a network: later training, of
     other clients too, changes them."""
-    if memory_of_networks(member) & {v.data_ptr() for v in tensors_of(value)}:
+    networks = [v for v in vars(member).values() if isinstance(v, nn.Module)]
+    theirs = {v.data_ptr() for network in networks for v in tensors_of(network.state_dict()) if v.numel()}
+    if theirs & {v.data_ptr() for v in tensors_of(value)}:
         raise UserError(f"{what} gives or keeps tensors of a network itself, which later training changes: "
                         "copy them, by state(model) instead of model.state_dict()")
 
 
-def memory_of_networks(member) -> set[int]:
-    """Where the tensors of all networks are that a client or a server has as attributes."""
-    networks = [value for value in vars(member).values() if isinstance(value, nn.Module)]
-    return {v.data_ptr() for network in networks for v in tensors_of(network.state_dict()) if v.numel()}
-
-
-def unnamed(member) -> dict[str, list[bytes]]:
-    """The tensors in each attribute that `keeps` does not name; `log`, and those of its networks, aside."""
-    theirs, bytes_of = memory_of_networks(member), {}
+def unnamed(member, net: nn.Module) -> dict[str, list]:
+    """What each attribute holds that `keeps` does not name: numbers, strings and the bytes of tensors, those
+    of networks and optimizers too. `log` and the tensors of `net` aside."""
+    of_net, held = {v.data_ptr() for v in tensors_of(net.state_dict())}, {}
     for name in sorted(vars(member).keys() - {*member.keeps, "log"}):
-        tensors = [v for v in tensors_of(getattr(member, name)) if v.data_ptr() not in theirs]
-        if tensors:
-            bytes_of[name] = [v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes() for v in tensors]
-    return bytes_of
+        value = getattr(member, name)
+        leaves = tree_leaves(value.state_dict() if hasattr(value, "state_dict") else value)
+        held[name] = [v for v in leaves if isinstance(v, int | float | str)]
+        for v in leaves:
+            if isinstance(v, Tensor) and v.data_ptr() not in of_net:
+                held[name].append(v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return held
 
 
 def shared(value, first):

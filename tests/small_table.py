@@ -7,7 +7,7 @@ from plumbing.files import write_json
 from plumbing.settings import identity
 from reproduce.methods import arguments
 from reproduce.published import HEAD
-from reproduce.records import setting_of
+from reproduce.records import Records, setting_of
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLE = (GOLDEN / "fdse-9.toml").read_text()
@@ -41,6 +41,11 @@ def record(method: str, flags: list[str], **outcome) -> dict:
 def write_records(path: Path, records: list[dict]) -> Path:
     path.write_text("".join(json.dumps(one) + "\n" for one in records))
     return path
+
+
+def records_in(folder: Path, made: list[dict]) -> Records:
+    """These records, from a file in the folder."""
+    return Records(write_records(folder / "r.jsonl", made))
 
 
 def write_checked(folder: Path, record: dict, outcome: str, date: str = "2030") -> None:

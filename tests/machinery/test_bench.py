@@ -69,7 +69,7 @@ def test_all_at_once_at_tiny_scale(tmp_path):
     assert "failed with exit code 1" in summary[2] and done.returncode == 1, summary
     assert len(recorded(tmp_path / "out" / "runs.jsonl")) == 2
     rows = read_json(tmp_path / "out" / "comparison.json")["rows"]
-    assert [row[0].rpartition(" ")[2] for row in rows] == ["fedavg", "fdse"] and rows[0][-1] > 0
+    assert [row[0].rpartition(" ")[2] for row in rows] == ["fedavg", "fdse"] and rows[0][-2] > 0
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert len(files) <= 8 and {path.parent for path in files} == {tmp_path / "out"}
     done = all_at_once(tmp_path / "again", *flags, 100, "--steps", "runs", *tables)

@@ -5,7 +5,7 @@ from reproduce.cells import Cell, cells_of, fill_means, judge, missing, run_of
 from reproduce.methods import arguments
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table, read_tables
-from tests.small_table import record, two_tables, write_checked, write_records
+from tests.small_table import record, records_in, two_tables, write_checked
 
 import pytest
 
@@ -48,7 +48,7 @@ TABLE = Table("fdse-1", "", "fdse", "", [DIGITS_ALL])
 
 def cell_with(tmp_path, made: list[dict], seeds: tuple = ()) -> Cell:
     """The cell of DIGITS_ALL with these records."""
-    records = Records(write_records(tmp_path / "r.jsonl", made))
+    records = records_in(tmp_path, made)
     (cell,) = cells_of(TABLE, DIGITS_ALL, DIGITS_ALL.rows[0], records, "paper", list(seeds))
     return cell
 
@@ -84,7 +84,7 @@ def test_a_mean_is_of_one_precision(tmp_path):
             for seed, accuracy in enumerate(accuracies):
                 flags = ["--dataset", "digits", "--protocol", "lodo", "--target", target, "--seed", str(seed)]
                 made.append(record("fedavg", [*flags, "--precision", of_run], last={"target": accuracy}))
-        records = Records(write_records(tmp_path / "r.jsonl", made))
+        records = records_in(tmp_path, made)
         cells = cells_of(TABLE, block, rows[0], records, "paper", [])
         assert cells[2].values == pytest.approx(mean)
         assert [cell.precision for cell in cells[:2]] == ["fp32", precision]

@@ -18,7 +18,7 @@ from reproduce.templates import in_words
 from reproduce.records import known_arguments, REMOVED, Records, moved, work_of
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, read_json
-from tests.small_table import record, write_checked, write_records
+from tests.small_table import record, records_in, write_checked
 
 import pytest
 from scipy import stats
@@ -58,7 +58,7 @@ def lines_of(values: dict[str, list[float]], curves: dict[str, list[float]] | No
 
 def measured(tmp_path, lines: list[dict], printed: float = 4.0, deviation: float | None = None,
              trials: int = 0) -> Measured:
-    records = Records(write_records(tmp_path / "r.jsonl", lines))
+    records = records_in(tmp_path, lines)
     return measure(A_PAPER, CLAIM, OWN, records, printed, deviation, trials)
 
 
@@ -142,7 +142,7 @@ def test_too_few_seeds_have_a_mean_and_no_answer(tmp_path):
 def test_a_record_that_differs_answers_nothing(tmp_path):
     lines = lines_of(THREE)
     write_checked(tmp_path, lines[0], "differs")
-    records = Records(write_records(tmp_path / "r.jsonl", lines))
+    records = records_in(tmp_path, lines)
     assert records.differs(records.every[0])
     assert measure(A_PAPER, CLAIM, OWN, records, 4.0, None, 0).gains == {}
 
@@ -150,7 +150,7 @@ def test_a_record_that_differs_answers_nothing(tmp_path):
 def test_answer_b_by_hand(tmp_path):
     """One other specification, its gain -1 and its baseline within 2 points of a printed 88."""
     lines = lines_of(THREE) + lines_of({"fdse": [0.88] * 3, "fedavg": [0.89] * 3}, None, "--lr", "0.01")
-    records = Records(write_records(tmp_path / "r.jsonl", lines))
+    records = records_in(tmp_path, lines)
     of = [measure(A_PAPER, CLAIM, one, records, 4.0, None, 0) for one in (OWN, SLOW)]
     answer = Answer(A_PAPER, CLAIM, 4.0, [92.0, 88.0], of[0], [of[1]], [])
     assert answer.is_near(of[0]) and answer.is_near(of[1])
@@ -165,7 +165,7 @@ def test_answer_b_by_hand(tmp_path):
 
 def test_what_a_claim_lacks(tmp_path):
     """Each run once, of the claims that are asked for: answer A first, both methods of a seed together."""
-    records = Records(write_records(tmp_path / "r.jsonl", []))
+    records = records_in(tmp_path, [])
     lacking = missing([], records, "paper", [0, 1], runs_for([A_PAPER], {"claim-c"}, [0, 1], records))
     commands = [f"python {name}.py --dataset digits --rounds 20{rate} --seed {seed}"
                 for rate in ("", " --lr 0.01") for seed in (0, 1) for name in ("fdse", "fedavg")]
@@ -277,7 +277,7 @@ def test_another_claims_runs_change_no_answer(tmp_path):
     before = ANSWERS[0].own, [one.gain(0.05 / claims.CLAIMS) for one in ANSWERS[0].measured]
     lines = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").open()]
     more = lines_of({"fdse": [0.5] * 5, "fedavg": [0.4] * 5})
-    every = answers(PAPERS, TABLES, Records(write_records(tmp_path / "r.jsonl", lines + more)))
+    every = answers(PAPERS, TABLES, records_in(tmp_path, lines + more))
     assert [one.gain(0.05 / claims.CLAIMS) for one in every[0].measured] == before[1]
     assert len(ANSWERS) == claims.CLAIMS == 18
 

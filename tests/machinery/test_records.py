@@ -9,7 +9,7 @@ from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.conftest import ROOT
-from tests.small_table import record, recorded, small_folder, write_checked, write_records
+from tests.small_table import record, recorded, records_in, small_folder, write_checked, write_records
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_a_derived_value_stands_for_what_an_older_record_has(tmp_path):
     made = record("fedadg", ["--dataset", "digits", "--protocol", "lodo", "--target", "d0"])
     older = made | {"args": made["args"] | {"lr_adversarial": 0.0, "noise": 0}}
     for one, there in ((made, True), (older, True), (made | {"args": made["args"] | {"noise": 3}}, False)):
-        assert bool(Records(write_records(tmp_path / "r.jsonl", [one])).get(run)) == there
+        assert bool(records_in(tmp_path, [one]).get(run)) == there
 
 
 def test_a_record_that_the_code_of_now_does_not_give_is_missing(tmp_path):
@@ -64,7 +64,7 @@ def test_removed_fields(tmp_path, monkeypatch):
     made = record("fedavg", ["--dataset", "digits", "--seed", "3", "--precision", "fp32"])
     older = made | {"args": made["args"] | {"order": "paper"}}
     assert moved(older) == made
-    records = Records(write_records(tmp_path / "r.jsonl", [older]))
+    records = records_in(tmp_path, [older])
     assert records.get(FEDAVG)["setting"] == setting_of(made)
     other = moved(made | {"args": made["args"] | {"order": "code"}})
     assert other["method"] == other["args"]["method"] == "official.fedavg"

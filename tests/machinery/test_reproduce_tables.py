@@ -15,8 +15,8 @@ from reproduce.methods import arguments
 from reproduce.records import Place, Records, Run, folder_of_run
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, parsed, start
-from tests.small_table import (FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, recorded, two_tables,
-                               write_records, write_table)
+from tests.small_table import (FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, recorded, records_in,
+                               two_tables, write_table)
 
 import pytest
 
@@ -114,7 +114,7 @@ def records(tmp_path):
         one = record("fedavg", ["--dataset", "digits", *flags])
         made.append(one | {"seconds": {"train": seconds * one["args"]["rounds"]}})
     tested = made[0] | {"trained_by": "x", "seconds": {"train": 0.0}, "finished": "2000"}
-    return Records(write_records(tmp_path / "r.jsonl", [*made, tested]))
+    return records_in(tmp_path, [*made, tested])
 
 
 def test_seconds_are_those_of_the_run_most_like_it(records):
@@ -151,7 +151,7 @@ def test_with_a_given_time_runs_of_claims_come_first_in_their_order(records, tmp
     wanted.parts, other.parts = ["claim-a, text"], ["claim-a, text"]
     assert plan.planned([other, cheap, wanted], records, Place(), claims=True) == [other, wanted, cheap]
     made = record("fdse", ["--dataset", "digits", "--precision", other.run.args.precision])
-    now = Records(write_records(tmp_path / "now.jsonl", [made]))
+    now = records_in(tmp_path, [made])
     said = plan.left_text([other, wanted], now, range(3)).splitlines()
     assert said == ["1 of 2 missing runs recorded, 1 left", "claim-a, text: 2 of 3 seeds done, 1 runs left"]
 
@@ -198,7 +198,6 @@ def test_a_run_has_the_whole_curve_if_one_of_its_tables_asks_for_it(tmp_path):
     curve = {"round": [10, 20], "val": [0.5, 0.5], "ALL": [0.5, None]}
     flags = ["--dataset", "digits", "--lambda", "0"]
     gaps = record("fdse", flags, best={"ALL": 0.5, "AVG": 0.5}, curve=curve)
-    write_records(tmp_path / "runs.jsonl", [gaps])
-    todo = missing(read_tables(tmp_path), Records(tmp_path / "runs.jsonl"), "paper", [0])
+    todo = missing(read_tables(tmp_path), records_in(tmp_path, [gaps]), "paper", [0])
     (again,) = [one for one in todo if one.run.module == "fdse"]
     assert again.tables == ["fdse-91"] and again.run.command.endswith("--no-resume")

@@ -226,20 +226,20 @@ def test_a_server_that_turns_a_counter_into_a_float_stops(ends):
 @pytest.mark.parametrize("who, words", [("server", "round 1: the server's update"),
                                         ("client", "round 1, client north: its train")])
 @pytest.mark.parametrize("value, later", [(torch.zeros(2), torch.ones(2)), (None, torch.ones(2)),
-                                          ({"a": [torch.zeros(2)]}, {"a": [torch.ones(2)]})])
+                                          ([0], [0, 1]), ({"a": [torch.zeros(2)]}, {"a": [torch.ones(2)]})])
 def test_what_keeps_forgets_stops_the_run(tmp_path, data, ends, who, words, value, later):
-    """A tensor, one in a dict, or one that was not there. Networks and what they hold may change."""
+    """A tensor, one in a dict, one that was not there, or numbers. The network that all train may change."""
     Server, Client, build = method = recording({}, mostly)
     changing, step = (Server, "update") if who == "server" else (Client, "train")
     start, original = changing.__init__, getattr(changing, step)
 
     def started(self, *args):
         start(self, *args)
-        self.velocity, self.network = value, torch.nn.Linear(2, 2)
+        self.velocity, self.network = value, args[1]
         self.weights = list(self.network.parameters())
 
     def changes(self, *args):
-        self.network.weight.data += 1
+        self.weights[0].data += 1
         self.velocity = later
         return original(self, *args)
     changing.__init__ = started
@@ -249,12 +249,19 @@ def test_what_keeps_forgets_stops_the_run(tmp_path, data, ends, who, words, valu
     assert len(common.run(Server, Client, settings_of(data, tmp_path / "run"), build)) == 1
 
 
-def test_a_networks_own_tensors_are_neither_sent_nor_kept(ends):
-    """The next client's training would change them."""
-    net = torch.nn.Linear(2, 2)
-    method = careless(lambda client, _: vars(client).update(net=net, own=net.state_dict()), keeps=("own",),
-                      own={})
-    ends(1, "client north: its train gives or keeps .*copy them, by state.model.", method)
+@pytest.mark.parametrize("change, words", [
+    (lambda client, _: vars(client).update(own=client.net.state_dict()), "gives or keeps .*by state.model."),
+    (lambda client, _: client.net.weight.data.add_(1), "changes net, which `keeps` does not .*of a network")])
+def test_a_networks_own_tensors_are_neither_sent_nor_kept(ends, change, words):
+    """The next client's training would change them; and a network of a client's own is not kept either."""
+    Server, Client, build = method = careless(change, keeps=("own", "rounds"), own={})
+    start = Client.__init__
+
+    def started(self, *args):
+        start(self, *args)
+        self.net = torch.nn.Linear(2, 2)
+    Client.__init__ = started
+    ends(1, "client north: its train " + words, method)
 
 
 def test_each_client_has_tensors_of_its_own(tmp_path, data):
@@ -288,7 +295,7 @@ KEPT = {"keeps": ("rounds", "received"), "received": {}}
 @pytest.mark.parametrize("act, words, attributes", [
     (changes_its_download, "round 1, client north: its train changes its download in place: make a n", {}),
     (keeps_its_download, "round 1: the server's update changes what a client keeps in place: make", KEPT),
-    (keeps_an_optimizer, "round 1, client north: its train leaves an optimizer in opt", {}),
+    (keeps_an_optimizer, "round 1, client north: its train changes opt, which .*optimizer_state", {}),
 ])
 def test_what_a_client_must_not_do(ends, act, words, attributes):
     ends(1, words, careless(act, **attributes))

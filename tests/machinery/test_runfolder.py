@@ -357,9 +357,23 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, capsys):
+WITH_ITS_NETWORK = """
+from fedavg import Client, Server, arguments
+from common import backbone, run
+
+
+def build(args, channels, classes):
+    return backbone(args, channels, classes)
+
+if __name__ == "__main__":
+    run(Server, Client, arguments(), build)
+"""
+
+
+@pytest.mark.parametrize("text", [MINE, WITH_ITS_NETWORK])
+def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, capsys, text):
     """A subclass never counts as its parent: name, folder and record are those of the script."""
-    script = started_script(tmp_path, monkeypatch, MINE, "--scale", "smoke", "--no-figures", "--record",
+    script = started_script(tmp_path, monkeypatch, text, "--scale", "smoke", "--no-figures", "--record",
                             tmp_path / "runs.jsonl", "--out", tmp_path)
     runpy.run_path(str(script), run_name="__main__")
     result = read_json(tmp_path / "runs.jsonl")

@@ -15,7 +15,7 @@ from reproduce.budget import ENDS, Budget
 from reproduce.plan import ANY_GPU, kind_of
 from reproduce.records import Place, Records, Run
 from reproduce.runner import Processes, execute
-from tests.small_table import record, write_records
+from tests.small_table import record, records_in
 
 import pytest
 
@@ -154,7 +154,7 @@ def given(tmp_path, monkeypatch):
                               (3, {"gpu": "NVIDIA H200"})):
         one = record("fedavg", ["--dataset", "digits"], hardware=hardware)
         made.append(one | {"seconds": {"train": seconds * one["args"]["rounds"]}})
-    records = Records(write_records(tmp_path / "r.jsonl", made))
+    records = records_in(tmp_path, made)
     return lambda minutes, jobs=1, kind="CPU": Budget(minutes, records, jobs, kind)
 
 

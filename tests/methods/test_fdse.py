@@ -174,6 +174,14 @@ def test_eq9_three_clients_by_hand():
     torch.testing.assert_close(fdse.personalize(V, 0.5), want)
 
 
+def test_the_order_of_a_gpu_gives_the_convolution():
+    """In both orders of h and the filters, as channels last is what a run has."""
+    conv, h = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4), torch.randn(2, 4, 5, 5)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        conv, h = conv.to(memory_format=layout), h.contiguous(memory_format=layout)
+        assert torch.allclose(fdse.in_nchw(conv, h), conv(h), atol=1e-6)
+
+
 @pytest.mark.parametrize("unit", ["layer", "tensor"])
 def test_every_entry_has_one_fate(unit):
     """Against the names of the network's state: each is in one group, and in one layer."""
