@@ -33,7 +33,7 @@ from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_o
 from plumbing.payloads import (check_answer, check_copies, check_keeps, copy_kept, expected_layout, kept,
                                layout, nbytes, shared, to_device, unchanged, watched)
 from plumbing.results import best_of, score_of
-from plumbing.runfolder import Run
+from plumbing.runfolder import Run, check_outputs
 from plumbing.seeding import seed_all
 from plumbing.scores import as_probabilities, joined, scores
 from plumbing.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
@@ -771,6 +771,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     with one_line_on_failure(file.stem), no_exit():
         method, results = method_name(file), []
         prepare(settings)
+        check_outputs(settings)
         for seed_settings in expand_seeds(settings):
             print(f"{method} on {seed_settings.dataset}, {seed_settings.protocol}, seed "
                   f"{seed_settings.seed}\n{seed_settings.device}, {seed_settings.precision}, threads: "

@@ -13,7 +13,7 @@ The figures are medians over `--rounds` after a first one that does not count.
 
 `--packed` is of runs at the same time, as many as it says: half of them FedAvg, half FDSE, each a process of
 its own; with 1 each of the two alone. A row for each of `--variants`, which are flags of the runs. After all
-first rounds they go on for `--seconds` and are told to end: seconds of the first round, the median of the
+first rounds they go on for `--seconds` and are ended: seconds of the first round, the median of the
 later ones, and of these the shares of training, server and evaluation; rounds a minute of all; the memory
 used on the GPU. No row begins that cannot end in `--limit` seconds.
 """
@@ -173,12 +173,7 @@ def at_once(flags, runs: dict, variant: list[str], end: float) -> int | None:
             time.sleep(0.2)
     finally:
         for process in processes:
-            process.terminate()
-        ended = time.monotonic() + 5
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, ended - time.monotonic()))
-            process.kill()
+            process.kill()  # nothing of them is kept
     for path, process in zip(runs, processes):
         if process.wait() in (1, 2):
             said = Path(f"{path}.log").read_text().strip().splitlines() or ["no words"]

@@ -32,7 +32,7 @@ from plumbing.files import load_file, save, write_whole
 from plumbing.payloads import agreed, check_answer, check_told, checked_numbers, expected_layout, to_device
 from plumbing.provenance import code
 from plumbing.results import id_of
-from plumbing.runfolder import Run
+from plumbing.runfolder import Run, check_outputs
 from plumbing.settings import Parser, identity, method_file, method_name
 from plumbing.several import targets_of
 from plumbing.trained import method
@@ -286,6 +286,7 @@ class Remote(common.Federation):
 def serve(grid: Grid, words: list[str]) -> dict:
     """A run whose clients are on nodes; it resumes from its folder. Returns its result."""
     fed = Remote(grid, words)
+    check_outputs(fed.settings)
     fed.dataset.content = id_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]}, 4)
     file = method_file(fed.module.Server, fed.module.Client)
     key = identity(fed.settings, method_name(file), fed.dataset.content)

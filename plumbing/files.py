@@ -39,6 +39,8 @@ def write_whole(path: Path, write: Callable) -> None:
 def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     """Stop unless nothing is at `path`, an empty file, or one that is ours by how it begins. Every flag that
     names a file to be written asks here, before anything is computed."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; expected a file, or the name of a new one", 2)
     if path.exists():
         with open(path, "rb") as file:
             start = file.read(READ_LIMIT)

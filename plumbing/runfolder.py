@@ -66,8 +66,6 @@ class Run:
         with contextlib.ExitStack() as stack:
             run = cls(args, key, method_file, stack)
             check_foreign_files(run.path)
-            if args.record:
-                check_record_file(Path(args.record))
             if os.access(run.path, os.W_OK) or not (run.path / "result.json").exists():
                 stack.enter_context(locked(run.path / ".lock", wait=False))  # else it can only be shown
             if args.resume:
@@ -311,6 +309,14 @@ def read_history(path: Path, rounds: int | None = None) -> list[dict]:
             return history
     words = f"the {rounds} rounds of checkpoint.pt" if rounds else "a line for each round"
     raise UserError(f"{file} is damaged: it has not {words}: {OTHER_OUT}")
+
+
+def check_outputs(args: Args) -> None:
+    """Stop if a run cannot write to `--out` or `--record`."""
+    if args.record:
+        check_record_file(Path(args.record))
+    if Path(args.out or ".").is_file():
+        raise UserError(f"--out {args.out} is a file; expected a folder, or the name of a new one", 2)
 
 
 def check_foreign_files(path: Path) -> None:

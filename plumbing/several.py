@@ -21,7 +21,10 @@ def known_domains(dataset: str) -> list[str]:
         return [f"d{angle}" for angle in ANGLES]
     if dataset.startswith("rotatedmnist"):
         return [f"m{angle}" for angle in ANGLES]
-    return [] if named(dataset).custom else list(source_of(dataset).domains)
+    name = named(dataset)
+    if name.custom:
+        return sorted(path.name for path in name.folder.glob("[!.]*/")) if name.folder else []
+    return list(source_of(dataset).domains)
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:
