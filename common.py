@@ -49,7 +49,6 @@ __all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "batch_statistics", "o
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
 Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
-Settings = Args  # what a method reads: fixed once it is parsed; `identity` has what decides the numbers
 
 
 # Data: domains

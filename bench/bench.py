@@ -2,7 +2,7 @@
 
     python -m bench.bench --archives DIR            # Office-Caltech10 at paper scale: 224x224, batch 50
     python -m bench.bench --archives DIR --size 64 --clients 20    # many clients
-    python -m bench.bench --archives DIR --packed 6,1 --variants '--precision fp32;--precision bf16'
+    python -m bench.bench --archives DIR --packed 6,1    # several runs at the same time
 
 With `--device cuda` all of it on a GPU, of which the clock waits until it has computed. `ours, training` is
 what training takes in the round loop, with batches, loading and copying of states. `ours, whole round` adds
@@ -12,16 +12,15 @@ aggregation, evaluation of every client, logs and checkpoints.
 The figures are medians over `--rounds` after a first one that does not count.
 
 `--packed` is of runs at the same time, as many as it says: half of them FedAvg, half FDSE, each a process of
-its own; with 1 each of the two alone. A row for each of `--variants`, which are flags of the runs. After all
-first rounds they go on for `--seconds` and are ended: seconds of the first round, the median of the
-later ones, and of these the shares of training, server and evaluation; rounds a minute of all; the memory
-used on the GPU. No row begins that cannot end in `--limit` seconds.
+its own; with 1 each of the two alone. After all first rounds they go on for `--seconds` and are ended:
+seconds of the first round, the median of the later ones, and of these the shares of training, server and
+evaluation; rounds a minute of all; the memory used on the GPU. No row begins that cannot end in `--limit`
+seconds.
 """
 
 import argparse
 import contextlib
 import io
-import itertools
 import json
 import math
 import os
@@ -140,27 +139,27 @@ def packed(flags) -> Iterator[list]:
     """The rows of `--packed`, each when it is measured."""
     end = time.monotonic() + (flags.limit or math.inf)
     common.open_dataset(fedavg.arguments(words_of(flags, "auto", flags.dataset)))  # decoded before
-    for count, variant in itertools.product(flags.packed.split(","), flags.variants.split(";")):
+    for count in flags.packed.split(","):
         for modules in [[fedavg], [fdse]] if count == "1" else [[fedavg, fdse]]:
             names = " and ".join(module.__name__ for module in modules)
-            row = f"{names}, {count} at a time {variant}".strip()
+            row = f"{names}, {count} at a time"
             if time.monotonic() + flags.seconds > end:
                 print(f"{row}: not begun, the time is over", file=sys.stderr, flush=True)
                 continue
             with tempfile.TemporaryDirectory() as out, handled(interrupt):
                 runs = {Path(out, str(n)): modules[n % len(modules)] for n in range(int(count))}
-                memory = at_once(flags, runs, shlex.split(variant), end)
+                memory = at_once(flags, runs, end)
                 yield from rows_of(row, runs, memory)
 
 
-def at_once(flags, runs: dict, variant: list[str], end: float) -> int | None:
+def at_once(flags, runs: dict, end: float) -> int | None:
     """Let the runs go on together until `--seconds` after their first rounds; the most memory in use on the
     GPU."""
     processes, most, env = [], None, os.environ | environment(0, len(runs), [])
     try:
         for n, (path, module) in enumerate(runs.items()):
             words = [*words_of(flags, "auto", flags.dataset), "--checkpoint-every", "30", "--rounds", "10000",
-                     "--seed", str(n // 2), "--out", str(path), *variant]
+                     "--seed", str(n // 2), "--out", str(path)]
             with open(f"{path}.log", "w") as log:
                 processes.append(subprocess.Popen([sys.executable, "-m", module.__name__, *words], cwd=ROOT,
                                                   env=env, stdout=log, stderr=log))
@@ -229,7 +228,6 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     add("--clients", type=int, default=0, help="clients; 0 is one for each domain (default: 0)")
     add("--clip", type=float, default=10.0, help="gradient clipping of ours, 0 is none (default: 10)")
     add("--packed", default="", help="numbers of runs at the same time instead, such as 6,1")
-    add("--variants", default="", help="with --packed: flags of the runs, several with ; between them")
     add("--dataset", default="officecaltech", help="of --packed (default: officecaltech)")
     add("--seconds", type=float, default=10.0, help="of a row of --packed after first rounds (default: 10)")
     add("--limit", type=float, default=0.0, help="seconds of all rows of --packed; 0: no limit (default)")

@@ -59,7 +59,7 @@ step() { # NAME LIMIT COMMAND...: run it for at most LIMIT seconds, and no longe
 
 [ "$device" != cpu ] || jobs=${jobs:-2}
 jobs=${jobs:-6}
-folders=(--data "$data") gpus=() figures=(--dataset digits --size 64 --packed 2 --variants="--scale smoke") scale=(--scale smoke)
+folders=(--data "$data") gpus=() figures=(--dataset digits --size 64 --packed 2) scale=(--scale smoke)
 [ -z "$archives" ] || folders+=(--archives "$archives")
 if [ "$device" != cpu ]; then
     number=${device#cuda} number=${number#:} gpus=(--gpus "${number:-0}") scale=()

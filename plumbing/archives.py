@@ -27,7 +27,7 @@ from pathlib import Path
 
 from plumbing.catalog import Folders, named, source_of
 from plumbing.errors import UserError
-from plumbing.files import in_units, locked
+from plumbing.files import in_units, lock_of, locked
 from plumbing.splits import SPLIT
 
 from tqdm import tqdm
@@ -55,7 +55,7 @@ def find_archives(names: Iterable[str], data: str, archives: str) -> dict[str, P
 def download(url: str, path: Path, md5: str | None = None) -> Path:
     """Fetch `url` to `path`, with a progress bar. An interrupted download resumes where it stopped."""
     try:
-        with locked(path.with_name(f".{path.name}.lock")):
+        with locked(lock_of(path)):
             if not path.exists():
                 fetch(url, path, md5)
             return path

@@ -97,6 +97,11 @@ def write_csv(path: Path, lines: list[list]) -> None:
     write_text(path, text.getvalue())
 
 
+def lock_of(path: Path) -> Path:
+    """The file beside another one by which it is locked."""
+    return path.with_name(f".{path.name}.lock")
+
+
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from plumbing.catalog import named
 from plumbing.errors import UserError
-from plumbing.files import locked, output_file, write_whole
+from plumbing.files import lock_of, locked, output_file, write_whole
 from plumbing.settings import Args, flag_with
 
 import numpy as np
@@ -213,7 +213,7 @@ def record(args: Args, result: dict) -> None:
         return
     path = Path(args.record)
     result = {name: value for name, value in result.items() if name != "measures"}  # it may have MiB
-    with locked(path.with_name(f".{path.name}.lock")), open(path, "a+b") as file:
+    with locked(lock_of(path)), open(path, "a+b") as file:
         file.seek(0)
         content = file.read()
         for line in content.splitlines():

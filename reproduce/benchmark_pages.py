@@ -14,7 +14,8 @@ from plumbing.files import write_csv, write_text
 from plumbing.provenance import ROOT
 from plumbing.settings import Args, flag_of
 from plumbing.several import BySeed, by_seed, columns_of, mean_and_deviation, with_means
-from reproduce.drawing import OURS, Line, draw_forest, draw_line, new_panel, table_text, write_figure
+from reproduce.drawing import (OURS, Line, draw_forest, draw_line, new_panel, percentages, table_text,
+                               write_figure)
 from reproduce.statistics import LEVEL, Paired, mean, paired
 
 import numpy as np
@@ -79,7 +80,7 @@ def measured(which: str, measure: str, result: dict) -> dict[str, float]:
         of_site[name] = of.get(name, {}).get(measure)
         if of_site[name] is None:
             raise UserError(f"--measure {measure}: {name} has none, since its test images lack a class, "
-                            "or its network has no classifier; --measure accuracy has one", 2)
+                            "or its network has no classifier; --measure accuracy has one, of these runs", 2)
     return of_site
 
 
@@ -249,9 +250,7 @@ def draw_curves(path: Path, chosen: list) -> None:
         words = ""
         if any(None in curve[name] for curve in curves):
             name, words = "val", ", validation"
-        points = {}
-        for t, values in zip(curves[0]["round"], zip(*(curve[name] for curve in curves))):
-            points[t] = [100 * value for value in values]
+        points = percentages(curves[0]["round"], [curve[name] for curve in curves])
         draw_line(panel, points, f"{trial.entry.label} ({len(curves)} runs{words})", trial.entry.name)
     panel.set(xlabel="round", ylabel="accuracy (%), higher is better")
     panel.legend(fontsize=8)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.catalog import named
-from plumbing.files import locked, write_json
+from plumbing.files import lock_of, locked, write_json
 from plumbing.devices import choose_precision
 from plumbing.networks import network_file
 from plumbing.provenance import cpu_name, git
@@ -191,7 +191,7 @@ def check(records: Records, every: list[dict], place: Place, jobs: int, minutes:
 
 def note(path: Path, begun: Begun, commit: str, outcome: str, why: str) -> None:
     """Put what came out into checked.json. What cannot be compared here leaves an earlier comparison."""
-    with locked(path.with_name(f".{path.name}.lock")):
+    with locked(lock_of(path)):
         checked, record = read_checked(path), begun.record
         earlier = checked.get(record["setting"], {})
         if outcome in COMPARED or earlier.get("outcome") not in COMPARED:

@@ -59,6 +59,15 @@ def draw_line(panel, points: dict[int, list[float]], label: str, method: str) ->
     panel.xaxis.get_major_locator().set_params(integer=True)
 
 
+def percentages(rounds, curves: list[list]) -> dict[int, list[float]]:
+    """{round: the curves' values there, in percent}, of the rounds that all curves have."""
+    points = {}
+    for t, values in zip(rounds, zip(*curves)):
+        if None not in values:
+            points[t] = [100 * value for value in values]
+    return points
+
+
 class Line(NamedTuple):
     """A row of a forest plot, in points."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plumbing.results import empty_figure
 from reproduce.cells import Cell, FilledBlock
-from reproduce.drawing import colour_of, draw_line, write_figure
+from reproduce.drawing import colour_of, draw_line, percentages, write_figure
 from reproduce.tables import Table
 
 import numpy as np
@@ -47,15 +47,12 @@ def draw_curves(panel, block: FilledBlock, axis: str) -> None:
     """A curve of the records (`curve/ALL`, `logs/discarded`) over the rounds, a line for each row."""
     column = block.block.columns[0]
     for line in block.rows:
-        curves, rounds, points = [], [], {}
+        curves, rounds = [], []
         for record in line[0].records.values():
             if column.path in record.get(column.kind, {}):
                 curves.append(record[column.kind][column.path])
                 rounds = range(1, len(curves[0]) + 1) if column.kind == "logs" else record["curve"]["round"]
-        for t, values in zip(rounds, zip(*curves)):
-            if None not in values:  # something was logged in this round
-                points[t] = [100 * value for value in values]
-        draw_line(panel, points, seeds_of(line, len(curves)), line[0].row.module)
+        draw_line(panel, percentages(rounds, curves), seeds_of(line, len(curves)), line[0].row.module)
     if block.block.levels:
         panel.plot(*zip(*block.block.levels), "x", color="0.3", label="stated in the paper's text")
     better = ", higher is better" if column.kind == "curve" else ""

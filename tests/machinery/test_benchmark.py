@@ -59,6 +59,17 @@ def test_the_parts_of_all_seeds_are_looked_at_before_a_run(place, capsys, monkey
     fails(capsys, 2, "seed 2 has no patient", benchmark.main, words(place, "--out", str(place / "parts")))
 
 
+def test_a_file_that_has_changed_has_new_runs(tmp_path):
+    """Those of the other methods stay."""
+    folders = []
+    for text in (MINE, MINE.replace("pass", "later = True")):
+        (tmp_path / "mine.py").write_text(text)
+        for what in (str(tmp_path / "mine.py"), "fedavg"):
+            entry = benchmark.entry_of(what)
+            folders += [trial.folder for trial in benchmark.trials_of(entry, {}, [], [0], [], tmp_path)]
+    assert folders[0] != folders[2] and folders[1] == folders[3]
+
+
 def test_settings_in_which_methods_differ_are_named():
     """Without what all share, and without what cannot change a number."""
     trials = []
