@@ -44,8 +44,8 @@ FOLDERS = {  # of each flag the repository's own, and what it is
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line. Exit code 2 for bad usage, 1 if a run has failed or a check finds a difference, 130
-    after Ctrl-C."""
+    """The command line. Exit code 2 for bad usage, 1 if a run has failed, if none could start or if a check
+    finds a difference, 130 after Ctrl-C."""
     since = time.time()
     flags = parsed(argv)
     flags.since = since
@@ -230,7 +230,7 @@ def run_missing(plan: list[Missing], flags: argparse.Namespace, place: Place, re
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:
         return 130
-    return 1 if counts["failed"] else 0
+    return 1 if counts["failed"] or (plan and not runs) else 0
 
 
 if __name__ == "__main__":

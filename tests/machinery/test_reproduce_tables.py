@@ -6,8 +6,10 @@ import re
 import shutil
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import common
+import reproduce_tables
 from plumbing.files import locked
 from reproduce import plan
 from reproduce.cells import Missing, missing
@@ -134,6 +136,8 @@ def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, 
     found = plan.planned([long, tested, gone, short, trained], records, Place())
     assert [one for one in found if one is not gone] == [short, long, trained, tested]
     assert gone.why == "no"
+    flags = SimpleNamespace(gpus="", minutes=0, executor="local", jobs=1)
+    assert reproduce_tables.run_missing([gone], flags, Place(), records) == 1
     said = plan.plan_text(found, ["--record", "r.jsonl"])
     rows = [re.split("  +", line.strip()) for line in plan.plan_text(found, []).splitlines()]
     seconds = 2 * (55 + arguments("fedavg", ("--dataset", "digits")).rounds)
