@@ -6,7 +6,7 @@ import math
 import common
 from baselines import fedgen
 from tests.conftest import parsed
-from tests.three_clients import Beside
+from tests.three_clients import Beside, one_round
 
 import pytest
 import torch
@@ -44,6 +44,17 @@ def test_labels_that_no_client_has():
     server.args = dataclasses.replace(server.args, labels="uniform")
     p = server.label_distribution(c)
     assert p[3] == 0.5 and p[7] == 0.5 and p.sum() == 1
+
+
+def test_generator_with_relu():
+    G = fedgen.Generator(parsed(NAME, "--generator-relu"), C, 5)
+    assert G(torch.arange(C), G.draw(C, "cpu")).min() == 0
+
+
+def test_the_teacher_is_eq4(monkeypatch):
+    monkeypatch.delattr(fedgen, "loss_of_labels")  # the other teacher's
+    of = Beside(fedgen, "--teacher", "logits")
+    one_round(of.server, of.clients)
 
 
 def test_eq4_by_hand():
