@@ -43,6 +43,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "results" / "runs.jsonl"  # the records of all runs
 
 # A shell's background jobs ignore it, and so would what the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -227,6 +228,13 @@ def fails(capsys, code: int, words: str, call: Callable, *args) -> None:
     assert len(lines) == 1 and re.search(words, lines[0]), lines
 
 
+def stops(message: str, call: Callable, *args, code: int = 1, **how) -> None:
+    """`call` ends with an error for the user: one line that matches `message`, and this exit code."""
+    with pytest.raises(common.UserError, match=message) as stop:
+        call(*args, **how)
+    assert "\n" not in str(stop.value) and stop.value.code == code
+
+
 def members_of(args) -> tuple[list, list]:
     """The data of the clients and of the targets."""
     return common.split(common.open_dataset(args), args)
@@ -244,6 +252,21 @@ def saved_in(path: Path) -> dict:
 def metrics(out: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl."""
     return recorded(out / "metrics.jsonl")
+
+
+def same_metrics(out: Path, other: Path) -> bool:
+    """Whether two runs have the same metrics to the byte."""
+    return (out / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+
+
+def write_files(folder: Path, contents: dict[str, str | bytes]) -> None:
+    """Put files of these names and contents into a folder; a name may have folders in it."""
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            content = content.encode()
+        path.write_bytes(content)
 
 
 def to_rgb(content: bytes, size: int) -> np.ndarray:

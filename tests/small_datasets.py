@@ -5,15 +5,14 @@ import io
 import tarfile
 import types
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import common
 from plumbing.catalog import FOLDERS
-from plumbing.errors import UserError
+from tests.conftest import stops
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -95,18 +94,11 @@ def check(loaded, images: Images, classes: tuple[str, ...]) -> None:
         assert np.array_equal(d.images.permute(0, 2, 3, 1).numpy(), expected), d.name
 
 
-def stops(message: str, function: Callable, *args) -> str:
-    """function(*args) ends with one line that matches `message`."""
-    with pytest.raises(UserError, match=message) as e:
-        function(*args)
-    assert "\n" not in str(e.value) and e.value.code == 1
-    return str(e.value)
-
-
-def nothing_is_left(tmp_path: Path) -> bool:
-    """No decoded pixels, whole or in part, though loading was tried."""
+def refused(message: str, tmp_path: Path, dataset: str) -> None:
+    """Loading ends with one line that matches `message`, and leaves no decoded pixels, whole or in part."""
+    stops(message, load, tmp_path, dataset)
     data = tmp_path / "data"
-    return not list(data.rglob("pixels.bin")) and not list(data.rglob("*.tmp"))
+    assert not list(data.rglob("pixels.bin")) and not list(data.rglob("*.tmp"))
 
 
 def vlcs() -> Images:

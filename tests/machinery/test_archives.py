@@ -14,8 +14,9 @@ from plumbing.catalog import FOLDERS
 
 import pytest
 
-from tests.small_datasets import (NOWHERE, check, expect, load, names_in, nothing_is_left, pictures, stops,
-                                  vlcs, write_tar, write_vlcs, write_zip)
+from tests.conftest import stops, write_files
+from tests.small_datasets import (NOWHERE, check, expect, load, names_in, pictures, refused, vlcs, write_tar,
+                                  write_zip)
 
 DAMAGES = {
     "half of it": lambda whole: whole[:len(whole) // 2],
@@ -30,9 +31,8 @@ DAMAGES = {
     ("x.zip", "archives", None),  # a folder
 ])
 def test_archives_come_before_downloads_and_by_name(tmp_path, name, named, found):
-    for file in ("data/downloads/a1.zip", "archives/b/A2.ZIP", "archives/c/a3.zip", "archives/x.zip/x"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(file)
+    files = ("data/downloads/a1.zip", "archives/b/A2.ZIP", "archives/c/a3.zip", "archives/x.zip/x")
+    write_files(tmp_path, dict.fromkeys(files, ""))
     folder = str(tmp_path / named) if named else ""
     paths = find_archives([name], str(tmp_path / "data"), folder)
     assert paths == ({name: tmp_path / found} if found else {})
@@ -86,15 +86,12 @@ def test_links_to_folders_are_followed(tmp_path, unpacked_office):
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_tar_is_refused(tmp_path, monkeypatch, damage):
-    archive = write_vlcs(tmp_path, monkeypatch)
+def test_a_damaged_tar_is_refused(tmp_path, archive, damage):
     archive.write_bytes(damage(archive.read_bytes()))
-    stops("VLCS.tar.gz is no whole archive.*get it again", load, tmp_path, "vlcs")
-    assert nothing_is_left(tmp_path)
+    refused("VLCS.tar.gz is no whole archive.*get it again", tmp_path, "vlcs")
 
 
-def test_the_checksum_of_a_tar_is_compared_behind_its_end(tmp_path, monkeypatch):
-    archive = write_vlcs(tmp_path, monkeypatch)
+def test_the_checksum_of_a_tar_is_compared_behind_its_end(tmp_path, archive):
     content = gzip.decompress(archive.read_bytes())
     padded = gzip.compress(content + bytes(2 * MIB))
     archive.write_bytes(padded[:-8] + bytes(4) + padded[-4:])
@@ -107,24 +104,20 @@ OUTSIDE = ["/evil.jpg", "VLCS/../../evil.jpg", "C:/evil.jpg", "..\\evil.jpg"]
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_tar_that_leads_outside_is_refused(tmp_path, monkeypatch, name):
-    archive = write_vlcs(tmp_path, monkeypatch)
+def test_a_tar_that_leads_outside_is_refused(tmp_path, archive, name):
     write_tar(archive, pictures(names_in(vlcs())) | {name: b"x"})
     message = f"the entry {re.escape(name)} leads outside the folder; the archive is not used"
-    stops(message, load, tmp_path, "vlcs")
-    assert nothing_is_left(tmp_path)
+    refused(message, tmp_path, "vlcs")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE], ids=["symbolic", "hard"])
-def test_a_tar_with_a_link_is_refused(tmp_path, monkeypatch, kind):
-    archive = write_vlcs(tmp_path, monkeypatch)
+def test_a_tar_with_a_link_is_refused(tmp_path, archive, kind):
     link = tarfile.TarInfo("VLCS/SUN09/bird/0.jpg")
     link.type, link.linkname = kind, "/etc/passwd"
     with tarfile.open(archive, "w:gz") as t:
         t.addfile(link)
     message = "the entry VLCS/SUN09/bird/0.jpg is a link; the archive is not used"
-    stops(message, load, tmp_path, "vlcs")
-    assert nothing_is_left(tmp_path)
+    refused(message, tmp_path, "vlcs")
 
 
 def write_office(tmp_path, monkeypatch, entries: dict[str, bytes]):
@@ -142,8 +135,7 @@ def test_a_damaged_image_in_a_zip_is_noticed(tmp_path, monkeypatch):
     pixels = damaged.index(b"IDAT", len(damaged) // 4) + 8
     damaged[pixels:pixels + 22] = bytes(22)
     archive.write_bytes(damaged)
-    stops("is no whole archive .Bad CRC-32", load, tmp_path, "officecaltech")
-    assert nothing_is_left(tmp_path)
+    refused("is no whole archive .Bad CRC-32", tmp_path, "officecaltech")
 
 
 def test_only_the_images_of_the_dataset_are_unpacked(tmp_path, monkeypatch):
@@ -163,9 +155,8 @@ def test_a_disk_with_too_little_room_is_told_before(tmp_path, monkeypatch):
     write_office(tmp_path, monkeypatch, {})
     monkeypatch.setattr(archives.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=9))
     monkeypatch.setattr(zipfile.ZipFile, "extract", pytest.fail)
-    stops("its images take .* for a while below .*cache.*, where 0.0 MiB are free", load, tmp_path,
-          "officecaltech")
-    assert nothing_is_left(tmp_path)
+    message = "its images take .* for a while below .*cache.*, where 0.0 MiB are free"
+    refused(message, tmp_path, "officecaltech")
 
 
 @pytest.mark.parametrize("dataset", ["vlcs", "domainnet10"])
@@ -175,8 +166,7 @@ def test_nothing_is_there_and_no_download(tmp_path, monkeypatch, dataset):
     name = first.replace("*", "")
     message = re.escape(f"could not download {name} from {NOWHERE}{first} (<urlopen error")
     message += ".*download it by hand, under this name, and name its folder with --archives"
-    stops(message, load, tmp_path, dataset)
-    assert nothing_is_left(tmp_path)
+    refused(message, tmp_path, dataset)
 
 
 def test_a_web_page_is_no_archive(tmp_path):

@@ -10,8 +10,11 @@ from pathlib import Path
 from plumbing import decoding
 from plumbing.catalog import FOLDERS
 
+from tests.conftest import stops
 from tests.own_images import write_images
-from tests.small_datasets import check, load, names_in, pictures, stops, vlcs, write_tar, write_vlcs
+from tests.small_datasets import check, load, names_in, pictures, vlcs, write_tar
+
+import pytest
 
 CLASSES = FOLDERS["vlcs"].classes
 
@@ -21,8 +24,7 @@ def times(tmp_path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("pixels.bin")}
 
 
-def test_a_copied_archive_is_not_decoded_again(tmp_path, monkeypatch):
-    archive = write_vlcs(tmp_path, monkeypatch)
+def test_a_copied_archive_is_not_decoded_again(tmp_path, archive):
     load(tmp_path, "vlcs")
     before = times(tmp_path)
     assert len(before) == 1
@@ -32,9 +34,8 @@ def test_a_copied_archive_is_not_decoded_again(tmp_path, monkeypatch):
     assert times(tmp_path) == before
 
 
-def test_another_archive_is_decoded_again(tmp_path, monkeypatch):
+def test_another_archive_is_decoded_again(tmp_path, archive):
     """And what a decoding has left that was killed goes."""
-    archive = write_vlcs(tmp_path, monkeypatch)
     load(tmp_path, "vlcs")
     write_tar(archive, pictures(names_in(vlcs())))
     leftover = tmp_path / "data" / "cache" / "vlcs-killed.tmp"
@@ -44,7 +45,7 @@ def test_another_archive_is_decoded_again(tmp_path, monkeypatch):
     assert len(times(tmp_path)) == 2 and not leftover.exists()
 
 
-def test_few_images_are_decoded_ahead(tmp_path, monkeypatch):
+def test_few_images_are_decoded_ahead(tmp_path, archive, monkeypatch):
     """In several pieces, each in its place: memory does not grow with the dataset."""
     pieces = []
 
@@ -54,22 +55,20 @@ def test_few_images_are_decoded_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(decoding, "AHEAD", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(decoding.ThreadPoolExecutor, "map", two_at_once)
-    write_vlcs(tmp_path, monkeypatch)
     check(load(tmp_path, "vlcs"), vlcs(), CLASSES)
     assert {*pieces} == {2}
 
 
-def without_archive(tmp_path, monkeypatch) -> Path:
+@pytest.fixture
+def cache(tmp_path, archive) -> Path:
     """The cache of the small VLCS, whose archive is gone."""
-    archive = write_vlcs(tmp_path, monkeypatch)
     load(tmp_path, "vlcs")
     archive.unlink()
     return next((tmp_path / "data" / "cache").glob("vlcs-*"))
 
 
-def test_a_cache_is_enough(tmp_path, monkeypatch, capsys):
+def test_a_cache_is_enough(tmp_path, cache, capsys):
     """And its pixels are mapped: a run needs no memory for all of them."""
-    cache = without_archive(tmp_path, monkeypatch)
     capsys.readouterr()
     opened = load(tmp_path, "vlcs")
     check(opened, vlcs(), CLASSES)
@@ -80,8 +79,7 @@ def test_a_cache_is_enough(tmp_path, monkeypatch, capsys):
     assert note in capsys.readouterr().err
 
 
-def test_only_a_whole_cache_of_the_dataset_and_size_counts(tmp_path, monkeypatch):
-    cache = without_archive(tmp_path, monkeypatch)
+def test_only_a_whole_cache_of_the_dataset_and_size_counts(tmp_path, cache):
     for other in ("vlcs-16-0123456789ab", "vlcs2-8-0123456789ab", f"{cache.name}.17.tmp", "vlcs-8-draft"):
         cache.rename(cache.with_name(other))
         stops("could not download VLCS.tar.gz", load, tmp_path, "vlcs")
@@ -90,8 +88,7 @@ def test_only_a_whole_cache_of_the_dataset_and_size_counts(tmp_path, monkeypatch
     stops("could not download VLCS.tar.gz", load, tmp_path, "vlcs")
 
 
-def test_several_caches_are_told_apart_by_their_archive(tmp_path, monkeypatch):
-    cache = without_archive(tmp_path, monkeypatch)
+def test_several_caches_are_told_apart_by_their_archive(tmp_path, cache):
     copy = shutil.copytree(cache, cache.with_name("vlcs-8-ffffffffffff"))
     message = f"VLCS.tar.gz is not in .*, and there are several caches of it .{cache}, {copy}.: name"
     stops(message, load, tmp_path, "vlcs")
@@ -124,8 +121,7 @@ def test_what_changed_in_a_cache_is_noticed(tmp_path, monkeypatch):
     stops("pixels.bin holds [0-9]+ images", load, tmp_path, f"folder:{folder}")
 
 
-def test_another_archive_given_by_hand_is_refused_by_its_md5(tmp_path, monkeypatch):
-    archive = write_vlcs(tmp_path, monkeypatch)
+def test_another_archive_given_by_hand_is_refused_by_its_md5(tmp_path, archive, monkeypatch):
     (pattern, (url, _)), = FOLDERS["vlcs"].files.items()
     known = dataclasses.replace(FOLDERS["vlcs"], files={pattern: (url, 32 * "0")})
     monkeypatch.setitem(FOLDERS, "vlcs", known)

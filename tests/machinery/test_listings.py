@@ -8,8 +8,9 @@ from pathlib import Path
 from plumbing.catalog import FOLDERS
 from plumbing.decoding import open_images
 
-from tests.small_datasets import (Images, check, expect, load, names_in, nothing_is_left, picture, pictures,
-                                  stops, vlcs, write_tar, write_vlcs, write_zip)
+from tests.conftest import stops, write_files
+from tests.small_datasets import (Images, check, expect, load, names_in, picture, pictures, refused, vlcs,
+                                  write_tar, write_zip)
 
 import pytest
 
@@ -22,21 +23,19 @@ NOTHING = "no file has this in its name"
 # Folders: VLCS in a tar archive
 
 
-def test_vlcs(tmp_path, monkeypatch, capsys):
-    write_vlcs(tmp_path, monkeypatch)
+def test_vlcs(tmp_path, archive, capsys):
     assert list(vlcs()) == ["caltech101", "labelme", "sun09", "voc2007"]
     check(load(tmp_path, "vlcs"), vlcs(), ("bird", "car", "chair", "dog", "person"))
     message = "files that are no images were left out; 1 in all: VLCS/SUN09/car/._0.jpg"
     assert message in capsys.readouterr().err
 
 
-def test_two_classes_that_have_changed_places_are_noticed(tmp_path, monkeypatch):
+def test_two_classes_that_have_changed_places_are_noticed(tmp_path, archive, monkeypatch):
     """By their numbers; and by the digest, where these are equal."""
     names = names_in(vlcs())
     changed = {name: name.replace("/car/", "/?/").replace("/dog/", "/car/").replace("/?/", "/dog/")
                for name in names}
     contents = pictures(names)
-    archive = write_vlcs(tmp_path, monkeypatch)
     load(tmp_path, "vlcs")
     right = open_images("vlcs", 8, str(tmp_path / "data"), str(tmp_path / "archives"), False).content
     write_tar(archive, {f"packed/anew/{name}": contents[name] for name in sorted(names)})
@@ -52,13 +51,11 @@ def test_two_classes_that_have_changed_places_are_noticed(tmp_path, monkeypatch)
     stops("domain sun09 has 3 images of car; expected 2: get it again", load, tmp_path, "vlcs")
 
 
-def test_a_class_without_images(tmp_path, monkeypatch):
-    archive = write_vlcs(tmp_path, monkeypatch)
+def test_a_class_without_images(tmp_path, archive):
     write_tar(archive, pictures(name.replace("/dog/", "/wolf/") for name in names_in(vlcs())))
     message = "found no images in Caltech101/dog; expected folders of bird, car, chair, dog, person, "
     message += "found bird, car, chair, person, wolf$"
-    stops(message, load, tmp_path, "vlcs")
-    assert nothing_is_left(tmp_path)
+    refused(message, tmp_path, "vlcs")
 
 
 # Lists: DomainNet
@@ -90,9 +87,7 @@ def domainnet_lists() -> dict[str, list[str]]:
 
 
 def write_lists(folder: Path, lists: dict[str, list[str]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, lines in lists.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in lines))
+    write_files(folder, {name: "".join(f"{line}\n" for line in lines) for name, lines in lists.items()})
 
 
 def write_domainnet(folder: Path) -> None:
@@ -131,8 +126,7 @@ def test_a_list_that_is_wrong(tmp_path, monkeypatch, old, new, message):
     write_domainnet(tmp_path / "archives")
     lines = domainnet_lists()["real_train.txt"]
     write_lists(tmp_path / "archives", {"real_train.txt": [line.replace(old, new) for line in lines]})
-    stops(message, load, tmp_path, "domainnet10")
-    assert nothing_is_left(tmp_path)
+    refused(message, tmp_path, "domainnet10")
 
 
 # Annotations: TerraIncognita
@@ -200,9 +194,8 @@ def test_terrainc_as_domainbeds_script_deals_it_out(tmp_path, monkeypatch):
     expect(monkeypatch, "terrainc")
     for location, images in in_terra().items():
         for name, c in images:
-            path = tmp_path / "archives" / "terra_incognita" / location / c / Path(name).name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(picture(name))
+            write_files(tmp_path / "archives" / "terra_incognita",
+                        {f"{location}/{c}/{Path(name).name}": picture(name)})
     check(load(tmp_path, "terrainc"), in_terra(), TERRA)
 
 
@@ -333,8 +326,7 @@ EXCHANGED = "patient,node,x_coord,y_coord,slide,tumor,center,split"
 ])
 def test_a_table_that_is_wrong(tmp_path, monkeypatch, dataset, write, changes, message):
     write(tmp_path, monkeypatch, **changes)
-    stops(message, load, tmp_path, dataset)
-    assert nothing_is_left(tmp_path)
+    refused(message, tmp_path, dataset)
 
 
 @pytest.mark.parametrize("dataset, classes, images", [

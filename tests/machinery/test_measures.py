@@ -10,18 +10,12 @@ from reproduce.measures.command import main
 from reproduce.measures.finished import finished, labels_of, numbers_of, rebuilt
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
 from tests.conftest import read_json, run_here
-from tests.finished_runs import labelled_runs
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-
-@pytest.fixture
-def runs(tmp_path_factory):
-    return labelled_runs(tmp_path_factory)
 
 
 def shown(*flags) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import common
 from plumbing.catalog import named
-from plumbing.errors import UserError
 from plumbing.runfolder import folder_of
 from reproduce import predict
 from tests import small_datasets
-from tests.conftest import ROOT, fails, parsed, run_all, to_rgb
+from tests.conftest import ROOT, fails, parsed, run_all, stops, to_rgb, write_files
 from tests.machinery.test_decoding import times
 from tests.own_images import FLAGS, write_images
 from tests.page_outputs import programs
@@ -29,11 +28,6 @@ def load(folder: Path, size: int = 16):
     return small_datasets.load(folder.parent, f"folder:{folder}", size=size)
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return write_images(tmp_path / "images")
-
-
 def test_domains_classes_and_images_are_sorted_by_name(folder):
     write_images(folder, ("east",), ("ill", "healthy"), 3)
     domains, classes = load(folder)
@@ -46,11 +40,8 @@ def test_domains_classes_and_images_are_sorted_by_name(folder):
 
 
 def test_what_is_no_image_is_named_and_what_is_hidden_is_not(folder, capsys):
-    (folder / "north" / "ill" / "notes.txt").write_text("x")
-    (folder / "table.csv").write_text("x")
-    for hidden in (".git/a/b.png", "north/.thumbs/b.png", "north/ill/._0.png", "__MACOSX/a/b.png"):
-        (folder / hidden).parent.mkdir(parents=True, exist_ok=True)
-        (folder / hidden).write_bytes(b"x")
+    hidden = (".git/a/b.png", "north/.thumbs/b.png", "north/ill/._0.png", "__MACOSX/a/b.png")
+    write_files(folder, dict.fromkeys(("north/ill/notes.txt", "table.csv", *hidden), "x"))
     domains, _ = load(folder)
     assert [len(d.labels) for d in domains] == [20, 20]
     said = capsys.readouterr().err
@@ -139,9 +130,7 @@ def not_readable(folder: Path) -> None:
 ])
 def test_bad_folders(folder, change, code, words):
     change(folder)
-    with pytest.raises(UserError, match=words) as stopped:
-        load(folder)
-    assert stopped.value.code == code and "\n" not in str(stopped.value)
+    stops(words, load, folder, code=code)
     assert not times(folder.parent)
 
 

@@ -14,11 +14,6 @@ import torch
 FILES = [f"{d}/{c}/{i}.png" for d in ("north", "south") for c in ("healthy", "ill") for i in range(10)]
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return write_images(tmp_path / "images")
-
-
 def write_split(folder: Path, rows: list[tuple], head=("file", "part", "group")) -> None:
     with open(folder / "split.csv", "w", newline="") as file:
         csv.writer(file).writerows([head, *rows])
