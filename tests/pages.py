@@ -1,9 +1,15 @@
-"""What the tests of the pages of docs/build.py share: the words of a page, and one in a browser."""
+"""What the tests of the pages of docs/build.py share: the words of a page, and one in a browser. Without the
+libraries that make pages they are skipped."""
 
 import re
 from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
+
+import pytest
+
+for library in ("markdown_it", "pygments", "math_core"):
+    pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
 
 
 def words_of(html: str) -> str:

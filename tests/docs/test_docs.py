@@ -15,6 +15,7 @@ from docs import equations
 from docs.equations import METHODS, ROOT
 from reproduce import claims_pages
 from reproduce.drawing import OTHERS, PALETTE
+from tests.conftest import RUNS, stops
 from tests.pages import opened, words_of
 
 import numpy as np
@@ -23,12 +24,8 @@ import torch
 from markupsafe import escape
 from matplotlib.colors import to_rgb
 
-for library in ("markdown_it", "pygments", "math_core"):
-    pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
-
-from docs import answers, methods_pages  # noqa: E402
-from docs.pages import Site  # noqa: E402
-from plumbing.errors import UserError  # noqa: E402
+from docs import answers, methods_pages
+from docs.pages import Site
 
 LONGEST = 60_000  # pixels of a page, on a phone
 SIZE, OF_A_RUN = 5e6, 6e3  # bytes of all pages: without a run, and more for each that is on record
@@ -86,14 +83,13 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path, link):
     made = Site(tmp_path)
     made.write(Path("page.html"), "file.html", "Page", note=Path("x.md"), text="# x", file=None)
     made.links = {"page.html": [link]}
-    with pytest.raises(UserError, match=f"1 links of the pages lead nowhere: page.html: {link}"):
-        made.finish()
+    stops(f"1 links of the pages lead nowhere: page.html: {link}", made.finish)
     made.links = {"page.html": ["#x", "page.html#x", "https://example.org"]}
     made.finish()
 
 
 def test_the_site_is_small_and_loads_nothing_from_elsewhere(site, pages):
-    size = SIZE + OF_A_RUN * len((ROOT / "results" / "runs.jsonl").read_text().splitlines())
+    size = SIZE + OF_A_RUN * len(RUNS.read_text().splitlines())
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < size
     played = {of_method(name) for name in ("fdse", "fedgala")}  # by docs/interactive.js
     for page, text in pages.items():

@@ -9,20 +9,18 @@ from docs.equations import ROOT
 from reproduce.published import read_published
 from reproduce.records import Records, command_of
 from reproduce.tables import read_tables
+from tests.conftest import RUNS
 from tests.pages import words_of
 from tests.small_table import recorded, small_folder, write_records
 
 import pytest
 
-for library in ("markdown_it", "pygments", "math_core"):
-    pytest.importorskip(library, reason="needs `pip install -r requirements-docs.txt`")
-
-from docs import pages, results  # noqa: E402
+from docs import pages, results
 
 
 @pytest.fixture(scope="module")
 def tables() -> list[results.Filled]:
-    records = Records(ROOT / "results" / "runs.jsonl")
+    records = Records(RUNS)
     return [results.read(table, records) for table in read_tables()]
 
 
