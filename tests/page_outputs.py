@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from tests.commands import FENCED, commands_of_line
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_files
 
 FIGURES = {"start_curves.png": "runs/fedavg-digits-indomain-paper-s0-*/curves.png",
            "own/coral.png": "runs/benchmark-digits/forest.png",
@@ -107,8 +107,7 @@ def rewrite(name: str, folder: Path) -> None:
     """Run the commands of a page in a folder, and write its outputs and figures again."""
     path = ROOT / f"docs/{name}.md"
     page = path.read_text()
-    for file, text in files_of(name).items():
-        (folder / file).write_text(text)
+    write_files(folder, files_of(name))
     for block, output in shown(page).items():
         said = "".join(started(words, folder) for words in programs(block))
         page = page.replace(output, renewed(output, said)) if output else page

@@ -3,7 +3,7 @@
 import re
 
 from reproduce.benchmark import entry_of
-from tests.conftest import fails, run_here
+from tests.conftest import fails, run_here, same_metrics, write_files
 from tests.page_outputs import files_of
 
 import pytest
@@ -14,8 +14,7 @@ SMALL = ["--scale", "smoke", "--precision", "fp32", "--no-figures", "--image-siz
 
 @pytest.fixture
 def place(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, FILES)
     return tmp_path
 
 
@@ -29,8 +28,7 @@ def test_the_method_is_interrupted_and_goes_on(place, capsys):
     run("whole")
     fails(capsys, 0, "coral: stopped after round 2 of 3", run, "part", "--stop-after", "2")
     run("part")
-    whole, part = ((place / folder / "metrics.jsonl").read_bytes() for folder in ("whole", "part"))
-    assert whole == part
+    assert same_metrics(place / "whole", place / "part")
 
 
 def test_without_its_term_it_is_fedavg(place):

@@ -2,7 +2,7 @@
 quickly after a round, except for the settings that this changes."""
 
 import common
-from tests.conftest import ROOT, start_here
+from tests.conftest import ROOT, start_here, write_files
 from tests.page_outputs import FIGURES, files_of, programs, renewed, shown, started
 
 import pytest
@@ -18,8 +18,7 @@ FEW = "--rounds 1 --epochs 1 --image-size 8 --no-figures"
 def case(request, tmp_path, monkeypatch):
     """The commands of a page in a folder with its files, and their output."""
     name, block, output = request.param
-    for file, text in files_of(name).items():
-        (tmp_path / file).write_text(text)
+    write_files(tmp_path, files_of(name))
     monkeypatch.chdir(tmp_path)
     return programs(block), output
 

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from plumbing import provenance
-from tests.conftest import ROOT, read_json
+from tests.conftest import ROOT, read_json, write_files
 from tests.machinery.test_architecture import METHOD_FILES, tracked
 
 import pytest
@@ -74,8 +74,7 @@ def test_the_commit_is_not_that_of_another_repository(tmp_path, monkeypatch):
     subprocess.run(["git", "-C", tmp_path, *commit], check=True)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
     assert provenance.git("rev-parse", "HEAD") == ours
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "pyproject.toml").write_text('[project]\nversion = "9"\n')
+    write_files(tmp_path, {"inner/pyproject.toml": '[project]\nversion = "9"\n'})
     monkeypatch.setattr(provenance, "ROOT", tmp_path / "inner")
     assert provenance.git("rev-parse", "HEAD") is None
     assert provenance.version_line().startswith("CleanFDG 9, torch ")
@@ -84,16 +83,11 @@ def test_the_commit_is_not_that_of_another_repository(tmp_path, monkeypatch):
 def test_beside_other_libraries_only_this_package_makes_the_numbers(tmp_path, monkeypatch):
     """Where pip has installed it. The folder of a method of one's own counts; what is no Python does not."""
     site, mine = tmp_path / "site", tmp_path / "mine"
-    files = {"common.py": "import plumbing.seeding", "plumbing/seeding.py": "import torch.nn",
-             "fedavg.py": "import common, torch.nn, tests.helpers", "torch/nn.py": "", "tests/helpers.py": "",
-             "broken.py": ""}
-    for name, text in files.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text)
-    mine.mkdir()
-    (mine / "mine.py").write_text("import fedavg, helper, torch.nn, broken")
-    (mine / "helper.py").write_text("")
-    (mine / "broken.py").write_text("no Python\0")
+    write_files(site, {"common.py": "import plumbing.seeding", "plumbing/seeding.py": "import torch.nn",
+                       "fedavg.py": "import common, torch.nn, tests.helpers", "torch/nn.py": "",
+                       "tests/helpers.py": "", "broken.py": ""})
+    write_files(mine, {"mine.py": "import fedavg, helper, torch.nn, broken", "helper.py": "",
+                       "broken.py": "no Python\0"})
     monkeypatch.setattr(provenance, "ROOT", site)
     package = [site / "common.py", site / "fedavg.py", site / "plumbing/seeding.py"]
     assert provenance.files_of(site / "fedavg.py") == package
@@ -106,12 +100,10 @@ def test_a_method_elsewhere_imports_the_installed_package(tmp_path):
     copy, there, work = tmp_path / "copy", tmp_path / "site", tmp_path / "work"
     for path in tracked():
         if not path.startswith(("results/", "tests/", "docs/")):
-            (copy / path).parent.mkdir(parents=True, exist_ok=True)
-            (copy / path).write_bytes((ROOT / path).read_bytes())
+            write_files(copy, {path: (ROOT / path).read_bytes()})
     words = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
     subprocess.run([sys.executable, *words, there, copy], check=True)
-    work.mkdir()
-    (work / "mine.py").write_text(MINE)
+    write_files(work, {"mine.py": MINE})
     commands = [
         ["mine.py", "--scale", "smoke", "--no-figures", "--out", "run"],
         ["-m", "baselines.fedprox", "--scale", "smoke", "--no-figures", "--out", "prox"],

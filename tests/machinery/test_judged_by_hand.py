@@ -7,7 +7,7 @@ from plumbing.several import columns_of
 from reproduce import benchmark
 from reproduce.benchmark_pages import (accuracy_rows, cell, compared, contrast_words, distinct,
                                        megabytes, untrained_words, verdict)
-from tests.conftest import parsed, run_all
+from tests.conftest import parsed, run_all, write_files
 
 import pytest
 import torch
@@ -72,8 +72,7 @@ def test_the_best_of_each_column_is_bold():
 def test_untrained_runs_are_named(tmp_path):
     """As their logs say it; a run that was resumed may say it twice."""
     line = "untrained: ALL 10.00% of 300 images is no better than chance"
-    (tmp_path / "s1").mkdir()
-    (tmp_path / "s1" / "log.txt").write_text(f"fedavg: 1/2\rfedavg: 2/2\n{line}\n{line}\n")
+    write_files(tmp_path, {"s1/log.txt": f"fedavg: 1/2\rfedavg: 2/2\n{line}\n{line}\n"})
     trial = benchmark.Trial(SimpleNamespace(label="fedavg"), (), {0: [], 1: []}, tmp_path, "")
     assert untrained_words([trial]) == [f"- fedavg, seed 1: {line}"]
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_files
 
 import pytest
 
@@ -81,9 +81,8 @@ class Machines:
 
     def config(self, home: str, address: str) -> None:
         """Flower's configuration, whole, with an address."""
-        file = self.folder / home / ".flwr" / "config.toml"
-        file.parent.mkdir(parents=True)
-        file.write_text(self.command("[superlink]").replace(self.link, address))
+        content = self.command("[superlink]").replace(self.link, address)
+        write_files(self.folder, {f"{home}/.flwr/config.toml": content})
 
 
 @pytest.fixture
@@ -112,11 +111,9 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     register = machines.command("flwr supernode register")
     wait_for(lambda: "registered successfully" in machines.do(register).stdout)
 
-    app = tmp_path / "app"
-    app.mkdir()
-    (app / "app.py").write_text(APP.replace("FOLDER", str(tmp_path)))
-    ours = (ROOT / "deploy" / "app" / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(ours.replace("deploy.flower:", "app:"))
+    app, ours = tmp_path / "app", (ROOT / "deploy" / "app" / "pyproject.toml").read_text()
+    write_files(app, {"app.py": APP.replace("FOLDER", str(tmp_path)),
+                      "pyproject.toml": ours.replace("deploy.flower:", "app:")})
     stranger = [f"flwr run {app} server", f"flwr run {ROOT}/deploy/app server --run-config 'run=\"fedavg\"'",
                 register, "flwr ls server", "flwr supernode list server"]
     for command in stranger:

@@ -16,7 +16,7 @@ from reproduce.cells import Missing, missing
 from reproduce.methods import arguments
 from reproduce.records import Place, Records, Run, folder_of_run
 from reproduce.tables import read_tables
-from tests.conftest import ROOT, parsed, start
+from tests.conftest import ROOT, parsed, same_metrics, start, write_files
 from tests.small_table import (FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, recorded, records_in,
                                two_tables, write_table)
 
@@ -99,8 +99,7 @@ def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
     assert recorded(tmp_path / "runs.jsonl")[:len(kept)] == kept
     whole = start(f"{module}.py", *setting.split(), "--test-rounds", "best", "--seed", seed, "--out",
                   tmp_path / "whole")
-    metrics = [path / "metrics.jsonl" for path in (tmp_path / "whole", folders[module, seed])]
-    assert whole.wait() == 0 and metrics[0].read_bytes() == metrics[1].read_bytes()
+    assert whole.wait() == 0 and same_metrics(tmp_path / "whole", folders[module, seed])
 
 
 def entry(*flags: str, module: str = "fedavg", tables: tuple = ("t",), curve: bool = True) -> Missing:
@@ -173,8 +172,7 @@ def test_data_and_weights_that_are_not_here(tmp_path, monkeypatch, flags, words,
     for cached in (plan.weights_lacking, plan.data_lacking):
         cached.cache_clear()
     assert words in plan.unavailable(args, place)
-    (tmp_path / file).parent.mkdir()
-    (tmp_path / file).write_bytes(b"")
+    write_files(tmp_path, {file: ""})
     for cached in (plan.weights_lacking, plan.data_lacking):
         cached.cache_clear()
     assert plan.unavailable(args, place) == ""

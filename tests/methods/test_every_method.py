@@ -10,7 +10,7 @@ from reproduce import loading
 from plumbing.files import tensors_of
 from plumbing.runfolder import Run
 from tests.conftest import (LINEAR, METHODS, OFFICIAL, TESTED, members_of, metrics, parsed, read_json,
-                            run_all, run_here)
+                            run_all, run_here, same_metrics)
 from tests.finished_runs import once
 
 import pytest
@@ -30,11 +30,6 @@ def keeping(method: str) -> list[str]:
     if method == "official.fedgala":
         return LINEAR.split()
     return TESTED[method.removeprefix("official.")].keeping.split()
-
-
-def same_metrics(out: Path, other: Path) -> bool:
-    """Whether two runs have the same metrics to the byte."""
-    return (out / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
 
 
 # Here clients send nothing, or have no images to train on.
