@@ -6,7 +6,7 @@ from reproduce.claims import read_claims
 from reproduce.records import Place, Records, setting_of
 from reproduce.tables import read_tables
 from reproduce_tables import records_behind
-from tests.conftest import ROOT, read_json, run_here
+from tests.conftest import ROOT, RUNS, read_json, run_here
 from tests.finished_runs import once
 from tests.small_table import record, recorded, small_folder, write_records
 
@@ -113,7 +113,7 @@ def test_only_the_records_behind_a_table_or_a_claim(folder):
     tables, papers, records = read_tables(folder / "tables"), read_claims(), Records(folder / "runs.jsonl")
     found = records_behind(tables, [], {"fdse-9"}, tables, records)
     assert {(one["method"], one["args"].get("lambda_")) for one in found} == {("fedavg", None), ("fdse", 0.0)}
-    every = Records(ROOT / "results" / "runs.jsonl")
+    every = Records(RUNS)
     found = records_behind([], papers, {"claim-fedsr-outer"}, read_tables(), every)
     assert {(one["method"], one["args"]["target"]) for one in found} >= {("fedsr", "m0"), ("fedsr", "m75")}
     assert {one["args"]["dataset"] for one in found} <= {"rotatedmnist", "digits", "pacs"}

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import tomllib
 
-from plumbing.errors import UserError
 from reproduce import claims
 from reproduce.cells import missing
 from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
@@ -17,16 +16,16 @@ from reproduce.claims_pages import answer_words, gain_words
 from reproduce.templates import in_words
 from reproduce.records import known_arguments, REMOVED, Records, moved, work_of
 from reproduce.tables import read_tables
-from tests.conftest import ROOT, read_json
-from tests.small_table import record, records_in, write_checked
+from tests.conftest import ROOT, RUNS, read_json, stops
+from tests.small_table import record, recorded, records_in, write_checked
 
 import pytest
 from scipy import stats
 
 PAPERS = read_claims()
 TABLES = read_tables()
-ANSWERS = answers(PAPERS, TABLES, Records(ROOT / "results" / "runs.jsonl"))
-LINES = [moved(json.loads(line)) for line in (ROOT / "results" / "runs.jsonl").open()]
+ANSWERS = answers(PAPERS, TABLES, Records(RUNS))
+LINES = [moved(line) for line in recorded(RUNS)]
 for line in LINES:
     line["work"] = work_of(line["method"], known_arguments(line))
 
@@ -182,8 +181,8 @@ def test_a_claims_file_names_what_it_has():
     content["specifications"][1]["choices"] = {"tau": "3"}
     with pytest.raises(ValueError, match="tau = 3 is on no axis"):
         read_paper("fdse", content)
-    with pytest.raises(UserError, match="FDSE, M0: 0 published numbers"):
-        printed_gain(dataclasses.replace(CLAIM, columns=["M0"]), {table.id: table for table in TABLES})
+    stops("FDSE, M0: 0 published numbers", printed_gain, dataclasses.replace(CLAIM, columns=["M0"]),
+          {table.id: table for table in TABLES}, code=2)
 
 
 # The committed claims
@@ -275,9 +274,8 @@ def test_specifications_differ_from_answer_a_in_their_choices_alone():
 def test_another_claims_runs_change_no_answer(tmp_path):
     """Nor its interval, corrected or not: the correction counts the claims at the rule's commit."""
     before = ANSWERS[0].own, [one.gain(0.05 / claims.CLAIMS) for one in ANSWERS[0].measured]
-    lines = [json.loads(line) for line in (ROOT / "results" / "runs.jsonl").open()]
     more = lines_of({"fdse": [0.5] * 5, "fedavg": [0.4] * 5})
-    every = answers(PAPERS, TABLES, records_in(tmp_path, lines + more))
+    every = answers(PAPERS, TABLES, records_in(tmp_path, recorded(RUNS) + more))
     assert [one.gain(0.05 / claims.CLAIMS) for one in every[0].measured] == before[1]
     assert len(ANSWERS) == claims.CLAIMS == 18
 

@@ -7,7 +7,7 @@ import hashlib
 import common
 from baselines import local
 from plumbing import mnist
-from tests.conftest import parsed
+from tests.conftest import parsed, stops
 
 import numpy as np
 import pytest
@@ -138,8 +138,7 @@ def test_weights_with_our_names(tmp_path):
     for backbone, content, words in (("smallcnn", ours, ""), ("smallcnn_bn", without, name),
                                      ("smallcnn_bn", ours | {name: torch.zeros(3)}, name)):
         torch.save(content, file)
-        with pytest.raises(common.UserError, match=f"does not fit the network.*{words}"):
-            network(backbone, file, 7)
+        stops(f"does not fit the network.*{words}", network, backbone, file, 7, code=2)
 
 # What many clients cost
 

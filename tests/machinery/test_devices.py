@@ -2,13 +2,10 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 
 from plumbing import devices
-from plumbing.errors import UserError
 from plumbing.settings import identity
-from tests.conftest import ROOT, parsed
+from tests.conftest import parsed, start, stops
 
 import pytest
 import torch
@@ -40,16 +37,14 @@ def test_the_device_of_a_run(two_gpus, asked, found):
 
 
 def test_a_gpu_that_is_not_there(two_gpus):
-    with pytest.raises(UserError, match="--device cuda:2 .*PyTorch finds 2 GPUs"):
-        devices.choose_device("cuda:2")
+    stops("--device cuda:2 .*PyTorch finds 2 GPUs", devices.choose_device, "cuda:2", code=2)
 
 
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.choose_device("auto") == "cpu"
-    with pytest.raises(UserError, match="--device cuda cannot be used here: PyTorch finds 0 GPUs"):
-        devices.choose_device("cuda")
+    stops("--device cuda cannot be used here: PyTorch finds 0 GPUs", devices.choose_device, "cuda", code=2)
 
 
 @pytest.fixture
@@ -85,16 +80,16 @@ def test_a_gpu_that_cannot_be_opened_is_one_line(two_gpus, backends, monkeypatch
     args = dataclasses.replace(parsed("fedavg", "--device", "cpu"), device="cuda:0")
     monkeypatch.setattr(devices.torch, "empty", busy)
     words = "^--device cuda:0 cannot be used here: CUDA error: all .* are busy$"
-    with pytest.raises(UserError, match=words) as stop:
-        devices.prepare(args)
-    assert stop.value.code == 2
+    stops(words, devices.prepare, args, code=2)
 
 
 @pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "7"}])
-def test_threads_do_not_wait_by_spinning(given):
+def test_threads_do_not_wait_by_spinning(monkeypatch, given):
     """It is set before torch, and so OpenMP, is loaded; a value of the user's stays."""
     program = ("import os, sys; before = 'torch' in sys.modules; import plumbing; "
                "print(before or 'torch' in sys.modules, os.environ['GOMP_SPINCOUNT'])")
-    env = {name: v for name, v in os.environ.items() if name != "GOMP_SPINCOUNT"} | given
-    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert said.stdout.split() == ["False", given.get("GOMP_SPINCOUNT", "10000")]
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    said, _ = start("-c", program).communicate()
+    assert said.split() == ["False", given.get("GOMP_SPINCOUNT", "10000")]

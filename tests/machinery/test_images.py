@@ -4,9 +4,8 @@ import http.server
 import os
 import threading
 
-import common
 from plumbing.archives import download
-from tests.conftest import to_rgb
+from tests.conftest import stops, to_rgb
 
 import numpy as np
 import pytest
@@ -89,8 +88,7 @@ def url(monkeypatch):
 
 def test_download_goes_on_where_it_stopped(tmp_path, url):
     path = tmp_path / "downloads" / "x.zip"
-    with pytest.raises(common.UserError, match="could not download.*--archives"):
-        download(url, path)
+    stops("could not download.*--archives", download, url, path)
     assert not path.exists()
     assert download(url, path).read_bytes() == OneFile.content
     assert OneFile.asked == [None, "bytes=3000000-"]

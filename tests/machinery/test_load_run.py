@@ -3,25 +3,19 @@ refused. That it has the recorded accuracies: test_every_method.py."""
 
 import re
 import shutil
-from pathlib import Path
 
 import common
 from reproduce import compare, loading
 from reproduce.benchmark import entry_of
 from plumbing.errors import UserError
 from plumbing.files import load_file
-from tests.conftest import ROOT, interrupted, read_json, run_here, saved_in
-from tests.finished_runs import labelled_runs, unlabelled_runs
+from tests.conftest import ROOT, interrupted, read_json, run_here, saved_in, stops
+from tests.finished_runs import unlabelled_runs
 from tests.three_clients import same
 
 import pytest
 import torch
 from torch.testing import assert_close
-
-
-@pytest.fixture
-def runs(tmp_path_factory) -> Path:
-    return labelled_runs(tmp_path_factory)
 
 
 @pytest.fixture
@@ -70,8 +64,7 @@ def test_the_exported_network_gives_the_same_of_any_batch(runs, tmp_path, monkey
 @pytest.mark.parametrize("pixels", [torch.zeros(1, 3, 28, 28), torch.zeros(1, 1, 28, 28).byte()])
 def test_other_pixels_are_refused(pixels):
     run = loading.Trained(common.Args(device="cpu"), "a", 1, ("x", "y"), 3)
-    with pytest.raises(UserError, match="uint8 of the shape .N, 3, 28, 28., as this run's images are"):
-        run.inputs(pixels)
+    stops("uint8 of the shape .N, 3, 28, 28., as this run's images are", run.inputs, pixels, code=2)
 
 
 def test_without_labels_it_gives_representations(tmp_path_factory):
@@ -111,15 +104,14 @@ def test_of_a_method_in_a_file_of_ones_own(tmp_path, text):
     common.run(mine.Server, mine.Client, mine.arguments(flags))
     assert loading.load_run(tmp_path / "run", script=script).run.round > 0
     assert compare.runs_in([tmp_path / "run"])[0].key["method"] == entry_of(str(script)).name == "mine"
-    with pytest.raises(UserError, match="'mine' is no method of this repo.* take a file elsewhere as script"):
-        loading.load_run(tmp_path / "run")
+    stops("'mine' is no method of this repo.* take a file elsewhere as script", loading.load_run,
+          tmp_path / "run", code=2)
 
 
 def test_images_are_read_only_by_a_network_that_adapts_to_them(runs, no_images):
     for name, client in (("fedavg-indomain", 3), ("fedavg-lodo", "d0"), ("fdse-lodo", "d15")):
         loading.load_run(runs / name, client)
-    with pytest.raises(UserError, match="asked for images"):
-        loading.load_run(runs / "fdse-lodo", "d0")
+    stops("asked for images", loading.load_run, runs / "fdse-lodo", "d0")
 
 
 def test_weights_that_a_run_started_from_need_not_be_there(tmp_path):
@@ -146,8 +138,6 @@ def test_a_run_by_other_code(runs, tmp_path):
         saved["code"][0]["sha256"] = "0123"
         saved["code"][0]["files"]["common.py"] = "0123"
         torch.save(saved, tmp_path / "a" / name)
-    with pytest.raises(UserError, match="a run by other code .common.py.: .*--any-code takes it") as stopped:
-        loading.load_run(tmp_path / "a")
-    assert stopped.value.code == 2
+    stops("a run by other code .common.py.: .*--any-code takes it", loading.load_run, tmp_path / "a", code=2)
     expected = common.state(loading.load_run(runs / "fedavg-indomain"))
     assert same(common.state(loading.load_run(tmp_path / "a", any_code=True)), expected)

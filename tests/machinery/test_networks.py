@@ -6,10 +6,9 @@ from unittest import mock
 import common
 import fdse
 from plumbing import networks
-from plumbing.errors import UserError
 from plumbing.settings import identity
 from reproduce import loading
-from tests.conftest import MODULES, fails, one_run, parsed, run_here
+from tests.conftest import MODULES, fails, one_run, parsed, run_here, stops
 from tests.own_images import write_images
 from tests.three_clients import same
 
@@ -53,7 +52,6 @@ def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine):
     assert net.run.args.backbone == backbone
 
 
-# In FDSE's place a line says what it needs.
 # In FDSE's place a line says what it needs.
 @pytest.mark.parametrize("method", slow_but({"fedavg", "fedadg", "baselines.fedfa"}))
 def test_every_method_trains_a_network_of_torchvision(tmp_path, method, capsys):
@@ -146,14 +144,13 @@ def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monk
     before = identity(parsed("fedavg", *named))
     assert parsed("fedavg", *named).backbone == f"{mine}:build"
     run_here("fedavg", tmp_path / "run", *named)
-    with pytest.raises(UserError, match="my_net.py:build: backbone= .* names it again"):
-        loading.load_run(tmp_path / "run")
+    stops("my_net.py:build: backbone= .* names it again", loading.load_run, tmp_path / "run", code=2)
     mine.write_text(USUAL + "# changed\n")
     assert identity(parsed("fedavg", *named)) != before
     fails(capsys, 2, "holds a run of other arguments .backbone .*my_net.py:build", run_here, "fedavg",
           tmp_path / "run", *named)
-    with pytest.raises(UserError, match="has another content than when the run was made"):
-        loading.load_run(tmp_path / "run", backbone="my_net.py:build")
+    stops("has another content than when the run was made", loading.load_run, tmp_path / "run",
+          backbone="my_net.py:build", code=2)
 
 
 def test_weights_of_a_network_of_ones_own(tmp_path, mine):

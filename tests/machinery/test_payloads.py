@@ -2,9 +2,8 @@
 
 import json
 
-from common import UserError
 from plumbing.payloads import agreed, check_answer, check_told, checked_numbers, expected_layout, layout
-from tests.conftest import parsed
+from tests.conftest import parsed, stops
 
 import pytest
 import torch
@@ -76,8 +75,7 @@ def test_numbers_that_cannot_be_true(what, numbers, up):
 def test_most_clients_say_what_an_upload_looks_like():
     """As many for one layout as for another: nobody knows."""
     assert agreed([{"w": "b"}, {"w": "a", "n": "c"}, {"n": "c", "w": "a"}]) == {"w": "a", "n": "c"}
-    with pytest.raises(UserError, match="different uploads, each of 2 clients"):
-        agreed([{"w": "a"}, {"w": "b"}, {"w": "a"}, {"w": "b"}])
+    stops("different uploads, each of 2 clients", agreed, [{"w": "a"}, {"w": "b"}, {"w": "a"}, {"w": "b"}])
 
 
 def test_what_comes_down_says_how_it_comes_back():
@@ -85,8 +83,8 @@ def test_what_comes_down_says_how_it_comes_back():
     up = {"w": {"x": torch.zeros(3)}, "n": torch.tensor(1)}
     expected = expected_layout(down, up)
     assert expected == layout({"w": down["w"], "n": up["n"]})
-    with pytest.raises(UserError, match=r"client b: expected torch.float32 \(2,\) in w.x of the upload"):
-        check_answer("client b", up, {}, expected)
+    stops(r"client b: expected torch.float32 \(2,\) in w.x of the upload", check_answer, "client b", up, {},
+          expected)
 
 
 BIAS, COUNT = torch.zeros(2), torch.tensor(16)
@@ -103,8 +101,8 @@ BIAS, COUNT = torch.zeros(2), torch.tensor(16)
 ])
 def test_an_upload_that_does_not_fit(up, words):
     """The layout is that of the first upload."""
-    with pytest.raises(UserError, match=words):
-        check_answer("client b", up, {}, expected_layout({"w": {"b": BIAS}}, {"w": {"b": BIAS}, "n": COUNT}))
+    expected = expected_layout({"w": {"b": BIAS}}, {"w": {"b": BIAS}, "n": COUNT})
+    stops(words, check_answer, "client b", up, {}, expected)
 
 
 @pytest.mark.parametrize("n, shown", [
@@ -112,5 +110,5 @@ def test_an_upload_that_does_not_fit(up, words):
     ({"a": torch.ones(1)}, "dict"),
 ])
 def test_counts_that_are_none(n, shown):
-    with pytest.raises(UserError, match=f"n is {shown} in the upload; expected at least 1"):
-        check_answer("client b", {"n": n}, {}, layout({"n": n}))
+    stops(f"n is {shown} in the upload; expected at least 1", check_answer, "client b", {"n": n}, {},
+          layout({"n": n}))

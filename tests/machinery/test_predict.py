@@ -8,10 +8,10 @@ from pathlib import Path
 
 import common
 from baselines.local import Ensemble
-from plumbing.errors import UserError, printable
+from plumbing.errors import printable
 from reproduce import predict
 from reproduce.loading import load_run
-from tests.conftest import run_here
+from tests.conftest import run_here, stops, write_files
 from tests.own_images import FLAGS, write_images
 
 import numpy as np
@@ -120,8 +120,7 @@ def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     good = (own / "images" / "north" / "ill" / "0.png").read_bytes()
     odd = "a\x1b[31m\n.png"  # whose line end and escape code are written out
     contents = {odd: good, "b.png": b"x", "c.jpg": b"", "d.png": good[:200], "f": good, ".hidden.png": b"x"}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
+    write_files(tmp_path, contents)
     with pytest.raises(SystemExit, match="1"):
         predict.main([str(own / "run"), str(tmp_path), str(tmp_path / "f")])
     said = capsys.readouterr()
@@ -142,5 +141,4 @@ def test_an_ensembles_outputs_are_probabilities_already(own):
     ours, theirs = (common.probabilities(of, data, net.run.args)[0] for of in (both, net))
     assert torch.allclose(ours, theirs)
     net.state_dict()["body.1.running_var"].fill_(-1)
-    with pytest.raises(UserError, match="body.1.running_var is negative"):
-        common.probabilities(net, data, net.run.args)
+    stops("body.1.running_var is negative", common.probabilities, net, data, net.run.args)

@@ -2,13 +2,13 @@
 
 
 import reproduce.records
-from common import UserError, open_dataset
+from common import open_dataset
 from plumbing.settings import identity
 from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
-from tests.conftest import ROOT
+from tests.conftest import RUNS, stops
 from tests.small_table import record, recorded, records_in, small_folder, write_checked, write_records
 
 import pytest
@@ -73,9 +73,8 @@ def test_removed_fields(tmp_path, monkeypatch):
 
 def test_no_record_is_lost():
     """Every line of the repository's records is of a method that is there."""
-    path = ROOT / "results" / "runs.jsonl"
-    records = Records(path)
-    assert records.damaged == [] and len(records.every) == len(recorded(path)) >= 504
+    records = Records(RUNS)
+    assert records.damaged == [] and len(records.every) == len(recorded(RUNS)) >= 504
     assert all(method(one["method"]) for one in records.every)
 
 
@@ -124,16 +123,14 @@ def test_digests_of_older_records(tmp_path):
     images as the code reads them now, on either of two models of processors. A damaged file is named."""
     def key(one: dict) -> tuple[str, str]:
         return one["id"], one["finished"]
-    path = ROOT / "results" / "runs.jsonl"
-    about, *given = recorded(path.with_name("digests.jsonl"))
-    with_digest = [one for one in recorded(path) if "content" in one]
+    about, *given = recorded(RUNS.with_name("digests.jsonl"))
+    with_digest = [one for one in recorded(RUNS) if "content" in one]
     places = {key(one) for one in given} - {key(one) for one in with_digest}
     of_dataset = {("digits", "ef3487c92871"), ("digits", "d874b43eebd9")}  # fused multiply-add or not
     assert ("digits", open_dataset(arguments("fedavg", ())).content) in of_dataset
     of_dataset |= {(one["args"]["dataset"], one["content"]) for one in with_digest}
     assert [*about] == ["about"] and len(places) == len(given)
-    assert {(one["args"]["dataset"], one["content"]) for one in Records(path).every
+    assert {(one["args"]["dataset"], one["content"]) for one in Records(RUNS).every
             if key(one) in places} <= of_dataset
     (tmp_path / "digests.jsonl").write_text("{}\n[]")
-    with pytest.raises(UserError, match="digests.jsonl is damaged"):
-        Records(tmp_path / "runs.jsonl")
+    stops("digests.jsonl is damaged", Records, tmp_path / "runs.jsonl", code=2)

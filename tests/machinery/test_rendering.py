@@ -5,7 +5,6 @@ import re
 import shutil
 
 import reproduce_tables
-from plumbing.errors import UserError
 from reproduce import figures
 from reproduce.cells import Cell, FilledBlock
 from reproduce.claims import read_claims
@@ -13,7 +12,7 @@ from reproduce.records import Records
 from reproduce.rendering import MARKS, leaderboards, render
 from reproduce.tables import read_tables
 from reproduce.elsewhere import HEAD, read_reported
-from tests.conftest import ROOT, fails
+from tests.conftest import ROOT, RUNS, fails, stops
 from tests.small_table import record, small_folder, write_checked, write_records
 
 import pytest
@@ -83,7 +82,7 @@ def test_the_results_are_those_of_the_records(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text(emptied)
     tables = read_tables()
     read_reported(ROOT / "tables", tables)
-    render(tables, Records(ROOT / "results" / "runs.jsonl"), results, True, read_claims())
+    render(tables, Records(RUNS), results, True, read_claims())
     written = [path for path in tmp_path.rglob("*.*") if path.suffix != ".png"]
     assert len(written) > 30
     for path in written:
@@ -99,8 +98,8 @@ def test_a_number_beside_no_cell_is_refused(tmp_path):
     for method, column in (("FedAvg", "NONE"), ("FDSE without C", "AVG")):
         line = f"fdse-9,digits,{method},{column},91.5,,,a,b,no"
         (tmp_path / "tables/published/elsewhere.csv").write_text("\n".join([",".join(HEAD), line]) + "\n")
-        with pytest.raises(UserError, match=f"no cell fdse-9, digits, {method}, {column} is in tables/"):
-            read_reported(tmp_path / "tables", read_tables(tmp_path / "tables"))
+        stops(f"no cell fdse-9, digits, {method}, {column} is in tables/", read_reported,
+              tmp_path / "tables", read_tables(tmp_path / "tables"), code=2)
 
 
 BY_ID = {table.id: table for table in read_tables() if table.figure}

@@ -1,19 +1,18 @@
 """The records, and runs no better than chance. What is made of records: test_rendering.py, test_claims.py."""
 
-import json
 import re
 import subprocess
 
 from plumbing.results import untrained
 from reproduce.records import Records
-from tests.conftest import ROOT, one_run, parsed, run_all, small_images
+from tests.conftest import ROOT, RUNS, one_run, parsed, run_all, small_images
 from tests.small_table import recorded
 
 import pytest
 from scipy.stats import binom
 
-LINES = recorded(ROOT / "results" / "runs.jsonl")
-RECORDS = Records(ROOT / "results" / "runs.jsonl").newest  # the newest of each run
+LINES = recorded(RUNS)
+RECORDS = Records(RUNS).newest  # the newest of each run
 
 
 def start_of(method: str) -> str:
@@ -40,7 +39,7 @@ def test_no_record_ever_vanishes():
     command = ["git", "log", "-p", "--format=", "--", "results/runs.jsonl"]
     history = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     removed = set(re.findall(r'^-\{"id": "([0-9a-f]+)"', history, re.MULTILINE))
-    withdrawn = [json.loads(line) for line in (ROOT / "results" / "withdrawn.jsonl").open()]
+    withdrawn = recorded(ROOT / "results" / "withdrawn.jsonl")
     assert all(record["withdrawn"]["reason"] for record in withdrawn) and len(withdrawn) == 238
     kept = {record["id"] for record in (*LINES, *withdrawn)}
     assert removed <= kept

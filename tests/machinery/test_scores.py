@@ -2,11 +2,10 @@
 
 import common
 import fedavg
-from plumbing.errors import UserError
 from plumbing.results import summary
 from plumbing.scores import scores
 from reproduce.measures.finished import rebuilt
-from tests.conftest import fails, metrics, parsed, run_here, saved_in
+from tests.conftest import fails, metrics, parsed, run_here, saved_in, stops
 
 import pytest
 import torch
@@ -49,8 +48,7 @@ def test_a_network_that_gives_nan_is_not_scored(tmp_path, monkeypatch, capsys, n
     args = parsed("fedavg")
     net = common.backbone(args, 1, 10)
     net.state_dict()[name].fill_(value)  # the network's own tensor
-    with pytest.raises(UserError, match=words):
-        common.probabilities(net, data, args)
+    stops(words, common.probabilities, net, data, args)
 
 
 def test_a_result_has_them_of_every_client_and_of_the_target(tmp_path):

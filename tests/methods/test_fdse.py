@@ -7,7 +7,7 @@ import sys
 
 import common
 import fdse
-from tests.conftest import members_of, parsed
+from tests.conftest import members_of, parsed, stops
 from tests.three_clients import one_round
 
 import pytest
@@ -254,5 +254,4 @@ def test_the_adaptation_that_diverges_says_so():
     server, clients, net, _ = federation(args)
     one_round(server, clients)
     client = fdse.Client(args, net, 5, target_of(args))
-    with pytest.raises(common.UserError, match="to d75 diverges: lower --adapt-lr or --adapt-epochs"):
-        client.model(server.download(5))
+    stops("to d75 diverges: lower --adapt-lr or --adapt-epochs", client.model, server.download(5))
