@@ -30,10 +30,13 @@ def three_clients(args) -> list[common.ClientData]:
     return data[:3]
 
 
-def federation(module, args, build=common.backbone) -> tuple:
-    """The server and the three clients of a method, and their data."""
+def federation(module, args, build=None) -> tuple:
+    """The server and the three clients of a method, and their data, which may be pooled."""
     data = three_clients(args)
+    if getattr(module.Client, "pooled", False):
+        common.pool(data)
     common.seed_all(0)
+    build = build or getattr(module, "build", common.backbone)
     net = build(args, 1, 10)
     server = module.Server(args, net, 3)
     return server, [module.Client(args, net, k, data[k]) for k in range(3)], data
@@ -96,8 +99,7 @@ class Beside:
     def __init__(self, module, *flags, close=CLOSE):
         self.close = close
         self.args = parsed(module.__name__, *FLAGS, *flags)
-        build = getattr(module, "build", common.backbone)
-        self.server, self.clients, self.data = federation(module, self.args, build)
+        self.server, self.clients, self.data = federation(module, self.args)
         self.norms = []
 
     def train(self, t, k, start, more=None, sent=None, also=("n",), logs=(), **how) -> tuple:
@@ -122,6 +124,7 @@ class Beside:
         for k in chosen:
             uploads[k], hand = self.train(t, k, starts[k], **how)
             hands.append(hand)
+        common.seed_all(0, "server", t)
         self.server.update(uploads, t)
         return hands
 

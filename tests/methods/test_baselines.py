@@ -20,7 +20,7 @@ from torch.testing import assert_close
 def made(module, *flags, build=None):
     """The server and three clients of a method."""
     args = parsed(module.__name__, *FLAGS, *flags)
-    return federation(module, args, build or getattr(module, "build", common.backbone))[:2]
+    return federation(module, args, build)[:2]
 
 
 def play(server, clients, t: int, chosen: tuple[int, ...]) -> tuple[dict, dict]:

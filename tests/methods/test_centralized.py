@@ -4,7 +4,7 @@ import common
 from baselines import centralized
 from tests.conftest import parsed, run_here, saved_in
 from tests.plain_torch import in_double
-from tests.three_clients import (FLAGS, assert_near, clipped_sgd, one_round, three_clients,
+from tests.three_clients import (FLAGS, assert_near, clipped_sgd, federation, one_round, three_clients,
                                  train_by_hand)
 
 import torch
@@ -13,12 +13,7 @@ import torch
 def made(*flags):
     """Arguments, and the server, three clients and their data, pooled."""
     args = parsed("baselines.centralized", *FLAGS, "--momentum", 0.8, *flags)
-    data = three_clients(args)
-    common.pool(data)
-    common.seed_all(0)
-    net = common.backbone(args, 1, 10)
-    server = centralized.Server(args, net, 3)
-    return args, server, [centralized.Client(args, net, k, data[k]) for k in range(3)], data
+    return args, *federation(centralized, args)
 
 
 def test_three_rounds_by_hand():

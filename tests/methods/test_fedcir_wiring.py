@@ -112,12 +112,7 @@ def test_two_rounds_by_hand(variant, terms, optimizer, reg_from):
             down |= {"mu_g": mu_g, "sigma_g": sigma_g}
         assert server.download(chosen[0]).keys() == down.keys()
         by_hand = ByHand(args, down)
-        uploads, hands = {}, []
-        for k in chosen:
-            uploads[k], hand = of.train(t, k, w, by_hand.terms, also=(), body=by_hand.encode)
-            hands.append(hand)
-        common.seed_all(0, "server", t)
-        server.update(uploads, t)
+        hands = of.play(t, chosen, [w] * 3, more=by_hand.terms, also=(), body=by_hand.encode)
         common.seed_all(0, "server", t)
         if terms:
             generator_by_hand(w_g, adam, hands, args)

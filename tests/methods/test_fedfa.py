@@ -58,7 +58,7 @@ def test_the_papers_statistics():
     net.load_state_dict(server.w)
     fedfa.forget_statistics(net)
     assert net[0].mean_mu.tolist() == [0, 0] and net[0].mean_sigma.tolist() == [1, 1]
-    server, clients, _ = federation(fedfa, parsed(NAME, *FLAGS), fedfa.build)
+    server, clients, _ = federation(fedfa, parsed(NAME, *FLAGS))
     means = [name for name in server.w if name.endswith(("mean_mu", "mean_sigma"))]
     server.w |= {name: server.w[name] + 9 for name in means}
     one_round(server, clients)
