@@ -225,9 +225,7 @@ def test_the_adaptation_by_hand(method):
     last = {}  # the last upload of each client, also of the one that misses the second round
     for t, chosen in enumerate(((0, 1, 2), (0, 1))):
         last |= one_round(server, clients, t, chosen)
-    w = dict(server.u)
-    for name in server.bn_dfe:
-        w[name] = server.bn_dfe[name]
+    w = server.u | server.bn_dfe
     for name in server.v[0]:
         w[name] = sum(v[name] for v in server.v.values()) / 3
     for name in last[0]["bn_dse"]:

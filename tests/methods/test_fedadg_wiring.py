@@ -8,7 +8,8 @@ import common
 import fedadg
 import official.fedadg
 from tests.conftest import ROOT, read_json
-from tests.plain_torch import ClippedSGD, batch_norm, batch_norm_at_rest
+from tests.plain_torch import ClippedSGD, batch_norm, batch_norm_at_rest, in_double
+from tests.three_clients import assert_near
 from tests.methods.test_fedadg import C, federation, of_d, of_release, parsed, small_args, train, with_d
 
 import pytest
@@ -145,7 +146,7 @@ def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
     batches of the first one, 4 of the second."""
     args = small_args(*FLAGS, *flags)
     server, clients, net = federation(args)
-    w = {name: v.double() for name, v in common.state(net).items()}
+    w = in_double(common.state(net))
     hands = [Hand(args, common.state(net)) for _ in clients]
     noise = noise_of(monkeypatch)
     for t in range(2):
@@ -163,9 +164,7 @@ def test_two_rounds_of_server_and_clients_by_hand(monkeypatch, flags):
         for client, hand in zip(clients, hands):
             got = with_d(server.w, client.w_d)
             want = w | {name: v.detach() for name, v in hand.p.items() if name.startswith("D.")}
-            assert got.keys() == want.keys()
-            for name, v in got.items():
-                assert_close(v.double(), want[name], atol=1e-5, rtol=1e-4)
+            assert_near(in_double(got), want)
 
 
 # The official code
@@ -231,10 +230,10 @@ def test_two_rounds_are_those_of_the_official_code(monkeypatch, dataset):
            "G": [server.w[f"G.{name}"] for name in G_OF_TEST]}
     for part, tensors in got.items():
         values = torch.cat([v.flatten() for v in tensors])
-        assert_close(values, torch.tensor(want[part]), atol=1e-5, rtol=1e-4)
+        assert_near(values, torch.tensor(want[part]))
     for client, of_d_there in zip(clients, want["D"]):
         values = torch.cat([client.w_d[name].flatten() for name in D_OF_TEST])
-        assert_close(values, torch.tensor(of_d_there), atol=1e-5, rtol=1e-4)
+        assert_near(values, torch.tensor(of_d_there))
 
 
 @pytest.mark.parametrize("dataset", CLASSES)
@@ -262,7 +261,7 @@ def test_networks_compute_what_the_official_classes_do(dataset):
     D.load_state_dict(filled(D.state_dict(), D_OF_TEST, 4))
     code = torch.eye(classes)[:3] * 0.6
     h = torch.randn(3, 1024, generator=torch.Generator().manual_seed(5))
-    assert_close(D(h, code).detach(), torch.tensor(OFFICIAL["networks"][dataset]["D"]), atol=1e-5, rtol=1e-4)
+    assert_near(D(h, code).detach(), torch.tensor(OFFICIAL["networks"][dataset]["D"]))
     G = fedadg.Generator(args, classes, 4096)
     G.load_state_dict(filled(G.state_dict(), G_OF_TEST, 6))
     torch.manual_seed(7)

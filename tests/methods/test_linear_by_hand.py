@@ -10,7 +10,7 @@ import common
 import fedgala
 from plumbing import linear
 from tests.conftest import metrics, parsed, saved_in
-from tests.plain_torch import (adam_step, batch_norm_at_rest as bn, body_in_evaluation,
+from tests.plain_torch import (adam_step, batch_norm_at_rest as bn, body_in_evaluation, in_double,
                                linear as product)
 from tests.recording import number, shuffled
 
@@ -128,7 +128,7 @@ def test_a_run_by_hand(tmp_path, probe):
                    for name in by_hand for share in by_hand[name])
     saved = saved_in(tmp_path / "run" / "checkpoint.pt")
     assert saved["images"] == 2 * 5 * (64 + 29)  # whole batches of all images of the sources, or the only one
-    w = {name: v.double() for name, v in saved["server"]["w"].items()}
+    w = in_double(saved["server"]["w"])
     last = result["last"]["linear"]
     assert list(last) == ["one", "two"] and list(last["one"]) == ["0.12", "0.3"]
     assert same(last, expected(w))
@@ -137,7 +137,7 @@ def test_a_run_by_hand(tmp_path, probe):
 
     common.seed_all(4, "init")
     net, of_clients = fedgala.build(args, 1, CLASSES), []
-    w = {name: v.double() for name, v in net.state_dict().items()}
+    w = in_double(net.state_dict())
     for k, name in enumerate(("dark", "bright")):
         order = shuffled(SIZES[name], 4, "split", name)
         order = [order[i] for i in shuffled(SIZES[name], 4, "batches", 0, k, 0)]
