@@ -766,7 +766,7 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
     `build(args, channels, classes)` makes the network(s), by default `backbone`. When it cannot go on, it
     ends the program with one line on stderr: exit code 2 for bad usage, 1 for failures, 130 for Ctrl-C.
     """
-    file = method_file(Server, Client)
+    file = method_file(Server, Client, build)
     with one_line_on_failure(file.stem), no_exit():
         method, results = method_name(file), []
         prepare(settings)

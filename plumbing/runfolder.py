@@ -315,7 +315,7 @@ def check_outputs(args: Args) -> None:
     """Stop if a run cannot write to `--out` or `--record`."""
     if args.record:
         check_record_file(Path(args.record))
-    if Path(args.out or ".").is_file():
+    if Path(args.out).is_file():
         raise UserError(f"--out {args.out} is a file; expected a folder, or the name of a new one", 2)
 
 

@@ -555,15 +555,14 @@ def method_name(file: str | Path) -> str:
     return path.stem
 
 
-def method_file(Server, Client) -> Path:
-    """The file of a method: the script that runs or else the file of Server, if it takes Client from another
-    file; or else that of Client."""
-    of_client = sys.modules[Client.__module__]
-    for module in (sys.modules["__main__"], sys.modules[Server.__module__]):
-        takes_it = any(value is Client or value is of_client for value in vars(module).values())
-        if takes_it and hasattr(module, "__file__"):
-            return Path(module.__file__).resolve()
-    return Path(of_client.__file__).resolve()
+def method_file(Server, Client, build=None) -> Path:
+    """The file of a method: the script that runs, if one of these is its own (a `partial` counts as such);
+    else that of Client, or of Server if that one takes Client from another method."""
+    of_server, of_client = sys.modules[Server.__module__], sys.modules[Client.__module__]
+    if any(value is Client or value is of_client for value in vars(of_server).values()):
+        of_client = of_server
+    own = {getattr(part, "__module__", "") for part in (Server, Client, build)} & {"__main__", "functools"}
+    return Path((sys.modules["__main__"] if own else of_client).__file__).resolve()
 
 
 def identity(args: Args, method: str = "", content: str = "") -> dict:

@@ -194,8 +194,7 @@ def compare(flags: argparse.Namespace) -> None:
     """Plan, run, choose, and write the pages."""
     (methods,) = csv.reader([flags.methods], skipinitialspace=True) if flags.methods else [[""]]
     entries = [entry_of(text.strip()) for text in methods]
-    labels = [entry.label for entry in entries]
-    if len(entries) < 2 or len(set(labels)) < len(labels):
+    if len(entries) < 2 or len({entry.label for entry in entries}) < len(entries):
         raise UserError(f"--methods {flags.methods}: expected two or more, each once", 2)
     seeds, grid = seed_numbers(flags.seeds), grid_of(flags.tune)
     settings = ["--dataset", flags.dataset, "--scale", flags.scale]
@@ -217,7 +216,7 @@ def compare(flags: argparse.Namespace) -> None:
     output_folder(out, "benchmark.json", "command")
     command = ["python", "-m", "reproduce.benchmark", *(sys.argv[1:] if flags.argv is None else flags.argv)]
     write_json(out / "benchmark.json", {"command": command})
-    problems = run_all(list(itertools.chain(*trials)), flags.jobs)
+    problems = run_all(sum(trials, []), flags.jobs)
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
