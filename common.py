@@ -4,7 +4,7 @@ does in a round, the contract of a method file, the round loop.
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
 upload. In a run the round loop alone calls them. What they must offer is said by the two `Protocol` classes
 above it; CONTRIBUTING.md, "The path of one run", has all of it on a screen. Three values go through the
-program, each made once: `Settings` (plumbing/settings.py), `Dataset`, and `Run`, a run's folder
+program, each made once: the settings, `Args` (plumbing/settings.py), `Dataset`, and `Run`, a run's folder
 (plumbing/runfolder.py). Method files import all they need from here.
 """
 

@@ -230,7 +230,7 @@ def run_missing(plan: list[Missing], flags: argparse.Namespace, place: Place, re
     print(", ".join(ended) or "nothing to run")
     if counts["stopped"]:
         return 130
-    return 1 if counts["failed"] or (plan and not runs) else 0
+    return 1 if counts["failed"] or (plan and not counts) else 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ Ye, "Fair Federated Learning under Domain Skew with Local Consistency and Domain
 
     python -m baselines.fedheal --dataset officecaltech --scale laptop
 
-Server keeps w, and of each client that has trained: how often each entry of w increased (on the host), the
+Server keeps w, and of each client that has trained: how often each entry of w increased, the
 number of its rounds, its last distance d_k, its weight p_k and that weight's last change. Client k keeps
 nothing between rounds. Down: w. Up: w_k.
 
@@ -156,7 +156,7 @@ class Server:
         self.masked = self.parameters
         if args.masked == "all":
             self.masked = [name for name, v in self.w.items() if v.is_floating_point()]  # not BN's counters
-        self.increased = {}  # of client k and an entry: rounds in which it increased; int32, on the host
+        self.increased = {}  # of client k and an entry: rounds in which it increased; int32
         self.count = {}  # of client k: its rounds
         self.d = {}  # of client k: d_k of its last round
         self.p = {}  # of client k: its weight, before the division by their sum

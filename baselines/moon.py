@@ -5,7 +5,7 @@
 
 FedAvg in which a client pulls its representation of an image to the global model's and pushes it away from
 that of its own model of the round before.
-Server keeps w. Client k keeps w_k of the last round in which it trained, on the host. Down: w. Up: w_k, n_k.
+Server keeps w. Client k keeps w_k of the last round in which it trained. Down: w. Up: w_k, n_k.
 
 Paper                                                            This file
 Sec. 3.2  projection head between encoder and classifier         build (--projection)

@@ -8,7 +8,7 @@ training" (its related work). There is no public code, and its text was not at h
 tell of it. All layers of all clients are averaged, but a client begins a round with the global values of some
 layers and with its own of the others. Which ones is fixed by hand (PartialFed-Fix) or learned by each client
 (-Adaptive).
-Server keeps w. Client k keeps, on the host, the layers of w_k that it does not load; with adaptive or
+Server keeps w. Client k keeps the layers of w_k that it does not load; with adaptive or
 --evaluated trained all of w_k, and with adaptive two scores of each layer and their Adam's moments. Down: w.
 Up: w_k, n_k.
 

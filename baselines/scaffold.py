@@ -3,7 +3,7 @@
     python -m baselines.scaffold --dataset officecaltech --scale laptop
 
 c_k estimates the gradient of client k, c that of all clients; each local step is corrected by c - c_k.
-Server keeps w = (x, BN's statistics) and c. Client k keeps c_k, on the host. c and c_k have an entry for each
+Server keeps w = (x, BN's statistics) and c. Client k keeps c_k. c and c_k have an entry for each
 parameter, and start at 0. Down: w, c. Up: w_k, the change of c_k.
 
 Paper                                                            This file

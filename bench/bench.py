@@ -152,10 +152,10 @@ def packed(flags) -> Iterator[list]:
                 yield from rows_of(row, runs, memory)
 
 
-def at_once(flags, runs: dict, end: float) -> int | None:
+def at_once(flags, runs: dict, end: float) -> int:
     """Let the runs go on together until `--seconds` after their first rounds; the most memory in use on the
     GPU."""
-    processes, most, env = [], None, os.environ | environment(0, len(runs), [])
+    processes, most, env = [], 0, os.environ | environment(0, len(runs), [])
     try:
         for n, (path, module) in enumerate(runs.items()):
             words = [*words_of(flags, "auto", flags.dataset), "--checkpoint-every", "30", "--rounds", "10000",
@@ -168,7 +168,7 @@ def at_once(flags, runs: dict, end: float) -> int | None:
                 end = min(end, time.monotonic() + flags.seconds)
                 while time.monotonic() < end:
                     time.sleep(0.2)
-                    most = memory_used(flags.device, most)
+                    most = max(most, memory_used(flags.device))
             time.sleep(0.2)
     finally:
         for process in processes:
@@ -180,7 +180,7 @@ def at_once(flags, runs: dict, end: float) -> int | None:
     return most
 
 
-def rows_of(row: str, runs: dict, memory: int | None) -> Iterator[list]:
+def rows_of(row: str, runs: dict, memory: int) -> Iterator[list]:
     """A row for each method of runs that were made at the same time."""
     of_all, by_method = 0.0, {}
     for path, module in runs.items():
@@ -206,12 +206,12 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def memory_used(device: str, most: int | None) -> int | None:
-    """The MiB that all programs use on the GPU, if they are more."""
+def memory_used(device: str) -> int:
+    """The MiB that all programs use on the GPU."""
     if not device.startswith("cuda"):
-        return None
+        return 0
     free, total = torch.cuda.mem_get_info(device)
-    return max(most or 0, (total - free) >> 20)
+    return (total - free) >> 20
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:

@@ -14,6 +14,7 @@ from plumbing.several import targets_of
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
@@ -173,7 +174,7 @@ def watched(member, net: nn.Module, t: int, what: str):
                             "parameters take steps)")
     for name, values in unnamed(member, net).items() if t < 2 else ():
         if values != before.get(name):
-            raise UserError(f"{what} changes {name}, which `keeps` does not name: a resumed run would have "
+            raise UserError(f"{what} changes {name}, which `keeps` does not name: a resumed run may have "
                             f"other numbers. Add {name!r} to keeps (of a network its state(model), of an "
                             "optimizer optimizer_state(model, opt)), or make it a local variable")
 
@@ -193,11 +194,12 @@ def unnamed(member, net: nn.Module) -> dict[str, list]:
     of networks and optimizers too. `log` and the tensors of `net` aside."""
     of_net, held = {v.data_ptr() for v in tensors_of(net.state_dict())}, {}
     for name in sorted(vars(member).keys() - {*member.keeps, "log"}):
-        value = getattr(member, name)
-        leaves = tree_leaves(value.state_dict() if hasattr(value, "state_dict") else value)
-        held[name] = [v for v in leaves if isinstance(v, int | float | str)]
-        for v in leaves:
-            if isinstance(v, Tensor) and v.data_ptr() not in of_net:
+        value, held[name] = getattr(member, name), []
+        value = tree_map_only((nn.Module, Optimizer), lambda part: part.state_dict(), value)
+        for v in tree_leaves(value):
+            if isinstance(v, int | float | str):
+                held[name].append(repr(v))
+            elif isinstance(v, Tensor) and v.data_ptr() not in of_net:
                 held[name].append(v.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
     return held
 

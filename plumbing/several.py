@@ -23,7 +23,7 @@ def known_domains(dataset: str) -> list[str]:
         return [f"m{angle}" for angle in ANGLES]
     name = named(dataset)
     if name.custom:
-        return sorted(path.name for path in name.folder.glob("[!.]*/")) if name.folder else []
+        return sorted({path.parent.name for path in name.folder.glob("[!.]*/[!.]*/")}) if name.folder else []
     return list(source_of(dataset).domains)
 
 

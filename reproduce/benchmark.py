@@ -7,9 +7,9 @@ A method is a name (fedprox), a file, or either with flags: 'fedavg:--lr 0.1'. I
 commas, put it in double quotes: '"fedgala:--sources d0,d15","fedema:--sources d0,d15"'.
 
 Each value of --tune is tried with all seeds, by the methods that have the flag and do not set it themselves.
-The value with the best validation accuracy counts. The same command resumes an interrupted comparison. A file
-of one's own that has changed is run again. Other runs of other code or other data are refused. The folder
-gets benchmark.md, benchmark.csv, table.tex, curves.png and forest.png.
+The value with the best validation accuracy counts. The same command resumes an interrupted comparison. A
+method's file of one's own that has changed is run again. Other runs of other code or other data are refused.
+The folder gets benchmark.md, benchmark.csv, table.tex, curves.png and forest.png.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import common
 from plumbing.catalog import named
 from plumbing.errors import UserError, one_line_on_failure
 from plumbing.files import output_folder, write_json
-from plumbing.provenance import code
+from plumbing.provenance import content_of
 from plumbing.runfolder import read_result
 from plumbing.scores import METRICS
 from plumbing.settings import Args, Parser, existing_folder, flag_of, method_name, seed_numbers
@@ -135,10 +135,10 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], shared: list[str], seeds
         targets_of(args, known_domains(args.dataset))
         if args.protocol == "linear" and tuned:
             raise UserError(f"{entry.label} trains without labels and has no validation to tune with", 2)
-        identity = [*entry.start, *flags]
+        identity = " ".join([*entry.start, *flags]).encode()
         if entry.start[0] != "-P":  # after a change one's own file has new runs, and the others stay
-            identity.append(code(Path(entry.start[0]))["sha256"])
-        slug = hashlib.blake2b(" ".join(identity).encode(), digest_size=4).hexdigest()
+            identity += content_of(Path(entry.start[0]))
+        slug = hashlib.blake2b(identity, digest_size=4).hexdigest()
         folder = out / "runs" / f"{entry.name}-{slug}"
         commands = {}
         for seed in seeds:

@@ -251,7 +251,8 @@ def test_what_keeps_forgets_stops_the_run(tmp_path, data, ends, who, words, valu
 
 @pytest.mark.parametrize("change, words", [
     (lambda client, _: vars(client).update(own=client.net.state_dict()), "gives or keeps .*by state.model."),
-    (lambda client, _: client.net.weight.data.add_(1), "changes net, which `keeps` does not .*of a network")])
+    (lambda client, _: client.net.weight.data.add_(1), "changes net, which `keeps` does not .*of a network"),
+    (lambda client, _: client.others[0].weight.data.add_(1), "changes others, which `keeps` does not name")])
 def test_a_networks_own_tensors_are_neither_sent_nor_kept(ends, change, words):
     """The next client's training would change them; and a network of a client's own is not kept either."""
     Server, Client, build = method = careless(change, keeps=("own", "rounds"), own={})
@@ -260,6 +261,7 @@ def test_a_networks_own_tensors_are_neither_sent_nor_kept(ends, change, words):
     def started(self, *args):
         start(self, *args)
         self.net = torch.nn.Linear(2, 2)
+        self.others, self.kind = [torch.nn.Linear(2, 2)], torch.optim.Adam
     Client.__init__ = started
     ends(1, "client north: its train " + words, method)
 
