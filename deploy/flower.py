@@ -307,6 +307,7 @@ def main() -> None:
 
     with one_line_on_failure("deploy.flower"):
         _, settings, _ = parsed(["--nodes", "-", "--classes", "-", *sys.argv[1:]])
+        check_outputs(settings)
         dataset = common.open_dataset(settings)
         words = [*sys.argv[1:], "--nodes", ",".join(dataset.names), "--classes", ",".join(dataset.classes),
                  "--state", str(Path(settings.out or "runs", "nodes").resolve())]
