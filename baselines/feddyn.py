@@ -4,8 +4,8 @@
 
 Each client's objective gets a linear and a quadratic term that change from round to round, so that where all
 clients agree each one's objective, and not its loss, has its minimum.
-Server keeps w = (theta, BN's statistics) and h. Client k keeps g_k, an entry for each parameter;
-g_k and h start at 0. Down: w. Up: w_k.
+Server keeps w = (theta, BN's statistics) and h. Client k keeps g_k, an entry for each parameter; g_k and h
+start at 0. Down: w. Up: w_k.
 
 Paper, Alg. 1                                                         This file
 theta_k = argmin L_k - <g_k, theta> + alpha/2 |theta - theta^t|^2     linear, quadratic, Client.train

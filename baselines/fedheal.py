@@ -3,9 +3,9 @@ Ye, "Fair Federated Learning under Domain Skew with Local Consistency and Domain
 
     python -m baselines.fedheal --dataset officecaltech --scale laptop
 
-Server keeps w, and of each client that has trained: how often each entry of w increased, the
-number of its rounds, its last distance d_k, its weight p_k and that weight's last change. Client k keeps
-nothing between rounds. Down: w. Up: w_k.
+Server keeps w, and of each client that has trained: how often each entry of w increased, the number of its
+rounds, its last distance d_k, its weight p_k and that weight's last change. Client k keeps nothing between
+rounds. Down: w. Up: w_k.
 
 Both codes                                                        This file
 Parameter-harmonized learning (FPHL)

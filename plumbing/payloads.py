@@ -162,8 +162,8 @@ def unchanged(payload: dict, what: str):
 @contextlib.contextmanager
 def watched(member, net: nn.Module, t: int, what: str):
     """Stop if a step of a server or a client leaves a state with which a run cannot resume. A tensor that
-    `keeps` names has another dtype or shape; or, in the first two rounds, another attribute another value.
-    `net` is the network that all clients train."""
+    `keeps` names has another dtype or shape; or, in the first two rounds, an attribute that it does not name
+    has another value. `net` is the network that all clients train."""
     layout_before, before = layout(kept(member)), unnamed(member, net) if t < 2 else {}
     yield
     for name, got in layout(kept(member)).items():
@@ -194,8 +194,8 @@ def unnamed(member, net: nn.Module) -> dict[str, list]:
     of networks and optimizers too. `log` and the tensors of `net` aside."""
     of_net, held = {v.data_ptr() for v in tensors_of(net.state_dict())}, {}
     for name in sorted(vars(member).keys() - {*member.keeps, "log"}):
-        value, held[name] = getattr(member, name), []
-        value = tree_map_only((nn.Module, Optimizer), lambda part: part.state_dict(), value)
+        value = tree_map_only((nn.Module, Optimizer), lambda part: part.state_dict(), getattr(member, name))
+        held[name] = []
         for v in tree_leaves(value):
             if isinstance(v, int | float | str):
                 held[name].append(repr(v))

@@ -559,10 +559,14 @@ def method_file(Server, Client, build=None) -> Path:
     """The file of a method: the script that runs, if one of these is its own (a `partial` counts as such);
     else that of Client, or of Server if that one takes Client from another method."""
     of_server, of_client = sys.modules[Server.__module__], sys.modules[Client.__module__]
-    if any(value is Client or value is of_client for value in vars(of_server).values()):
-        of_client = of_server
-    own = {getattr(part, "__module__", "") for part in (Server, Client, build)} & {"__main__", "functools"}
-    return Path((sys.modules["__main__"] if own else of_client).__file__).resolve()
+    places = {getattr(part, "__module__", "") for part in (Server, Client, build)}
+    if places & {"__main__", "functools"}:
+        module = sys.modules["__main__"]
+    elif any(value is Client or value is of_client for value in vars(of_server).values()):
+        module = of_server
+    else:
+        module = of_client
+    return Path(module.__file__).resolve()
 
 
 def identity(args: Args, method: str = "", content: str = "") -> dict:

@@ -21,10 +21,10 @@ def known_domains(dataset: str) -> list[str]:
         return [f"d{angle}" for angle in ANGLES]
     if dataset.startswith("rotatedmnist"):
         return [f"m{angle}" for angle in ANGLES]
-    name = named(dataset)
-    if name.custom:
-        return sorted({path.parent.name for path in name.folder.glob("[!.]*/[!.]*/")}) if name.folder else []
-    return list(source_of(dataset).domains)
+    own = named(dataset)
+    if own.folder:  # <domain>/<class>/
+        return sorted({path.parent.name for path in own.folder.glob("[!.]*/[!.]*/")})
+    return [] if own.file else list(source_of(dataset).domains)
 
 
 def targets_of(settings: Args, names: list[str]) -> list[str]:
