@@ -302,6 +302,11 @@ def classifier_of_dirt(dim: int, classes: int) -> nn.Module:
     return xavier(LinearOfReLU(dim, classes))
 
 
+def linear_as_dirt(dim: int, classes: int) -> nn.Module:
+    """FedSR's text: "a single linear layer", with no ReLU before it."""
+    return xavier(nn.Linear(dim, classes))
+
+
 def smallcnn_bn(channels: int, size: int) -> nn.Module:
     """A padded small CNN whose z of 64 has a ReLU, for images of any size: the network of the embedded digits
     (ours)."""
@@ -371,6 +376,7 @@ class Backbone:
 BACKBONES = {
     "smallcnn": Backbone(smallcnn, 64, relu=False, gray=True, head=classifier_of_dirt),
     "smallcnn3": Backbone(partial(smallcnn, kernel=3), 64, relu=False, gray=True, head=classifier_of_dirt),
+    "smallcnn3_linear": Backbone(partial(smallcnn, kernel=3), 64, relu=False, gray=True, head=linear_as_dirt),
     "smallcnn_bn": Backbone(smallcnn_bn, 64, gray=True),
     "alexnet_bn": Backbone(alexnet_bn, 1024),
     "alexnet": Backbone(alexnet, 4096, "classifier.6", "AlexNet_Weights.IMAGENET1K_V1"),

@@ -34,7 +34,8 @@ official/fedsr.py.
   RotatedMNIST:
     its 1,000 images those of DIRT, DIVA    one of ten lists        the same, by seed      --dataset, --seed
     network          3x3, as DIRT's         5x5                     3x3, else DIRT's       --backbone smallcnn
-    classifier       one linear layer       that of ReLU(z)         that of ReLU(z)        -
+    classifier       one linear layer       that of ReLU(z)         that of ReLU(z)        --backbone
+                                                                                           smallcnn3_linear
     length           500 epochs             500 epochs              the same: 1,500 rounds --rounds
     optimizer        SGD, lr 0.001          Adam, lr 0.001          SGD, lr 0.001          --optimizer, --lr
     momentum, decay  not said               0.9, 5e-4 (DIRT none)   0.9, 5e-4              --momentum,
@@ -339,7 +340,7 @@ def build(args: Args, channels: int, classes: int) -> GaussianNet:
         raise UserError(f"--variant {args.variant} has a deterministic encoder, so CMI is infinite: "
                         "leave --alpha-cmi at 0", 2)
     net = GaussianNet(backbone(args, channels, classes), probabilistic, args.samples)
-    if probabilistic and args.backbone in ("smallcnn", "smallcnn3"):
+    if probabilistic and args.backbone in ("smallcnn", "smallcnn3", "smallcnn3_linear"):
         xavier(net.last)  # as the layer to z in whose place it is
     return net
 

@@ -85,6 +85,7 @@ PLACES = {  # behind which modules of a backbone there is a layer: {name: channe
     # ours: behind each block; a stem and four stages; every third layer
     "smallcnn": {"3": 32, "7": 64},
     "smallcnn3": {"3": 32, "7": 64},
+    "smallcnn3_linear": {"3": 32, "7": 64},
     "smallcnn_bn": {"3": 32, "7": 64},
     "resnet18": dict(zip(RESNET, (64, 64, 128, 256, 512))),
     "resnet18_3x3": dict(zip(RESNET, (64, 64, 128, 256, 512))),

@@ -119,8 +119,8 @@ class TrainingArgs:
     group: ClassVar[str] = "training"
 
     backbone: str = arg("smallcnn_bn", "network to train",
-                        choices=("smallcnn", "smallcnn3", "smallcnn_bn", "alexnet_bn", "alexnet", "resnet18",
-                                 "resnet50", "resnet18_3x3", "vit_b8"))
+                        choices=("smallcnn", "smallcnn3", "smallcnn3_linear", "smallcnn_bn", "alexnet_bn",
+                                 "alexnet", "resnet18", "resnet50", "resnet18_3x3", "vit_b8"))
     weights: str = arg("none", "initial weights: none (random), imagenet (of torchvision or timm), or a file")
     rounds: int = arg(100, "communication rounds T", low=1)
     epochs: int = arg(1, "local epochs E in a round", low=1)

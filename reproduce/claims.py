@@ -57,6 +57,10 @@ class Specification:
     choices: dict[str, str] = field(default_factory=dict)  # {axis: value} in which it differs from answer A
     part: str = ""  # best or last: the round that counts, instead of the claim's
     other_data: str = ""  # what it has instead of the paper's data or scale; empty: the paper's own
+    precision: str = ""  # of the records that answer
+    device: str = ""  # cpu or gpu: where they ran
+    search: dict[str, list[str]] = field(default_factory=dict)  # {method: the flags of each draw}
+    search_seed: int = 0  # of the draws' runs
 
 
 @dataclass(frozen=True)

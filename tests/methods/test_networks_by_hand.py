@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from torchvision import models
 
 # Of the images: pooling leaves a rest wherever it may, and AlexNet's adaptive pooling is no copy.
-SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn_bn": 23, "alexnet_bn": 187, "alexnet": 187, "resnet18": 64,
-        "resnet50": 64, "resnet18_3x3": 16, "vit_b8": 16}
+SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn3_linear": 28, "smallcnn_bn": 23, "alexnet_bn": 187,
+        "alexnet": 187, "resnet18": 64, "resnet50": 64, "resnet18_3x3": 16, "vit_b8": 16}
+OF_DIRT = ("smallcnn", "smallcnn3")  # a ReLU stands before the classifier
 
 
 # Plain torch: w has the weights by their names
@@ -45,8 +46,8 @@ def alexnet_bn(w, x):
     return x
 
 
-OURS = {"smallcnn": smallcnn, "smallcnn3": smallcnn, "smallcnn_bn": body_in_evaluation,
-        "alexnet_bn": alexnet_bn}
+OURS = {"smallcnn": smallcnn, "smallcnn3": smallcnn, "smallcnn3_linear": smallcnn,
+        "smallcnn_bn": body_in_evaluation, "alexnet_bn": alexnet_bn}
 
 
 def of_torchvision(name: str) -> nn.Module:
@@ -130,7 +131,7 @@ def test_forward_pass(name):
     z = z_of(name, w, x)
     close(net.features(x), z)
     assert z.shape == (3, common.BACKBONES[name].dim) and common.BACKBONES[name].relu == bool(z.min() >= 0)
-    close(net(x), linear(z.relu() if name.startswith("smallcnn") else z, w, "head"))
+    close(net(x), linear(z.relu() if name in OF_DIRT else z, w, "head"))
 
 
 def test_there_is_no_other_network():
@@ -228,6 +229,7 @@ def test_places_of_fedfas_layers(name, monkeypatch):
 @pytest.mark.parametrize("method, variant, name, dim", [
     ("fedsr", "fedsr", "smallcnn3", 64),
     ("fedsr", "fedsr", "resnet50", 2048),
+    ("fedsr", "fedsr", "smallcnn3_linear", 64),
     ("fedsr", "fedl2r", "resnet18", 512),
     ("fedsr", "fedavg", "smallcnn3", 64),
     ("fedcir", "fedcir", "resnet18", 512),
@@ -241,7 +243,7 @@ def test_gaussian_encoders(method, variant, name, dim):
     net = filled(module.build, args, 3, 7)
     net = net.model if method == "fedcir" else net
     x, w = batch(name), net.state_dict()
-    if name == "smallcnn3":  # whose own layer to z is not there, or is `last`
+    if name.startswith("smallcnn3"):  # whose own layer to z is not there, or is `last`
         w |= {"body.9.weight": torch.eye(1600), "body.9.bias": torch.zeros(1600)}
     out = linear(z_of(name, w, x), w, "last")
     mu, sigma = net.encode(x)
@@ -251,7 +253,7 @@ def test_gaussian_encoders(method, variant, name, dim):
     else:
         close(sigma, (1 + out[:, dim:].exp()).log() + 1e-6)
         assert out.shape[1] == 2 * dim
-    z = mu.relu() if name == "smallcnn3" else mu
+    z = mu.relu() if name in OF_DIRT else mu
     close(net(x), linear(z, w, "head"))
 
 
@@ -290,7 +292,8 @@ def start_of(module: nn.Module, weights) -> None:
 
 
 @pytest.mark.parametrize("name, rule", [
-    ("smallcnn", xavier), ("smallcnn3", xavier), ("smallcnn_bn", of_pytorch), ("alexnet_bn", of_pytorch),
+    ("smallcnn", xavier), ("smallcnn3", xavier), ("smallcnn3_linear", xavier), ("smallcnn_bn", of_pytorch),
+    ("alexnet_bn", of_pytorch),
     ("resnet18_3x3", of_pytorch),
 ])
 def test_distribution_at_the_start(name, rule):
@@ -319,7 +322,7 @@ def test_the_start_of_the_methods_own_layers():
               if isinstance(module, fdse.DSEBlock)]
     assert len(blocks) == 8 and not any(block.bias.any() for block in blocks)
     torch.manual_seed(0)
-    for name, rule in (("smallcnn3", xavier), ("resnet18", of_pytorch)):
+    for name, rule in (("smallcnn3", xavier), ("smallcnn3_linear", xavier), ("resnet18", of_pytorch)):
         net = fedsr.build(args_of(name, "fedsr"), 3, 7)
         start_of(net.last, rule)
         assert not net.r.mu.any() and (net.r.raw == 1).all() and net.r.mu.shape == (7, net.head.in_features)
