@@ -4,8 +4,8 @@ does in a round, the contract of a method file, the round loop.
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
 upload. In a run the round loop alone calls them. What they must offer is said by the two `Protocol` classes
 above it; CONTRIBUTING.md, "The path of one run", has all of it on a screen. Three values go through the
-program, each made once: the settings, `Args` (plumbing/settings.py), `Dataset`, and `Run`, a run's folder
-(plumbing/runfolder.py). Method files import all they need from here.
+program, each made once: the settings, `Args` (plumbing/run/settings.py), `Dataset`, and `Run`, a run's folder
+(plumbing/run/runfolder.py). Method files import all they need from here.
 """
 
 from __future__ import annotations
@@ -16,29 +16,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from plumbing import linear, schedules
-from plumbing.augment import AUGMENTATIONS, Augmentation, augment
-from plumbing.batch_statistics import batch_statistics, per_channel
-from plumbing.catalog import named
-from plumbing.custom_data import open_custom_data
-from plumbing.decoding import open_images
-from plumbing.devices import prepare
-from plumbing.domains import Dataset, Domain, scaled
-from plumbing.errors import UserError, no_exit, one_line_on_failure, out_of_memory
-from plumbing.mixing import ConcatImages, pool
-from plumbing.mnist import load_digits, rotate, rotated_mnist
-from plumbing.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
-                               load_pretrained, read_weights)
-from plumbing.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
-from plumbing.payloads import (check_answer, check_copies, check_keeps, copy_kept, expected_layout, kept,
-                               layout, nbytes, shared, to_device, unchanged, watched)
-from plumbing.results import best_of, score_of
-from plumbing.runfolder import Run, check_outputs
-from plumbing.seeding import seed_all
-from plumbing.scores import as_probabilities, joined, scores
-from plumbing.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
-from plumbing.settings import Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios, source
-from plumbing.splits import Rows, complete_split, mixed_rows, parts_of, shares_of, source_rows, target_rows
+from plumbing import schedules
+from plumbing.data.augment import AUGMENTATIONS, Augmentation, augment
+from plumbing.data.catalog import named
+from plumbing.data.custom_data import open_custom_data
+from plumbing.data.decoding import open_images
+from plumbing.data.domains import Dataset, Domain, scaled
+from plumbing.data.mixing import ConcatImages, pool
+from plumbing.data.mnist import load_digits, rotate, rotated_mnist
+from plumbing.data.splits import (Rows, complete_split, mixed_rows, parts_of, shares_of, source_rows,
+                                  target_rows)
+from plumbing.run import linear
+from plumbing.run.batch_statistics import batch_statistics, per_channel
+from plumbing.run.devices import prepare
+from plumbing.run.errors import UserError, no_exit, one_line_on_failure, out_of_memory
+from plumbing.run.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
+                                   load_pretrained, read_weights)
+from plumbing.run.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
+from plumbing.run.payloads import (check_answer, check_copies, check_keeps, copy_kept, expected_layout, kept,
+                                   layout, nbytes, shared, to_device, unchanged, watched)
+from plumbing.run.results import best_of, score_of
+from plumbing.run.runfolder import Run, check_outputs
+from plumbing.run.scores import as_probabilities, joined, scores
+from plumbing.run.seeding import seed_all
+from plumbing.run.settings import (Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios,
+                                   source)
+from plumbing.run.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
 
 import numpy as np
 import torch

@@ -33,7 +33,8 @@ Left out: nothing (Alg. 2 is FedBN's).
 
 Where the paper is silent or the official code (WwZzz/FDSE_CVPR25: first version dd266a2, newest c0bd90b) has
 another value. Column dd266a2 has its default, and the value of its list (config/algo_para.yml) that is in the
-paper's grid. What the code does against the text is in official/fdse.py; all of it: docs/methods/fdse.md.
+paper's grid. What the code does against the text is in official/fdse.py; all of it:
+papers/fdse/differences.md.
   what                    paper          dd266a2      c0bd90b        here           flag
   first round of L_Con    not said       the second   the second     the second     --con-from
   lambda                  .01, .1 or 1   10; .1       .05, PACS .5   .1             --lambda

@@ -23,8 +23,8 @@ FedADG: --lambda0 0. Left out: nothing. FedSR's tables have FedADG as a baseline
 are FedSR's.
 
 Where the paper is silent, or where the official code (wzml/FedADG, first version a69a54a, two programs) or
-this file differs from it. All of it: docs/methods/fedadg.md. Eqs. (1) and (3) as printed, and the programs as
-they are: official/fedadg.py.
+this file differs from it. All of it: papers/fedadg/differences.md. Eqs. (1) and (3) as printed, and the
+programs as they are: official/fedadg.py.
   what             paper                  official: VLCS; PACS     here             flag
   Eq. (1), L_adv_d as printed             as printed; least        least squares    official, --d-loss
                                           squares

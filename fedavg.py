@@ -11,7 +11,7 @@ Alg. 1  the rounds, the random set S_t of clients   common.rounds
 Symbols as in the paper: w global model, w_k local model, n_k samples of client k, m_t their sum over the
 round's clients, E local epochs, B batch size. Left out: nothing.
 
-Where the papers that compare with FedAvg, and this file, differ (in full: docs/methods/fedavg.md)
+Where the papers that compare with FedAvg, and this file, differ (in full: papers/fedavg/differences.md)
   what              papers                                       here              flag
   average           n_k/m_t (FDSE), 1/K (FedSR, FedADG,          n_k/m_t           --average uniform
                     FedCiR), not said (FedGaLA)

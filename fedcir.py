@@ -30,7 +30,8 @@ FedCiR's network. Table 1's FedAvg and FedSR: fedavg.py and fedsr.py with --vari
 --clients-per-domain, --dirichlet, --participation, --steps. Table 3: python -m reproduce.measures cost. Left
 out: Figs. 11 and 12. Official code: none.
 
-What the paper leaves open or prints differently, and what is done here (in full: docs/methods/fedcir.md)
+What the paper leaves open or prints differently, and what is done here; in full:
+papers/fedcir/differences.md
   what        paper                               here                             flag
   round 1     line 6 sends what line 11 computes  neither regularizer              --reg-from
   line 9      plain SGD, printed without a nabla; plain SGD at 0.01                --generator-optimizer

@@ -25,7 +25,7 @@ one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-a
 --batch-size, --tau, --ga-iterations, --label-ratio. Left out: Fig. 2(a), the rows that Table 2 quotes.
 
 Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What the code does against the
-text is in official/fedgala.py; all of it: docs/methods/fedgala.md. What the paper leaves open is as in
+text is in official/fedgala.py; all of it: papers/fedgala/differences.md. What the paper leaves open is as in
 f3ec1e1, the first version in which both alignments run, else as in code that the paper cites, else ours.
   what              paper; official code                              here                  flag
   sign of line 19   kept if cos(gradient, last change) > tau,     as printed            --alignment-sign
@@ -66,7 +66,7 @@ from torch.nn.utils import clip_grad_norm_
 
 
 @dataclass
-class Args(common.LinearArgs):  # plumbing/settings.py: views, their crop, the linear classifier, its labels
+class Args(common.LinearArgs):  # plumbing/run/settings.py: views, crop, linear classifier, labels
     ssl: str = arg("simclr", "self-supervised learner", choices=("simclr", "moco", "byol", "simsiam"),
                    source="text, Sec. 4")
     optimizer: str = arg("", "local optimizer; empty: adam for simclr, sgd for the others",

@@ -24,8 +24,8 @@ FedAvg row of the tables; fedcir: FedSR as in FedCiR's Table 1. Left out: Fig. 1
 a t-SNE), regression, r(z|y) as a network or a mixture, L2R with entropy.
 
 Where the paper is silent, or where the official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose
-dataset and network the paper takes) differs from it. All of it: docs/methods/fedsr.md. The code as it is:
-official/fedsr.py.
+dataset and network the paper takes) differs from it. All of it: papers/fedsr/differences.md. The code as it
+is: official/fedsr.py.
   what               paper                  official code           here                   flag
   r(z|y)             not said (no index i)  local, never sent       averaged with w        --reference local
   prediction         mean over z, Eq. (5)   of 20 samples           of 20 samples          --samples
@@ -80,7 +80,7 @@ class Args(common.Args):
 
 # 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. At the text's rate FedSR's accuracy still
 # rises when they end. A setting that gets further: --lr 0.01 --clip 5 --weight-decay 0
-# (docs/methods/fedsr.md).
+# (papers/fedsr/differences.md).
 CHOSEN = "text, App. C.1"
 MNIST = (source("text, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
                 lr=0.001, optimizer="sgd")

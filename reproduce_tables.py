@@ -6,7 +6,7 @@
     python reproduce_tables.py --check --sample 10      # does the current code give the recorded numbers?
     python reproduce_tables.py --check --only claim-fedsr-outer         # those behind a claim
 
-The tables are files in tables/, the claims in claims/. results/runs.jsonl has a line for each finished run
+A paper's tables and claims are in papers/<paper>/. results/runs.jsonl has a line for each finished run
 and is only ever appended to. What is behind this command line is in reproduce/.
 """
 
@@ -20,8 +20,8 @@ import sys
 import time
 from pathlib import Path
 
-from plumbing.errors import UserError, one_line_on_failure
-from plumbing.settings import SCALES, Parser, add_version, existing_folder, seed_numbers, shown_value
+from plumbing.run.errors import UserError, one_line_on_failure
+from plumbing.run.settings import SCALES, Parser, add_version, existing_folder, seed_numbers, shown_value
 from reproduce.budget import Budget, kind_here
 from reproduce.cells import Missing, cells_in, filled, missing
 from reproduce.check import check
@@ -37,7 +37,7 @@ from reproduce.tables import Table, read_tables
 from reproduce.elsewhere import read_reported
 
 FOLDERS = {  # of each flag the repository's own, and what it is
-    "tables": ("tables", "folder of the tables"),
+    "papers": ("papers", "folder of the papers: their tables, printed numbers and claims"),
     "records": ("results/runs.jsonl", "JSONL file of the finished runs"),
     "out": ("results", "folder of what is rendered"),
 }
@@ -109,7 +109,7 @@ def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
     """(whether it is made, what is wrong) of each mistake in the flags."""
     gpus = words_of(flags.gpus)
     numbers = all(number.isdecimal() for number in gpus) and len(set(gpus)) == len(gpus) > 0
-    elsewhere = (flags.tables or flags.records) and not flags.out
+    elsewhere = (flags.papers or flags.records) and not flags.out
     lacking = flags.records and not Path(flags.records).exists()
     return [
         (not 1 <= flags.jobs <= 10_000, f"--jobs is {flags.jobs}; it must be at least 1 and at most 10000"),
@@ -121,7 +121,7 @@ def mistakes(flags: argparse.Namespace) -> list[tuple[bool, str]]:
         (flags.commands and not flags.plan or flags.sample and not flags.check,
          "--commands is of --plan, --sample of --check"),
         (elsewhere and not flags.plan,
-         "with other --tables or --records give another --out too: results/ is of results/runs.jsonl"),
+         "with other --papers or --records give another --out too: results/ is of results/runs.jsonl"),
         (flags.only and not words_of(flags.only), f"--only {flags.only} names no table and no claim"),
         (Path(flags.data).exists() and not Path(flags.data).is_dir(), f"--data {flags.data} is not a folder"),
         (lacking and not flags.plan and not flags.run,
@@ -137,13 +137,13 @@ def words_of(text: str) -> list[str]:
 def work(flags: argparse.Namespace) -> int:
     """What the command line asks for; returns the exit code."""
     seeds = None if flags.seeds == "paper" else seed_numbers(flags.seeds)
-    every = read_tables(flags.tables)
-    there = {table.id for table in every}  # other --tables may lack those that a paper's claims are of
+    every = read_tables(flags.papers)
+    there = {table.id for table in every}  # other --papers may lack those that a paper's claims are of
     papers = []
-    for paper in read_claims(flags.tables.parent / "claims"):
+    for paper in read_claims(flags.papers):
         lacking = {claim.table for claim in paper.claims} - there
         if lacking:
-            print(f"reproduce_tables: without the claims of {paper.id}: {flags.tables} has no "
+            print(f"reproduce_tables: without the claims of {paper.id}: {flags.papers} has no "
                   f"{', '.join(sorted(lacking))}", file=sys.stderr)
         else:
             papers.append(paper)
@@ -155,7 +155,7 @@ def work(flags: argparse.Namespace) -> int:
     records = Records(flags.records)
     for line in records.damaged:
         print(f"reproduce_tables: {line}", file=sys.stderr)
-    read_reported(flags.tables, every)
+    read_reported(flags.papers, every)
     place, code, plan = place_of(flags), 0, []
     if flags.plan or flags.run:
         of_claims = runs_for(papers, wanted, seeds, records)

@@ -14,7 +14,7 @@ images, as many as each client of FedAvg takes, or E epochs of all images, as ma
 see. Splits, tests and the start are those of the federated methods. The learning rate falls with the rounds.
 Left out: nothing.
 
-Where FedCiR (there is no code) and this file differ (in full: docs/methods/centralized.md)
+Where FedCiR (there is no code) and this file differ (in full: papers/baselines/centralized.md)
   what             FedCiR       here                                                 flag
   how long         not said     300 rounds of 20 steps of batches of 32              --rounds, --steps
   batches          not said     from the pool, so large domains come more often      -

@@ -17,7 +17,7 @@ with any lambda; with --lambda 0 v_k is the model of a client that trains alone 
 Left out: a lambda for each client, chosen by validation; the robust averages against attacks.
 
 Where the paper, codes (the authors'; FLGo, FDSE's framework) and this file differ (in full:
-docs/methods/ditto.md)
+papers/baselines/ditto.md)
   what             paper    authors'   FLGo                 here                         flag
   lambda           tuned    given      1; of FDSE .01 and   .01 Office, DomainNet;       --lambda
                                        1e-4                 1e-4 PACS

@@ -18,7 +18,7 @@ network without BN, such as a ViT (its LayerNorms are not BN), makes it FedAvg, 
 nothing.
 
 Where the paper, codes (the authors' med-air/FedBN; FDSE's algorithm/fedbn.py) and this file differ (in full:
-docs/methods/fedbn.md)
+papers/baselines/fedbn.md)
   what               paper; authors' code    FDSE's text   FDSE's code        here             flag
   average            1/K                     its Eq. (1)   n_k/n              n_k/n            --average
   model tested       after the average       not said      before it          after it         --evaluated

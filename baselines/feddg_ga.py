@@ -24,7 +24,7 @@ other methods than FedAvg; the authors have it on FedProx, SCAFFOLD, RSC and AM 
 
 The paper's text was not at hand: its formulas are as FL4Health (VectorInstitute/FL4Health @ 04a45f1) has
 them, which says where it departs from the authors' code. Where both (the authors': MediaBrain-SJTU/FedDG-GA
-@ 8d03a24) and this file differ; in full: docs/methods/feddg_ga.md
+@ 8d03a24) and this file differ; in full: papers/baselines/feddg_ga.md
   what              authors' code              FL4Health        here                 flag
   mean of the gaps  not subtracted             subtracted       subtracted           --rule code
   d^t               (1 - (t-1)/T) d/3          (1 - t/T) d      (1 - t/T) d/K        --step, --rule

@@ -18,7 +18,7 @@ weights: neither terms nor the server's shift, which does not vanish when alpha 
 the unseen one too, are tested with the mean of the round's models. Left out: nothing.
 
 Where paper, codes (the authors', alpemreacar/FedDyn @ 48a19fa; FLGo @ ea07f1d, FDSE's framework; PFLlib @
-d832e76) and this file differ; in full: docs/methods/feddyn.md
+d832e76) and this file differ; in full: papers/baselines/feddyn.md
   what              paper     authors           FLGo           PFLlib       here           flag
   quadratic term    squared   squared           squared        not squared  squared        -
   alpha             one       by size, times    one            one          one            -

@@ -20,7 +20,7 @@ m momentum of the target network (--ema). --autoscale 0 does not mix: FedBYOL wi
 python -m official.fedgala --variant paper --ssl byol --predictor shared --local-alignment off
 --no-global-alignment on digits. Left out: nothing.
 
-Where FedEMA's paper, other codes and this file differ (in full: docs/methods/fedema.md)
+Where FedEMA's paper, other codes and this file differ (in full: papers/baselines/fedema.md)
   what             paper; EasyFL, the authors' code; FedGaLA's code    here                flag
   d_k              ||w - w_k|| of the encoders; mean of the norms of   the paper's         --divergence
                    what the last round changed in each convolution;

@@ -22,7 +22,7 @@ client of --protocol lodo has the server's model. Left out: the paper's U-Net fo
 ResNet and no ViT; their places in PLACES are ours.
 
 Where paper (its Algorithm 1 as ar5iv renders it), codes (the authors' tfzhou/FedFA @ 57e9582; FDSE's
-WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full: docs/methods/fedfa.md
+WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full: papers/baselines/fedfa.md
   what                      paper          authors' code    FDSE's code   here            flag
   bar Sigma                 each channel's one number of    as authors'   each channel's  --variance one
                                            all channels

@@ -22,7 +22,8 @@ Left out: a student in the authors' code, of weight 0 there; sharing the classif
 generator's weights and rate.
 
 Where paper, codes (the authors', zhuangdizhu/FedGen @ dd5807c; PFLlib @ d832e76) and this file differ; in
-full: docs/methods/fedgen.md. The paper was not at hand: its numbers of equations and lines are from memory.
+full: papers/baselines/fedgen.md. The paper was not at hand: its numbers of equations and lines are from
+memory.
   what                 paper         authors' code     PFLlib       here           flag
   generator's loss     mean logits   sum_k of losses   logits       sum_k          --teacher
   a sample's share     -             the batch's mean  -            its label's    -

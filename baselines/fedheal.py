@@ -26,7 +26,7 @@ lodo has the server's model. Left out: FedHEAL on top of other methods than FedA
 
 The paper's text was not at hand; d_k is as both codes have it. Where the codes (the authors'
 yuhangchen0/FedHEAL @ fa4f640; FDSE's WwZzz/FDSE_CVPR25 @ dd266a2) and this file differ; in full:
-docs/methods/fedheal.md
+papers/baselines/fedheal.md
   what                    authors' code         FDSE's code          here                    flag
   first round in P_k      counts once           counts twice         once                    --first-counts 2
   rounds in P_k           of the run            of the run           of the client           -

@@ -19,7 +19,7 @@ moments, beta1, beta2 their decays, tau degree of adaptivity. FedAvgM with --bet
 rounding. BN's statistics are no part of a step: they are averaged as in fedavg.py. Left out: nothing.
 
 Where the paper, its code (google-research/federated, optimization/, @ 0f29cad) and this file differ (in full:
-docs/methods/fedopt.md)
+papers/baselines/fedopt.md)
   what              paper            code                        here           flag
   the mean          1/|S|; in the    by the number of images     by the number  --average uniform
                     experiments by

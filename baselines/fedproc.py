@@ -22,7 +22,7 @@ is FedAvg, but for the prototypes, which then, and after --fade, still cost and 
 
 The paper's text was not at hand: its formulas are as the authors' code and others' accounts have them. Where
 the codes (the authors', MuXutong/FedProc @ 3223a34; RethinkFL, WenkeHuang/RethinkFL @ 1119dbd), what FedCiR
-ran, and this file differ; in full: docs/methods/fedproc.md
+ran, and this file differ; in full: papers/baselines/fedproc.md
   what             authors            RethinkFL            FedCiR       here               flag
   z is the output  projection, which  encoder              silent       encoder            --projection
                    the classifier

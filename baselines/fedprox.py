@@ -14,7 +14,7 @@ FedAvg, bit for bit. BN's statistics are no part of the term; they are averaged 
 Left out: clients that stop early (the paper's gamma_k-inexact solutions); no table of ours has them.
 
 Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on Office) and this file differ
-(in full: docs/methods/fedprox.md)
+(in full: papers/baselines/fedprox.md)
   what           paper      authors'   FLGo       med-air         here                    flag
   the term       squared    squared    squared    not squared;    squared                 -
                                                   not in round 1

@@ -16,7 +16,7 @@ the clients of the last round, so that it is tested with an average of whole net
 representation beside cross-entropy (self-supervised, adversarial); no table needs them.
 
 Where paper, codes (the authors', pliang279/LG-FedAvg @ 7af0568; FLGo @ ea07f1d, FDSE's framework) and this
-file differ; in full: docs/methods/lgfedavg.md
+file differ; in full: papers/baselines/lgfedavg.md
   what             paper    authors' code           FLGo              here              flag
   shared layers    the top  MLP: top 3 of 5; CNN:   the classifier    the classifier    --shared, --layers
                             the convolutions

@@ -15,7 +15,8 @@ A round is E more epochs of each client from where it was, at the learning rate 
 after T rounds it has seen as many images as there. All start from the same random w. The optimizer is new in
 each round, which matters with momentum alone. Left out: early stopping, which saves time and changes no row.
 
-Where FDSE, its code (algorithm/standalone.py), PFLlib and this file differ (in full: docs/methods/local.md)
+Where FDSE, its code (algorithm/standalone.py), PFLlib and this file differ; in full:
+papers/baselines/local.md
   what             FDSE       its code          PFLlib       here                       flag
   model tested     not said   own best epoch    the last     own best, by validation,   --select last
                                                              of rounds that are tested  --eval-every

@@ -19,7 +19,7 @@ the authors' code that is a random network of its own. The unseen client of --pr
 model. Left out: nothing.
 
 Where paper, codes (the authors', QinbinLi/MOON @ 8fcba3c; FLGo @ ea07f1d, FDSE's framework; PFLlib @ d832e76)
-and this file differ; in full: docs/methods/moon.md
+and this file differ; in full: papers/baselines/moon.md
   what              paper        authors      FLGo            PFLlib      here          flag
   z is the output   projection   projection   encoder         encoder     encoder       --projection
   frozen networks   -            eval         as it happens   train       eval          -

@@ -23,7 +23,7 @@ round (a late client's BN is the received one here, the initial one there). The 
 lodo loads all of w. FDSE does not say whether its row is Fix or Adaptive: the default is Fix with batch
 normalization and classifier kept. Left out: detection.
 
-Where this file had to choose; in full: docs/methods/partialfed.md
+Where this file had to choose; in full: papers/baselines/partialfed.md
   what            told by others                       here                           flag
   layers of Fix   several, some BN and classifier      BN and classifier              --strategy
   Adaptive mixes  a layer's outputs with w and w_k     the weights: the same for      -

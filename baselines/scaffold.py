@@ -17,7 +17,7 @@ The unseen client of --protocol lodo has the server's model. Left out: option I,
 over all images of the client; the paper's experiments have option II.
 
 Where paper, codes (FLGo @ ea07f1d, FDSE's framework; PFLlib @ d832e76; that of FedDyn's authors,
-alpemreacar/FedDyn @ 48a19fa) and this file differ; in full: docs/methods/scaffold.md
+alpemreacar/FedDyn @ 48a19fa) and this file differ; in full: papers/baselines/scaffold.md
   what              paper      FLGo       PFLlib      FedDyn's     here                           flag
   eta_l in option   of the     of the     of the      of the       of the round                   -
   II                round      round      first one   first one

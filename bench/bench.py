@@ -36,11 +36,11 @@ from pathlib import Path
 import common
 import fdse
 import fedavg
-from plumbing.errors import handled, interrupt, one_line_on_failure
-from plumbing.files import output_file, write_json
-from plumbing.devices import choose_device, prepare
-from plumbing.provenance import ROOT, code, cpu_name, hardware
-from plumbing.settings import Parser
+from plumbing.run.devices import choose_device, prepare
+from plumbing.run.errors import handled, interrupt, one_line_on_failure
+from plumbing.run.files import output_file, write_json
+from plumbing.run.provenance import ROOT, code, cpu_name, hardware
+from plumbing.run.settings import Parser
 from reproduce.methods import builder_of
 from reproduce.runner import environment
 

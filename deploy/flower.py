@@ -4,8 +4,8 @@
 
 This simulates the nodes, with Ray. On real machines: deploy/README.md. A node is one domain; it builds its
 client anew for each message. The server has no image: `Remote` is a `Federation` of common.py that asks all
-its nodes at once. It believes a reply after the checks of plumbing/payloads.py; one that fails them leaves
-out its node alone.
+its nodes at once. It believes a reply after the checks of plumbing/run/payloads.py; one that fails them
+leaves out its node alone.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from types import ModuleType
 
 import common
 from common import Answer, Args, Payload, UserError
-from plumbing.devices import prepare
-from plumbing.errors import one_line_on_failure, printable
-from plumbing.files import load_file, save, write_whole
-from plumbing.payloads import agreed, check_answer, check_told, checked_numbers, expected_layout, to_device
-from plumbing.provenance import code
-from plumbing.results import id_of
-from plumbing.runfolder import Run, check_outputs
-from plumbing.settings import Parser, identity, method_file, method_name
-from plumbing.several import targets_of
-from plumbing.trained import method
+from plumbing.run.devices import prepare
+from plumbing.run.errors import one_line_on_failure, printable
+from plumbing.run.files import load_file, save, write_whole
+from plumbing.run.payloads import (agreed, check_answer, check_told, checked_numbers, expected_layout,
+                                   to_device)
+from plumbing.run.provenance import code
+from plumbing.run.results import id_of
+from plumbing.run.runfolder import Run, check_outputs
+from plumbing.run.settings import Parser, identity, method_file, method_name
+from plumbing.run.several import targets_of
+from plumbing.run.trained import method
 from reproduce.loading import without_images
 from reproduce.methods import arguments, builder_of
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from deploy.flower import client_app
-from plumbing.errors import one_line_on_failure
+from plumbing.run.errors import one_line_on_failure
 
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest

@@ -38,7 +38,7 @@ def nearest(every: list[Answer]) -> tuple[Answer, Measured] | None:
 
 
 def by_claim(every: list[Answer]) -> list[tuple[Answer, Measured]]:
-    """The rows of a figure of several claims: answers A alone, by claims/RULE.md."""
+    """The rows of a figure of several claims: answers A alone, by papers/RULE.md."""
     return [(answer, answer.own) for answer in every]
 
 

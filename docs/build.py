@@ -9,7 +9,7 @@ The results have docs/results.py, the claims docs/answers.py. Two equations can 
 pyproject.toml has the repository's address ([project.urls], Repository). The pages need no server and fetch
 nothing from elsewhere. They read without a script. The HTML is in docs/templates/.
 
-The tables of the equations in docs/methods/*.md are written anew too, from docs/equations/*.toml.
+The tables of the equations in papers/*/differences.md are written anew too, from papers/*/equations.toml.
 """
 
 import sys
@@ -20,10 +20,10 @@ sys.path.insert(0, str(ROOT))  # `python docs/build.py` has docs/ there
 
 from docs.equations import METHODS  # noqa: E402
 from docs.methods_pages import build, with_table  # noqa: E402
-from docs.pages import NOTES  # noqa: E402
-from plumbing.errors import one_line_on_failure  # noqa: E402
-from plumbing.files import output_folder, write_text  # noqa: E402
-from plumbing.settings import Parser  # noqa: E402
+from docs.pages import note_of  # noqa: E402
+from plumbing.run.errors import one_line_on_failure  # noqa: E402
+from plumbing.run.files import output_folder, write_text  # noqa: E402
+from plumbing.run.settings import Parser  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     with one_line_on_failure("docs/build.py", "the pages are written"):
         output_folder(args.out, "index.html", "CleanFDG")
         for method in METHODS:
-            write_text(NOTES / f"{method}.md", with_table(method))
+            write_text(ROOT / note_of(method), with_table(method))
         build(args.out)
     print(f"open {args.out / 'index.html'}")
 

@@ -5,7 +5,7 @@ none has the name of its entry, as in \tag{Alg. 1, line 7}:
 
     $$ L = \frac{1}{B} \sum_i l_i \tag{6} $$
 
-docs/equations/<method>.toml has every number that the paper prints. An [[entry]] is computed here; it has
+papers/<method>/equations.toml has every number that the paper prints. An [[entry]] is computed here; it has
 places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. `says` has the shapes,
 `differs` where paper, official code and file part, `contradicts` where a formula and the paper's words do,
 `measured` what that changes. A link #note-some-words leads to the note's paragraph **Some words**.
@@ -25,7 +25,7 @@ import tokenize
 import tomllib
 from dataclasses import dataclass
 
-from plumbing.provenance import ROOT
+from plumbing.run.provenance import ROOT
 
 KINDS = {"differs": "Differs", "contradicts": "Formula and words contradict each other",
          "measured": "Measured"}  # {key of an entry: its heading}
@@ -66,13 +66,13 @@ def slug(words: str) -> str:
 
 @dataclass
 class Table:
-    """One of docs/equations/*.toml."""
+    """One of papers/*/equations.toml."""
 
     method: str
     says: str  # of its symbols
     card: str  # the tag of its formula on the first page
     most: str  # the tag of what differs most from the released code; empty for FedAvg
-    idea: str  # in a sentence; empty where claims/ has it
+    idea: str  # in a sentence; empty where claims.toml has it
     numbers: dict[str, str]  # what the paper prints: {"Eq.": "1-9", "Alg. 1": "1-13"}
     entries: list[dict]
     parts: list[dict]
@@ -125,7 +125,7 @@ class Table:
 
 @functools.cache
 def table(method: str) -> Table:
-    read = tomllib.loads((ROOT / "docs" / "equations" / f"{method}.toml").read_text())
+    read = tomllib.loads((ROOT / "papers" / method / "equations.toml").read_text())
     lists = [read.get(name, []) for name in ("entry", "part", "unused")]
     return Table(method, read["says"], read["card"], read.get("most", ""), read.get("idea", ""),
                  read["numbers"], *lists)
@@ -268,8 +268,8 @@ def code(path: str, method: str) -> Code:
 
 
 def place_of(place: str, of: Table) -> tuple[str, str]:
-    """File and function of a place: plumbing.linear.fit_linear is in plumbing/linear.py, Client.train in the
-    method's file."""
+    """File and function of a place: plumbing.run.linear.fit_linear is in plumbing/run/linear.py,
+    Client.train in the method's file."""
     parts = place.split(".")
     for i in range(len(parts) - 1, 0, -1):
         path = "/".join(parts[:i]) + ".py"

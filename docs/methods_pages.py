@@ -8,13 +8,13 @@ from pathlib import Path
 from docs import equations, results
 from docs.answers import by_claim, by_specification, read_answers
 from docs.equations import ROOT
-from docs.pages import NAV, NOTES, ORDER, TEMPLATES, TITLES, Site, page_of, source_of
+from docs.pages import NAV, ORDER, TEMPLATES, TITLES, Site, is_note, note_of, page_of, source_of
 from reproduce.claims import Answer
 
 
 def with_table(method: str) -> str:
-    """A method's note, in which the table of its equations is made anew of docs/equations/."""
-    before, start, rest = (NOTES / f"{method}.md").read_text().partition("<!-- equations -->\n\n")
+    """A method's note, in which the table of its equations is made anew of its equations.toml."""
+    before, start, rest = (ROOT / note_of(method)).read_text().partition("<!-- equations -->\n\n")
     _, end, after = rest.partition("\n<!-- end of equations -->")
     made = TEMPLATES.get_template("equations.md").render(entries=equations.table(method).entries)
     return before + start + made + end + after
@@ -22,7 +22,7 @@ def with_table(method: str) -> str:
 
 def method_page(site: Site, method: str, claims: list[Answer]) -> None:
     """The note: its idea and its picture, then the equations beside their code, then the rest."""
-    note = Path("docs/methods") / f"{method}.md"
+    note = note_of(method)
     of, text = equations.table(method), (ROOT / note).read_text()
     before, _, after = text.partition("<!-- end of equations -->")
     head, what, who, *_ = before.split("\n## ")  # the last one is what GitHub shows in place of the equations
@@ -34,10 +34,9 @@ def method_page(site: Site, method: str, claims: list[Answer]) -> None:
 def baselines() -> dict[Path, str]:
     """{note: title} of the notes whose file is in baselines/."""
     titles = {}
-    for path in sorted(NOTES.glob("*.md")):
+    for path in sorted((ROOT / "papers" / "baselines").glob("*.md")):
         note = path.relative_to(ROOT)
-        if note.stem not in equations.METHODS and (ROOT / source_of(note)).exists():
-            titles[note] = re.match(r"# (.*)", path.read_text()).group(1)
+        titles[note] = re.match(r"# (.*)", path.read_text()).group(1)
     return titles
 
 
@@ -48,10 +47,14 @@ def file_page(site: Site, source: Path) -> None:
         (site.out / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / source, site.out / page)
         return
-    note, file = page.with_suffix(".md"), source
+    note, file = source, None
+    if source.suffix == ".py":
+        note, file = note_of(source.stem), source
+        if page_of(note) != page:
+            note = page.with_suffix(".md")  # there is none
+    elif is_note(source):
+        file = source_of(source)
     text = (ROOT / note).read_text() if (ROOT / note).exists() else f"# {source}"
-    if source.suffix == ".md":
-        file = source_of(note) if note in baselines() else None
     site.write(page, "file.html", re.match(r"# (.*)", text)[1], note=note, text=text, file=file)
 
 

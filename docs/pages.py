@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from docs import equations
 from docs.equations import ROOT
-from plumbing.errors import UserError
+from plumbing.run.errors import UserError
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markdown_it import MarkdownIt
@@ -26,7 +26,6 @@ from pygments.lexers import PythonLexer
 TITLES = {"fedavg": "FedAvg", "fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR",
           "fdse": "FDSE"}
 MARKDOWN = MarkdownIt("commonmark").enable("table")
-NOTES = ROOT / "docs" / "methods"
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
                         autoescape=select_autoescape(["html", "svg"]), undefined=StrictUndefined)
 NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results/README.html": "Results",
@@ -42,21 +41,36 @@ HEADING = re.compile(r'<h([23])[^>]*? id="([^"]+)"[^>]*>(.*?)</h\1>', flags=re.S
 PLAIN = re.compile(r'<span class="(?:n|p|o|w)">([^<]*)</span>')  # a token that docs/page.css gives no colour
 
 
+def note_of(method: str) -> Path:
+    """The note of a method, relative to the root."""
+    if method in equations.METHODS:
+        return Path("papers") / method / "differences.md"
+    return Path("papers/baselines") / f"{method}.md"
+
+
 def source_of(note: Path) -> Path:
     """The file of a method's note, relative to the root."""
-    folder = Path("") if note.stem in equations.METHODS else Path("baselines")
-    return folder / f"{note.stem}.py"
+    if note.name == "differences.md":
+        return Path(f"{note.parent.name}.py")
+    return Path("baselines") / f"{note.stem}.py"
+
+
+def is_note(source: Path) -> bool:
+    """Whether a file is the note of a method."""
+    return source.name == "differences.md" or source.parent == Path("papers/baselines")
 
 
 def page_of(source: Path) -> Path:
     """Where a file of the repository is in the site, both relative to their roots."""
     if source.parent == Path("results/tables"):
         return Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
+    if is_note(source):
+        return Path("docs/methods") / f"{source_of(source).stem}.html"
     if source.suffix == ".md":
         return source.with_suffix(".html")
-    note = NOTES / f"{source.stem}.md"
-    if source.suffix == ".py" and note.exists() and source == source_of(note):
-        return page_of(note.relative_to(ROOT))
+    note = note_of(source.stem)
+    if source.suffix == ".py" and (ROOT / note).exists() and source == source_of(note):
+        return page_of(note)
     if source.suffix == ".py":
         return source.with_name(source.name + ".html")
     return source
@@ -154,7 +168,7 @@ class Site:
             if token.type == "fence" and token.info == "math":
                 token.type, token.content = "html_block", f'<div class="math">{formula(token.content)}</div>'
             named = re.match(r"\*\*([^*]+)\*\*", token.content)
-            if named and source.parent == Path("docs/methods"):
+            if named and is_note(source):
                 tokens[i - 1].attrSet("id", f"note-{equations.slug(named[1])}")
             for child in token.children or []:
                 if child.type == "text":

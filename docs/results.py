@@ -1,7 +1,7 @@
 """The results as pages: site/results.html counts the numbers that the papers print, table by table. Behind it
 is a page for each table and figure (site/cells/), with a card for each cell and the runs behind it.
 
-They are made of tables/ and results/runs.jsonl; nothing is run.
+They are made of papers/*/tables/ and results/runs.jsonl; nothing is run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reproduce.cells import WIDE, Cell, FilledBlock, chance, filled, rows_of
 from reproduce.records import Records, command_of
 from reproduce.rendering import budget, comparisons, number, ours
 from reproduce.scoreboard import STATES, counts_of, sentence, state_of
-from reproduce.tables import PAPERS, Table, read_tables
+from reproduce.tables import Table, papers, read_tables
 
 from markupsafe import Markup
 
@@ -122,7 +122,7 @@ def build(site: Site) -> None:
         if not each.table.figure:
             blocks, smaller, _ = zip(*each.parts)
             counts += counts_of(rows_of(blocks, smaller), seen)
-    site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=PAPERS, titles=TITLES,
+    site.write(Path("results.html"), "results.html", "Results", tables=tables, papers=papers(), titles=TITLES,
                sentence=sentence(counts))
     for each in tables:
         write_table(site, each)

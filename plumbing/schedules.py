@@ -6,7 +6,7 @@ method has its settings in its own file; test_settings.py holds both equal where
 
 from __future__ import annotations
 
-from plumbing.settings import source
+from plumbing.run.settings import source
 
 DIGITS = source("ours", rounds=60, lr=0.05, batch_size=32)
 

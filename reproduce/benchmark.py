@@ -28,15 +28,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import common
-from plumbing.catalog import named
-from plumbing.errors import UserError, one_line_on_failure
-from plumbing.files import output_folder, write_json
-from plumbing.provenance import content_of
-from plumbing.runfolder import read_result
-from plumbing.scores import METRICS
-from plumbing.settings import Args, Parser, existing_folder, flag_of, method_name, seed_numbers
-from plumbing.several import expand_targets, known_domains, targets_of
-from plumbing.trained import method
+from plumbing.data.catalog import named
+from plumbing.run.errors import UserError, one_line_on_failure
+from plumbing.run.files import output_folder, write_json
+from plumbing.run.provenance import content_of
+from plumbing.run.runfolder import read_result
+from plumbing.run.scores import METRICS
+from plumbing.run.settings import Args, Parser, existing_folder, flag_of, method_name, seed_numbers
+from plumbing.run.several import expand_targets, known_domains, targets_of
+from plumbing.run.trained import method
 from reproduce import benchmark_pages
 from reproduce.loading import method_in
 from reproduce.methods import ROOT

@@ -9,14 +9,14 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from plumbing.errors import UserError
-from plumbing.files import write_csv, write_text
-from plumbing.provenance import ROOT
-from plumbing.settings import Args, flag_of
-from plumbing.several import BySeed, by_seed, columns_of, mean_and_deviation, with_means
+from plumbing.run.errors import UserError
+from plumbing.run.files import write_csv, write_text
+from plumbing.run.provenance import ROOT
+from plumbing.run.settings import Args, flag_of
+from plumbing.run.several import BySeed, by_seed, columns_of, mean_and_deviation, with_means
 from reproduce.drawing import (OURS, Line, draw_forest, draw_line, new_panel, percentages, table_text,
                                write_figure)
-from reproduce.statistics import LEVEL, Paired, mean, paired
+from reproduce.intervals import LEVEL, Paired, mean, paired
 
 import numpy as np
 

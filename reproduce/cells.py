@@ -10,17 +10,17 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from plumbing.catalog import FOLDERS
-from plumbing.errors import UserError
-from plumbing.several import means_over_columns
-from reproduce import statistics
+from plumbing.data.catalog import FOLDERS
+from plumbing.run.errors import UserError
+from plumbing.run.several import means_over_columns
+from reproduce import intervals
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments
 from reproduce.records import Records, Run, cut_off
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
-SEEDS = 5  # that claims/RULE.md plans: with fewer nothing is decided
+SEEDS = 5  # that papers/RULE.md plans: with fewer nothing is decided
 BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller scale sets itself
 
 
@@ -90,11 +90,11 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        return statistics.mean(self.values)
+        return intervals.mean(self.values)
 
     @property
     def deviation(self) -> float | None:
-        return statistics.deviation(self.values)
+        return intervals.deviation(self.values)
 
     @property
     def difference(self) -> float | None:
@@ -106,7 +106,7 @@ class Cell:
         """Of the 95% interval of the difference; None if it has none."""
         if self.computed or not self.printed:
             return None
-        return statistics.welch(self.values, self.published, self.trials)
+        return intervals.welch(self.values, self.published, self.trials)
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -16,11 +16,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.catalog import named
-from plumbing.files import lock_of, locked, write_json
-from plumbing.devices import choose_precision
-from plumbing.networks import network_file
-from plumbing.provenance import cpu_name, git
+from plumbing.data.catalog import named
+from plumbing.run.devices import choose_precision
+from plumbing.run.files import lock_of, locked, write_json
+from plumbing.run.networks import network_file
+from plumbing.run.provenance import cpu_name, git
 from reproduce.measures.finished import numbers_of
 from reproduce.methods import method
 from reproduce.plan import unavailable

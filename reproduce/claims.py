@@ -1,8 +1,8 @@
-"""The papers' claims, and what the records say of each by the rule of claims/RULE.md.
+"""The papers' claims, and what the records say of each by the rule of papers/RULE.md.
 
-A claim (claims/<paper>.toml) is a contrast of two rows of a published table. A paper leaves settings open. A
-specification is one choice for all of them. Answer A is the paper's own setting; answer B are the others at
-the paper's data and scale. Other data or another scale is an illustration, which answers nothing.
+A claim (papers/<paper>/claims.toml) is a contrast of two rows of a published table. A paper leaves settings
+open. A specification is one choice for all of them. Answer A is the paper's own setting; answer B are the
+others at the paper's data and scale. Other data or another scale is an illustration, which answers nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plumbing.errors import UserError
-from plumbing.several import BySeed, means_over_columns
+from plumbing.run.errors import UserError
+from plumbing.run.several import BySeed, means_over_columns
 from reproduce.cells import found_at
-from reproduce.methods import ROOT
 from reproduce.records import Records, Run
-from reproduce.statistics import LEVEL, Paired, mean, paired, welch
-from reproduce.tables import PAPERS, Block, Table
+from reproduce.intervals import LEVEL, Paired, mean, paired, welch
+from reproduce.tables import PLACE, Block, Table, papers
 
 import numpy as np
 
@@ -239,17 +238,17 @@ class Answer:
 # Reading
 
 
-def read_claims(folder: Path = ROOT / "claims") -> list[Paper]:
+def read_claims(folder: Path = PLACE) -> list[Paper]:
     """All papers' claims, in the papers' order. UserError, with the file's name, if one has none."""
-    papers = []
-    for name in PAPERS:
-        path = folder / f"{name}.toml"
+    read = []
+    for name in papers():
+        path = folder / name / "claims.toml"
         try:
             if path.exists():
-                papers.append(read_paper(name, tomllib.loads(path.read_text())))
+                read.append(read_paper(name, tomllib.loads(path.read_text())))
         except (KeyError, TypeError, ValueError) as e:
             raise UserError(f"{path} has no claims ({type(e).__name__}: {e})", 2)
-    return papers
+    return read
 
 
 def read_paper(name: str, content: dict) -> Paper:

@@ -1,4 +1,4 @@
-"""The claims as pages: results/claims/<paper>.md by the template claims/page.md.jinja, each with a
+"""The claims as pages: results/claims/<paper>.md by templates/page.md.jinja, each with a
 specification curve; the table of all claims; the plot and the sentences of the README."""
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from plumbing.catalog import FOLDERS
-from plumbing.files import write_text
-from plumbing.settings import shares
-from plumbing.splits import cut
+from plumbing.data.catalog import FOLDERS
+from plumbing.data.splits import cut
+from plumbing.run.files import write_text
+from plumbing.run.settings import shares
 from reproduce import claims as rule
 from reproduce.claims import (CLAIMS, MARGIN, NEAR, Answer, Measured, Paper, Specification, accuracies,
                               metric_of, runs_for)
@@ -20,8 +20,8 @@ from reproduce.drawing import INK, PALE, Line, draw_forest, new_panel, table_tex
 from reproduce.methods import arguments
 from reproduce.plan import ANY_GPU, seconds_of
 from reproduce.records import Records
-from reproduce.statistics import LEVEL, mean, paired
-from reproduce.tables import PAPERS
+from reproduce.intervals import LEVEL, mean, paired
+from reproduce.tables import papers as titles
 from reproduce.templates import TEMPLATES, in_words
 
 NOTHING = "not measured yet"
@@ -37,7 +37,7 @@ def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Re
     for paper in papers:
         own = [answer for answer in every if answer.paper is paper]
         bears = [TEMPLATES.from_string(line).render(functions(every)) for line in paper.decides]
-        words = template.render(title=PAPERS[paper.id], paper=paper, every=own, records=records,
+        words = template.render(title=titles()[paper.id], paper=paper, every=own, records=records,
                                 bears=[line for line in bears if NOTHING not in line])
         write_text(out / "claims" / f"{paper.id}.md", words)
         draw_specifications(own[0], out / "claims" / f"{paper.id}.png")
@@ -54,7 +54,7 @@ def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Re
 
 
 def name_of(paper: Paper) -> str:
-    return PAPERS[paper.id].split(" (")[0]
+    return titles()[paper.id].split(" (")[0]
 
 
 def gain_words(measured: Measured, over: str = "") -> str:

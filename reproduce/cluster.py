@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 
-from plumbing.errors import UserError, handled, interrupt
+from plumbing.run.errors import UserError, handled, interrupt
 from reproduce.budget import GRACE, Budget
 from reproduce.methods import ROOT
 from reproduce.records import Place, Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from plumbing.settings import existing_folder
+from plumbing.run.settings import existing_folder
 
 
 def about(doc: str | None) -> str:

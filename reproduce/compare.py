@@ -15,11 +15,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.errors import UserError, one_line_on_failure
-from plumbing.results import no_formula
-from plumbing.runfolder import DAMAGED, read_history
-from plumbing.settings import Parser
-from plumbing.several import mean_and_deviation
+from plumbing.run.errors import UserError, one_line_on_failure
+from plumbing.run.results import no_formula
+from plumbing.run.runfolder import DAMAGED, read_history
+from plumbing.run.settings import Parser
+from plumbing.run.several import mean_and_deviation
 from reproduce.drawing import check_figure_path, draw_line, new_panel, table_text, write_figure
 from reproduce.measures.finished import labels_of, numbers_of
 

@@ -8,9 +8,9 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from plumbing.errors import UserError
-from plumbing.files import output_file, write_whole
-from plumbing.results import empty_figure
+from plumbing.run.errors import UserError
+from plumbing.run.files import output_file, write_whole
+from plumbing.run.results import empty_figure
 
 import numpy as np
 from tabulate import tabulate

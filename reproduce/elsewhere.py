@@ -1,5 +1,5 @@
 """Values reported elsewhere: what other papers and public repositories print of a cell
-(tables/published/elsewhere.csv), and how far their values of FedAvg lie apart (results/elsewhere.md)."""
+(papers/elsewhere.csv), and how far their values of FedAvg lie apart (results/elsewhere.md)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from plumbing.errors import UserError
-from plumbing.files import write_text
+from plumbing.run.errors import UserError
+from plumbing.run.files import write_text
 from reproduce.drawing import Line, draw_forest, table_text
 from reproduce.tables import Table
 
@@ -16,7 +16,7 @@ PAGE = """# How far published values lie apart
 
 The same method on the same data, as the paper prints it and as others do. The differences are of protocol,
 network and length too: each line says which. Made by `python reproduce_tables.py` from
-[elsewhere.csv](../tables/published/elsewhere.csv).
+[elsewhere.csv](../papers/elsewhere.csv).
 
 ![FedAvg as others print it, less the paper's value](elsewhere.png)
 
@@ -50,7 +50,7 @@ HEAD = list(Reported._fields[:-1])
 
 def read_reported(folder: Path, tables: list[Table]) -> None:
     """Give each table what others print of its cells. Stop if a value stands beside no cell."""
-    path, printed = folder / "published" / "elsewhere.csv", {}
+    path, printed = folder / "elsewhere.csv", {}
     for table in tables:
         for block in table.blocks:
             for row in block.rows:
@@ -66,7 +66,7 @@ def read_reported(folder: Path, tables: list[Table]) -> None:
         raise UserError(f"{path}: expected {','.join(HEAD)} ({e})", 2)
     for line in reported:
         if line[:4] not in printed:
-            raise UserError(f"{path}: no cell {', '.join(line[:4])} is in tables/", 2)
+            raise UserError(f"{path}: no cell {', '.join(line[:4])} is in papers/", 2)
     for place, (table, value) in printed.items():
         table.elsewhere += [line._replace(paper=value) for line in reported if line[:4] == place]
 

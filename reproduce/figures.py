@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from plumbing.results import empty_figure
+from plumbing.run.results import empty_figure
 from reproduce.cells import Cell, FilledBlock
 from reproduce.drawing import colour_of, draw_line, percentages, write_figure
 from reproduce.tables import Table

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import common
 from common import Args, ClientData, Data, Dataset, Federation, UserError
-from plumbing.catalog import named
-from plumbing.custom_data import module_in, one_line_of
-from plumbing.domains import scaled
-from plumbing.devices import prepare
-from plumbing.settings import method_name
-from plumbing.trained import read_run, settings_from
+from plumbing.data.catalog import named
+from plumbing.data.custom_data import module_in, one_line_of
+from plumbing.data.domains import scaled
+from plumbing.run.devices import prepare
+from plumbing.run.settings import method_name
+from plumbing.run.trained import read_run, settings_from
 from reproduce.methods import builder_of
 
 import torch

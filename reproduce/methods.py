@@ -8,10 +8,10 @@ import io
 from types import ModuleType
 
 import common
-from plumbing.errors import UserError
-from plumbing.provenance import ROOT
-from plumbing.settings import Args
-from plumbing.trained import file_of, method
+from plumbing.run.errors import UserError
+from plumbing.run.provenance import ROOT
+from plumbing.run.settings import Args
+from plumbing.run.trained import file_of, method
 
 __all__ = ["ROOT", "arguments", "builder_of", "file_of", "method", "short_name"]
 

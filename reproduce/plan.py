@@ -12,10 +12,10 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from plumbing.archives import find_archives, locate
-from plumbing.catalog import FOLDERS
-from plumbing.decoding import caches_of
-from plumbing.settings import Args
+from plumbing.data.archives import find_archives, locate
+from plumbing.data.catalog import FOLDERS
+from plumbing.data.decoding import caches_of
+from plumbing.run.settings import Args
 from reproduce.cells import Missing
 from reproduce.methods import short_name
 from reproduce.records import Place, Records, Run, by_training

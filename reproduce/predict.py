@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 
 import common
-from plumbing.catalog import named
-from plumbing.decoding import TOLD, as_rgb, upright
-from plumbing.errors import UserError, one_line_on_failure, printable, tell
-from plumbing.files import output_file, write_csv
-from plumbing.listings import is_image
-from plumbing.settings import Parser
+from plumbing.data.catalog import named
+from plumbing.data.decoding import TOLD, as_rgb, upright
+from plumbing.data.listings import is_image
+from plumbing.run.errors import UserError, one_line_on_failure, printable, tell
+from plumbing.run.files import output_file, write_csv
+from plumbing.run.settings import Parser
 from reproduce.commands import about, add_run_flags
 from reproduce.drawing import table_text
 from reproduce.loading import Trained, load_run
@@ -41,7 +41,7 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     run = net.run
     if run.args.protocol == "linear":
         raise UserError("this run had no labels: its network gives representations and no classes; "
-                        "load_run returns it, plumbing.linear.fit_linear fits a classifier to them", 2)
+                        "load_run returns it, plumbing.run.linear.fit_linear fits a classifier to them", 2)
     if named(run.args.dataset).file:
         raise UserError(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of "
                         "them, by net.run.inputs", 2)

@@ -1,7 +1,7 @@
-"""The published numbers of a table as printed: tables/published/<paper>-<number>.csv, a line for each.
+"""The published numbers of a paper's tables as printed: papers/<paper>/printed.csv, a line for each.
 
 A cell finds its number by dataset, method and column, and by the setting where these have several. What the
-files have is said in tables/published/README.md.
+files have is said in papers/printed.md.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from pathlib import Path
 HEAD = "paper,table,dataset,setting,method,column,metric,mean,std,kind".split(",")
 
 
-def read_published(path: Path) -> list[dict]:
-    """The lines of a file by HEAD; none if there is no file. `printed` of each is [mean, deviation], [mean]
-    or, where it is lost, []; an empty dataset: the paper names none. ValueError if a line is wrong."""
+def read_published(path: Path, table: str) -> list[dict]:
+    """The lines of a table in a paper's file by HEAD; none if there is no file. `printed` of each is [mean,
+    deviation], [mean] or, where it is lost, []; an empty dataset: the paper names none. ValueError if a line
+    is wrong."""
     lines = []
-    for row in csv.DictReader(path.read_text().splitlines()) if path.exists() else []:
+    rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else []
+    for number, row in enumerate(rows, 2):
         if list(row) != HEAD or row["kind"] not in ("measured", "quoted"):
-            raise ValueError(f"{path.name}, line {len(lines) + 2}: expected {','.join(HEAD)}")
+            raise ValueError(f"{path.name}, line {number}: expected {','.join(HEAD)}")
         printed = [row[name] for name in ("mean", "std") if row[name]]
         list(map(float, printed))  # an error if one is no number
-        lines.append(row | {"printed": printed, "taken": False})
+        if f"{row['paper']}-{row['table']}" == table:
+            lines.append(row | {"printed": printed, "taken": False})
     return lines
 
 

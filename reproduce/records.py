@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbing.errors import UserError
-from plumbing.results import check_result, id_of
-from plumbing.runfolder import folder_of
-from plumbing.settings import Args, flag_with, identity, violation
+from plumbing.run.errors import UserError
+from plumbing.run.results import check_result, id_of
+from plumbing.run.runfolder import folder_of
+from plumbing.run.settings import Args, flag_with, identity, violation
 from reproduce.methods import ROOT, arguments, method, short_name
 
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ

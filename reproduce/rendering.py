@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from plumbing.files import output_folder, write_csv, write_text
-from plumbing.settings import SCALES
-from plumbing.several import BySeed, accuracies_of, by_seed, means_over_columns
+from plumbing.run.files import output_folder, write_csv, write_text
+from plumbing.run.settings import SCALES
+from plumbing.run.several import BySeed, accuracies_of, by_seed, means_over_columns
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, cells_in, chance, filled, rows_of
 from reproduce.claims import Answer, Paper, answers
@@ -24,8 +24,9 @@ from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, flags_of
 from reproduce.scoreboard import counts_of, outcome, sentence
-from reproduce.statistics import deviation, mean, paired
-from reproduce.tables import PAPERS, Row, Table
+from reproduce.intervals import deviation, mean, paired
+from reproduce.tables import Row, Table
+from reproduce.tables import papers as titles
 from reproduce.templates import TEMPLATES
 
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
@@ -364,7 +365,7 @@ def count(n: int, what: str) -> str:
 def comparisons(table: Table, block: FilledBlock) -> list[str]:
     """The paper's method against each other row, where both have runs of the same seeds and precision; in the
     mean column alone, where there is one."""
-    name, lines = PAPERS[table.paper].split(" (")[0], []
+    name, lines = titles()[table.paper].split(" (")[0], []
     rows = [line for line in block.rows if line[0].row.module]
     own = next((line for line in rows if line[0].row.method.split(" (")[0] == name), [])
     has_mean = any(cell.column.kind == "mean" for cell in own)

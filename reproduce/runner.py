@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
 
-from plumbing.errors import handled, interrupt
+from plumbing.run.errors import handled, interrupt
 from reproduce.budget import Budget
 from reproduce.measures.adaptation import flags_at_test, in_words
 from reproduce.methods import ROOT

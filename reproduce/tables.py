@@ -1,4 +1,4 @@
-"""The tables and figures of the papers as data: tables/<paper>-<number>.toml, read and checked.
+"""The tables and figures of the papers as data: papers/<paper>/tables/*.toml, read and checked.
 
 A table has blocks (one for each dataset) of rows (a method file and its flags) and columns (more flags, and
 where in a run's record the number is). A file states rows once for all blocks, and columns if all blocks have
@@ -8,22 +8,17 @@ the same; the published numbers are in published.py. What stands in a cell is in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_origin, get_type_hints
 
-from plumbing.errors import UserError
+from plumbing.run.errors import UserError
 from reproduce.methods import ROOT, file_of
 from reproduce.published import read_published, take
 
-PAPERS = {
-    "fedsr": "FedSR (Nguyen et al., NeurIPS 2022)",
-    "fedadg": "FedADG (Zhang et al., arXiv 2111.10487)",
-    "fedgala": "FedGaLA (Pourpanah et al., AAAI 2025)",
-    "fedcir": "FedCiR (Li et al., IEEE TMC)",
-    "fdse": "FDSE (Wang et al., CVPR 2025)",
-}
+PLACE = ROOT / "papers"  # a folder for each paper
 KINDS = ("best", "last", "start", "curve", "logs", "mean", "cost", "none")  # of a column's value
 FIGURES = ("curves", "parameter", "domains")  # how a figure is drawn, see figures.py
 
@@ -94,17 +89,28 @@ class Table:
         return self.id if scale == "paper" else f"{self.id}-{scale}"
 
 
-def read_tables(folder: Path = ROOT / "tables") -> list[Table]:
-    """All tables of a folder, in the papers' order. UserError, with the file's name, if one is no table."""
+@functools.cache
+def papers() -> dict[str, str]:
+    """{paper: its name and where it is published}, by the folders that have claims, in the pages' order."""
+    found = []
+    for path in PLACE.glob("*/claims.toml"):
+        of = tomllib.loads(path.read_text())
+        found.append((of["order"], path.parent.name, f"{of['name']} ({of['cited']})"))
+    return {paper: title for _, paper, title in sorted(found)}
+
+
+def read_tables(folder: Path = PLACE) -> list[Table]:
+    """All tables below a folder of papers, in their order. UserError, with the file's name, if one is no
+    table."""
     tables = []
-    for path in sorted(folder.glob("*.toml")):
+    for path in sorted(folder.glob("*/tables/*.toml")):
         try:
             tables.append(read_table(path))
         except (AttributeError, KeyError, TypeError, ValueError) as e:  # TOMLDecodeError too
             raise UserError(f"{path} is no table ({type(e).__name__}: {e})", 2)
     if not tables:
-        raise UserError(f"{folder} has no tables", 2)
-    return sorted(tables, key=lambda table: [*PAPERS].index(table.paper))
+        raise UserError(f"{folder} has no tables: expected <paper>/tables/<paper>-<number>.toml", 2)
+    return sorted(tables, key=lambda table: [*papers()].index(table.paper))
 
 
 def read_table(path: Path) -> Table:
@@ -114,10 +120,10 @@ def read_table(path: Path) -> Table:
     columns = [typed(Column, column) for column in content.pop("columns", [])]
     blocks = [block_of(block, rows, columns) for block in content.pop("blocks")]
     table = typed(Table, {"id": path.stem, "blocks": blocks, **content})
-    if table.paper not in PAPERS or table.figure not in ("", *FIGURES):
-        raise ValueError(f"paper {table.paper}, figure {table.figure!r}: expected one of {', '.join(PAPERS)} "
-                         f"and of {', '.join(FIGURES)}")
-    lines = read_published(path.parent / "published" / f"{path.stem}.csv")
+    if table.paper not in papers() or table.figure not in ("", *FIGURES):
+        raise ValueError(f"paper {table.paper}, figure {table.figure!r}: expected one of "
+                         f"{', '.join(papers())} and of {', '.join(FIGURES)}")
+    lines = read_published(path.parents[1] / "printed.csv", path.stem)
     for block in blocks:
         take_published(block, lines, is_figure=bool(table.figure))
     for line in lines:

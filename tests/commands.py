@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.machinery.test_architecture import tracked
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/methods/*.md", "results/README.md",
-             "tables/README.md", "deploy/README.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/*.md", "papers/*.md", "papers/*/*.md", "results/README.md",
+             "papers/README.md", "deploy/README.md"]
 PROGRAMS = ("python", "python3", "pip", "ruff", "bash", "diff")  # with which a command begins
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

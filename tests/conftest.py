@@ -31,9 +31,9 @@ import official.fedgala
 import official.fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fedheal, fedopt,
                        fedproc, fedprox, lgfedavg, local, moon, partialfed, scaffold)
-from plumbing import provenance, runfolder, trained
-from plumbing.decoding import as_rgb, upright
-from plumbing.runfolder import Run
+from plumbing.data.decoding import as_rgb, upright
+from plumbing.run import provenance, runfolder, trained
+from plumbing.run.runfolder import Run
 from reproduce import runner
 from tests.finished_runs import once
 from tests.small_table import recorded

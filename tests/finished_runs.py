@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from plumbing.files import locked
+from plumbing.run.files import locked
 
 AS_BY_DEFAULT = ("--image-size", "28")
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from plumbing.settings import Args
+from plumbing.run.settings import Args
 from tests.conftest import PROGRAMS, parsed
 
 FILE = Path(__file__).parent / "settings.csv"

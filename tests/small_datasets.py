@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import common
-from plumbing.catalog import FOLDERS
+from plumbing.data.catalog import FOLDERS
 from tests.conftest import stops
 
 import numpy as np

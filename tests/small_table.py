@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from plumbing.files import write_json
-from plumbing.settings import identity
+from plumbing.run.files import write_json
+from plumbing.run.settings import identity
 from reproduce.methods import arguments
 from reproduce.published import HEAD
 from reproduce.records import Records, setting_of
@@ -21,11 +21,15 @@ FEDSR_PUBLISHED = (GOLDEN / "fedsr-91.csv").read_text()
 
 
 def write_table(folder: Path, name: str, text: str, published: str) -> Path:
-    """Put a table and its published numbers into a folder of tables; the path of the table."""
-    (folder / "published").mkdir(parents=True, exist_ok=True)
-    (folder / "published" / f"{name}.csv").write_text(",".join(HEAD) + published)
-    (folder / f"{name}.toml").write_text(text)
-    return folder / f"{name}.toml"
+    """Put a table and its published numbers into a folder of papers; the path of the table."""
+    place = folder / name.partition("-")[0]
+    (place / "tables").mkdir(parents=True, exist_ok=True)
+    printed = place / "printed.csv"
+    before = printed.read_text().rstrip("\n") if printed.exists() else ",".join(HEAD)
+    printed.write_text(before + published)
+    table = place / "tables" / f"{name}.toml"
+    table.write_text(text)
+    return table
 
 
 def record(method: str, flags: list[str], **outcome) -> dict:
@@ -61,8 +65,8 @@ def recorded(path: Path) -> list[dict]:
 
 
 def small_folder(folder: Path) -> Path:
-    """Put the small table and five records into a folder: tables/fdse-9.toml, runs.jsonl."""
-    write_table(folder / "tables", "fdse-9", TABLE, PUBLISHED)
+    """Put the small table and five records into a folder: papers/fdse/, runs.jsonl."""
+    write_table(folder / "papers", "fdse-9", TABLE, PUBLISHED)
     records = []
     for seed, all_, avg in ((0, 0.95, 0.94), (1, 0.97, 0.95), (2, 0.96, 0.93)):
         flags = ["--dataset", "digits", "--precision", "fp32", "--seed", str(seed)]
@@ -77,8 +81,8 @@ def small_folder(folder: Path) -> Path:
 
 def two_tables(folder: Path, with_failing: bool = True) -> list:
     """Put tables into a folder; the command line that runs them at smoke scale."""
-    write_table(folder / "tables", "fdse-91", FDSE, FDSE_PUBLISHED)
+    write_table(folder / "papers", "fdse-91", FDSE, FDSE_PUBLISHED)
     if with_failing:
-        write_table(folder / "tables", "fedsr-91", FEDSR, FEDSR_PUBLISHED)
-    return ["reproduce_tables.py", "--run", "--scale", "smoke", "--tables", folder / "tables", "--records",
+        write_table(folder / "papers", "fedsr-91", FEDSR, FEDSR_PUBLISHED)
+    return ["reproduce_tables.py", "--run", "--scale", "smoke", "--papers", folder / "papers", "--records",
             folder / "runs.jsonl", "--out", folder / "out"]

@@ -5,7 +5,7 @@ import dataclasses
 from functools import partial
 
 import common
-from plumbing.runfolder import copied
+from plumbing.run.runfolder import copied
 from tests.conftest import members_of, parsed
 from tests.plain_torch import (ClippedSGD, State, body_of_smallcnn_bn, in_double, leaves_of, linear,
                                log_probability)

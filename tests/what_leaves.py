@@ -10,7 +10,7 @@ import re
 from copy import deepcopy
 
 import common
-from plumbing.files import tensors_of
+from plumbing.run.files import tensors_of
 from tests.conftest import METHODS, ROOT, one_run, parsed
 
 import torch

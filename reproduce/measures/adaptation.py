@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 import common
-from plumbing.errors import UserError
-from plumbing.provenance import git
-from plumbing.results import check_record_file, id_of, record
-from plumbing.settings import Args, Parser, add_flag, check_settings, flag_of
+from plumbing.run.errors import UserError
+from plumbing.run.provenance import git
+from plumbing.run.results import check_record_file, id_of, record
+from plumbing.run.settings import Args, Parser, add_flag, check_settings, flag_of
 from reproduce.measures.finished import Rebuilt, finished, rebuilt
 
 import torch

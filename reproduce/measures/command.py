@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from plumbing.errors import one_line_on_failure
-from plumbing.files import output_file, write_json
-from plumbing.settings import Parser
+from plumbing.run.errors import one_line_on_failure
+from plumbing.run.files import output_file, write_json
+from plumbing.run.settings import Parser
 from reproduce import measures
 from reproduce.commands import about, add_run_flags
 from reproduce.measures import adaptation, confusion, overhead, shares

@@ -7,8 +7,8 @@ import json
 import math
 from pathlib import Path
 
-from plumbing.errors import UserError
-from plumbing.results import empty_figure
+from plumbing.run.errors import UserError
+from plumbing.run.results import empty_figure
 from reproduce.drawing import check_figure_path, write_figure
 from reproduce.measures.finished import finished, labels_of
 

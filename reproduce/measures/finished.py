@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import common
-from plumbing.errors import UserError
-from plumbing.results import curves, mean_logs
-from plumbing.runfolder import read_result
-from plumbing.settings import Args, shown_value
+from plumbing.run.errors import UserError
+from plumbing.run.results import curves, mean_logs
+from plumbing.run.runfolder import read_result
+from plumbing.run.settings import Args, shown_value
 from reproduce import loading
 from reproduce.methods import method
 

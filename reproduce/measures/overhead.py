@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from common import images_in_round, seed_all
-from plumbing.errors import UserError
-from plumbing.runfolder import read_history
+from plumbing.run.errors import UserError
+from plumbing.run.runfolder import read_history
 from reproduce.measures.finished import Rebuilt, all_rebuilt, finished
 from reproduce.methods import arguments, builder_of
 

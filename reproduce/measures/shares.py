@@ -12,8 +12,8 @@ import copy
 import dataclasses
 
 import common
-from plumbing.errors import UserError
-from plumbing.settings import flag_of
+from plumbing.run.errors import UserError
+from plumbing.run.settings import flag_of
 from reproduce.measures.finished import Rebuilt, all_rebuilt
 
 import numpy as np

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import common
 import reproduce_tables
-from plumbing.catalog import FOLDERS, OWN
+from plumbing.data.catalog import FOLDERS, OWN
 from reproduce.claims import read_claims
 from reproduce.tables import read_tables
 from tests.commands import Command, all_commands

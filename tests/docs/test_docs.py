@@ -74,8 +74,8 @@ def test_a_learning_curve_ends_at_what_the_claim_measured():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_note_has_the_table_of_its_equations(method):
-    """As docs/equations/ has it: `python docs/build.py` writes it."""
-    assert methods_pages.with_table(method) == (ROOT / "docs" / "methods" / f"{method}.md").read_text()
+    """As equations.toml has it: `python docs/build.py` writes it."""
+    assert methods_pages.with_table(method) == (ROOT / "papers" / method / "differences.md").read_text()
 
 
 @pytest.mark.parametrize("link", ["gone.html", "#gone", "page.html#gone"])

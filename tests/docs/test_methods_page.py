@@ -15,7 +15,8 @@ def test_every_method_has_a_row_in_every_table():
     files |= {name for name in MODULES if "." not in name}
     assert files == {name.removeprefix("baselines.") for name in MODULES}
     for table in PAGE.read_text().split("\n## ")[1:]:
-        rows = re.findall(r"^\| \[[^]]+\]\(methods/(\w+)\.md\)", table, flags=re.M)
+        notes = re.findall(r"^\| \[[^]]+\]\(\.\./papers/(\w+)/(\w+)\.md\)", table, flags=re.M)
+        rows = [paper if name == "differences" else name for paper, name in notes]
         assert sorted(rows) == sorted(files)
 
 
@@ -23,6 +24,6 @@ def test_the_tests_that_pages_name_are_there():
     defined = set()
     for path in (ROOT / "tests").rglob("*.py"):
         defined |= {path.stem, *re.findall(r"^def (test_\w+)", path.read_text(), flags=re.M)}
-    for path in (ROOT / "docs").rglob("*.md"):
+    for path in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "papers").rglob("*.md")]:
         named = set(re.findall(r"\btest_\w+", path.read_text()))
         assert named <= defined, f"{path.name}: {named - defined}"

@@ -11,8 +11,8 @@ import pytest
 MOST = 40  # words
 PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("start", "exercises", "methods",
                                                                             "errata", "runs")),
-         *(f"docs/equations/{method}.toml" for method in METHODS),
-         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "methods").glob("*.md"))]
+         *(f"papers/{method}/equations.toml" for method in METHODS),
+         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "papers").glob("*/*.md"))]
 ABBREVIATED = re.compile(r"\b(Eqs?|Secs?|Apps?|Algs?|Figs?|al)\. ")
 
 

@@ -40,7 +40,7 @@ def test_every_published_number_is_counted_and_has_one_card(site, tables):
         assert ("<b>" in first) == each.has_runs
         cards = cards_of(site / each.page)
         assert len(cards) == len(each.places)
-        lines = read_published(ROOT / "tables" / "published" / f"{each.table.id}.csv")
+        lines = read_published(ROOT / "papers" / each.table.paper / "printed.csv", each.table.id)
         expected = sum(line["kind"] != "quoted" for line in lines)
         if each.table.figure:
             expected = 0
@@ -77,7 +77,7 @@ def small(tmp_path_factory) -> dict[str, str]:
     folder = small_folder(tmp_path_factory.mktemp("small"))
     runs = [one | {"id": f"a{i}"} for i, one in enumerate(recorded(folder / "runs.jsonl"))]
     records = Records(write_records(folder / "runs.jsonl", runs))
-    each = results.read(read_tables(folder / "tables")[0], records)
+    each = results.read(read_tables(folder / "papers")[0], records)
     results.write_table(pages.Site(folder), each)
     return cards_of(folder / each.page)
 

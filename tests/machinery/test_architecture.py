@@ -14,7 +14,7 @@ FILES = ["common.py", "reproduce_tables.py", "requirements.txt", "requirements.l
          "README.md", "LICENSE", "CITATION.cff",
          "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"]
 METHOD_FILES = ["fedavg.py", "fedsr.py", "fedadg.py", "fedgala.py", "fedcir.py", "fdse.py"]
-FOLDERS = ["official", "baselines", "claims", "tables", "results", "tests", "docs", "bench", "plumbing",
+FOLDERS = ["official", "baselines", "papers", "results", "tests", "docs", "bench", "plumbing",
            "reproduce", "deploy"]
 
 OF_PAPERS = ["fdse", "fedsr", "fedadg", "fedgala"]  # those with a file in official/

@@ -8,9 +8,9 @@ import tarfile
 import types
 import zipfile
 
-from plumbing import archives
-from plumbing.archives import MIB, ImageFiles, download, find_archives
-from plumbing.catalog import FOLDERS
+from plumbing.data import archives
+from plumbing.data.archives import MIB, ImageFiles, download, find_archives
+from plumbing.data.catalog import FOLDERS
 
 import pytest
 

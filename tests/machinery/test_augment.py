@@ -2,8 +2,8 @@
 
 import math
 
-import plumbing.augment
-from plumbing.augment import (AUGMENTATIONS, Augmentation, augment, draw)
+import plumbing.data.augment
+from plumbing.data.augment import AUGMENTATIONS, Augmentation, augment, draw
 
 import pytest
 import torch
@@ -92,9 +92,9 @@ def test_range_survives_extreme_pixels(how, value):
 @pytest.mark.parametrize("piece", [5000, 10 ** 9])
 def test_pieces_change_nothing(monkeypatch, piece):
     """On a CPU a batch is augmented in pieces, on a GPU at once."""
-    monkeypatch.setattr(plumbing.augment, "PIECE", 1)
+    monkeypatch.setattr(plumbing.data.augment, "PIECE", 1)
     one_by_one = seeded(2, images(10), EVERYTHING)
-    monkeypatch.setattr(plumbing.augment, "PIECE", piece)
+    monkeypatch.setattr(plumbing.data.augment, "PIECE", piece)
     close(seeded(2, images(10), EVERYTHING), one_by_one, 1e-6)
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import common
 import reproduce_tables
 from bench import bench
-from plumbing.errors import one_line_on_failure
-from plumbing.settings import flag_of
+from plumbing.run.errors import one_line_on_failure
+from plumbing.run.settings import flag_of
 from reproduce import benchmark, compare, predict
 from reproduce.measures import command as measures
 from tests.conftest import MODULES, PROGRAMS, ROOT, fails, one_run, run_all, run_here, saved_in

@@ -60,7 +60,7 @@ def test_all_at_once_at_tiny_scale(tmp_path):
     one recorded. No more than eight files come out."""
     two_tables(tmp_path)
     flags = ["--device", "cpu", "--jobs", 2, "--only", "f*-91", "--seconds"]
-    tables = ["--", "--tables", tmp_path / "tables"]
+    tables = ["--", "--papers", tmp_path / "papers"]
     done = all_at_once(tmp_path / "out", *flags, 400, *tables)
     summary = (tmp_path / "out" / "summary.txt").read_text().splitlines()
     assert done.stdout.splitlines() == summary, done.stderr

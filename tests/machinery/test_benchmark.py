@@ -4,8 +4,8 @@ import csv
 
 import common
 import fedavg
-from plumbing.catalog import DatasetName
-from plumbing.errors import UserError
+from plumbing.data.catalog import DatasetName
+from plumbing.run.errors import UserError
 from reproduce import benchmark
 from reproduce.benchmark_pages import headline, settings_words
 from tests.conftest import fails

@@ -105,7 +105,7 @@ def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
 
 def test_a_run_that_tables_share_is_missing_once(tmp_path):
     two_tables(tmp_path)
-    tables = read_tables(tmp_path / "tables")
+    tables = read_tables(tmp_path / "papers")
     runs = missing(tables, Records(tmp_path / "none.jsonl"), "smoke", [0, 1])
     needed_by = {one.run.command: one.tables for one in runs}
     assert len(runs) == 6 == len(needed_by)

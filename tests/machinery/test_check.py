@@ -110,7 +110,7 @@ def test_one_run_of_each_setting_and_a_sample_of_all_methods():
 
 
 def test_only_the_records_behind_a_table_or_a_claim(folder):
-    tables, papers, records = read_tables(folder / "tables"), read_claims(), Records(folder / "runs.jsonl")
+    tables, papers, records = read_tables(folder / "papers"), read_claims(), Records(folder / "runs.jsonl")
     found = records_behind(tables, [], {"fdse-9"}, tables, records)
     assert {(one["method"], one["args"].get("lambda_")) for one in found} == {("fedavg", None), ("fdse", 0.0)}
     every = Records(RUNS)

@@ -174,7 +174,7 @@ def test_what_a_claim_lacks(tmp_path):
 
 
 def test_a_claims_file_names_what_it_has():
-    content = tomllib.loads((ROOT / "claims" / "fdse.toml").read_text())
+    content = tomllib.loads((ROOT / "papers" / "fdse" / "claims.toml").read_text())
     content["claims"][0]["methods"] = ["FDSE", "FedX"]
     with pytest.raises(ValueError, match="fdse-all names a method"):
         read_paper("fdse", content)
@@ -282,7 +282,7 @@ def test_another_claims_runs_change_no_answer(tmp_path):
 
 def test_the_rule_is_older_than_what_it_judges():
     """Its commit has the date that the pages name."""
-    words = ["git", "-C", str(ROOT), "log", "--diff-filter=A", "--format=%cI", "--", "claims/RULE.md"]
+    words = ["git", "-C", str(ROOT), "log", "--diff-filter=A", "--format=%cI", "--", "papers/RULE.md"]
     dates = subprocess.run(words, capture_output=True, text=True).stdout.split()
     if not dates:
         pytest.skip("this is no git checkout, or one without a history")
@@ -291,7 +291,7 @@ def test_the_rule_is_older_than_what_it_judges():
 
 def test_no_number_is_typed_into_the_words():
     """Gains and levels come from the templates; settings of a run may stand there."""
-    for path in (ROOT / "claims").glob("*.toml"):
+    for path in (ROOT / "papers").glob("*/claims.toml"):
         for line in path.read_text().splitlines():
             if line.startswith(("    \"", "idea", "says", "why")):
                 words = re.sub(r"\{\{.*?\}\}", "", line)

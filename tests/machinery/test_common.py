@@ -6,7 +6,7 @@ import hashlib
 
 import common
 from baselines import local
-from plumbing import mnist
+from plumbing.data import mnist
 from tests.conftest import parsed, stops
 
 import numpy as np

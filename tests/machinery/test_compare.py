@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from plumbing.files import write_json
+from plumbing.run.files import write_json
 from reproduce import compare
 from reproduce.drawing import new_panel
 from tests.conftest import fails, read_json

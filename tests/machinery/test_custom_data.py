@@ -1,8 +1,8 @@
 """Data of one's own, --dataset FILE.py: tables, a torch Dataset, and text as token ids."""
 
 import common
-from plumbing.errors import UserError
-from plumbing.domains import Domain, in_memory, scaled
+from plumbing.data.domains import Domain, in_memory, scaled
+from plumbing.run.errors import UserError
 from reproduce.loading import load_run
 from tests.conftest import parsed, run_here
 from tests.docs.test_own_page import FILES

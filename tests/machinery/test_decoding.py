@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from plumbing import decoding
-from plumbing.catalog import FOLDERS
+from plumbing.data import decoding
+from plumbing.data.catalog import FOLDERS
 
 from tests.conftest import stops
 from tests.own_images import write_images

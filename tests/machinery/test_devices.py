@@ -3,8 +3,8 @@
 import dataclasses
 import os
 
-from plumbing import devices
-from plumbing.settings import identity
+from plumbing.run import devices
+from plumbing.run.settings import identity
 from tests.conftest import parsed, start, stops
 
 import pytest

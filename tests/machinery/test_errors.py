@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from plumbing.errors import ending, out_of_memory
+from plumbing.run.errors import ending, out_of_memory
 
 import pytest
 import torch
@@ -33,13 +33,13 @@ def test_a_baseline_started_as_a_file_says_how():
 
 
 def test_a_library_that_is_missing_is_one_line():
-    program = "import plumbing.errors; import not_there"
+    program = "import plumbing.run.errors; import not_there"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert "the library not_there is missing: pip install it" in run.stderr
 
 
 def test_a_stderr_that_the_shell_has_closed_ends_nothing():
-    program = "import plumbing.errors, sys; print(sys.stderr.isatty())"
+    program = "import plumbing.run.errors, sys; print(sys.stderr.isatty())"
     words = ["sh", "-c", f"{sys.executable} -c '{program}' 2>&-"]
     assert subprocess.run(words, cwd=ROOT, text=True, stdout=subprocess.PIPE).stdout == "False\n"

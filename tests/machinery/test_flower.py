@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import common
 from common import UserError
-from plumbing.files import tensors_of
+from plumbing.run.files import tensors_of
 from tests.conftest import METHODS, metrics, one_run, parsed, run_here, saved_in, small_images
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
 from tests.methods.test_every_method import ALL, keeping, same_metrics

@@ -9,7 +9,7 @@ import os
 
 import torch
 from common import LinearArgs
-from plumbing.devices import choose_device
+from plumbing.run.devices import choose_device
 from reproduce.measures.finished import rebuilt
 from tests.conftest import METHODS, MODULES, TESTED, interrupted, metrics, one_run, run_here
 
@@ -72,7 +72,7 @@ def test_predictions_are_those_of_the_cpu(tmp_path, method, monkeypatch):
     logits = {}
     for device in (DEVICE, "cpu"):
         chosen = choose_device(device)
-        monkeypatch.setattr("plumbing.trained.choose_device", lambda _, chosen=chosen: chosen)
+        monkeypatch.setattr("plumbing.run.trained.choose_device", lambda _, chosen=chosen: chosen)
         fed = rebuilt(tmp_path, "last").federation
         network = fed.clients[0].model(fed.server.download(0)).eval()
         network.samples = 0  # of FedSR and FedCiR: z's mean, as a GPU draws other numbers

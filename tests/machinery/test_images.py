@@ -4,7 +4,7 @@ import http.server
 import os
 import threading
 
-from plumbing.archives import download
+from plumbing.data.archives import download
 from tests.conftest import stops, to_rgb
 
 import numpy as np

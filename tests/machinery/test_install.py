@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from plumbing import provenance
+from plumbing.run import provenance
 from tests.conftest import ROOT, read_json, write_files
 from tests.machinery.test_architecture import METHOD_FILES, tracked
 
@@ -32,15 +32,23 @@ def test_all_code_that_a_run_needs_is_in_the_package():
     """And the files that it reads beside it."""
     modules = {f"{name}.py" for name in PACKAGED["py-modules"]}
     assert modules == {*METHOD_FILES, "common.py", "reproduce_tables.py"}
-    assert {*PACKAGED["py-modules"], *PACKAGED["packages"]} - {"reproduce.measures"} == {*provenance.NAMES}
+    tops = {name for name in PACKAGED["packages"] if "." not in name}
+    assert {*PACKAGED["py-modules"], *tops} == {*provenance.NAMES}
     folders = {name.replace(".", "/") for name in PACKAGED["packages"]}
     floors = ("plumbing", "reproduce", "baselines", "official", "deploy")
     files = [path for path in tracked() if path.startswith(tuple(f"{floor}/" for floor in floors))]
     assert {path.rpartition("/")[0] for path in files if path.endswith(".py")} == folders
-    beside = {path for path in files if not path.endswith(".py")}
+    beside = {path for path in files if not path.endswith((".py", ".jinja"))}
     for_the_clone = {"deploy/README.md", "deploy/app/pyproject.toml"}
-    assert beside - for_the_clone == {"plumbing/catalog.toml", "plumbing/scales.toml",
-                                      "plumbing/rotated_mnist_indices.csv"}
+    assert beside - for_the_clone == {"plumbing/data/catalog.toml", "plumbing/run/scales.toml",
+                                      "plumbing/data/rotated_mnist_indices.csv"}
+
+
+def test_every_module_that_makes_a_number_is_in_the_hash():
+    """All of plumbing/, whatever its folder."""
+    hashed = {str(path.relative_to(ROOT)) for path in provenance.files_of(ROOT / "fdse.py")}
+    below = {path for path in tracked() if path.startswith("plumbing/") and path.endswith((".py", ".csv"))}
+    assert hashed == below | {"common.py", "fdse.py"} and len(below) > 20
 
 
 def test_the_lock_has_every_requirement_with_a_hash():
@@ -83,13 +91,14 @@ def test_the_commit_is_not_that_of_another_repository(tmp_path, monkeypatch):
 def test_beside_other_libraries_only_this_package_makes_the_numbers(tmp_path, monkeypatch):
     """Where pip has installed it. The folder of a method of one's own counts; what is no Python does not."""
     site, mine = tmp_path / "site", tmp_path / "mine"
-    write_files(site, {"common.py": "import plumbing.seeding", "plumbing/seeding.py": "import torch.nn",
+    write_files(site, {"common.py": "import plumbing.run.seeding",
+                       "plumbing/run/seeding.py": "import torch.nn",
                        "fedavg.py": "import common, torch.nn, tests.helpers", "torch/nn.py": "",
                        "tests/helpers.py": "", "broken.py": ""})
     write_files(mine, {"mine.py": "import fedavg, helper, torch.nn, broken", "helper.py": "",
                        "broken.py": "no Python\0"})
     monkeypatch.setattr(provenance, "ROOT", site)
-    package = [site / "common.py", site / "fedavg.py", site / "plumbing/seeding.py"]
+    package = [site / "common.py", site / "fedavg.py", site / "plumbing/run/seeding.py"]
     assert provenance.files_of(site / "fedavg.py") == package
     assert provenance.files_of(mine / "mine.py") == [mine / "helper.py", mine / "mine.py", *package]
 

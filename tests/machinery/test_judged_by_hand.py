@@ -3,7 +3,7 @@ precision inside a network."""
 
 from types import SimpleNamespace
 
-from plumbing.several import columns_of
+from plumbing.run.several import columns_of
 from reproduce import benchmark
 from reproduce.benchmark_pages import (accuracy_rows, cell, compared, contrast_words, distinct,
                                        megabytes, untrained_words, verdict)

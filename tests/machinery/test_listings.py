@@ -5,8 +5,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from plumbing.catalog import FOLDERS
-from plumbing.decoding import open_images
+from plumbing.data.catalog import FOLDERS
+from plumbing.data.decoding import open_images
 
 from tests.conftest import stops, write_files
 from tests.small_datasets import (Images, check, expect, load, names_in, picture, pictures, refused, vlcs,

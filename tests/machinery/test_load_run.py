@@ -7,8 +7,8 @@ import shutil
 import common
 from reproduce import compare, loading
 from reproduce.benchmark import entry_of
-from plumbing.errors import UserError
-from plumbing.files import load_file
+from plumbing.run.errors import UserError
+from plumbing.run.files import load_file
 from tests.conftest import ROOT, interrupted, read_json, run_here, saved_in, stops
 from tests.finished_runs import unlabelled_runs
 from tests.three_clients import same

@@ -5,7 +5,7 @@ import dataclasses
 import common
 import fdse
 from common import batches, flatten, load, seed_all
-from plumbing.runfolder import read_history
+from plumbing.run.runfolder import read_history
 from reproduce.measures.command import main
 from reproduce.measures.finished import finished, labels_of, numbers_of, rebuilt
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops

@@ -2,7 +2,7 @@
 
 
 import common
-from plumbing.mixing import client_shares, dealt
+from plumbing.data.mixing import client_shares, dealt
 from tests.conftest import one_run, parsed, run_here
 from tests.machinery.test_common import LODO, federated
 

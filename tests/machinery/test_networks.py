@@ -5,8 +5,8 @@ from unittest import mock
 
 import common
 import fdse
-from plumbing import networks
-from plumbing.settings import identity
+from plumbing.run import networks
+from plumbing.run.settings import identity
 from reproduce import loading
 from tests.conftest import MODULES, fails, one_run, parsed, run_here, stops
 from tests.own_images import write_images

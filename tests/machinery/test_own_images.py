@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import common
-from plumbing.catalog import named
-from plumbing.runfolder import folder_of
+from plumbing.data.catalog import named
+from plumbing.run.runfolder import folder_of
 from reproduce import predict
 from tests import small_datasets
 from tests.conftest import ROOT, fails, parsed, run_all, stops, to_rgb, write_files

@@ -2,7 +2,7 @@
 
 import json
 
-from plumbing.payloads import agreed, check_answer, check_told, checked_numbers, expected_layout, layout
+from plumbing.run.payloads import agreed, check_answer, check_told, checked_numbers, expected_layout, layout
 from tests.conftest import parsed, stops
 
 import pytest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import common
 from baselines.local import Ensemble
-from plumbing.errors import printable
+from plumbing.run.errors import printable
 from reproduce import predict
 from reproduce.loading import load_run
 from tests.conftest import run_here, stops, write_files

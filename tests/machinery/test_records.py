@@ -3,7 +3,7 @@
 
 import reproduce.records
 from common import open_dataset
-from plumbing.settings import identity
+from plumbing.run.settings import identity
 from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, moved, setting_of
@@ -115,7 +115,7 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
     records = Records(path)
     assert not records.every and not records.by_work
     assert len(records.damaged) == 1 and "line 1 is skipped" in records.damaged[0]
-    assert len(missing(read_tables(tmp_path / "tables"), records, "paper", [0])) == 3
+    assert len(missing(read_tables(tmp_path / "papers"), records, "paper", [0])) == 3
 
 
 def test_digests_of_older_records(tmp_path):

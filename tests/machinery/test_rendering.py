@@ -23,12 +23,12 @@ GOLDEN = ROOT / "tests" / "golden"
 def test_rendering_against_the_golden_file(tmp_path):
     """Also of a record of a copy without git."""
     path = small_folder(tmp_path) / "runs.jsonl"
-    text = render(read_tables(tmp_path / "tables"), Records(path), tmp_path)
+    text = render(read_tables(tmp_path / "papers"), Records(path), tmp_path)
     assert (tmp_path / "tables" / "fdse-9.md").read_text() == (GOLDEN / "fdse-9.md").read_text()
     assert (tmp_path / "results.csv").read_text() == (GOLDEN / "results.csv").read_text()
     assert "A small table" in text and "5 recorded runs" in (tmp_path / "README.md").read_text()
     path.write_text(path.read_text().replace('"0123456789abcdef"', "null"))
-    render(read_tables(tmp_path / "tables"), Records(path), tmp_path)
+    render(read_tables(tmp_path / "papers"), Records(path), tmp_path)
     assert ",unknown," in (tmp_path / "results.csv").read_text()
 
 
@@ -60,7 +60,7 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
     small_folder(tmp_path)
     (tmp_path / "README.md").write_bytes(b"my own notes \xff")
     monkeypatch.chdir(tmp_path)
-    flags = ["--tables", "tables", "--records", "runs.jsonl", "--out"]
+    flags = ["--papers", "papers", "--records", "runs.jsonl", "--out"]
     with pytest.raises(SystemExit) as end:
         reproduce_tables.main([*flags, "results"])
     assert not end.value.code and "A small table" in capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_the_results_are_those_of_the_records(tmp_path, monkeypatch):
     emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text())
     (tmp_path / "README.md").write_text(emptied)
     tables = read_tables()
-    read_reported(ROOT / "tables", tables)
+    read_reported(ROOT / "papers", tables)
     render(tables, Records(RUNS), results, True, read_claims())
     written = [path for path in tmp_path.rglob("*.*") if path.suffix != ".png"]
     assert len(written) > 30
@@ -97,9 +97,9 @@ def test_a_number_beside_no_cell_is_refused(tmp_path):
     small_folder(tmp_path)
     for method, column in (("FedAvg", "NONE"), ("FDSE without C", "AVG")):
         line = f"fdse-9,digits,{method},{column},91.5,,,a,b,no"
-        (tmp_path / "tables/published/elsewhere.csv").write_text("\n".join([",".join(HEAD), line]) + "\n")
-        stops(f"no cell fdse-9, digits, {method}, {column} is in tables/", read_reported,
-              tmp_path / "tables", read_tables(tmp_path / "tables"), code=2)
+        (tmp_path / "papers/elsewhere.csv").write_text("\n".join([",".join(HEAD), line]) + "\n")
+        stops(f"no cell fdse-9, digits, {method}, {column} is in papers/", read_reported,
+              tmp_path / "papers", read_tables(tmp_path / "papers"), code=2)
 
 
 BY_ID = {table.id: table for table in read_tables() if table.figure}

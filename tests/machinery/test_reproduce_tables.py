@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import common
 import reproduce_tables
-from plumbing.files import locked
+from plumbing.run.files import locked
 from reproduce import plan
 from reproduce.cells import Missing, missing
 from reproduce.methods import arguments
@@ -73,7 +73,7 @@ def test_two_runners_killed_at_random_moments(tmp_path):
 def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
     """Within 5 s, though only a part of the runs can end; later to the bytes of an undisturbed run."""
     flags, setting = two_tables(tmp_path, with_failing=False), "--rounds 24 --epochs 1"
-    table = tmp_path / "tables" / "fdse-91.toml"
+    table = tmp_path / "papers/fdse/tables/fdse-91.toml"
     table.write_text(table.read_text().replace('"digits"', f'"digits"\nflags = "{setting}"'))
     flags[flags.index("smoke")] = "paper"
     folders = {}
@@ -190,11 +190,11 @@ def test_without_labels_the_last_round_alone_is_evaluated(how, evaluated):
 def test_a_run_has_the_whole_curve_if_one_of_its_tables_asks_for_it(tmp_path):
     """A record without it is none for the table with the curve: the run is made again from the start."""
     write_table(tmp_path, "fdse-9", TABLE, PUBLISHED)
-    write_table(tmp_path, "fedsr-9", FEDSR, FEDSR_PUBLISHED)
+    write_table(tmp_path, "fedsr-91", FEDSR, FEDSR_PUBLISHED)
     records = Records(tmp_path / "runs.jsonl")
     todo = [one.run for one in missing(read_tables(tmp_path), records, "paper", [0])]
     assert all(run.command.endswith("--test-rounds best") for run in todo)
-    (tmp_path / "fdse-91.toml").write_text(CURVE)
+    (tmp_path / "fdse" / "tables" / "fdse-91.toml").write_text(CURVE)
     todo = {one.run.words[0]: one.run for one in missing(read_tables(tmp_path), records, "paper", [0])}
     assert todo["fdse.py"].curve and "--test-rounds" not in todo["fdse.py"].command
     curve = {"round": [10, 20], "val": [0.5, 0.5], "ALL": [0.5, None]}

@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from plumbing.results import untrained
+from plumbing.run.results import untrained
 from reproduce.records import Records
 from tests.conftest import ROOT, RUNS, one_run, parsed, run_all, small_images
 from tests.small_table import recorded

@@ -9,7 +9,7 @@ import re
 import time
 
 import common
-from plumbing.catalog import named
+from plumbing.data.catalog import named
 from tests.conftest import fails, metrics, read_json, saved_in
 from tests.recording import SIZES, by_hand, numbers_of, recording, settings_of, write_data
 

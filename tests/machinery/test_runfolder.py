@@ -12,12 +12,12 @@ from unittest import mock
 
 import common
 import fedavg
-from plumbing import errors, results, runfolder, settings
-from plumbing.files import locked, write_json
-from plumbing.provenance import code
-from plumbing.results import command
-from plumbing.runfolder import Run, numbers_in
-from plumbing.settings import identity
+from plumbing.run import errors, results, runfolder, settings
+from plumbing.run.files import locked, write_json
+from plumbing.run.provenance import code
+from plumbing.run.results import command
+from plumbing.run.runfolder import Run, numbers_in
+from plumbing.run.settings import identity
 from tests.conftest import fails, interrupted, metrics, parsed, read_json, run_all, run_here, saved_in
 from tests.small_table import recorded
 
@@ -380,7 +380,7 @@ def test_a_script_of_ones_own_is_a_method_of_its_own(tmp_path, monkeypatch, caps
     assert result["method"] == result["args"]["method"] == "mine"
     assert capsys.readouterr().out.startswith("mine on digits")
     files = {*result["code"][0]["files"]}
-    assert {"common.py", "fedavg.py", "plumbing/augment.py"} < files
+    assert {"common.py", "fedavg.py", "plumbing/data/augment.py"} < files
     assert any(name.endswith("mine.py") for name in files)
     assert not {"fdse.py", "reproduce_tables.py"} & files
 

@@ -2,8 +2,8 @@
 
 import common
 import fedavg
-from plumbing.results import summary
-from plumbing.scores import scores
+from plumbing.run.results import summary
+from plumbing.run.scores import scores
 from reproduce.measures.finished import rebuilt
 from tests.conftest import fails, metrics, parsed, run_here, saved_in, stops
 

@@ -17,14 +17,14 @@ import fedcir
 import fedsr
 import reproduce_tables
 from plumbing import schedules
-from plumbing.settings import Args, LinearArgs, flag_of, method_name, parse
+from plumbing.run.settings import Args, LinearArgs, flag_of, method_name, parse
 from tests.conftest import METHODS, MODULES, PROGRAMS, ROOT, fails, parsed
 from tests.settings_table import FILE, HEADS, rows
 
 import pytest
 import torch
 
-SOURCES = [ROOT / "common.py", *(ROOT / "plumbing").glob("*.py")]
+SOURCES = [ROOT / "common.py", *(ROOT / "plumbing").rglob("*.py")]
 
 
 def names(cls: type[Args]) -> list[str]:

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 
 import common
-from plumbing import several
+from plumbing.run import several
 from tests.conftest import parsed, read_json, run_all, same_metrics
 from tests.recording import recording, write_data
 

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import common
-from plumbing.splits import PARTS, parts_by_class
+from plumbing.data.splits import PARTS, parts_by_class
 from tests.conftest import fails, members_of, parsed, run_all
 from tests.own_images import FLAGS, write_images
 

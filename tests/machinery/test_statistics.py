@@ -1,7 +1,7 @@
 """What is said of several seeds, by hand. Paired differences: test_claims.py, test_judged_by_hand.py."""
 
-from plumbing.several import means_over_columns
-from reproduce.statistics import welch
+from plumbing.run.several import means_over_columns
+from reproduce.intervals import welch
 
 import pytest
 from scipy import stats

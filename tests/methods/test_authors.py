@@ -11,7 +11,7 @@ from baselines import (ditto, fedbn, feddg_ga, feddyn, fedema, fedfa, fedgen, fe
                        moon, scaffold)
 from fedcir import ModelAndGenerator
 from fedgala import Learner
-from plumbing.runfolder import copied
+from plumbing.run.runfolder import copied
 from tests.conftest import ROOT, parsed, read_json
 from tests.three_clients import one_round
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import common
 from reproduce import loading
-from plumbing.files import tensors_of
-from plumbing.runfolder import Run
+from plumbing.run.files import tensors_of
+from plumbing.run.runfolder import Run
 from tests.conftest import (LINEAR, METHODS, OFFICIAL, TESTED, members_of, metrics, parsed, read_json,
                             run_all, run_here, same_metrics)
 from tests.finished_runs import once

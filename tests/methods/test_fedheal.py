@@ -3,7 +3,7 @@ is FedAvg."""
 
 import common
 from baselines import fedheal
-from plumbing.runfolder import copied
+from plumbing.run.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import in_double
 

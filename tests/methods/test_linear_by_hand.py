@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import common
 import fedgala
-from plumbing import linear
+from plumbing.run import linear
 from tests.conftest import metrics, parsed, saved_in
 from tests.plain_torch import (adam_step, batch_norm_at_rest as bn, body_in_evaluation, in_double,
                                linear as product)

@@ -4,7 +4,7 @@ import dataclasses
 
 import common
 from baselines import local
-from plumbing.runfolder import copied
+from plumbing.run.runfolder import copied
 from tests.conftest import parsed
 from tests.three_clients import FLAGS, federation, one_round, same
 

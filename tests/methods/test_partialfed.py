@@ -2,7 +2,7 @@
 
 import common
 from baselines import partialfed
-from plumbing.runfolder import copied
+from plumbing.run.runfolder import copied
 from tests.conftest import parsed
 from tests.plain_torch import adam_step, body_of_smallcnn_bn, in_double, leaves_of, linear, log_probability
 from tests.three_clients import (FLAGS, ROUNDS, Beside, assert_near, federation, mean, shares_of,

@@ -31,8 +31,9 @@ class Mutation:
 
 
 def file_of(name: str) -> str:
-    """The file of a list: fdse -> fdse.py, fedema -> baselines/fedema.py, augment -> plumbing/augment.py."""
-    places = [f"{folder}{name}.py" for folder in ("", "baselines/", "plumbing/", "reproduce/", "deploy/")]
+    """The file of a list: fdse -> fdse.py, fedema -> baselines/fedema.py, augment -> plumbing/data/."""
+    folders = ("", "baselines/", "plumbing/data/", "plumbing/run/", "reproduce/", "deploy/")
+    places = [f"{folder}{name}.py" for folder in folders]
     return next(place for place in places if (ROOT / place).exists())
 
 

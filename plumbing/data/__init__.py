@@ -1,0 +1,1 @@
+"""From a name of a dataset to images: catalogue, archives, listings, decoding, splits, augmentation."""

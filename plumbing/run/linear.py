@@ -1,0 +1,71 @@
+"""The linear evaluation of a representation (FedGaLA, Sec. 4 and App. B.3): a linear classifier is fitted to
+a share of the target's labels, on the frozen network's z, and tested on the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from plumbing.run.errors import UserError
+from plumbing.run.seeding import seed_all
+from plumbing.run.settings import LinearArgs, ratios
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import update_bn
+
+
+@torch.no_grad()
+def batch_statistics(model: nn.Module, batches: Iterable) -> dict[str, Tensor]:
+    """The statistics of batch normalization, plain means over the batches, in a network that stands still."""
+    update_bn(batches, model)
+    return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}
+
+
+def accuracies(z: Tensor, y: Tensor, classes: int, args: LinearArgs, seed: int,
+               view: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+    """For each share of labels, as text, the accuracy on the rest; z [N, D], y [N]. With `view`, which gives
+    z of a new view of the images in some rows, the classifier is fitted to these."""
+    by_ratio = {}
+    for ratio in ratios(args.label_ratio):
+        rows, rest = stratified(y, ratio, seed=seed)
+        seed_all(seed, "linear views", ratio)  # the same views in each evaluation
+        layer = fit_linear(z[rows], y[rows], classes, seed, lr=args.linear_lr, epochs=args.linear_epochs,
+                           batch=args.linear_batch, view=view, rows=rows)
+        with torch.no_grad():
+            by_ratio[str(ratio)] = float((layer(z[rest]).argmax(1) == y[rest]).double().mean())
+    return by_ratio
+
+
+def stratified(labels: Tensor, ratio: float, name: str = "the target",
+               seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows to fit and rows to test: of each class a share `ratio`, rounded, at least one image, for the fit;
+    labels [N]. A smaller share is part of a larger one."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for c in labels.unique():
+        rows = order[labels[order] == c]
+        chosen[rows[:max(1, round(ratio * len(rows)))]] = True
+    if chosen.all():
+        raise UserError(f"{name} has {len(labels)} images, none of which is left to test with {ratio:g} of "
+                        "the labels: lower --label-ratio, or raise --limit", 2)
+    return chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]
+
+
+def fit_linear(z: Tensor, y: Tensor, classes: int, seed: int, *, lr: float, epochs: int, batch: int,
+               view: Callable[[Tensor], Tensor] | None = None, rows: Tensor | None = None) -> nn.Linear:
+    """`epochs` epochs of Adam and cross-entropy on features z [n, D] and labels y [n], in batches of a new
+    order each. With `view` a batch's features are those of new views of its images, whose `rows` are [n]."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(z.shape[1], classes)
+    with torch.no_grad():  # nn.Linear's own distribution, from this generator
+        for p in layer.parameters():
+            p.uniform_(-z.shape[1] ** -0.5, z.shape[1] ** -0.5, generator=generator)
+    opt = torch.optim.Adam(layer.parameters(), lr=lr, fused=True)
+    for _ in range(epochs):
+        for i in torch.randperm(len(z), generator=generator).split(batch):
+            features = view(rows[i]) if view else z[i]
+            opt.zero_grad()
+            cross_entropy(layer(features), y[i]).backward()
+            opt.step()
+    return layer

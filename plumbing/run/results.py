@@ -1,0 +1,299 @@
+"""A finished run's result: what result.json says, its summary in a line, the record of it, and its curves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from plumbing.data.catalog import named
+from plumbing.run.errors import UserError
+from plumbing.run.files import lock_of, locked, output_file, write_whole
+from plumbing.run.settings import Args, flag_with
+
+import numpy as np
+import torch
+
+
+# The files of a run's folder.
+FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
+         "curves.png")
+NAMED = 10  # clients in curves.png that have a colour and a name, at most
+RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
+          "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
+
+
+def best_of(history: list[dict]) -> dict:
+    """Round and validation score of the best round, the first of equals; round 0 if none was validated."""
+    best = {"round": 0, "val": -1.0}
+    for entry in history:
+        if "val" in entry and score_of(entry) > best["val"]:
+            best = {"round": entry["round"], "val": score_of(entry)}
+    return best
+
+
+def score_of(entry: dict) -> float:
+    """What chooses the best round: the accuracy on all validation images, or what --metric says."""
+    return entry["val"].get("metric", entry["val"]["ALL"])
+
+
+def result_of(args: Args, key: dict, history: list[dict]) -> dict:
+    """What result.json says of the rounds in `history`. `key`: the run's identity."""
+    return {"id": id_of(key), "method": key["method"], "args": key, "command": command(args),
+            **numbers_of(args.protocol, history),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def numbers_of(protocol: str, history: list[dict]) -> dict:
+    """Accuracies, curves and bytes of the rounds in `history`."""
+    evaluated = [entry for entry in history if "val" in entry or "linear" in entry]
+    last = evaluated[-1]
+    best, logged = last, history
+    if protocol != "linear":  # without labels there is no best round
+        best_round = best_of(history)["round"]
+        best = next(entry for entry in evaluated if entry["round"] == best_round)
+        logged = evaluated  # the rounds of the curve alone
+    result = {"best": outcome(best), "last": outcome(last), "curve": curves(evaluated),
+             "logs": mean_logs(logged)}
+    if "start" in history[0]:
+        result["start"] = history[0]["start"]
+    result["bytes"] = {}
+    logs = [log for entry in history for log in entry["clients"].values()]
+    for direction in ("up", "down"):
+        total = sum(log[f"bytes_{direction}"] for log in logs)
+        result["bytes"][direction] = total
+        result["bytes"][f"{direction}_per_round"] = total / len(history)
+    return result
+
+
+def check_result(result: dict) -> None:
+    """ValueError if a result or a record lacks something."""
+    for name, kind in RESULT.items():
+        if not isinstance(result.get(name), kind):
+            raise ValueError(f"{name}: missing")
+    if not result["curve"].get("round"):
+        raise ValueError("curve: no rounds")
+
+
+def id_of(key: dict, size: int = 8) -> str:
+    """A run's id, by its identity; of 4 bytes in the names of folders."""
+    return hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=size).hexdigest()
+
+
+def outcome(entry: dict) -> dict:
+    """The accuracies of a round, as result.json has them."""
+    if "linear" in entry:
+        return {"round": entry["round"], "target": entry["target"], "linear": entry["linear"]}
+    numbers = {"round": entry["round"], "val": entry["val"]["ALL"], **entry.get("test", {})}
+    if "metric" in entry["val"]:
+        numbers["metric"] = entry["val"]["metric"]
+    if "target" in entry:
+        numbers["target"] = entry["target"]
+    return numbers
+
+
+def curves(evaluated: list[dict]) -> dict[str, list]:
+    """The accuracies of each round: validation, test ALL and AVG, and the target if there is one; of linear
+    classifiers each target and share of labels. None where the test parts were not evaluated."""
+    accuracies = []
+    for entry in evaluated:
+        of_round = {}
+        for name, of_target in entry.get("linear", {}).items():
+            of_round |= {f"{name} {ratio}": accuracy for ratio, accuracy in of_target.items()}
+        accuracies.append(of_round | outcome(entry))
+    curve_of = {"round": [entry["round"] for entry in evaluated]}
+    for name in accuracies[-1]:
+        if name not in ("round", "clients", "linear"):
+            values = [of_round.get(name) for of_round in accuracies]
+            curve_of[name] = [None if value is None else round(value, 5) for value in values]
+    return curve_of
+
+
+def mean_logs(history: list[dict]) -> dict[str, list]:
+    """What the clients log, such as the share of discarded gradients: for each round the mean over the
+    clients that logged it, or None."""
+    names, means = {name for entry in history for log in entry["clients"].values() for name in log}, {}
+    for name in sorted(names - {"bytes_up", "bytes_down"}):
+        means[name] = []
+        for entry in history:
+            values = [log[name] for log in entry["clients"].values() if name in log]
+            means[name].append(round(float(np.mean(values)), 5) if values else None)
+    return means
+
+
+def summary(result: dict) -> str:
+    """One line: the model of the best validation round, and the cost."""
+    best, last, seconds = result["best"], result["last"], result["seconds"]
+    if "linear" in last:
+        accuracies = f"last round, linear classifier: {in_words_of_linear(last['linear'])}"
+        if "start" in result:
+            accuracies += f"; untrained: {in_words_of_linear(result['start']['linear'])}"
+    else:
+        chosen = f" ({result['args']['metric']} {best['metric']:.3f})" if "metric" in best else ""
+        accuracies = (f"best validation round {best['round']}{chosen}: {in_words(best)}; last round: "
+                      f"{in_words(last)}")
+    return (f"{accuracies}; {seconds['train']:.0f} s training, {seconds['server']:.0f} s server, "
+            f"{seconds['evaluate']:.0f} s evaluation, {result['images_per_second']:.0f} images/s, "
+            f"{result['peak_memory_mib']} MiB")
+
+
+def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
+    """A line if the tested accuracy is within the 95% binomial interval of chance, or below it, or if so few
+    images are tested that any accuracy would be; else nothing.
+    Chance is the share of the largest class, which a network without a clue may always name. With another
+    --metric the accuracy is not what counts: then nothing too."""
+    if args.protocol == "linear" or args.metric != "accuracy":
+        return ""
+    from scipy.special import bdtrc
+    name = "target" if "target" in best else "ALL"
+    n, largest = sum(of_classes), max(of_classes)
+    hits = round(best[name] * n)
+    if bdtrc(n - 1, n, largest / n) >= 0.025:
+        return f"{n} tested images are too few to tell {name} from chance ({100 * largest / n:.2f}%)"
+    if bdtrc(hits - 1, n, largest / n) < 0.025:  # the probability that chance has as many hits, or more
+        return ""
+    why = f"look at --lr {args.lr:g} and at the loss"
+    if args.scale == "smoke":
+        why = "--scale smoke only shows that a method runs"
+    elif args.rounds < 10:
+        why = f"--rounds {args.rounds} may be too few, or --lr {args.lr:g} does not fit"
+    return (f"untrained: {name} {100 * best[name]:.2f}% of {n} images is no better than chance "
+            f"({100 * largest / n:.2f}%, the largest class); {why}")
+
+
+def in_words(outcome: dict) -> str:
+    """target 61.02%, ALL 95.48%, AVG 95.50%"""
+    names = [name for name in ("target", "ALL", "AVG") if name in outcome]
+    return ", ".join(f"{name} {100 * outcome[name]:.2f}%" for name in names)
+
+
+def in_words_of_linear(linear: dict[str, dict[str, float]]) -> str:
+    """d0 49.60% with 10% of the labels, d0 53.60% with 30% of the labels"""
+    return ", ".join(f"{name} {100 * accuracy:.2f}% with {100 * float(ratio):g}% of the labels"
+                     for name, of_ratios in linear.items() for ratio, accuracy in of_ratios.items())
+
+
+def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
+    """(tag, number) of each number in nested dicts: clients/amazon/loss, test/ALL."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from numbers_in(inner, f"{name}/{key}".strip("/"))
+    elif name not in ("round", "dropped", "untested"):
+        yield name, value
+
+
+def check_record_file(path: Path) -> None:
+    """Stop, before anything is trained, if `--record` is no file of records that can be added to, or has the
+    name of one that runs write."""
+    if path.resolve().name in FILES:
+        raise UserError(f"--record {path} has the name of a file of runs: give another one", 2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    output_file(path, is_records)
+    with open(path, "ab"):
+        pass
+
+
+def is_records(start: bytes) -> bool:
+    """Whether a file begins with a record; a damaged line is passed over."""
+    for line in start.splitlines():
+        with contextlib.suppress(ValueError, AttributeError):
+            return {"id", "method", "args"} <= json.loads(line).keys()
+    return False
+
+
+def record(args: Args, result: dict) -> None:
+    """Append the result to `--record`, under a lock, unless the same run by the same code is there."""
+    if not args.record:
+        return
+    path = Path(args.record)
+    result = {name: value for name, value in result.items() if name != "measures"}  # it may have MiB
+    with locked(lock_of(path)), open(path, "a+b") as file:
+        file.seek(0)
+        content = file.read()
+        for line in content.splitlines():
+            with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+                there = json.loads(line)  # a damaged line is nobody's record
+                same = [there.get(name) == result.get(name) for name in ("id", "sha256", "curve")]
+                if all(same) and "trained_by" not in there:
+                    return
+        start = b"\n" if content and not content.endswith(b"\n") else b""
+        file.write(start + json.dumps(result).encode() + b"\n")
+
+
+def command(args: Args) -> str:
+    """The command of this process: the flags that can change a number, and what its bytes depend on and this
+    machine chose: precision and threads."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    start = ["python", Path(sys.argv[0]).name]
+    if spec and spec.name != "__main__":
+        start = ["python", "-m", spec.name]
+    flags = []
+    for f in dataclasses.fields(args):
+        if args.origins.get(f.name) == "flag" and f.metadata["numbers"] and f.name != "precision":
+            flags += flag_with(f.name, getattr(args, f.name))
+    flags += ["--precision", args.precision, "--threads", str(torch.get_num_threads())]
+    return shlex.join(start + flags)
+
+
+def no_formula(text: str) -> str:
+    """A text for a figure, in which what stands between two $ is no formula: a folder may be named so."""
+    return text.replace("$", r"\$")
+
+
+def empty_figure(size: tuple[float, float]):
+    """A figure, in inches. It needs no window."""
+    from matplotlib.figure import Figure
+    return Figure(figsize=size, layout="constrained")
+
+
+def draw_curves(path: Path, history: list[dict], method: str, args: Args) -> None:
+    """The accuracies and the clients' losses over the rounds. A client has one colour in both panels."""
+    lines, clients = {}, dict(history[-1].get("test", {}).get("clients", {}))
+    for entry in history:
+        clients |= entry["clients"]  # some of them, with --participation
+        for name, value in numbers_in(entry):
+            lines.setdefault(name, []).append((entry["round"], value))
+    figure = empty_figure((10, 3.6))
+    left, right = figure.subplots(1, 2)
+    legend = {}  # a line for each label
+    for name, look in looks([*clients], [*lines], args).items():
+        if name in lines:
+            rounds, values = zip(*lines[name])
+            panel, factor = (right, 1) if name.startswith("clients/") else (left, 100)
+            line, = panel.plot(rounds, [factor * value for value in values], **look)
+            legend[look["label"]] = line
+    measure = "accuracy" if args.metric == "accuracy" else f"accuracy, {args.metric}"
+    title = no_formula(f"{method}, {named(args.dataset).short}, {args.scale}")
+    left.set(xlabel="round", ylabel=f"{measure} (%)", title=title)
+    right.set(xlabel="round", ylabel="mean training loss", title="training")
+    for panel in (left, right):
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(legend.values(), legend, fontsize=7, loc="outside right upper")
+    write_whole(path, lambda file: figure.savefig(file, dpi=130, format="png"))
+
+
+def looks(clients: list[str], names: list[str], args: Args) -> dict[str, dict]:
+    """Colour, width and label of the lines in curves.png, by the names of their numbers; the last are on
+    top. Of many clients all have one colour."""
+    style_of = {}
+    for i, client in enumerate(clients):
+        look = {"color": f"C{i}", "label": no_formula(client), "linewidth": 0.8}
+        if len(clients) > NAMED:
+            look |= {"color": "0.7", "label": f"{len(clients)} clients"}
+        style_of[f"test/clients/{client}"] = style_of[f"clients/{client}/loss"] = look
+    for i, name in enumerate(names, len(clients)):
+        if name.startswith("linear/"):  # and the share of the labels
+            style_of[name] = {"color": f"C{i}", "label": no_formula(name.removeprefix("linear/"))}
+    style_of["val/ALL"] = {"color": "red", "linestyle": ":", "label": "validation ALL"}
+    style_of["val/metric"] = {"color": "red", "linestyle": "--", "label": f"validation {args.metric}"}
+    style_of["test/AVG"] = {"color": "black", "linestyle": "--", "label": "test AVG"}
+    style_of["test/ALL"] = {"color": "black", "linewidth": 2.2, "label": "test ALL"}
+    if args.protocol == "lodo":
+        style_of["target"] = {"color": "blue", "linewidth": 2.2, "label": f"target {no_formula(args.target)}"}
+    return style_of
