@@ -5,11 +5,13 @@ import re
 import shutil
 from pathlib import Path
 
-from docs import equations, results
-from docs.answers import by_claim, by_specification, read_answers
+from docs import equations
 from docs.equations import ROOT
 from docs.pages import NAV, ORDER, TEMPLATES, TITLES, Site, is_note, note_of, page_of, source_of
-from reproduce.claims import Answer
+from reproduce.claims import Answer, answers, read_claims
+from reproduce.claims_pages import gain_words, learned_words, sentence_of
+from reproduce.records import Records
+from reproduce.tables import read_tables
 
 
 def with_table(method: str) -> str:
@@ -58,17 +60,20 @@ def file_page(site: Site, source: Path) -> None:
     site.write(page, "file.html", re.match(r"# (.*)", text)[1], note=note, text=text, file=file)
 
 
+def read_answers() -> dict[str, list[Answer]]:
+    """{paper: its claims with what is measured of them}."""
+    papers = read_claims()
+    every = answers(papers, read_tables(), Records(ROOT / "results" / "runs.jsonl"))
+    return {paper.id: [answer for answer in every if answer.paper is paper] for paper in papers}
+
+
 def build(out: Path) -> None:
-    """Write the site: the methods' pages, the results', and what these link to."""
+    """Write the site: the methods' pages, and what these link to."""
     site, known = Site(out), read_answers()
-    for method, claims in known.items():
-        site.rows[f"results/claims/{method}.png"] = by_specification(claims[0])
-        site.rows["results/claims.png"] += by_claim(claims)
     for method in equations.METHODS:
         method_page(site, method, known.get(method, []))
     site.write(Path("index.html"), "index.html", "Federated domain generalization", titles=TITLES,
                answers=known, baselines=baselines(), sentence=equations.sentence(), table=equations.table)
-    results.build(site)
     for address in NAV | ORDER:
         site.add(Path(address).with_suffix(".md"))
     while site.waiting:
@@ -76,3 +81,7 @@ def build(out: Path) -> None:
         if str(page_of(source)) not in site.ids:
             file_page(site, source)
     site.finish()
+
+
+for function in (gain_words, learned_words, sentence_of):
+    TEMPLATES.globals[function.__name__] = function

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -62,8 +62,6 @@ def is_note(source: Path) -> bool:
 
 def page_of(source: Path) -> Path:
     """Where a file of the repository is in the site, both relative to their roots."""
-    if source.parent == Path("results/tables"):
-        return Path("cells") / f"{source.stem.removesuffix('-laptop')}.html"
     if is_note(source):
         return Path("docs/methods") / f"{source_of(source).stem}.html"
     if source.suffix == ".md":
@@ -128,7 +126,6 @@ class Site:
     def __init__(self, out: Path):
         self.out = out
         self.waiting, self.seen = [], set()
-        self.rows = defaultdict(list)  # {a PNG of claims: its rows, which are shown instead}
         self.anchors = Counter()  # of (page, anchor)
         self.ids, self.links, self.sections = {}, {}, []  # of each page written; what the search knows
         urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
@@ -175,7 +172,6 @@ class Site:
                     child.type, child.content = "html_inline", symbols(child.content)
                 self.relink(child, source, page)
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
-        html = re.sub(r'<p>(<table class="forest".*?</p>)</p>', r"\1", html, flags=re.S)
         html = re.sub("(<table>.*?</table>)", r'<div class="wide" tabindex="0">\1</div>', html, flags=re.S)
         html = html.replace("<th></th>", "<td></td>")
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
@@ -193,11 +189,6 @@ class Site:
         elif not target.exists():
             return  # as it is, so that the build ends with it
         target = target.relative_to(ROOT)
-        if str(target) in self.rows:
-            rows = self.rows[str(target)]
-            token.type, token.content = "html_inline", TEMPLATES.get_template("forest.html").render(
-                rows=rows, of_specifications=target.parent.name == "claims")
-            return
         if target.suffix == ".py" and page_of(target) == page:
             anchor = anchor or "L1"  # the file of a method's note is on the same page
         token.attrSet(name, self.address(page, target, anchor) if (ROOT / target).exists() else "")
@@ -211,7 +202,7 @@ class Site:
         path.write_text(made)
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
-        if page.parts[0] in ("docs", "index.html", "results.html") or "results" in page.parts:
+        if page.parts[0] in ("docs", "index.html", "papers", "results"):
             self.remember(page, title, made)
 
     def remember(self, page: Path, title: str, html: str) -> None:

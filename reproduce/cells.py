@@ -20,7 +20,7 @@ from reproduce.records import Records, Run, cut_off
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
-SEEDS = 5  # that papers/RULE.md plans: with fewer nothing is decided
+SEEDS = 5  # with fewer nothing is decided
 BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller scale sets itself
 
 
@@ -70,11 +70,10 @@ class Cell:
     trials: int = 0  # behind the published mean; 0: not said
     records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
     behind: list[dict] = field(default_factory=list)  # the records that the values are from; of a mean all
-    differs_now: bool = False  # whether the current code gives other numbers than one of these
     precision: str = ""  # of the records
     computed: bool = False  # from the network alone, without a run
     of_columns: float | None = None  # the published deviation of a mean, by those of its columns
-    elsewhere: list[str] = field(default_factory=list)  # what others print of it, see elsewhere.py
+    elsewhere: list[str] = field(default_factory=list)  # what others print of it
     verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
 
     @property
@@ -177,8 +176,9 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
     for cell in cells:
         cell.computed = cell.column.kind == "cost"
         for reported in table.elsewhere if cell.printed else []:
-            if reported.near == "yes" and reported[1:4] == (block.dataset, row.method, cell.column.name):
-                cell.elsewhere.append(reported.value)
+            place = reported["dataset"], reported["method"], reported["column"]
+            if reported["near"] == "yes" and place == (block.dataset, row.method, cell.column.name):
+                cell.elsewhere.append(reported["value"])
         if row.quoted or not cell.column.path:
             continue
         elif not cell.computed:
@@ -191,9 +191,9 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
 
 
 def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
-    """Put into a cell what is recorded of its run with each seed, at the precision with the most seeds, of
-    equals that of the newest record. If seeds that are `asked` for lack there, their runs are missing that
-    are not recorded at this machine's precision."""
+    """Put into a cell what is recorded of its run with each seed: of the precision and kind of device with
+    the most seeds, of equals that of the newest record. If seeds that are `asked` for lack there, their runs
+    are missing."""
     def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
         return len(by_seed), max((record["finished"] for record in by_seed.values()), default="")
     run = cell.run
@@ -201,17 +201,13 @@ def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
         return
     run.curve = cell.table.figure == "curves" or cell.column.kind == "curve"
     path = f"start/{cell.column.path}" if cell.row.start else cell.column.value
-    cell.records = max(records.by_precision(run).values(), key=rank, default={})
-    whole = set()
+    cell.records = max(records.kinds(run).values(), key=rank, default={})
     for seed, record in cell.records.items():
         cell.precision, value = record["args"]["precision"], found_at(record, path)
-        if not records.differs(record):
-            whole.add(seed)
         if value is not None:
             cell.values[seed] = value
             cell.behind.append(record)
-            cell.differs_now = cell.differs_now or records.differs(record)
-    if not set(asked) <= whole:
+    if not set(asked) <= cell.records.keys():
         runs = [dataclasses.replace(run, seed=seed) for seed in asked]
         cell.missing = [of_seed for of_seed in runs if records.get(of_seed) is None]
 
@@ -231,7 +227,6 @@ def fill_means(cells: list[Cell]) -> None:
         cell.precision = own[0].precision
         for other in own if cell.values else []:
             cell.behind += other.behind
-            cell.differs_now = cell.differs_now or other.differs_now
 
 
 def found_at(record: dict, path: str) -> float | None:
@@ -257,7 +252,7 @@ def chance(cell: Cell) -> float | None:
 
 @dataclass
 class Missing:
-    """A run that is not recorded, or not by code that gives its numbers now, and what needs it."""
+    """A run that is not recorded, and what needs it."""
 
     run: Run
     parts: list[str]  # the ids of tables, and those of claims with the specification

@@ -1,8 +1,8 @@
 """The papers' claims, and what the records say of each by the rule of papers/RULE.md.
 
-A claim (papers/<paper>/claims.toml) is a contrast of two rows of a published table. A paper leaves settings
-open. A specification is one choice for all of them. Answer A is the paper's own setting; answer B are the
-others at the paper's data and scale. Other data or another scale is an illustration, which answers nothing.
+A claim (papers/<paper>/claims.toml) is a printed gain: the accuracy of one method minus that of another. It
+is measured in several settings, called specifications here. The first is the paper's own. Other data or
+another scale is an illustration, which answers nothing.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ import math
 import shlex
 import statistics
 import tomllib
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbing.run.errors import UserError
 from plumbing.run.several import BySeed, means_over_columns
 from reproduce.cells import found_at
+from reproduce.intervals import Paired, mean, paired, welch
 from reproduce.records import Records, Run
-from reproduce.intervals import LEVEL, Paired, mean, paired, welch
 from reproduce.tables import PLACE, Block, Table, papers
 
-import numpy as np
-
 # Of RULE.md:
-COMMITTED = "2026-11-26T13:42:00Z"
-CLAIMS = 18  # in the files at its commit, for which the corrected intervals hold together
-MARGIN = 1.0  # points below the printed gain that still count as it
-NEAR = 2.0  # points between a baseline and the printed one
-LAST_FIFTH = 0.8  # of the rounds: from here on a curve is looked at
+RULE = "2026-11-28"
+BEHIND = 2.0  # points below its baseline on the sources: a method that is further had not learned them
+LAST = 5  # evaluations at the end of a run, by whose mean a draw of a search is chosen
 
 
 @dataclass(frozen=True)
@@ -49,15 +45,15 @@ class Specification:
     name: str
     why: str
     dataset: str
+    precision: str  # of the records that answer
+    device: str  # cpu or gpu
     flags: str = ""
     of_module: dict[str, str] = field(default_factory=dict)  # {a method's file: more flags}
     methods: dict[str, str | dict] = field(default_factory=dict)  # {method: more flags, or another file's}
     cases: list[str] = field(default_factory=list)  # the flags of each target, instead of the claim's
-    choices: dict[str, str] = field(default_factory=dict)  # {axis: value} in which it differs from answer A
     part: str = ""  # best or last: the round that counts, instead of the claim's
+    after_training: list[str] = field(default_factory=list)  # methods whose trained networks are tested
     other_data: str = ""  # what it has instead of the paper's data or scale; empty: the paper's own
-    precision: str = ""  # of the records that answer
-    device: str = ""  # cpu or gpu: where they ran
     search: dict[str, list[str]] = field(default_factory=dict)  # {method: the flags of each draw}
     search_seed: int = 0  # of the draws' runs
 
@@ -76,13 +72,15 @@ class Claim:
     rows: list[str]  # names of the published rows: a, b
     methods: list[str]  # of the file: a, b
     metric: str  # path in a record, such as last/target
-    own: str  # the specification of answer A
-    others: list[str] = field(default_factory=list)  # those of answer B
+    own: str  # the specification with the paper's own setting
+    others: list[str] = field(default_factory=list)
     illustrations: list[str] = field(default_factory=list)
     cases: list[str] = field(default_factory=lambda: [""])  # flags of each target: their mean is taken
     control: str = ""  # a method: a's network without what the claim is about
     setting: str = ""  # of the published rows, where they have several
     seeds: int = 5  # planned
+    needs: str = ""  # what keeps it from being measured on two processor cores
+    why: list[str] = field(default_factory=list)  # sentences on the page, as templates
 
     @property
     def names(self) -> list[str]:
@@ -92,45 +90,39 @@ class Claim:
 
 @dataclass
 class Paper:
-    """The claims of a paper, its methods, axes and specifications, and what decides them, as templates."""
+    """A paper's claims, its methods and its specifications."""
 
     id: str
+    name: str
+    cited: str
+    order: int
+    idea: str
+    tables: list[str]  # ids of those with the numbers behind
     methods: dict[str, Method]
-    axes: dict[str, dict[str, str]]  # {axis: {value: who says it}}, answer A's value first
     specifications: dict[str, Specification]
     claims: list[Claim]
-    idea: str
-    decides: list[str]
-    tables: list[str]  # ids of those with the numbers behind
-    not_planned: list[str]  # specifications that are not planned, and why
 
-    def choices(self, specification: Specification) -> dict[str, str]:
-        """{axis: value} of a specification, of all axes."""
-        chosen = specification.choices
-        return {axis: chosen.get(axis, next(iter(values))) for axis, values in self.axes.items()}
+
+@dataclass(frozen=True)
+class Learned:
+    """How far a method's training got: means over the seeds behind a gain."""
+
+    loss: float | None  # after the last round
+    sources: float | None  # accuracy on held-out images of the source domains, if a domain is left out
 
 
 @dataclass
 class Measured:
-    """A claim under a specification: the gain by seed. All records are of one precision and one kind of
-    machine, and none of them was seen to differ from what the current code gives."""
+    """A claim under a specification. The planned seeds count, in pairs, and no others."""
 
     claim: Claim
     specification: Specification
-    runs: dict[str, list[Run]]  # of each method, of seed 0: one for each case
     cases: dict[str, list[dict[int, dict]]]  # of each method {seed: record} of each case
     values: dict[str, BySeed]  # of each method, mean over the cases
-    slopes: dict[str, BySeed]  # of a's and b's curves: points in the last fifth of the rounds
     printed: float
     deviation: float | None  # of the printed gain
     trials: int  # behind it; 0: not said
-    unchecked: int = 0  # records of which it was not looked whether the current code gives them
-
-    def gain(self, level: float = LEVEL, over: str = "") -> Paired | None:
-        """a minus b, or minus another method, with an interval at 1 - level; None with fewer than three
-        seeds."""
-        a, b = self.claim.methods
-        return paired(self.values[a], self.values[over or b], level)
+    chosen: dict[str, list[str]] = field(default_factory=dict)  # of each method that was searched: by case
 
     @property
     def gains(self) -> BySeed:
@@ -142,16 +134,19 @@ class Measured:
         a, b = self.values[self.claim.methods[0]], self.values[other]
         return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
 
+    def gain(self, over: str = "") -> Paired | None:
+        """a minus b, or minus another method, with its interval; None with fewer than three seeds."""
+        a, b = self.claim.methods
+        return paired(self.values[a], self.values[over or b])
+
     @property
     def difference(self) -> float | None:
         """The mean gain over the seeds that there are, also of one; None without any."""
         return mean(self.gains)
 
-    @property
-    def slope(self) -> Paired | None:
-        """By how many points the gain rises over the last fifth of the rounds."""
-        a, b = self.claim.methods
-        return paired(self.slopes[a], self.slopes[b])
+    def level(self, name: str) -> float | None:
+        """The accuracy of a method, mean over the seeds behind the gain."""
+        return mean({seed: self.values[name][seed] for seed in self.gains})
 
     @property
     def records(self) -> list[dict]:
@@ -159,32 +154,48 @@ class Measured:
         return [of[seed] for name in self.claim.methods for of in self.cases[name] for seed in self.gains]
 
     @property
-    def older(self) -> int:
-        """How many seeds have a record that is older than the rule."""
-        return len({record["args"]["seed"] for record in self.records if record["finished"] < COMMITTED})
-
-    @property
     def decided(self) -> bool:
         """Whether all planned seeds are there."""
         return len(self.gains) >= self.claim.seeds
 
     @property
-    def above_zero(self) -> str:
-        """yes, no or open: whether the gain is above 0."""
+    def verdict(self) -> str:
+        """gains, loses or open; empty with fewer seeds than planned."""
+        if not self.decided:
+            return ""
         low, high = self.gain().interval
-        return "yes" if low > 0 else "no" if high < 0 else "open"
+        return "gains" if low > 0 else "loses" if high < 0 else "open"
 
     @property
-    def as_printed(self) -> str:
-        """yes, smaller or open: whether the gain is as large as printed, but for MARGIN. The printed
-        deviation widens the interval where it is known."""
-        gain, published = self.gain(), [self.printed]
+    def beside_print(self) -> str:
+        """less than printed, as printed, more than printed, or nothing where the interval does not say.
+        The printed deviation widens the interval where it is known."""
+        if not self.decided:
+            return ""
+        published = [self.printed]
         if self.deviation is not None:
             published.append(self.deviation)
-        half = welch(self.gains, published, self.trials) or gain.half_width
-        if gain.difference - half > self.printed - MARGIN:
-            return "yes"
-        return "smaller" if gain.difference + half < self.printed - MARGIN else "open"
+        half = welch(self.gains, published, self.trials) or self.gain().half_width
+        if self.difference + half < self.printed:
+            return "less than printed"
+        if self.difference - half > self.printed:
+            return "more than printed"
+        return "as printed" if self.verdict == "gains" else ""
+
+    def learned(self, name: str) -> Learned:
+        """Of a method, over the seeds behind the gain, or over those that it has if there is no gain."""
+        seeds = self.gains or self.values[name]
+        records = [by_seed[seed] for by_seed in self.cases[name] for seed in seeds if seed in by_seed]
+        losses = [last_loss(record) for record in records]
+        sources = [found_at(record, "last/ALL") for record in records
+                   if record["args"]["protocol"] == "lodo"]
+        return Learned(mean_of(losses), mean_of(sources))
+
+    @property
+    def not_learned(self) -> bool:
+        """Whether a is further than BEHIND below b on the sources: the mark of the rule."""
+        a, b = (self.learned(name).sources for name in self.claim.methods)
+        return bool(self.gains) and a is not None and b is not None and a < b - BEHIND
 
 
 @dataclass
@@ -195,44 +206,31 @@ class Answer:
     claim: Claim
     printed: float
     levels: list[float]  # printed: of a and b
-    own: Measured  # answer A
-    others: list[Measured]  # answer B
+    own: Measured
+    others: list[Measured]
     illustrations: list[Measured]
-    elsewhere: list = field(default_factory=list)  # what others print of its rows in nearly its setting
 
     @property
     def measured(self) -> list[Measured]:
         return [self.own, *self.others, *self.illustrations]
 
     @property
-    def with_runs(self) -> list[Measured]:
-        """Of answer B."""
-        return [measured for measured in self.others if measured.gains]
+    def has_runs(self) -> bool:
+        """Whether any setting at the paper's data and scale has a gain."""
+        return any(measured.gains for measured in [self.own, *self.others])
 
-    @property
-    def older_alone(self) -> bool:
-        """Whether all runs of answer B are older than the rule."""
-        return all(measured.older == len(measured.gains) for measured in self.with_runs)
 
-    def below_print(self) -> list[tuple[str, float]]:
-        """(method, points) by which answer A's two accuracies are above the printed ones, or below."""
-        names = self.claim.methods
-        return [(name, mean(self.own.values[name]) - level) for name, level in zip(names, self.levels)]
+def mean_of(numbers: list[float | None]) -> float | None:
+    """Their mean; None if one is missing, or all."""
+    if not numbers or None in numbers:
+        return None
+    return statistics.mean(numbers)
 
-    def is_near(self, measured: Measured) -> bool:
-        """Whether the baseline is at the printed level."""
-        level = mean(measured.values[self.claim.methods[1]])
-        return level is not None and abs(level - self.levels[1]) <= NEAR
 
-    def moves_most(self) -> tuple[str, Measured, Measured] | None:
-        """The axis in which two specifications with runs differ alone, and these two, the farthest apart."""
-        pairs = []
-        for measured, other in itertools.combinations([self.own, *self.others], 2):
-            mine, theirs = self.paper.choices(measured.specification), self.paper.choices(other.specification)
-            axes = [axis for axis in mine if mine[axis] != theirs[axis]]
-            if len(axes) == 1 and measured.gains and other.gains:
-                pairs.append((axes[0], measured, other))
-        return max(pairs, key=lambda of: abs(of[1].difference - of[2].difference), default=None)
+def last_loss(record: dict) -> float | None:
+    """The clients' mean training loss in the last round that a record has it of."""
+    losses = [loss for loss in record.get("logs", {}).get("loss", []) if loss is not None]
+    return losses[-1] if losses else None
 
 
 # Reading
@@ -245,7 +243,7 @@ def read_claims(folder: Path = PLACE) -> list[Paper]:
         path = folder / name / "claims.toml"
         try:
             if path.exists():
-                read.append(read_paper(name, tomllib.loads(path.read_text())))
+                read.append(read_paper(name, tomllib.loads(path.read_text(encoding="utf-8"))))
         except (KeyError, TypeError, ValueError) as e:
             raise UserError(f"{path} has no claims ({type(e).__name__}: {e})", 2)
     return read
@@ -254,19 +252,18 @@ def read_claims(folder: Path = PLACE) -> list[Paper]:
 def read_paper(name: str, content: dict) -> Paper:
     """The claims of a file's content; KeyError, TypeError or ValueError say what is wrong with it."""
     methods = {key: Method(**of) for key, of in content["methods"].items()}
-    axes = content["axes"]
     specifications = {of["name"]: Specification(**of) for of in content["specifications"]}
-    for of in specifications.values():
-        for axis, value in of.choices.items():
-            if value not in axes.get(axis, {}):
-                raise ValueError(f"{of.name}: {axis} = {value} is on no axis")
     claims = [Claim(**of) for of in content["claims"]]
     for claim in claims:
         named = {claim.own, *claim.others, *claim.illustrations}
         if set(claim.names) - methods.keys() or named - specifications.keys():
             raise ValueError(f"{claim.id} names a method or a specification that the file does not have")
-    return Paper(name, methods, axes, specifications, claims, content["idea"], content["decides"],
-                 content["tables"], content["not_planned"])
+    for of in specifications.values():
+        if of.device not in ("cpu", "gpu") or of.precision not in ("fp32", "tf32", "bf16"):
+            raise ValueError(f"{of.name}: {of.precision} on {of.device}; expected fp32, tf32 or bf16 on cpu "
+                             "or gpu")
+    return Paper(name, content["name"], content["cited"], content["order"], content["idea"],
+                 content["tables"], methods, specifications, claims)
 
 
 def printed_gain(claim: Claim, tables: dict[str, Table]) -> tuple[float, float | None, list[float]]:
@@ -310,86 +307,43 @@ def answers(papers: list[Paper], tables: list[Table], records: Records) -> list[
 
 def answer_of(paper: Paper, claim: Claim, tables: dict[str, Table], records: Records) -> Answer:
     """A claim with all its specifications."""
-    printed, deviation, levels = printed_gain(claim, tables)
-    measured = {}
-    for name in (claim.own, *claim.others, *claim.illustrations):
-        specification = paper.specifications[name]
-        measured[name] = measure(paper, claim, specification, records, printed, deviation,
-                                 tables[claim.table].trials)
-    others = [measured[name] for name in claim.others]
-    illustrations = [measured[name] for name in claim.illustrations]
-    elsewhere = []
-    for reported in tables[claim.table].elsewhere:
-        of_claim = reported.dataset == claim.dataset and reported.method in claim.rows
-        if of_claim and reported.column in claim.columns and reported.near == "yes":
-            elsewhere.append(reported)
-    elsewhere.sort(key=lambda reported: claim.rows.index(reported.method))
-    return Answer(paper, claim, printed, levels, measured[claim.own], others, illustrations, elsewhere)
+    gain, deviation, levels = printed_gain(claim, tables)
+    printed = gain, deviation, tables[claim.table].trials
+
+    def measured(names: list[str]) -> list[Measured]:
+        return [measure(paper, claim, paper.specifications[name], records, *printed) for name in names]
+
+    return Answer(paper, claim, gain, levels, *measured([claim.own]), measured(claim.others),
+                  measured(claim.illustrations))
 
 
 def measure(paper: Paper, claim: Claim, specification: Specification, records: Records, *printed) -> Measured:
-    """What the records have of a claim under a specification: of one precision and one kind of machine, those
-    with the most seeds, or the newest."""
-    metric = metric_of(claim, specification)
-    runs = {name: runs_of(paper, claim, specification, name, 0) for name in claim.names}
-    known = {name: [recorded(run, records) for run in runs[name]] for name in claim.names}
-    of_specifications = []
-    for kind in itertools.product(("fp32", "tf32", "bf16"), (False, True)):
-        cases, values, slopes = {}, {}, {}
-        for name in claim.names:
-            start = paper.methods[name].start
-            cases[name] = [of_case.get(kind, {}) for of_case in known[name]]
-            values[name] = means_over_columns([accuracies(by_seed, metric, start) for by_seed in cases[name]])
-            slopes[name] = means_over_columns([slopes_of(by_seed, metric) for by_seed in cases[name]])
-        of_specifications.append(Measured(claim, specification, runs, cases, values, slopes, *printed))
-
-    def rank(measured: Measured) -> tuple[int, str]:
-        return len(measured.gains), max((record["finished"] for record in measured.records), default="")
-    chosen = max(of_specifications, key=rank)
-    chosen.unchecked = sum(records.check_of(r).get("outcome") != "equal" for r in chosen.records)
-    return chosen
+    """What the records have of a claim under a specification: its planned seeds, at its precision and on its
+    kind of device."""
+    cases, values, chosen = {}, {}, {}
+    for name in claim.names:
+        metric = metric_of(claim, specification, name)
+        runs = runs_of(paper, claim, specification, name, 0, records)
+        cases[name] = [planned(run, claim, specification, records) for run in runs]
+        of_cases = [accuracies(of_case, metric, paper.methods[name].start) for of_case in cases[name]]
+        values[name] = means_over_columns(of_cases) if of_cases else {}
+        if name in specification.search and runs:
+            chosen[name] = chosen_draws(paper, claim, specification, name, records)
+    return Measured(claim, specification, cases, values, *printed, chosen)
 
 
-def metric_of(claim: Claim, specification: Specification) -> str:
-    """The path of the claim's number in a record, at the round that counts."""
+def metric_of(claim: Claim, specification: Specification, name: str) -> str:
+    """The path of the claim's number in a method's records: at the round that counts, of the network that is
+    tested."""
     part, _, rest = claim.metric.partition("/")
-    return f"{specification.part or part}/{rest}"
+    path = f"{specification.part or part}/{rest}"
+    return f"after_training/{path}" if name in specification.after_training else path
 
 
-def runs_of(paper: Paper, claim: Claim, specification: Specification, name: str, seed: int,
-            precision: str = "") -> list[Run]:
-    """The runs of a method under a specification, one for each case; `precision`: flags of it."""
-    method, more = paper.methods[name], specification.methods.get(name, "")
-    if isinstance(more, dict):
-        method, more = Method(**more), ""
-    of_module = specification.of_module.get(method.module, "")
-    words = (f"--dataset {specification.dataset} {specification.flags} {of_module} {method.flags} {more} "
-             f"{precision}")
-    cases = specification.cases or claim.cases
-    return [Run(method.module, tuple(shlex.split(f"{words} {case}")), seed) for case in cases]
-
-
-def precision_of(paper: Paper, claim: Claim, specification: Specification, records: Records) -> str:
-    """The flags of the precision that most records of the two methods have on a CPU: precisions are never
-    pooled, so that what lacks is run in the same. Nothing without a record."""
-    counts = Counter()
-    for run in itertools.chain(*(runs_of(paper, claim, specification, name, 0) for name in claim.methods)):
-        for (precision, on_gpu), by_seed in recorded(run, records).items():
-            if not on_gpu:
-                counts[precision] += len(by_seed)
-    return f"--precision {max(counts, key=counts.get)}" if counts else ""
-
-
-def recorded(run: Run, records: Records) -> dict[tuple[str, bool], dict[int, dict]]:
-    """{(precision, whether on a GPU): {seed: record}} of a run with all seeds that there are. A record that
-    the current code was seen to differ from answers nothing."""
-    by_kind = {}
-    for precision, by_seed in records.by_precision(replace(run, curve=False)).items():
-        for seed, record in by_seed.items():
-            if not records.differs(record):
-                kind = precision, bool(record["hardware"].get("gpu"))
-                by_kind.setdefault(kind, {})[seed] = record
-    return by_kind
+def planned(run: Run, claim: Claim, specification: Specification, records: Records) -> dict[int, dict]:
+    """{seed: record} of the planned seeds."""
+    by_seed = records.of(run, specification.precision, specification.device)
+    return {seed: record for seed, record in by_seed.items() if seed < claim.seeds}
 
 
 def accuracies(by_seed: dict[int, dict], metric: str, start: bool = False) -> BySeed:
@@ -403,31 +357,68 @@ def accuracies(by_seed: dict[int, dict], metric: str, start: bool = False) -> By
     return values
 
 
-def slopes_of(by_seed: dict[int, dict], metric: str) -> BySeed:
-    """{seed: points} by which a curve rises over the last fifth of the rounds: the slope of a straight line
-    through the evaluations there, at least three. A curve with fewer has none."""
-    slopes = {}
-    for seed, record in by_seed.items():
-        curve, rounds = record["curve"], record["args"]["rounds"]
-        values = curve.get(curve_name(record, metric), [])
-        points = [(t, 100 * v) for t, v in zip(curve["round"], values) if v is not None]
-        points = [point for point in points if point[0] >= LAST_FIFTH * rounds]
-        if len(points) > 2:
-            slopes[seed] = float(np.polyfit(*zip(*points), 1)[0]) * (1 - LAST_FIFTH) * rounds
-    return slopes
+# Runs
 
 
-def curve_name(record: dict, metric: str) -> str:
-    """The name of a metric's curve: target of last/target, "m0 0.1" of last/linear/m0/0.1."""
-    parts = metric.replace("TARGET", record["args"]["target"]).split("/")
-    return " ".join(parts[2:]) if parts[1] == "linear" else parts[1]
+def runs_of(paper: Paper, claim: Claim, specification: Specification, name: str, seed: int,
+            records: Records) -> list[Run]:
+    """The runs of a method under a specification, one for each case; none while a search is not finished."""
+    cases = specification.cases or claim.cases
+    if name in specification.search:
+        draws = chosen_draws(paper, claim, specification, name, records)
+        cases = [f"{draw} {case}" for draw, case in zip(draws, cases)]
+    return [run_with(paper, specification, name, case, seed) for case in cases]
+
+
+def run_with(paper: Paper, specification: Specification, name: str, case: str, seed: int) -> Run:
+    """A method's run under a specification, with the flags of a case."""
+    method, more = paper.methods[name], specification.methods.get(name, "")
+    if isinstance(more, dict):
+        method, more = Method(**more), ""
+    of_module = specification.of_module.get(method.module, "")
+    words = (f"--dataset {specification.dataset} {specification.flags} {of_module} {method.flags} {more} "
+             f"{case} --precision {specification.precision}")
+    if name in specification.after_training and "--after-training" not in words:
+        words += " --after-training"
+    return Run(method.module, tuple(shlex.split(words)), seed, device=specification.device)
+
+
+def draws_of(paper: Paper, claim: Claim, specification: Specification, name: str) -> Iterator[list[Run]]:
+    """The runs of a search: for each case those of all draws, in their order."""
+    for case in specification.cases or claim.cases:
+        yield [run_with(paper, specification, name, f"{draw} {case}", specification.search_seed)
+               for draw in specification.search[name]]
+
+
+def chosen_draws(paper: Paper, claim: Claim, specification: Specification, name: str,
+                 records: Records) -> list[str]:
+    """The flags of the best draw of each case; none while a draw of one has no record. Of equals the earlier
+    one."""
+    chosen = []
+    for runs in draws_of(paper, claim, specification, name):
+        scores = []
+        for run in runs:
+            by_seed = records.of(run, specification.precision, specification.device)
+            if run.seed not in by_seed:
+                return []
+            scores.append(on_the_sources(by_seed[run.seed]))
+        chosen.append(specification.search[name][scores.index(max(scores))])
+    return chosen
+
+
+def on_the_sources(record: dict) -> float:
+    """The accuracy on the sources' validation and test images together, which are as many, mean of the last
+    evaluations."""
+    curve = record["curve"]
+    return statistics.mean([*curve["val"][-LAST:], *curve["ALL"][-LAST:]])
 
 
 def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
              records: Records) -> list[tuple[str, Run]]:
     """(`claim-<id>, <specification>`, run) of all runs of the claims that are wanted; as many seeds as are
-    planned without `seeds`. Answers A come first, the methods before the control, and of these
-    what lacks the fewest runs. Within it the methods of a seed are beside each other."""
+    planned without `seeds`. The papers' own settings come first, the methods before the control, and of these
+    what lacks the fewest runs. Within it the methods of a seed are beside each other. While a search is not
+    finished its draws stand for it."""
     parts = []
     for paper in papers:
         for claim in paper.claims:
@@ -436,12 +427,25 @@ def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
             of_claim = range(claim.seeds) if seeds is None else seeds
             for nearness, name in enumerate([claim.own, *claim.others]):
                 of = paper.specifications[name]
-                precision = precision_of(paper, claim, of, records)
                 for names, words in ((claim.methods, ""), (claim.names[2:], ", control")):
-                    runs = []
-                    for seed, method in itertools.product(of_claim, names):
-                        runs += runs_of(paper, claim, of, method, seed, precision)
+                    runs = runs_under(paper, claim, of, names, of_claim, records)
                     order = nearness, bool(words), sum(not records.get(run) for run in runs)
                     parts.append((order, f"claim-{claim.id}, {name}{words}", runs))
     parts.sort(key=lambda part: part[0])
     return [(part, run) for _, part, runs in parts for run in runs]
+
+
+def runs_under(paper: Paper, claim: Claim, specification: Specification, names: list[str], seeds,
+               records: Records) -> list[Run]:
+    """All runs of some methods under a specification, or the draws of a search that is not finished."""
+    runs = []
+    for name in names:
+        if name in specification.search:
+            draws = list(draws_of(paper, claim, specification, name))
+            if not chosen_draws(paper, claim, specification, name, records):
+                runs += itertools.chain(*draws)
+    if runs:
+        return runs
+    for seed, name in itertools.product(seeds, names):
+        runs += runs_of(paper, claim, specification, name, seed, records)
+    return runs

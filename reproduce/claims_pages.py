@@ -1,65 +1,46 @@
-"""The claims as pages: results/claims/<paper>.md by templates/page.md.jinja, each with a
-specification curve; the table of all claims; the plot and the sentences of the README."""
+"""The claims as pages: results/claims/<paper>.md by templates/page.md.jinja, with two figures for each claim
+that has runs; the table of all claims and the sentences of the README."""
 
 from __future__ import annotations
 
-import statistics
 import textwrap
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from plumbing.data.catalog import FOLDERS
-from plumbing.data.splits import cut
 from plumbing.run.files import write_text
-from plumbing.run.settings import shares
 from reproduce import claims as rule
-from reproduce.claims import (CLAIMS, MARGIN, NEAR, Answer, Measured, Paper, Specification, accuracies,
-                              metric_of, runs_for)
-from reproduce.drawing import INK, PALE, Line, draw_forest, new_panel, table_text, write_figure
-from reproduce.methods import arguments
-from reproduce.plan import ANY_GPU, seconds_of
-from reproduce.records import Records
-from reproduce.intervals import LEVEL, mean, paired
-from reproduce.tables import papers as titles
-from reproduce.templates import TEMPLATES, in_words
+from reproduce.claims import BEHIND, Answer, Measured, Paper, accuracies, metric_of, runs_for, runs_of
+from reproduce.drawing import Line, draw_forest, draw_line, new_panel, percentages, table_text, write_figure
+from reproduce.intervals import mean, paired
+from reproduce.plan import hours_of
+from reproduce.records import Records, by_training
+from reproduce.templates import TEMPLATES
 
-NOTHING = "not measured yet"
-HEAD = ["paper", "what it says", "printed", "measured (95%)", "above 0?", "as printed?", "seeds", "notes"]
-HEAD_OF_ONE = ["specification", "differs in", "seeds", "gain (95%)", "corrected", "above 0?", "as printed?",
-               "over the control", "baseline", "slope of the gain"]
-HEAD_ELSEWHERE = ["method", "column", "accuracy", "where", "protocol"]
+NOTHING = "not measured"
+OWN = "the paper's own setting"
+HEAD = ["claim", "printed", "measured here (95%)", "answer", "had it learned?"]
 
 
 def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records) -> None:
-    """A page and a specification curve for each paper, bars by domain, and the plot of answers A."""
+    """A page for each paper, the figures of each claim that has runs, and the figure of all these claims."""
     template = TEMPLATES.get_template("page.md.jinja")
+    folder = out / "claims"
     for paper in papers:
-        own = [answer for answer in every if answer.paper is paper]
-        bears = [TEMPLATES.from_string(line).render(functions(every)) for line in paper.decides]
-        words = template.render(title=titles()[paper.id], paper=paper, every=own, records=records,
-                                bears=[line for line in bears if NOTHING not in line])
-        write_text(out / "claims" / f"{paper.id}.md", words)
-        draw_specifications(own[0], out / "claims" / f"{paper.id}.png")
-        for answer in own:
-            draw_domains(answer, out / "claims" / f"{answer.claim.id}-domains.png")
-    lines = []
-    for answer in every:
-        label = textwrap.fill(f"{answer.claim.says}: {answer_words(answer.own)[0]}", 62)
-        lines.append(line_of_plot(label, answer, answer.own))
-    draw_forest(out / "claims.png", lines, "gain, points: printed |, measured o (95%)")
+        of_paper = [answer for answer in every if answer.paper is paper]
+        words = template.render(paper=paper, every=of_paper, records=records, call=functions(every))
+        write_text(folder / f"{paper.id}.md", words)
+        for answer in of_paper:
+            draw_specifications(answer, folder / f"{answer.claim.id}.png")
+            draw_learning(answer.own, folder / f"{answer.claim.id}-curves.png")
+    draw_claims([answer for answer in every if answer.has_runs], out / "claims.png")
 
 
 # Words
 
 
-def name_of(paper: Paper) -> str:
-    return titles()[paper.id].split(" (")[0]
-
-
 def gain_words(measured: Measured, over: str = "") -> str:
     """The gain with its interval; without one its mean and how many seeds there are."""
-    gain = measured.gain(over=over)
+    gain = measured.gain(over)
     if gain:
         return str(gain)
     gains = measured.gains_over(over or measured.claim.methods[1])
@@ -68,31 +49,153 @@ def gain_words(measured: Measured, over: str = "") -> str:
     return f"{mean(gains):+.1f} (no interval: {len(gains)} of {measured.claim.seeds} seeds)"
 
 
-def answer_words(measured: Measured) -> tuple[str, str]:
-    """The answers to the rule's two questions: above 0, as large as printed."""
+def answer_words(measured: Measured) -> str:
+    """gains, as printed; with fewer seeds than planned how many there are."""
     if not measured.gains:
-        return "not measured", "not measured"
+        return NOTHING
     if not measured.decided:
-        undecided = f"not decided, {len(measured.gains)} of {measured.claim.seeds} seeds"
-        return undecided, undecided
-    return measured.above_zero, measured.as_printed
+        return f"{len(measured.gains)} of {measured.claim.seeds} seeds"
+    return ", ".join(word for word in (measured.verdict, measured.beside_print) if word)
 
 
-def line_of(answer: Answer) -> list:
-    """A claim's line in the table of all."""
+def sentence_of(answer: Answer) -> str:
+    """The verdict in the paper's own setting, with its number."""
+    own, printed = answer.own, f"{answer.printed:+.1f}"
+    a, b = answer.claim.methods
+    if not own.gains:
+        return f"**Not measured yet in the paper's own setting.** The paper prints {printed} points."
+    if not own.decided:
+        return f"**Not decided**: {gain_words(own)} points so far. The paper prints {printed}."
+    verdict = {"gains": f"{a} gains over {b}", "loses": f"{a} loses against {b}",
+               "open": f"Open whether {a} gains over {b}"}[own.verdict]
+    beside = f", {own.beside_print}" if own.beside_print else ""
+    return f"**{verdict}**: {own.gain()} points{beside}. The paper prints {printed}."
+
+
+def learned_words(measured: Measured) -> str:
+    """Whether the method had learned in a setting: training loss and accuracy on the sources, of both."""
+    a, b = measured.claim.methods
+    mine, theirs = measured.learned(a), measured.learned(b)
+    if None in (mine.loss, theirs.loss):
+        return ""
+    words = f"training loss after the last round {loss(mine.loss)} ({b} {loss(theirs.loss)})"
+    if mine.sources is not None and theirs.sources is not None:
+        words += f", accuracy on the source domains {mine.sources:.1f}% ({b} {theirs.sources:.1f}%)"
+    if measured.not_learned:
+        return f"**{a} had not learned its source domains**: {words}."
+    return f"{a} had {'learned its source domains' if mine.sources is not None else 'trained'}: {words}."
+
+
+def loss(value: float | None) -> str:
+    """Two digits: 1.32, 0.0041."""
+    return "-" if value is None else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
+
+
+def missing_words(answer: Answer, records: Records) -> str:
+    """What would decide a claim in the paper's own setting: the trainings that it lacks, and their time."""
+    claim, own = answer.claim, answer.own.specification
+    lone = [replace(answer.paper, claims=[replace(claim, others=[])])]
+    runs = [run for part, run in runs_for(lone, {f"claim-{claim.id}"}, None, records)
+            if "control" not in part]
+    lacking = by_training([run for run in runs if not records.get(run)])
+    of_others = [run for _, run in runs_for([replace(answer.paper, claims=[claim])], {f"claim-{claim.id}"},
+                                            None, records)]
+    all_lacking = by_training([run for run in of_others if not records.get(run)])
+    command = f"`python reproduce_tables.py --run --only claim-{claim.id} --seeds paper`"
+    if not all_lacking:
+        return "Nothing is missing."
+    hours = hours_of([group[0] for group in lacking], records)
+    where = "a GPU" if own.device == "gpu" else "one processor core"
+    time = f"{hours:.1f} hours on {where}" if hours is not None else "a time that we do not know"
+    needs = f" It needs {claim.needs}." if claim.needs else ""
+    if not lacking:
+        return f"{command} trains what the other settings lack ({count(len(all_lacking))}).{needs}"
+    return (f"{command} begins with the paper's own setting: {count(len(lacking))} in {time}; the other "
+            f"settings lack {count(len(all_lacking) - len(lacking))}.{needs}")
+
+
+def count(trainings: int) -> str:
+    return f"{trainings} training{'' if trainings == 1 else 's'}"
+
+
+def row_of(answer: Answer) -> list[str]:
+    """A claim's row in the table of those with runs."""
     own = answer.own
-    return [name_of(answer.paper), answer.claim.says, f"{answer.printed:+.1f}", gain_words(own),
-            *answer_words(own), f"{len(own.gains)} of {own.claim.seeds}", in_words("notes", answer)]
+    name = f"[{answer.paper.name}](claims/{answer.paper.id}.md): {answer.claim.says}"
+    learned = "-"
+    if own.gains:
+        mine, theirs = (own.learned(method) for method in own.claim.methods)
+        learned = f"loss {loss(mine.loss)} / {loss(theirs.loss)}"
+        if mine.sources is not None and theirs.sources is not None:
+            learned += f", sources {mine.sources:.1f} / {theirs.sources:.1f}%"
+        if own.not_learned:
+            learned = f"**no**: {learned}"
+    return [name, f"{answer.printed:+.1f}", gain_words(own), answer_words(own), learned]
 
 
-def table_of_all(every: Iterable[Answer], own_column: bool = True) -> str:
-    """Answers A; the page of a paper has no column with its name."""
-    start = 0 if own_column else 1
-    return table_text([line_of(answer)[start:] for answer in every], HEAD[start:])
+def table_of_all(every: list[Answer]) -> str:
+    """The claims with runs at the paper's data and scale."""
+    return table_text([row_of(answer) for answer in every if answer.has_runs], HEAD)
+
+
+def rest(every: list[Answer]) -> str:
+    """A sentence on the claims without runs at the paper's data and scale."""
+    without = [answer for answer in every if not answer.has_runs]
+    if not without:
+        return ""
+    of_papers = {}
+    for answer in without:
+        of_papers.setdefault(answer.paper.name, []).append(answer)
+    words = ", ".join(f"{name} ({len(answers)})" for name, answers in of_papers.items())
+    return (f"{len(without)} of {len(every)} claims have no runs in any of their settings: {words}. Each page "
+            "says what they need, with the command.")
+
+
+def table_of_settings(answer: Answer) -> str:
+    """A row for each setting of a claim."""
+    a, b = answer.claim.methods
+    heads = ["setting", "gain (95%)", "answer", f"training loss, {a} / {b}", "on the sources, %",
+             f"{b}, here / printed {answer.levels[1]:.1f}", "seeds", "commit, machine"]
+    return table_text([setting_row(answer, measured) for measured in answer.measured], heads)
+
+
+def setting_row(answer: Answer, measured: Measured) -> list[str]:
+    name = measured.specification.name
+    if measured.specification.other_data:
+        name = f"*{name}* (other data or scale)"
+    if measured.not_learned:
+        name += " ✕"
+    mine, theirs = (measured.learned(method) for method in measured.claim.methods)
+    has_losses = mine.loss is not None or theirs.loss is not None
+    losses = f"{loss(mine.loss)} / {loss(theirs.loss)}" if has_losses else "-"
+    sources = "-"
+    if mine.sources is not None or theirs.sources is not None:
+        sources = " / ".join("-" if of.sources is None else f"{of.sources:.1f}" for of in (mine, theirs))
+    level = measured.level(measured.claim.methods[1])
+    answered = "-" if measured.specification.other_data else answer_words(measured)
+    seeds = f"{len(measured.gains)} of {measured.claim.seeds}"
+    return [name, gain_words(measured), answered, losses, sources, "-" if level is None else f"{level:.1f}",
+            seeds, made_by(measured.records)]
+
+
+def made_by(records: list[dict]) -> str:
+    """The commits and machines of records, two of each at most."""
+    commits = list(dict.fromkeys(record["commit"][:7] for record in records))
+    machines = list(dict.fromkeys(record["hardware"].get("gpu") or record["hardware"].get("cpu") or "unknown"
+                                  for record in records))
+    precision = dict.fromkeys(record["args"]["precision"] for record in records)
+    if not records:
+        return "-"
+    return f"{shortened(commits)}; {shortened(machines)}, {' '.join(precision)}"
+
+
+def shortened(words: list[str]) -> str:
+    more = f" and {len(words) - 2} more" if len(words) > 2 else ""
+    return ", ".join(words[:2]) + more
 
 
 def functions(every: list[Answer]) -> dict:
-    """What the templates of a claims file may call, so that no number is typed."""
+    """What the sentences of a claims file may call, so that no number is typed."""
     known = {(answer.claim.id, measured.specification.name): measured
              for answer in every for measured in answer.measured}
 
@@ -100,159 +203,111 @@ def functions(every: list[Answer]) -> dict:
         values = known[claim, name].values
         return str(paired(values[first], values[other]) or NOTHING)
 
+    def domain(claim: str, name: str, client: str) -> str:
+        """The part of a mean over clients that one of them makes."""
+        measured = known[claim, name]
+        a, b = measured.claim.methods
+        clients = len(measured.records[0]["last"].get("clients") or measured.records[0]["best"]["clients"])
+        gains = []
+        for method in (a, b):
+            path = metric_of(measured.claim, measured.specification, method)
+            of_client = accuracies(measured.cases[method][0], path.replace("AVG", f"clients/{client}"))
+            gains.append(mean({seed: of_client[seed] for seed in measured.gains}))
+        return f"{(gains[0] - gains[1]) / clients:+.2f}"
+
     return {
         "gain": lambda *key: gain_words(known[key]),
         "control": lambda *key: gain_words(known[key], known[key].claim.control),
         "between": between,
+        "domain": domain,
+        "own": OWN,
     }
 
 
-# A paper's page
+def why(answer: Answer, call: dict) -> list[str]:
+    """The sentences of a claim whose numbers are measured."""
+    sentences = [TEMPLATES.from_string(line).render(call) for line in answer.claim.why]
+    return [sentence for sentence in sentences if NOTHING not in sentence]
 
 
-def table_of_specifications(answer: Answer, every: list[Measured]) -> str:
-    """A line for each specification of a claim."""
-    lines = []
-    for measured in every:
-        specification, baseline = measured.specification, mean(measured.values[measured.claim.methods[1]])
-        choices = [f"{axis}: {value}" for axis, value in specification.choices.items()]
-        differs = specification.other_data or ", ".join(choices)
-        near = answer.is_near(measured) and not specification.other_data
-        level = "-" if baseline is None else f"{baseline:.1f}{' *' * near}"
-        answers = ("-", "-") if specification.other_data else answer_words(measured)
-        control = gain_words(measured, measured.claim.control) if measured.claim.control else "-"
-        seeds = f"{len(measured.gains)} ({measured.older} older)" if measured.older else len(measured.gains)
-        corrected = measured.gain(LEVEL / CLAIMS) or "-"
-        lines.append([specification.name, differs or "-", seeds, gain_words(measured), corrected, *answers,
-                      control, level, measured.slope or "-"])
-    return table_text(lines, HEAD_OF_ONE)
-
-
-def missing_words(answer: Answer, records: Records) -> str:
-    """What would decide answer A: the runs that it lacks, and their time by recorded ones."""
-    claim = answer.claim
-    lone = replace(answer.paper, claims=[claim])
-    own = len(claim.names) * claim.seeds * len(answer.own.specification.cases or claim.cases)
-    runs = [run for _, run in runs_for([lone], {f"claim-{claim.id}"}, None, records)]
-    every = {run.key for run in runs if not records.get(run)}
-    lacking = [run for run in runs[:own] if run.key in every]
-    if not lacking:
-        return "Nothing is missing."
-    of_flags = {(run.module, run.flags): run for run in lacking}  # all seeds take the same time
-    times = []
-    for kind, unit, words in (("CPU", 3600, "hours on a processor"), (ANY_GPU, 60, "minutes on a GPU")):
-        of_run = {key: seconds_of(run, records, kind) for key, run in of_flags.items()}
-        seconds = [of_run[run.module, run.flags] for run in lacking]
-        if None not in seconds:
-            times.append(f"{sum(seconds) / unit:.0f} {words}")
-    time = f"about {' or '.join(times)}" if times else "unknown"
-    args = arguments(runs[0].module, runs[0].flags)
-    needs = f"{args.dataset} and ImageNet's weights" if args.weights == "imagenet" else args.dataset
-    command = f"python reproduce_tables.py --run --only claim-{claim.id} --seeds paper"
-    control = ", those of the control included" if claim.control else ""
-    return (f"`{command}` begins with the paper's own setting on {needs}. {len(lacking)} runs are missing "
-            f"for {claim.seeds} seeds{control}; the time is {time}. With the other settings {len(every)} are "
-            "missing. Then `python reproduce_tables.py` writes the answer, which may still be open.")
-
-
-def table_of_elsewhere(answer: Answer) -> str:
-    """What others print of the two rows, in nearly the paper's setting."""
-    lines = [[reported.method, reported.column, reported.value, reported.source, reported.protocol]
-             for reported in answer.elsewhere]
-    return table_text(lines, HEAD_ELSEWHERE)
-
-
-def gains_elsewhere(answer: Answer) -> list[str]:
-    """The gain between the two rows by each source that prints both."""
-    by_source, gains = {}, []
-    for reported in answer.elsewhere:
-        by_method = by_source.setdefault((reported.source.split(",")[0], reported.column), {})
-        by_method[reported.method] = float(reported.value)
-    a, b = answer.claim.rows
-    for (source, column), by_method in by_source.items():
-        if len(by_method) == 2:
-            gains.append(f"{by_method[a] - by_method[b]:+.1f} by {column} ({source})")
-    return gains
-
-
-def commands_of(specification: Specification, every: list[Answer]) -> dict[str, str]:
-    """{method: the command of its first run} under a specification."""
-    commands = {}
-    for answer in every:
-        for measured in answer.measured:
-            if measured.specification is specification:
-                commands |= {method: runs[0].command for method, runs in measured.runs.items()}
-    return commands
-
-
-def by_domain(measured: Measured) -> list[Line]:
-    """Of answer A, where its number is a mean over clients: the gain by ALL and by AVG, then of each client
-    with the number of its test images."""
-    metric, gain = metric_of(measured.claim, measured.specification), measured.gain()
-    if not metric.endswith("/AVG") or not gain:
-        return []
-    a, b = (measured.cases[name][0] for name in measured.claim.methods)
-    args, lines = measured.records[0]["args"], []
-    for name in ("ALL", "AVG", *sorted(measured.records[0]["last"]["clients"])):
-        path, label = metric.replace("AVG", name), name
-        if name not in ("ALL", "AVG"):
-            path, label = metric.replace("AVG", f"clients/{name}"), f"{name} ({tested(args, name)} images)"
-        of_name = paired(accuracies(a, path), accuracies(b, path))
-        lines.append(Line(f"{label} {of_name}", [of_name.difference], of_name.interval))
-    return lines
-
-
-def tested(args: dict, domain: str) -> int:
-    """How many images of a domain are tested in-domain."""
-    _, images = FOLDERS[args["dataset"]].domains[domain]
-    return len(cut(range(images), shares(args["split"]))[2])
+def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[str, str]]]:
+    """Of each setting its name, why it is one, and the command of the first run of each method."""
+    of_settings = []
+    for measured in answer.measured:
+        commands = {}
+        for name in answer.claim.names:
+            runs = runs_of(answer.paper, answer.claim, measured.specification, name, 0, records)
+            if runs:
+                commands[name] = runs[0].command
+        of_settings.append((measured.specification.name, measured.specification.why, commands))
+    return of_settings
 
 
 # Figures
 
 
 def line_of_plot(label: str, answer: Answer, measured: Measured) -> Line:
-    """A specification's row in a plot: the printed gain, and its own with the plain interval."""
+    """A setting's row in a plot: the printed gain, and its own with its interval."""
     gain = measured.gain()
     values = [measured.difference] if measured.gains else []
-    return Line(label, values, gain.interval if gain else (), printed=answer.printed,
-                hollow=bool(measured.specification.other_data))
+    return Line(textwrap.fill(label, 50), values, gain.interval if gain else (), printed=answer.printed,
+                hollow=bool(measured.specification.other_data), cross=measured.not_learned)
 
 
 def draw_specifications(answer: Answer, path: Path) -> None:
-    """The specification curve of a claim: gains sorted, each with the choices in which it differs; nothing
-    without a run."""
-    lines, shown = [], [measured for measured in answer.measured if measured.gains]
-    if not shown:
+    """The gain of a claim in each setting; nothing without a run."""
+    if not any(measured.gains for measured in answer.measured):
         return path.unlink(missing_ok=True)
-    for measured in sorted(shown, key=lambda measured: measured.difference):
-        name, choices = measured.specification.name, measured.specification.choices
-        words = [f"{name} ({len(measured.gains)} seeds)"]
-        words += [f"{axis}: {value}" for axis, value in choices.items() if value not in name]
-        if answer.is_near(measured):
-            words.append(f"baseline within {NEAR:g} points of print")
-        lines.append(line_of_plot(textwrap.fill("; ".join(words), 50), answer, measured))
-    words = "gain, points (95%); |: printed; grey: what counts as printed; hollow: other data or scale"
-    draw_forest(path, lines, f"{textwrap.fill(answer.claim.says, 70)}\n{words}",
-                (answer.printed - MARGIN, answer.printed))
+    lines = []
+    for measured in answer.measured:
+        words = f"{measured.specification.name} ({len(measured.gains)} seeds)"
+        if not measured.gains:
+            words = f"{measured.specification.name} (not measured)"
+        lines.append(line_of_plot(words, answer, measured))
+    words = ("gain, points (95%); |: printed; hollow: other data or scale; cross: not learned, more than "
+             f"{BEHIND:g} points below the baseline on the sources")
+    draw_forest(path, lines, textwrap.fill(words, 80))
 
 
-def draw_domains(answer: Answer, path: Path) -> None:
-    """A bar for each domain of answer A, below those of the two means; nothing where there is none."""
-    lines = by_domain(answer.own)
-    if lines:
-        panel = new_panel(8.0, 0.4 * len(lines) + 1.0)
-        ends = [(line.interval[1] - line.interval[0]) / 2 for line in lines]
-        colours = [PALE if line.label[:3] in ("ALL", "AVG") else INK for line in lines]
-        widths = [line.values[0] for line in lines]
-        panel.barh([line.label for line in lines], widths, xerr=ends, color=colours)
-        panel.axvline(0, color="0.5", linewidth=0.8)
-        panel.invert_yaxis()
-        panel.set_xlabel(f"{answer.claim.methods[0]} minus {answer.claim.methods[1]}, points (95%)")
-        write_figure(path, panel.figure, None)
+def draw_claims(every: list[Answer], path: Path) -> None:
+    """The gain of each claim with runs: printed, and measured in the paper's own setting."""
+    lines = []
+    for answer in every:
+        words = f"{answer.claim.says}: {answer_words(answer.own)}"
+        lines.append(line_of_plot(words, answer, answer.own))
+    draw_forest(path, lines, "gain, points: printed |, measured in the paper's own setting (95%); "
+                             "cross: had not learned")
 
 
-for function in (answer_words, by_domain, commands_of, gain_words, gains_elsewhere, missing_words, name_of,
-                 statistics.median, table_of_all, table_of_elsewhere, table_of_specifications):
+def draw_learning(measured: Measured, path: Path) -> None:
+    """Both methods' accuracy over the rounds, mean over seeds and targets; nothing without a gain."""
+    if not measured.gains:
+        return path.unlink(missing_ok=True)
+    panel = new_panel(6.0, 3.4)
+    for name in measured.claim.methods:
+        records = [by_seed[seed] for by_seed in measured.cases[name] for seed in measured.gains]
+        metric = metric_of(measured.claim, measured.specification, name)
+        curves = [curve_of(record, metric) for record in records]
+        points = percentages(curves[0][0], [values for _, values in curves])
+        means = {t: [sum(values) / len(values)] for t, values in points.items()}
+        draw_line(panel, means, name, records[0]["method"])
+    panel.set(xlabel="round", ylabel="accuracy (%)")
+    panel.grid(axis="y", color="0.9", linewidth=0.6)
+    panel.legend(fontsize=8)
+    write_figure(path, panel.figure, None)
+
+
+def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
+    """The rounds and values of a metric's curve: target of last/target, "m0 0.1" of last/linear/m0/0.1."""
+    parts = metric.replace("TARGET", record["args"]["target"]).split("/")
+    curve = record["curve"]
+    if parts[0] == "after_training":
+        curve, parts = record["after_training"]["curve"], parts[1:]
+    name = " ".join(parts[2:]) if parts[1] == "linear" else parts[1]
+    return curve["round"], curve.get(name, [])
+
+
+for function in (answer_words, commands_of, gain_words, learned_words, missing_words, rest, sentence_of,
+                 table_of_all, table_of_settings, why):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals["rule"] = rule

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import threading
-import time
 from collections import Counter
 
 from plumbing.run.errors import UserError, handled, interrupt
-from reproduce.budget import GRACE, Budget
 from reproduce.methods import ROOT
 from reproduce.records import Place, Run
 from reproduce.runner import Processes, by_training, count, execute_group
@@ -30,16 +26,11 @@ def parameters_of(text: str) -> dict[str, int | str]:
     return parameters
 
 
-def run_on_cluster(runs: list[Run], place: Place, parameters: dict, budget: Budget | None) -> Counter:
+def run_on_cluster(runs: list[Run], place: Place, parameters: dict) -> Counter:
     """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
-    `run_all`. With a budget: what can end in it, and its end is passed on."""
+    `run_all`."""
     counts, submitted, groups = Counter(), [], by_training(runs)
-    if budget:
-        groups = budget.submitted(groups, parameters["slurm_array_parallelism"])
     try:
-        if budget:
-            minutes = math.ceil(budget.given / 60) + 1
-            parameters = parameters | {"timeout_min": min(minutes, parameters.get("timeout_min", minutes))}
         import submitit
         executor = submitit.AutoExecutor(folder=str(ROOT / "runs" / "slurm"), cluster="slurm")
         executor.update_parameters(**parameters)
@@ -49,18 +40,12 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict, budget: Budg
         raise UserError(f"--executor slurm: {e}", 2)
     with handled(interrupt), tqdm(total=len(runs), unit="run", desc="jobs", disable=not runs) as bar:
         try:
-            job = Job(budget.end if budget else math.inf)
-            submitted = executor.map_array(job, groups, [place] * len(groups)) if groups else []
-            if budget:  # jobs end themselves; those that did not begin are taken back
-                timer = threading.Timer(budget.left + 5 * GRACE, lambda: [job.cancel() for job in submitted])
-                timer.daemon = True
-                timer.start()
+            submitted = executor.map_array(Job(), groups, [place] * len(groups)) if groups else []
             for group, job in zip(groups, submitted):
                 try:
                     outcomes = job.result()
                 except Exception as e:  # whatever a job dies of is reported, the others go on
-                    why = "interrupted" if budget and budget.left == 0 else "failed"
-                    outcomes = [(why, str(e).strip() or type(e).__name__)] * len(group)
+                    outcomes = [("failed", str(e).strip() or type(e).__name__)] * len(group)
                 count(counts, bar, group, outcomes)
         except KeyboardInterrupt:
             for job in submitted:
@@ -70,22 +55,12 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict, budget: Budg
 
 
 class Job:
-    """What a job on a cluster does: the runs that one training serves, unless they are recorded meanwhile.
-    `end`: the time at which it is told to end."""
-
-    def __init__(self, end: float):
-        self.end = end
+    """What a job on a cluster does: the runs that one training serves, unless they are recorded meanwhile."""
 
     def __call__(self, group: list[Run], place: Place) -> list[tuple[str, str]]:
         os.chdir(ROOT)
         sys.path.insert(0, str(ROOT))
-        if self.end <= time.time():
-            return []
-        processes = Processes()
-        timer = threading.Timer(min(self.end - time.time(), threading.TIMEOUT_MAX), processes.end)
-        timer.daemon = True
-        timer.start()
-        return execute_group(group, place, processes)
+        return execute_group(group, place, Processes())
 
     def checkpoint(self, group: list[Run], place: Place):
         """submitit calls it when the job's time is over: it is queued again, and its run resumes from its
@@ -93,4 +68,4 @@ class Job:
         import submitit
         for run in group:
             run.replace = False
-        return submitit.helpers.DelayedSubmission(Job(self.end), group, place)
+        return submitit.helpers.DelayedSubmission(Job(), group, place)

@@ -74,9 +74,9 @@ class Line(NamedTuple):
     label: str
     values: list[float]  # a dot for each
     interval: tuple[float, ...] = ()
-    wider: tuple[float, ...] = ()  # a second interval, drawn thin
     printed: float | None = None
     hollow: bool = False
+    cross: bool = False  # a cross instead of the dot
 
 
 def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, float] | None = None,
@@ -88,13 +88,14 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
         panel.axvspan(*band, color=PALE, alpha=0.3)
     reach = max([REACH, *(1.2 * abs(value) for line in lines for value in line.values)])
     for i, line in enumerate(lines):
-        for interval, width in ((line.wider, 0.9), (line.interval, 2.4)):
-            panel.plot(np.clip(interval, -reach, reach), [i] * len(interval), color=INK, linewidth=width)
-            for end in interval:
-                if abs(end) > reach:  # it goes on
-                    panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
+        panel.plot(np.clip(line.interval, -reach, reach), [i] * len(line.interval), color=INK, linewidth=2.4)
+        for end in line.interval:
+            if abs(end) > reach:  # it goes on
+                panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
         inside = "white" if line.hollow else INK
-        panel.plot(line.values, [i] * len(line.values), "o", color=INK, markersize=6, markerfacecolor=inside)
+        shape = "X" if line.cross else "o"
+        panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,
+                   markerfacecolor=inside)
         if line.printed is not None:
             panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2)
     panel.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)

@@ -1,118 +1,73 @@
-"""What missing runs would take, by the seconds of recorded ones, and which of them cannot start here."""
+"""What missing runs would take, by the recorded seconds of their setting, and which of them cannot start
+here."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import http.client
 import math
-import re
 import shlex
 import statistics
-import urllib.request
 from collections import Counter
-from pathlib import Path
 
 from plumbing.data.archives import find_archives, locate
 from plumbing.data.catalog import FOLDERS
 from plumbing.data.decoding import caches_of
-from plumbing.run.settings import Args
 from reproduce.cells import Missing
 from reproduce.methods import short_name
-from reproduce.records import Place, Records, Run, by_training
+from reproduce.records import Place, Records, Run, by_training, kind_of, setting_of
 
 import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
-ANY_GPU = "any GPU"  # the kind of device of a cluster's jobs
-LIKE = ("dataset", "image_size", "backbone")  # arguments of runs whose rounds can be compared
 
-
-def planned(missing: list[Missing], records: Records, place: Place, claims: bool = False) -> list[Missing]:
+def planned(missing: list[Missing], records: Records, place: Place) -> list[Missing]:
     """The missing runs, the cheapest first, with their seconds and why some cannot start. Of those that one
-    training serves, one that needs the whole curve comes first: it trains, the others test. With `claims` the
-    runs of claims come before all, in their own order."""
+    training serves, one that needs the whole curve comes first: it trains, the others test."""
     by_key, plan = {entry.run.key: entry for entry in missing}, []
     for group in by_training([entry.run for entry in missing]):
         group.sort(key=lambda run: not run.curve)
         seconds = seconds_of(group[0], records)
         for run in group:
             plan.append(by_key[run.key])
-            plan[-1].seconds, plan[-1].why = seconds, unavailable(run.args, place)
-
-    def rank(entry: Missing) -> tuple[bool, float]:
-        if claims and any(name.startswith("claim-") for name in entry.tables):
-            return False, 0.0
-        return True, math.inf if entry.seconds is None else entry.seconds
-    return sorted(plan, key=rank)
+            plan[-1].seconds, plan[-1].why = seconds, unavailable(run, place)
+    return sorted(plan, key=lambda entry: math.inf if entry.seconds is None else entry.seconds)
 
 
-def kind_of(gpu: str | None) -> str:
-    """The kind of a device by its GPU's name: what a run took on one it takes on another of them."""
-    if not gpu:
-        return "CPU"
-    return "H100 or H200" if re.search(r"\bH[12]00\b", gpu) else gpu
+def seconds_of(run: Run, records: Records) -> float | None:
+    """The median seconds of the recorded trainings of its setting, whatever seed, target and rate, at its
+    precision and on its kind of device; None if there is none. A run that states no device is taken for one
+    on a processor."""
+    args = dataclasses.replace(run.args, device="cuda" if run.device == "gpu" else "cpu")
+    setting, device = setting_of(short_name(run.module), args), run.device or "cpu"
+    of_setting = [record for record in records.every
+                  if record["setting"] == setting and kind_of(record)[1] == device]
+    seconds = [sum(record["seconds"].values()) for record in of_setting if "trained_by" not in record]
+    return statistics.median(seconds) if seconds else None
 
 
-def known_of(run: Run, records: Records, kind: str, threads: int = 0) -> list[tuple[float, float]]:
-    """(how unlike it is, its seconds a round) of all records on this kind of device, but those that were only
-    tested; with `threads` of a CPU those with others are less like it."""
-    times = []
-    for record in records.every:
-        distance = unlike(run, record["method"], record["args"])
-        there = kind_of(record["hardware"].get("gpu"))
-        if there == kind == "CPU" and threads:
-            distance += abs(math.log((record["hardware"].get("threads") or 1) / threads))
-        on_it = there == kind or (kind == ANY_GPU and there != "CPU")
-        if on_it and distance < math.inf and "trained_by" not in record:
-            times.append((distance, sum(record["seconds"].values()) / record["args"]["rounds"]))
-    return times
+def hours_of(runs: list[Run], records: Records) -> float | None:
+    """The hours of all these runs, one after the other; None if one of them is of a setting that has not been
+    recorded."""
+    seconds = [seconds_of(run, records) for run in runs]
+    return None if None in seconds else sum(seconds) / 3600
 
 
-def seconds_of(run: Run, records: Records, kind: str = "CPU") -> float | None:
-    """Seconds of a run on a kind of device: its rounds, each as long as in the recorded run there that is
-    most like it, of several the median. None if there is none of its method, dataset, size and backbone."""
-    known = known_of(run, records, kind)
-    if not known:
-        return None
-    nearest = min(distance for distance, _ in known)
-    of_round = statistics.median(seconds for distance, seconds in known if distance == nearest)
-    return of_round * run.args.rounds
+# Data, weights and devices
 
 
-def unlike(run: Run, name: str, theirs: dict) -> float:
-    """How unlike a run's rounds are to those of a method with other arguments: 0 with the same batches and
-    epochs, infinite with another method, dataset, image size or backbone."""
-    args = run.args
-    if name != short_name(run.module) or any(theirs.get(field) != getattr(args, field) for field in LIKE):
-        return math.inf
-    distance = abs(math.log(theirs["batch_size"] / args.batch_size))
-    return distance + abs((theirs["steps"] or theirs["epochs"]) - (args.steps or args.epochs))
-
-
-# Data and weights
-
-
-def unavailable(args: Args, place: Place) -> str:
-    """Why a run cannot start here for want of data or weights, or nothing."""
-    return weights_lacking(args.weights, args.backbone) or data_lacking(args.dataset, args.image_size, place)
-
-
-@functools.cache
-def weights_lacking(weights: str, backbone: str) -> str:
-    """Why initial weights cannot be had here, or nothing."""
-    if weights == "imagenet":
-        files = Path(torch.hub.get_dir(), "checkpoints").glob(f"{backbone.partition('_')[0]}-*")
-        if not any(files) and not answers("https://download.pytorch.org/models/resnet18-f37072fd.pth"):
-            return "ImageNet's weights are not here and cannot be downloaded"
-    elif weights != "none" and not Path(weights).is_file():
-        return f"the weights {weights} are not here"
-    return ""
+def unavailable(run: Run, place: Place) -> str:
+    """Why a run cannot start here, or nothing."""
+    if run.device == "gpu" and not torch.cuda.is_available():
+        return "its claim asks for a GPU, and there is none here"
+    return data_lacking(run.args.dataset, run.args.image_size, place)
 
 
 @functools.cache
 def data_lacking(dataset: str, size: int, place: Place) -> str:
-    """Why a dataset of the catalogue cannot be had here, or nothing. (MNIST is looked for by its runs.)"""
+    """Why a dataset that is fetched by hand is not here, or nothing. What can be downloaded is downloaded by
+    its run."""
     if dataset not in FOLDERS or caches_of(place.data, dataset, size):
         return ""
     if locate(dataset, place.data, place.archives)[0]:
@@ -120,20 +75,9 @@ def data_lacking(dataset: str, size: int, place: Place) -> str:
     sources = FOLDERS[dataset].files  # {pattern of a file's name: (where it comes from, ...)}
     here = find_archives(list(sources), place.data, place.archives)
     for pattern, (url, _) in sources.items():
-        if pattern not in here and not answers(url):
-            return f"{dataset}: {pattern} is not here and cannot be downloaded from {url}"
+        if pattern not in here and "drive.google.com" in url:  # which hands a page to a program
+            return f"{dataset}: {pattern} is not here; fetch it by hand from {url}"
     return ""
-
-
-@functools.cache
-def answers(url: str) -> bool:
-    """Whether a source answers with a file and not with a page."""
-    request = urllib.request.Request(url, method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return answer.headers.get_content_type() != "text/html"
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
 
 
 # In words
@@ -154,20 +98,6 @@ def plan_text(plan: list[Missing], place: list[str]) -> str:
     for why, runs in Counter(entry.why for entry in plan if entry.why).items():
         lines.append(f"Not here ({runs} runs): {why}")
     return "\n".join(lines)
-
-
-def left_text(plan: list[Missing], records: Records, seeds: list[int] | None) -> str:
-    """A line for each table, and each claim under each specification: the seeds that are done of those asked
-    for, and the runs that are left. Without `seeds` those count of which runs were missing."""
-    lines, still = [], {entry.run.key for entry in plan if not records.get(entry.run)}
-    for part in dict.fromkeys(name for entry in plan for name in entry.parts):
-        runs = [entry.run for entry in plan if part in entry.parts]
-        asked = {run.seed for run in runs} if seeds is None else set(seeds)
-        left = [run for run in runs if run.key in still]
-        done = asked - {run.seed for run in left}
-        lines.append(f"{part}: {len(done)} of {len(asked)} seeds done, {len(left)} runs left")
-    first = f"{len(plan) - len(still)} of {len(plan)} missing runs recorded, {len(still)} left"
-    return "\n".join([first, *lines])
 
 
 def line_of(name: str, entries: list[Missing]) -> list:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from plumbing.run.errors import UserError
+
+REPORTED = "table,dataset,method,column,value,deviation,trials,source,protocol,near".split(",")
 HEAD = "paper,table,dataset,setting,method,column,metric,mean,std,kind".split(",")
 
 
@@ -42,3 +45,18 @@ def take(lines: list[dict], dataset: str, setting: str, method: str, column: str
     for line in matching:
         line["taken"] = True
         return line
+
+
+def read_reported(path: Path) -> list[dict]:
+    """What other papers and public repositories print of a cell: the lines of papers/elsewhere.csv. `near` is
+    yes if network, data and protocol are the paper's or nearly so."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = list(csv.DictReader(text.splitlines()))
+    try:
+        [float(line["value"]) for line in lines]  # an error if one is no number
+        complete = all(list(line) == REPORTED for line in lines)
+    except (KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{path}: expected {','.join(REPORTED)} ({e})", 2)
+    if not complete:
+        raise UserError(f"{path}: expected {','.join(REPORTED)}", 2)
+    return lines

@@ -1,9 +1,8 @@
 """Runs and the records of finished runs: results/runs.jsonl, a line for each, only ever appended to.
 
 A run is identified by its method and the arguments that decide its numbers, so that one which serves several
-tables is run once. Of several records of a run the newest counts. Beside the records lie checked.json, which
-says whether the current code still gives their numbers (check.py), and digests.jsonl: the digest of the
-images (`content`) of records that were made before records had one.
+tables is run once. Of several records of a run the newest counts. Precision and kind of device are no part
+of the run: records of each kind are kept apart, {"fp32", "cpu"} and so on.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +68,7 @@ class Run:
     seed: int
     replace: bool = False  # what an earlier run has left in its output folder
     curve: bool = True  # with the test parts in every evaluation, for a curve; else where tables need them
+    device: str = ""  # cpu or gpu, if a claim asks for it
 
     @property
     def args(self) -> Args:
@@ -81,12 +80,12 @@ class Run:
         return works_of(self.module, self.flags, True)
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> tuple[str, str, str, int]:
         """What makes two runs the same."""
-        return self.work, self.args.precision, self.seed
+        return self.work, self.args.precision, self.device, self.seed
 
     @property
-    def training(self) -> tuple[str, str, int]:
+    def training(self) -> tuple[str, str, str, int]:
         """What makes one training serve two runs."""
         return works_of(self.module, self.flags, self.args.protocol != "lodo"), *self.key[1:]
 
@@ -96,7 +95,8 @@ class Run:
         start = ["-m", self.module] if "." in self.module else [f"{self.module}.py"]
         tested = [] if self.curve else ["--test-rounds", "best"]
         anew = ["--no-resume"] if self.replace else []
-        return [*start, *self.flags, "--seed", str(self.seed), *tested, *anew]
+        where = {"cpu": ["--device", "cpu"], "gpu": ["--device", "cuda"]}.get(self.device, [])
+        return [*start, *self.flags, *where, "--seed", str(self.seed), *tested, *anew]
 
     @property
     def command(self) -> str:
@@ -159,12 +159,11 @@ def moved(record: dict) -> dict:
     return record | {"method": name, "args": removed | args | {"method": name}}
 
 
-def setting_of(record: dict) -> str:
-    """What the records of one setting share: a hash of all arguments of now but seed, target and rate."""
-    args = known_arguments(record)
+def setting_of(name: str, args: Args) -> str:
+    """What the runs of one setting share: a hash of method and arguments but seed, target and rate."""
     names = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
-    return id_of({name: getattr(args, name) for name in names if name not in NOT_OF_SETTING}
-                 | {"method": record["method"]})
+    values = {field: getattr(args, field) for field in names if field not in NOT_OF_SETTING}
+    return id_of(values | {"method": name})
 
 
 class Records:
@@ -174,9 +173,9 @@ class Records:
     def __init__(self, path: Path):
         self.path = path
         self.every: list[dict] = []
-        self.by_work: dict[str, dict[str, dict[int, dict]]] = {}  # {work: {precision: {seed: the newest}}}
+        # {work: {(precision, cpu or gpu): {seed: the newest}}}
+        self.by_work: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
         self.damaged: list[str] = []
-        self.digests = read_beside(path.with_name("digests.jsonl"), digests_of)
         content = path.read_bytes() if path.exists() else b""
         for number, line in enumerate(content.splitlines(), 1):
             try:
@@ -184,23 +183,22 @@ class Records:
                     self.add(line)
             except (UserError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
                 self.damaged.append(f"{path}, line {number} is skipped: {str(e)[:80]}")
-        self.checked = read_checked(path.with_name("checked.json"))
 
     def add(self, line: bytes) -> None:
         """Take up a line; an error if it is no record."""
         record = json.loads(line, parse_constant=check_number)
         check_result(record)
         record = moved(record)
-        record.setdefault("content", self.digests.get((record["id"], record["finished"]), ""))
+        record.setdefault("content", "")  # the digest of its images, which the oldest records lack
         record["commit"] = record["commit"] or "unknown"  # of a copy without git
-        record["setting"] = setting_of(record)
         name, known = record["method"], known_arguments(record)
+        record["setting"] = setting_of(name, known)
         for f in dataclasses.fields(known):
             limits = violation(getattr(known, f.name), f.metadata)
             if limits:
                 raise ValueError(f"{f.name} is {getattr(known, f.name)}, expected {limits}")
-        work, precision, seed = work_of(name, known), record["args"]["precision"], record["args"]["seed"]
-        by_seed = self.by_work.setdefault(work, {}).setdefault(precision, {})
+        seed = record["args"]["seed"]
+        by_seed = self.by_work.setdefault(work_of(name, known), {}).setdefault(kind_of(record), {})
         if seed not in by_seed or by_seed[seed]["finished"] <= record["finished"]:
             by_seed[seed] = record
         self.every.append(record)
@@ -208,35 +206,38 @@ class Records:
     @property
     def newest(self) -> list[dict]:
         """That of each run."""
-        of_precisions = [by_seed for of_work in self.by_work.values() for by_seed in of_work.values()]
-        return [record for by_seed in of_precisions for record in by_seed.values()]
+        of_kinds = [by_seed for of_work in self.by_work.values() for by_seed in of_work.values()]
+        return [record for by_seed in of_kinds for record in by_seed.values()]
 
     def has(self, run: Run) -> bool:
-        return run.seed in self.by_work.get(run.work, {}).get(run.args.precision, {})
+        """Whether a run has a record, be it without the whole curve."""
+        return any(run.seed in by_seed for by_seed in self.kinds(run, with_gaps=True).values())
 
     def get(self, run: Run) -> dict | None:
-        """The newest record of a run, with its whole curve if that is needed; none that the current code does
-        not give."""
-        record = self.by_precision(run).get(run.args.precision, {}).get(run.seed)
-        return None if record is None or self.differs(record) else record
+        """The newest record of a run, with its whole curve if that is needed."""
+        records = [by_seed[run.seed] for by_seed in self.kinds(run).values() if run.seed in by_seed]
+        return max(records, key=lambda record: record["finished"], default=None)
 
-    def by_precision(self, run: Run) -> dict[str, dict[int, dict]]:
-        """{precision: {seed: record}} of what a run computes, with all seeds: all, or of its --precision."""
+    def of(self, run: Run, precision: str, device: str) -> dict[int, dict]:
+        """{seed: record} of what a run computes, of one precision and one kind of device."""
+        return dict(sorted(self.by_work.get(run.work, {}).get((precision, device), {}).items()))
+
+    def kinds(self, run: Run, with_gaps: bool = False) -> dict[tuple[str, str], dict[int, dict]]:
+        """{(precision, cpu or gpu): {seed: record}} of what a run computes: of its precision and its device
+        where it states them, else of all."""
         chosen = {}
-        for precision, by_seed in sorted(self.by_work.get(run.work, {}).items()):
-            if "--precision" not in run.flags or precision == run.args.precision:
-                chosen[precision] = {seed: by_seed[seed] for seed in sorted(by_seed)
-                                     if not (run.curve and has_gaps(by_seed[seed]))}
+        for (precision, device), by_seed in sorted(self.by_work.get(run.work, {}).items()):
+            states_another = "--precision" in run.flags and precision != run.args.precision
+            if states_another or run.device not in ("", device):
+                continue
+            chosen[precision, device] = {seed: by_seed[seed] for seed in sorted(by_seed)
+                                         if with_gaps or not (run.curve and has_gaps(by_seed[seed]))}
         return chosen
 
-    def check_of(self, record: dict) -> dict:
-        """What --check has found for a record's setting since the record was made; empty if nothing."""
-        answer = self.checked.get(record["setting"], {})
-        return answer if record["finished"] <= answer.get("date", "") else {}
 
-    def differs(self, record: dict) -> bool:
-        """Whether the current code gives other numbers than a record's."""
-        return self.check_of(record).get("outcome") == "differs"
+def kind_of(record: dict) -> tuple[str, str]:
+    """Precision and kind of device of a record: records of two kinds are never pooled."""
+    return record["args"]["precision"], "gpu" if record["hardware"].get("gpu") else "cpu"
 
 
 def check_number(text: str) -> None:
@@ -268,25 +269,6 @@ def flags_of(record: dict, known: Args | None = None) -> list[str]:
     if known:
         names = [n for n in names if n not in ("device", "precision") and getattr(known, n) != args[n]]
     return [re.sub(" [0-9a-f]{12,16}$", "", word) for name in names for word in flag_with(name, args[name])]
-
-
-def read_checked(path: Path) -> dict[str, dict]:
-    """{setting: what --check has found}; nothing if there is no file."""
-    return read_beside(path, lambda text: dict(json.loads(text)))
-
-
-def digests_of(text: str) -> dict[tuple[str, str], str]:
-    """{id and end of a record: the digest of its images}; the first line says why."""
-    lines = [json.loads(line) for line in text.splitlines()[1:]]
-    return {(line["id"], line["finished"]): line["content"] for line in lines}
-
-
-def read_beside(path: Path, read: Callable[[str], dict]) -> dict:
-    """What a file beside the records says; nothing if there is no file."""
-    try:
-        return read(path.read_text()) if path.exists() else {}
-    except (KeyError, TypeError, ValueError) as e:
-        raise UserError(f"{path} is damaged ({e}): take the committed one again, or remove it", 2)
 
 
 def has_gaps(record: dict) -> bool:

@@ -19,7 +19,6 @@ from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, cells_in, chance, fi
 from reproduce.claims import Answer, Paper, answers
 from reproduce.claims_pages import answer_words, write_pages
 from reproduce.drawing import table_text
-from reproduce.elsewhere import write_reported
 from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, flags_of
@@ -31,22 +30,20 @@ from reproduce.templates import TEMPLATES
 
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
 MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
-CODE_MARK = "† the current code gives other numbers (`reproduce_tables.py --check`)."
 LEGEND = ("A cell: published mean ± deviation [printed elsewhere] / ours ± deviation (seeds), then the "
           "difference with its 95% interval (Welch's) and a mark; - is not printed or not measured. = 0 is "
           f"in the interval, * it is not, ~ 0 is in it and it is wider than ±{WIDE:g} points, ? nothing is "
           f"decided (fewer than {SEEDS} seeds here, or no deviation or number of trials in the paper). One "
           "interval in twenty leaves 0 out by chance. The deviation of a printed mean is that of its "
-          "columns, as if they were independent. " + CODE_MARK)
-SMALLER_LEGEND = (f"A cell: ours ± deviation (seeds) at this scale; - is not measured. {CODE_MARK} The last "
-                  "row: guessing one of the classes.")
+          "columns, as if they were independent.")
+SMALLER_LEGEND = ("A cell: ours ± deviation (seeds) at this scale; - is not measured. The last row: guessing "
+                  "one of the classes.")
 # Behind a difference.
 VERDICT_MARKS = {"agrees": " =", "unclear": " ~", "differs": " *", "untested": " ?", "": ""}
 CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "published",
             "published_deviation", "printed_elsewhere", "ours", "ours_deviation", "seeds", "values",
-            "difference", "low", "high", "status", "precision", "differs_now", "runs", "commits", "module"]
+            "difference", "low", "high", "status", "precision", "runs", "commits", "module"]
 LEAST = 3  # seeds of a row
-REPEATS = {"equal": "repeats it", "differs": "gives other numbers", "not comparable": "not on this processor"}
 BUDGET_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size")  # of `budget`
 
 
@@ -85,12 +82,10 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     state, every = sentence(counts), answers(papers or [], tables, records)
     if every:
         write_pages(papers, every, out, records)
-    write_reported(tables, out)
     write_csv(out / "results.csv", lines + claim_lines(every))
     page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
             "boards": leaderboards(records), "listed": listed, "pictures": pictures,
-            "checked": checked_settings(records), "withdrawn": withdrawn(records),
-            "tables": zip(tables, at["paper"])}
+            "withdrawn": withdrawn(records), "papers": papers}
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
@@ -106,12 +101,6 @@ def claim_folder(out: Path) -> None:
     output_folder(out, "README.md", MADE_BY)
     if not (out / "README.md").exists():
         write_text(out / "README.md", f"# Results\n\n{MADE_BY}.\n")
-
-
-def checked_settings(records: Records) -> Counter:
-    """{what --check has found: settings}; None is nothing."""
-    settings = {record["setting"]: record for record in records.every}
-    return Counter(records.check_of(record).get("outcome") for record in settings.values())
 
 
 def withdrawn(records: Records) -> int:
@@ -132,13 +121,13 @@ def leaderboards(records: Records) -> list[str]:
         of_place.setdefault((record["setting"], args["lr"], args["precision"]), []).append(record)
     text = []
     for (dataset, protocol, scale), settings in sorted(places.items()):
-        board = leaderboard(list(settings.values()), records)
+        board = leaderboard(list(settings.values()))
         if board:
             text += [f"### {dataset}, {protocol}, --scale {scale}", board]
     return text
 
 
-def leaderboard(settings: list[list[dict]], records: Records) -> str:
+def leaderboard(settings: list[list[dict]]) -> str:
     """A row for each setting, by its records, that has LEAST seeds; the last column ranks them. Empty without
     a row. A mean over targets has the seeds that have all of them."""
     values = [values_of(of_setting) for of_setting in settings]
@@ -153,9 +142,9 @@ def leaderboard(settings: list[list[dict]], records: Records) -> str:
             means = [mean(of_columns.get(name, {})) for name in columns]
             rank = [-math.inf if value is None else value for value in reversed(means)]
             cells = [ours(Cell([], of_columns.get(name, {}))) or "-" for name in columns]
-            ranked.append((rank, [*setting_words(of_setting[0]), *cells, repeats(of_setting, records)]))
+            ranked.append((rank, [*setting_words(of_setting[0]), *cells]))
     ranked.sort(key=lambda row: row[0], reverse=True)
-    heads = ["method", "flags", "budget", *columns, "current code"]
+    heads = ["method", "flags", "budget", *columns]
     return table_text([row for _, row in ranked], heads) if ranked else ""
 
 
@@ -178,14 +167,6 @@ def setting_words(record: dict) -> list[str]:
             f"{budget(args)}, {args['precision']} on a {where}"]
 
 
-def repeats(of_setting: list[dict], records: Records) -> str:
-    """Whether the current code gives the numbers of a setting; the worst of its records."""
-    outcomes = {records.check_of(record).get("outcome") for record in of_setting}
-    for outcome_of_check in ("differs", None, "failed", "not comparable", "equal"):
-        if outcome_of_check in outcomes:
-            return REPEATS.get(outcome_of_check, "not checked")
-
-
 # One table
 
 
@@ -205,7 +186,7 @@ def page_of(table: Table, blocks: list[FilledBlock], scale: str) -> str:
 
 
 def state_of(blocks: list[FilledBlock], scale: str) -> str:
-    """How many cells of a page have a value, what they say, and how many of them later code does not give."""
+    """How many cells of a page have a value, and what they say."""
     measured = [cell for cell in cells_in(blocks) if cell.values]
     if not measured:
         return "Nothing is measured yet."
@@ -214,9 +195,6 @@ def state_of(blocks: list[FilledBlock], scale: str) -> str:
         verdicts = Counter(cell.verdict for cell in measured if not cell.computed)
         said = [outcome(verdicts), f"{verdicts['']} without a published number" if verdicts[""] else ""]
         words += f": {', '.join(filter(None, said))}" if any(said) else ""
-    differing = sum(cell.differs_now for cell in measured)
-    if differing:
-        words += f"; {differing} that the current code does not give (†)"
     return words + "."
 
 
@@ -231,7 +209,7 @@ def cell_lines(table: Table, blocks: list[FilledBlock], scale: str) -> list[list
         lines.append([
             "cell", table.paper, table.id, scale, cell.block.title, cell.row.method, cell.column.name,
             *printed,
-            *measured(cell.values, difference, interval, cell.verdict, cell.behind, cell.differs_now),
+            *measured(cell.values, difference, interval, cell.verdict, cell.behind),
             cell.row.module])
     return lines
 
@@ -241,18 +219,18 @@ def claim_lines(every: list[Answer]) -> list[list]:
     lines = []
     for answer in every:
         for measurement in answer.measured:
-            gain, status = measurement.gain(), "; ".join(dict.fromkeys(answer_words(measurement)))
+            gain, status = measurement.gain(), answer_words(measurement)
             lines.append([
                 "claim", answer.paper.id, answer.claim.id, "", measurement.specification.name,
                 " minus ".join(answer.claim.methods), answer.claim.metric, fixed(answer.printed),
                 fixed(measurement.deviation), "",
                 *measured(measurement.gains, measurement.difference, gain and gain.interval, status,
-                          measurement.records, False), ""])
+                          measurement.records), ""])
     return lines
 
 
 def measured(values: BySeed, difference: float | None, interval: tuple[float, float] | None, status: str,
-             records: list[dict], differs_now: bool) -> list:
+             records: list[dict]) -> list:
     """The columns from `ours` to `commits`."""
     low, high = interval or (None, None)
     return [
@@ -260,7 +238,6 @@ def measured(values: BySeed, difference: float | None, interval: tuple[float, fl
         " ".join(map(str, values)), " ".join(map(fixed, values.values())),
         fixed(difference), fixed(low), fixed(high), status,
         each_once(record["args"]["precision"] for record in records),
-        int(differs_now) if records else "",
         each_once(record["id"] for record in records),
         each_once(record["commit"][:12] for record in records),
     ]
@@ -322,7 +299,7 @@ def ours(cell: Cell) -> str:
         words += f", {cell.difference:+.2f}"
         if cell.interval:
             words += " ({:+.2f} to {:+.2f})".format(*cell.interval)
-    return words + VERDICT_MARKS[cell.verdict] + (" †" if cell.differs_now else "")
+    return words + VERDICT_MARKS[cell.verdict]
 
 
 def number(value: float) -> str:

@@ -10,7 +10,6 @@ its own record. What it prints is in log.txt in its folder.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from plumbing.run.errors import handled, interrupt
-from reproduce.budget import Budget
 from reproduce.measures.adaptation import flags_at_test, in_words
 from reproduce.methods import ROOT
 from reproduce.records import Place, Records, Run, by_training, folder_of_run
@@ -52,12 +50,6 @@ class Processes:
         finally:
             with self.lock:
                 self.running.discard(process)
-
-    def kill(self) -> None:
-        """End all where they are."""
-        with self.lock:
-            for process in self.running:
-                process.kill()
 
     def end(self) -> None:
         """Tell all to end; what starts later ends at once. SIGTERM: runs in the background ignore SIGINT."""
@@ -154,32 +146,23 @@ def last_lines(said: str, count: int = 3) -> str:
 # All of them
 
 
-def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str],
-            budget: Budget | None = None) -> Counter:
-    """Run all, `jobs` at a time, each on a GPU that is free; with a budget what can end in it. How many are
-    done, skipped, failed or interrupted, and "stopped" after Ctrl-C."""
-    counts, processes, waiting = Counter(), Processes(), by_training(runs)
+def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counter:
+    """Run all, `jobs` at a time, each on a GPU that is free. How many are done, skipped, failed or
+    interrupted, and "stopped" after Ctrl-C."""
+    counts, processes = Counter(), Processes()
     places = SimpleQueue()  # of `jobs` runs at the same time: who ends leaves its GPU to the next
     for number in range(jobs):
         places.put(environment(number, jobs, gpus))
-    within = budget.keeps(processes) if budget else contextlib.nullcontext()
-    with within, tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
+    with tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
 
         def work(group: list[Run]) -> None:
-            if budget:
-                group = budget.next(waiting, lambda: processes.stopping)
-            if group is None:
-                return
             env = places.get()
             try:
                 count(counts, bar, group, execute_group(group, place, processes, env))
             finally:
                 places.put(env)
-                if budget:
-                    budget.ended()
 
-        done = side_by_side(jobs, work, list(waiting), processes)
-        if not done and not (budget and budget.left == 0):
+        if not side_by_side(jobs, work, by_training(runs), processes):
             counts["stopped"] = 1
     return counts
 

@@ -16,7 +16,7 @@ from typing import get_origin, get_type_hints
 
 from plumbing.run.errors import UserError
 from reproduce.methods import ROOT, file_of
-from reproduce.published import read_published, take
+from reproduce.published import read_published, read_reported, take
 
 PLACE = ROOT / "papers"  # a folder for each paper
 KINDS = ("best", "last", "start", "curve", "logs", "mean", "cost", "none")  # of a column's value
@@ -82,7 +82,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     figure: str = ""  # of a figure: one of FIGURES
     axis: str = ""  # of a figure: its x axis (parameter) or y axis (curves)
-    elsewhere: list = field(default_factory=list)  # what others print of its cells, see elsewhere.py
+    elsewhere: list[dict] = field(default_factory=list)  # what others print of its cells
 
     def file_name(self, scale: str) -> str:
         """The name of its files at a scale, without their ending."""
@@ -108,6 +108,9 @@ def read_tables(folder: Path = PLACE) -> list[Table]:
             tables.append(read_table(path))
         except (AttributeError, KeyError, TypeError, ValueError) as e:  # TOMLDecodeError too
             raise UserError(f"{path} is no table ({type(e).__name__}: {e})", 2)
+    reported = read_reported(folder / "elsewhere.csv")
+    for table in tables:
+        table.elsewhere = [line for line in reported if line["table"] == table.id]
     if not tables:
         raise UserError(f"{folder} has no tables: expected <paper>/tables/<paper>-<number>.toml", 2)
     return sorted(tables, key=lambda table: [*papers()].index(table.paper))
