@@ -16,7 +16,7 @@ from plumbing.several import means_over_columns
 from reproduce import statistics
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments
-from reproduce.records import Records, Run, cut_off
+from reproduce.records import Records, Run, cut_off, reading_of
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
@@ -193,7 +193,8 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
 def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
     """Put into a cell what is recorded of its run with each seed, at the precision with the most seeds, of
     equals that of the newest record. If seeds that are `asked` for lack there, their runs are missing that
-    are not recorded at this machine's precision."""
+    are not recorded at this machine's precision. Of a row with --after-training in its flags all is read from
+    `after_training` of the records."""
     def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
         return len(by_seed), max((record["finished"] for record in by_seed.values()), default="")
     run = cell.run
@@ -202,7 +203,8 @@ def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
     run.curve = cell.table.figure == "curves" or cell.column.kind == "curve"
     path = f"start/{cell.column.path}" if cell.row.start else cell.column.value
     cell.records = max(records.by_precision(run).values(), key=rank, default={})
-    whole = set()
+    trained, whole = run.args.after_training, set()
+    cell.records = {seed: reading_of(record, trained) for seed, record in cell.records.items()}
     for seed, record in cell.records.items():
         cell.precision, value = record["args"]["precision"], found_at(record, path)
         if not records.differs(record):
@@ -287,6 +289,8 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
         run.replace = records.has(run) and not cut_off(run)
         known = by_key.setdefault(run.key, Missing(run, []))
         known.run.curve = known.run.curve or run.curve  # also if another does without
+        if run.args.after_training and not known.run.args.after_training:
+            known.run.flags += ("--after-training",)  # one run gives both readings
         if part not in known.parts:
             known.parts.append(part)
     return list(by_key.values())

@@ -24,7 +24,8 @@ from plumbing.provenance import cpu_name, git
 from reproduce.measures.finished import numbers_of
 from reproduce.methods import method
 from reproduce.plan import unavailable
-from reproduce.records import Place, Records, flags_of, has_gaps, known_arguments, read_checked
+from reproduce.records import (Place, Records, flags_of, has_gaps, known_arguments, only_reading_of,
+                               read_checked)
 from reproduce.runner import Processes, last_lines, side_by_side
 
 import torch
@@ -47,7 +48,7 @@ class Begun:
 
 def beginning(record: dict) -> Begun:
     """How far a recorded run is made again."""
-    evaluated, args = record["curve"]["round"], record["args"]
+    evaluated, args = only_reading_of(record)["curve"]["round"], record["args"]
     fifth = evaluated[:EVALUATIONS][-1] if evaluated else args["rounds"]
     rounds = min(args["rounds"], max(fifth, ROUNDS))
     return Begun(record, rounds, STARTUP + sum(record["seconds"].values()) * rounds / args["rounds"])
@@ -116,8 +117,10 @@ def command_again(begun: Begun, folder: str) -> list[str]:
              "--checkpoint-every", "86400", "--threads", str(record["hardware"]["threads"])]
     if begun.rounds < record["args"]["rounds"]:
         words += ["--stop-after", str(begun.rounds)]
-    if has_gaps(record):
+    if has_gaps(only_reading_of(record)):
         words += ["--test-rounds", "best"]
+    if not record["curve"]:
+        words.append("--after-training")
     return words + flags_of(record)
 
 
@@ -140,10 +143,11 @@ def begin_again(begun: Begun, place: Place, processes: Processes) -> tuple[str, 
 
 def first_difference(record: dict, entries: list[dict]) -> str:
     """Where the rounds of now first differ from the recorded curves and mean logs; nothing if nowhere."""
-    rounds = record["curve"]["round"]
+    curve = only_reading_of(record)["curve"]
+    rounds = curve["round"]
     for entry in entries:
-        now = numbers_of(entry)
-        for name, values in (record["curve"] | record.get("logs", {})).items():
+        now = numbers_of(entry if record["curve"] else entry | entry.get("after_training", {}))
+        for name, values in (curve | record.get("logs", {})).items():
             of_each = rounds if len(values) == len(rounds) else range(1, len(values) + 1)
             value = dict(zip(of_each, values)).get(entry["round"])
             if name != "round" and value is not None and now.get(name) != value:

@@ -24,6 +24,7 @@ from plumbing.runfolder import folder_of
 from plumbing.settings import Args, flag_with, identity, violation
 from reproduce.methods import ROOT, arguments, method, short_name
 
+READING = ("best", "last", "curve")  # what a record has twice if its run had --after-training
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
 # {method: {a field that its file no longer has: the value that the file still has}}.
 REMOVED: dict[str, dict] = {
@@ -45,6 +46,7 @@ ADDED: dict[str, dict] = {
     "fedfa": {"statistics": "average"},
     "feddg_ga": {"step": "whole"},
 }
+TESTED_TRAINED = ("fdse", "official.fdse", "fedbn", "lgfedavg", "moon", "partialfed")  # had --evaluated once
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
 def moved(record: dict) -> dict:
     """A record whose method's file has other fields since. New ones have what its run did. Removed ones are
     dropped at the value that the file still has; at another one the record is of official/."""
+    if record["method"] in TESTED_TRAINED and "evaluated" in record["args"]:
+        record = with_readings(record)
     removed = REMOVED.get(record["method"], {})
     args = ADDED.get(record["method"], {}) | record["args"]
     if all(args.get(name, value) == value for name, value in removed.items()):
@@ -159,12 +163,38 @@ def moved(record: dict) -> dict:
     return record | {"method": name, "args": removed | args | {"method": name}}
 
 
+def with_readings(record: dict) -> dict:
+    """A record from before --after-training. `--evaluated trained` then tested the clients' own networks
+    instead of what the server sends: such a record has the second reading, and of the first one nothing."""
+    args = {name: value for name, value in record["args"].items() if name != "evaluated"}
+    command = re.sub(" --evaluated (aggregated|trained)", "", record["command"])
+    if record["args"]["evaluated"] == "aggregated":
+        return record | {"args": args, "command": command}
+    trained = {part: record[part] for part in READING}
+    return record | {"args": args, "command": f"{command} --after-training", "after_training": trained,
+                     **{part: {} for part in READING}}
+
+
+def reading_of(record: dict, after_training: bool) -> dict:
+    """A record whose best, last and curve are those of the networks right after local training, if these are
+    asked for; else it as it is."""
+    return record | record["after_training"] if after_training else record
+
+
+def only_reading_of(record: dict) -> dict:
+    """The reading of a record that has one: what the server sends, or else the networks after training."""
+    return reading_of(record, not record["curve"])
+
+
 def setting_of(record: dict) -> str:
-    """What the records of one setting share: a hash of all arguments of now but seed, target and rate."""
+    """What the records of one setting share: a hash of all arguments of now but seed, target and rate. Those
+    without a reading of what the server sends are by themselves."""
     args = known_arguments(record)
     names = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
-    return id_of({name: getattr(args, name) for name in names if name not in NOT_OF_SETTING}
-                 | {"method": record["method"]})
+    of_setting = {name: getattr(args, name) for name in names if name not in NOT_OF_SETTING}
+    if not record["curve"]:
+        of_setting["reading"] = "after_training"
+    return id_of(of_setting | {"method": record["method"]})
 
 
 class Records:
@@ -174,7 +204,9 @@ class Records:
     def __init__(self, path: Path):
         self.path = path
         self.every: list[dict] = []
-        self.by_work: dict[str, dict[str, dict[int, dict]]] = {}  # {work: {precision: {seed: the newest}}}
+        # {work: {precision: {seed: the newest}}}, and those that a run with --after-training takes
+        self.by_work: dict[str, dict[str, dict[int, dict]]] = {}
+        self.trained: dict[str, dict[str, dict[int, dict]]] = {}
         self.damaged: list[str] = []
         self.digests = read_beside(path.with_name("digests.jsonl"), digests_of)
         content = path.read_bytes() if path.exists() else b""
@@ -200,19 +232,26 @@ class Records:
             if limits:
                 raise ValueError(f"{f.name} is {getattr(known, f.name)}, expected {limits}")
         work, precision, seed = work_of(name, known), record["args"]["precision"], record["args"]["seed"]
-        by_seed = self.by_work.setdefault(work, {}).setdefault(precision, {})
-        if seed not in by_seed or by_seed[seed]["finished"] <= record["finished"]:
-            by_seed[seed] = record
+        for by_work, part in ((self.by_work, "curve"), (self.trained, "after_training")):
+            if record.get(part):  # a record answers for the readings that it has
+                by_seed = by_work.setdefault(work, {}).setdefault(precision, {})
+                if seed not in by_seed or by_seed[seed]["finished"] <= record["finished"]:
+                    by_seed[seed] = record
         self.every.append(record)
 
     @property
     def newest(self) -> list[dict]:
-        """That of each run."""
+        """That of each run, with a reading of what the server sends."""
         of_precisions = [by_seed for of_work in self.by_work.values() for by_seed in of_work.values()]
         return [record for by_seed in of_precisions for record in by_seed.values()]
 
+    def of_work(self, run: Run) -> dict[str, dict[int, dict]]:
+        """{precision: {seed: record}} of what a run computes, with the reading that it asks for."""
+        by_work = self.trained if run.args.after_training else self.by_work
+        return by_work.get(run.work, {})
+
     def has(self, run: Run) -> bool:
-        return run.seed in self.by_work.get(run.work, {}).get(run.args.precision, {})
+        return run.seed in self.of_work(run).get(run.args.precision, {})
 
     def get(self, run: Run) -> dict | None:
         """The newest record of a run, with its whole curve if that is needed; none that the current code does
@@ -222,11 +261,11 @@ class Records:
 
     def by_precision(self, run: Run) -> dict[str, dict[int, dict]]:
         """{precision: {seed: record}} of what a run computes, with all seeds: all, or of its --precision."""
-        chosen = {}
-        for precision, by_seed in sorted(self.by_work.get(run.work, {}).items()):
+        chosen, trained = {}, run.args.after_training
+        for precision, by_seed in sorted(self.of_work(run).items()):
             if "--precision" not in run.flags or precision == run.args.precision:
                 chosen[precision] = {seed: by_seed[seed] for seed in sorted(by_seed)
-                                     if not (run.curve and has_gaps(by_seed[seed]))}
+                                     if not (run.curve and has_gaps(reading_of(by_seed[seed], trained)))}
         return chosen
 
     def check_of(self, record: dict) -> dict:
