@@ -33,8 +33,9 @@ from plumbing.run.errors import UserError, no_exit, one_line_on_failure, out_of_
 from plumbing.run.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
                                    load_pretrained, read_weights)
 from plumbing.run.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
-from plumbing.run.payloads import (check_answer, check_copies, check_keeps, copy_kept, expected_layout, kept,
-                                   layout, nbytes, shared, to_device, unchanged, watched)
+from plumbing.run.payloads import (TRAINED, check_answer, check_copies, check_keeps, copy_kept,
+                                   expected_layout, kept, layout, nbytes, shared, to_device, unchanged,
+                                   watched)
 from plumbing.run.results import best_of, score_of
 from plumbing.run.runfolder import Run, check_outputs
 from plumbing.run.scores import as_probabilities, joined, scores
@@ -575,9 +576,18 @@ def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict
     the clients. Unless all have answered there are the names of the others alone. With another --metric the
     validation has it too."""
     answers, metric = fed.test(of_client, who, t), validation_score(fed, t)
-    if len(answers) < len(who):
-        return {"untested": [fed.names[k] for k in who if k not in answers]}
-    counts, entry = {k: numbers for k, (_, numbers) in answers.items()}, {}
+    counts = {k: numbers for k, (_, numbers) in answers.items()}
+    entry = accuracies_of(fed, counts, who)
+    if "val" in entry and metric is not None:
+        entry["val"]["metric"] = metric
+    return entry
+
+
+def accuracies_of(fed: Federation, counts: dict[int, dict[str, int]], who: range) -> dict:
+    """`accuracies` from what each of these clients counted: the correct and all images of a part."""
+    if len(counts) < len(who):
+        return {"untested": [fed.names[k] for k in who if k not in counts]}
+    entry = {}
     for part in ("val", "test") if "test" in counts[0] else ("val",):
         of_clients = [(counts[k][part], counts[k][f"{part}_of"]) for k in range(fed.K)]
         each = [right / n for right, n in of_clients]
@@ -585,8 +595,6 @@ def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict
         entry[part] = {"ALL": pooled, "AVG": sum(each) / fed.K, "clients": dict(zip(fed.names, each))}
     if len(who) > fed.K:
         entry["target"] = counts[fed.K]["test"] / counts[fed.K]["test_of"]
-    if metric is not None:
-        entry["val"]["metric"] = metric
     return entry
 
 
@@ -661,7 +669,8 @@ def measured(fed: Federation, t: int) -> dict[str, dict]:
 
 
 def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
-    """Local training in round t: the upload; the bytes both ways and what the client has logged."""
+    """Local training in round t: the upload; the bytes both ways and what the client has logged. In a round
+    with an evaluation, and --after-training, the counts of `test_trained` too."""
     client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
     seed_all(fed.settings.seed, "train", t, k)
     copy_kept(client)
@@ -677,7 +686,28 @@ def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
             log[name] = float(value)
         except (TypeError, ValueError) as e:
             raise UserError(f"{whose}: expected a number in its log as {name!r}; {e}") from e
+    if fed.settings.after_training and is_evaluated(fed.settings, t + 1):
+        log |= test_trained(fed, k, t + 1, down, up)
     return up, log
+
+
+def test_trained(fed: Federation, k: int, t: int, down: Payload, up: Payload) -> dict[str, int]:
+    """The counts of `test_client` for the network that client k has right after its local training, which is
+    what `model` makes of its own upload. (`net` itself would not do: nobody says what training leaves in it.)
+    Parts that go up alone, as n_k, are for the server."""
+    own = {part: v for part, v in up.items() if part in down}
+    _, counts = test_client(fed, k, t, down | own)
+    return {TRAINED + name: count for name, count in counts.items()}
+
+
+def take_counts(logs: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """The counts of `test_trained` of each client that has some, taken out of what the clients log."""
+    counts = {}
+    for k, log in logs.items():
+        names = [name for name in log if name.startswith(TRAINED)]
+        if names:
+            counts[k] = {name.removeprefix(TRAINED): log.pop(name) for name in names}
+    return counts
 
 
 def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "test")) -> Answer:
@@ -813,6 +843,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
         # each client of S_t: download, local training, upload
         S_t = sampled_clients(settings, fed.K, t)
         uploads, logs = fed.train(S_t, t)
+        trained = take_counts(logs)  # with --after-training
         uploads = {k: up for k, up in uploads.items() if not is_dropped(settings, t, k)}
         progress.images += sum(images_in_round(fed.sizes[k], settings) for k in logs)
         entry["clients"] = {fed.names[k]: log for k, log in logs.items()}
@@ -833,6 +864,8 @@ def rounds(fed: Federation, progress: Run) -> dict:
 
         if is_evaluated(settings, t + 1):
             entry |= evaluate(fed, t + 1, best_of(progress.history)["val"])
+            if settings.after_training:
+                entry["after_training"] = accuracies_of(fed, trained, range(fed.K))
         progress.lap("evaluate")
         progress.log(entry)
         progress.save(fed)

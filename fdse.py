@@ -7,10 +7,9 @@ r"""FDSE: Federated Learning with Domain Shift Eraser (Wang et al., CVPR 2025).
 Layers are split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
 eraser (DSE), one for each client; `build` says which. Server keeps theta_u (DFE modules, BN_DFE scale and
 shift, head), BN_DFE statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift, and,
-not in the paper, a bias before BN_DFE). Client k keeps its BN_DSE statistics, and its model as trained, which
-is tested instead of the server's mixture. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained.
-If a domain is left out, BN_DSE's statistics go up too and stay at the server; the domain's client gets the
-mean of these and of theta_v over the clients.
+not in the paper, a bias before BN_DFE). Client k keeps its BN_DSE statistics. Down: theta_u, BN_DFE
+statistics, theta_v,k. Up: the same, trained. If a domain is left out, BN_DSE's statistics go up too and stay
+at the server; the domain's client gets the mean of these and of theta_v over the clients.
 
 Paper                                                            This file
 Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
@@ -44,7 +43,8 @@ papers/fdse/differences.md.
   bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
   "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a block        --unit tensor
                           modules, head
-  model that is tested    not said       the server's the server's   trained        --evaluated
+  model that is tested    not said       the server's the server's   what comes     --after-training
+                                                                     down next
   weight decay; momentum  not said       1e-3; 0      1e-3; 0        1e-3; 0        --weight-decay, --momentum
   image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
   E on PACS               5              1            5              5              --epochs
@@ -90,9 +90,6 @@ class Args(common.Args):
                            source="code dd266a2, algorithm/fdse.py")
     own_bias: bool = arg(True, "with --block-bias: this bias belongs to theta_v instead of to theta_u",
                          source="code dd266a2, algorithm/fdse.py")
-    evaluated: str = arg("trained", "network that is tested: trained (the client's own, after its training) "
-                                    "or aggregated (the server's)", choices=("aggregated", "trained"),
-                         source="code 5ca65f0, README.md")
     adapt_epochs: int = arg(5, "lodo: epochs of Algorithm 3 on the target's images; 0: no adaptation", low=0,
                             at_test=True, source="ours, for the text's \"several\", A7.5")
     adapt_lr: float = arg(1.0, "lodo: learning rate of Algorithm 3; 0: adapt only BN_DSE's statistics", low=0,
@@ -277,7 +274,7 @@ def forget_batch(blocks: list) -> None:
 
 
 class Client:
-    keeps = ("bn_dse", "trained")
+    keeps = ("bn_dse",)
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
@@ -285,7 +282,6 @@ class Client:
         self.blocks = [module for module in net.modules() if isinstance(module, DSEBlock)]
         self.initial = pick(state(net), self.parts.bn_dse)
         self.bn_dse = {}  # own BN_DSE statistics; empty before the first training
-        self.trained = {}  # own model after local training, only for --evaluated trained
 
     def theta(self, down: Payload) -> dict[str, Tensor]:
         """theta_k = (theta_u, theta_v,k) with the global BN_DFE statistics and the client's own of BN_DSE."""
@@ -329,16 +325,12 @@ class Client:
         self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         w = state(model)
         self.bn_dse = pick(w, self.parts.bn_dse)
-        if args.evaluated == "trained":
-            self.trained = w
         up = {"u": pick(w, self.parts.u), "v": pick(w, self.parts.v), "bn_dfe": pick(w, self.parts.bn_dfe)}
         if args.protocol == "lodo":
             up["bn_dse"] = self.bn_dse  # for the unseen client
         return up  # line 10
 
     def model(self, down: Payload) -> nn.Module:
-        if self.trained:  # --evaluated trained: its own model, whatever comes down
-            return load(self.net, self.trained)
         model = load(self.net, self.theta(down))
         if self.data.unseen and self.args.adapt_epochs:
             self.adapt(model)  # Alg. 3, before each test

@@ -39,6 +39,9 @@ class Args(common.Args):
             raise UserError("centralized training has all images in each round: --participation is 1", 2)
         if self.drop:
             raise UserError("centralized training has no clients that could fail: --drop is 0", 2)
+        if self.after_training:
+            raise UserError("centralized training has one network for all clients, which is tested anyway: "
+                            "--after-training adds nothing", 2)
 
 
 # FedCiR's settings of its federated methods, which it does not repeat for this row.

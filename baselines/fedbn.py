@@ -21,7 +21,8 @@ Where the paper, codes (the authors' med-air/FedBN; FDSE's algorithm/fedbn.py) a
 papers/baselines/fedbn.md)
   what               paper; authors' code    FDSE's text   FDSE's code        here             flag
   average            1/K                     its Eq. (1)   n_k/n              n_k/n            --average
-  model tested       after the average       not said      before it          after it         --evaluated
+  model tested       after the average       not said      before it          after it         --after-
+                                                                                               training
   BN found by        its name (bn)           -             its name           its class        -
   lr                 0.01                    tuned         0.1                0.1              --lr
   unseen: scale      mean over the clients   not said      not shown          the mean         -
@@ -46,9 +47,6 @@ from torch.nn.utils import clip_grad_norm_
 class Args(common.Args):
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"), source="text of FDSE, Eq. (1)")
-    evaluated: str = arg("aggregated", "network that is tested: aggregated (the server's layers with the "
-                                       "client's BN) or trained (the client's own model)",
-                         choices=("aggregated", "trained"), source="code of FedBN")
     adapt_epochs: int = arg(1, "lodo: passes over the target's images for BN's statistics, FDSE's Algorithm "
                                "2; 0: use the clients' mean", low=0, at_test=True,
                             source="text of FDSE, A7.5")
@@ -79,13 +77,12 @@ def bn_entries(net: nn.Module) -> list[str]:
 
 
 class Client:
-    keeps = ("bn", "trained")
+    keeps = ("bn",)
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         self.names = bn_entries(net)
         self.bn = pick(state(net), self.names)  # own BN; the same at the start for all
-        self.trained = {}  # own layers after local training, only for --evaluated trained
 
     def whole(self, down: Payload) -> dict[str, Tensor]:
         """The received layers with the client's own BN."""
@@ -111,8 +108,6 @@ class Client:
         after = state(model)
         w_k = {name: v for name, v in after.items() if name not in self.names}
         self.bn = pick(after, self.names)
-        if args.evaluated == "trained":
-            self.trained = w_k
         up = {"w": w_k, "n": torch.tensor(len(self.data.train))}
         if args.protocol == "lodo":
             up["bn"] = self.bn  # for the unseen client
@@ -123,8 +118,6 @@ class Client:
             model = load(self.net, down["w"] | down["bn"])
             self.adapt(model)
             return model
-        if self.trained:
-            return load(self.net, self.trained | self.bn)
         return load(self.net, self.whole(down))
 
     @torch.no_grad()

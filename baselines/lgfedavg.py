@@ -22,7 +22,7 @@ file differ; in full: papers/baselines/lgfedavg.md
                             the convolutions
   start            random   a trained FedAvg model  random            random            --weights
   average          n_k/n    uniform                 n_k/n             n_k/n             --average uniform
-  tested model     -        after the average       before it         after it          --evaluated trained
+  tested model     -        after the average       before it         after it          --after-training
   learning rate    -        0.1, MNIST 0.05         tuned             0.1               --lr
 """
 
@@ -45,9 +45,6 @@ class Args(common.Args):
     layers: int = arg(1, "number of layers in the top; 1: the classifier", low=1, source="cited code, FLGo")
     average: str = arg("samples", "weights of the average: samples (n_k/n) or uniform (1/K)",
                        choices=("samples", "uniform"), source="text of LG-FedAvg, Alg. 1")
-    evaluated: str = arg("aggregated", "network that is tested: aggregated (theta_k with the server's "
-                                       "theta_g) or trained (theta_k with the client's own theta_g)",
-                         choices=("aggregated", "trained"), source="code of LG-FedAvg")
 
 
 # FDSE says nothing of its settings: FedAvg's.
@@ -84,14 +81,13 @@ def shared_entries(w: dict[str, Tensor], args: Args) -> list[str]:
 
 
 class Client:
-    keeps = ("own", "trained")
+    keeps = ("own",)
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         self.args, self.net, self.k, self.data = args, net, k, data
         w = state(net)
         self.shared = shared_entries(w, args)
         self.own = self.local(w)  # theta_k
-        self.trained = {}  # the own theta_g after local training, only for --evaluated trained
 
     def local(self, w: dict[str, Tensor]) -> dict[str, Tensor]:
         """theta_k of a whole state."""
@@ -116,8 +112,6 @@ class Client:
         self.log = {"loss": torch.stack(losses).mean()}
         w = state(model)
         self.own = self.local(w)
-        if args.evaluated == "trained":
-            self.trained = pick(w, self.shared)
         up = {"w": pick(w, self.shared), "n": torch.tensor(len(self.data.train))}
         if args.protocol == "lodo":
             up["local"] = self.local(w)  # for the unseen client
@@ -130,7 +124,7 @@ class Client:
         return self.own | down["w"]
 
     def model(self, down: Payload) -> nn.Module:
-        return load(self.net, self.mixture(down) | self.trained)
+        return load(self.net, self.mixture(down))
 
 
 class Server:

@@ -30,8 +30,8 @@ papers/baselines/local.md
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Payload, arg, autocast, batches, correct, is_evaluated, load, parse, run,
-                    schedules, sgd, source, state)
+from common import (ClientData, Payload, UserError, arg, autocast, batches, correct, is_evaluated, load,
+                    parse, run, schedules, sgd, source, state)
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,11 @@ class Args(common.Args):
     select: str = arg("own", "network that a client is tested with: own (its best so far on its validation "
                              "images) or last (its current one)", choices=("own", "last"),
                       source="code of FDSE, algorithm/standalone.py")
+
+    def validate(self) -> None:
+        if self.after_training and self.select == "own":
+            raise UserError("--after-training tests a network right after its training, --select own an "
+                            "earlier one: give --select last too", 2)
 
 
 # FedAvg's settings without an average. FLGo-Bench, by FDSE's author, tuned the rate of clients alone.

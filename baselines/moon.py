@@ -26,7 +26,7 @@ and this file differ; in full: papers/baselines/moon.md
   first round       -            no l_con     no l_con        constant    no l_con      -
   a late client's   -            its random   no l_con        initial w   initial w     -
   z_prev is of                   network
-  tested model      w            w            w_k             w           w             --evaluated trained
+  tested model      w            w            w_k             w           w             --after-training
   clipping          none         none         none            none        FDSE's, 10    --clip
   mu                5, 1, 1      1            FDSE's grid     0           0.1 or 1      --mu
   learning rate     0.01         0.1          tuned           0.005       0.05 or 0.1   --lr
@@ -52,9 +52,6 @@ class Args(common.Args):
                      source="text of FDSE, A7.4")
     projection: bool = arg(False, "use the paper's projection head between encoder and classifier: two "
                                   "linear layers to 256 numbers", source="cited code, FLGo-Bench")
-    evaluated: str = arg("aggregated", "network that is tested: aggregated (the server's) or trained (each "
-                                       "client's own w_k)", choices=("aggregated", "trained"),
-                         source="text of MOON, Alg. 1")
 
 
 # FDSE tuned mu on 0.1, 1, 5 and 10, with tau 0.5, and does not say what it found (A7.4). FLGo-Bench is by the
@@ -130,8 +127,6 @@ class Client:
         return {"w": w_k, "n": torch.tensor(len(self.data.train))}
 
     def model(self, down: Payload) -> nn.Module:
-        if self.args.evaluated == "trained" and not self.data.unseen:
-            return load(self.net, self.previous)
         return load(self.net, down["w"])
 
 

@@ -8,9 +8,8 @@ training" (its related work). There is no public code, and its text was not at h
 tell of it. All layers of all clients are averaged, but a client begins a round with the global values of some
 layers and with its own of the others. Which ones is fixed by hand (PartialFed-Fix) or learned by each client
 (-Adaptive).
-Server keeps w. Client k keeps the layers of w_k that it does not load; with adaptive or
---evaluated trained all of w_k, and with adaptive two scores of each layer and their Adam's moments. Down: w.
-Up: w_k, n_k.
+Server keeps w. Client k keeps the layers of w_k that it does not load; with adaptive all of w_k, two scores
+of each layer and their Adam's moments. Down: w. Up: w_k, n_k.
 
 What others tell of it                                           This file
 Initialization  layer l of w_k is A_l w + (1 - A_l) w_k          Client.start
@@ -33,7 +32,7 @@ Where this file had to choose; in full: papers/baselines/partialfed.md
                                                        round
   temperature     annealed; AdaShare's code: from 5,   the same, at least 0.5         --temperature, -decay,
                   times 0.965                                                         -floor
-  tested model    the client's, moment not known       kept layers, the averaged w    --evaluated trained
+  tested model    the client's, moment not known       kept layers, the averaged w    --after-training
   learning rate   -                                    FedAvg's, 0.1                  --lr
 """
 
@@ -56,9 +55,6 @@ class Args(common.Args):
     strategy: str = arg("bn+head", "layers that a client keeps: batch normalization (bn), the classifier "
                                    "(head), both, none, or learned ones (adaptive)",
                         choices=("bn+head", "bn", "head", "none", "adaptive"), source="ours")
-    evaluated: str = arg("aggregated", "network that is tested: aggregated (the kept layers with the "
-                                       "server's) or trained (the client's own)",
-                         choices=("aggregated", "trained"), source="ours")
     strategy_lr: float = arg(0.1, "with adaptive: learning rate of Adam for the scores", above=0,
                              source="ours")
     strategy_steps: int = arg(5, "with adaptive: steps on the scores before the local training of a round",
@@ -115,7 +111,7 @@ class Client:
         self.layers = group_by(list(w), module_of)
         self.fixed = fixed_entries(net, args.strategy)
         self.needed = self.fixed  # what must be kept of w_k
-        if args.strategy == "adaptive" or args.evaluated == "trained":
+        if args.strategy == "adaptive":
             self.needed = list(w)
         self.own = {}  # that part of w_k; empty before the first training
         self.scores = torch.zeros(len(self.layers), 2)  # adaptive: log pi of loading and keeping each layer
@@ -184,8 +180,6 @@ class Client:
         return down["w"] | pick(self.own, self.kept_layers())
 
     def model(self, down: Payload) -> nn.Module:
-        if self.args.evaluated == "trained" and self.own:
-            return load(self.net, self.own)
         return load(self.net, self.start(down))
 
 

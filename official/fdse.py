@@ -161,8 +161,6 @@ class Client(fdse.Client):
         self.log = {name: torch.stack(values).mean() for name, values in log.items()}
         w = state(model)
         self.bn_dse = pick(w, self.parts.bn_dse)
-        if args.evaluated == "trained":
-            self.trained = w
         up = {"u": pick(w, self.parts.u), "v": pick(w, self.parts.v), "bn_dfe": pick(w, self.parts.bn_dfe)}
         if args.protocol == "lodo":
             up["bn_dse"] = self.bn_dse

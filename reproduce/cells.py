@@ -16,7 +16,7 @@ from plumbing.run.several import means_over_columns
 from reproduce import intervals
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import arguments
-from reproduce.records import Records, Run, cut_off
+from reproduce.records import Records, Run, cut_off, reading_of
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
@@ -193,7 +193,8 @@ def cells_of(table: Table, block: Block, row: Row, records: Records, scale: str,
 def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
     """Put into a cell what is recorded of its run with each seed: of the precision and kind of device with
     the most seeds, of equals that of the newest record. If seeds that are `asked` for lack there, their runs
-    are missing."""
+    are missing. Of a row with --after-training in its flags all is read from `after_training` of the
+    records."""
     def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
         return len(by_seed), max((record["finished"] for record in by_seed.values()), default="")
     run = cell.run
@@ -201,15 +202,17 @@ def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
         return
     run.curve = cell.table.figure == "curves" or cell.column.kind == "curve"
     path = f"start/{cell.column.path}" if cell.row.start else cell.column.value
-    cell.records = max(records.kinds(run).values(), key=rank, default={})
+    kinds, trained = records.kinds(run), run.args.after_training
+    kind = max(kinds, key=lambda of: rank(kinds[of]), default=None)
+    cell.records = {seed: reading_of(record, trained) for seed, record in kinds.get(kind, {}).items()}
     for seed, record in cell.records.items():
         cell.precision, value = record["args"]["precision"], found_at(record, path)
         if value is not None:
             cell.values[seed] = value
             cell.behind.append(record)
-    if not set(asked) <= cell.records.keys():
-        runs = [dataclasses.replace(run, seed=seed) for seed in asked]
-        cell.missing = [of_seed for of_seed in runs if records.get(of_seed) is None]
+    if kind:  # kinds are never pooled: what lacks is run as the rest was
+        run = dataclasses.replace(run, flags=(*run.flags, "--precision", kind[0]), device=kind[1])
+    cell.missing = [dataclasses.replace(run, seed=seed) for seed in asked if seed not in cell.records]
 
 
 def fill_means(cells: list[Cell]) -> None:
@@ -282,6 +285,8 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
         run.replace = records.has(run) and not cut_off(run)
         known = by_key.setdefault(run.key, Missing(run, []))
         known.run.curve = known.run.curve or run.curve  # also if another does without
+        if run.args.after_training and not known.run.args.after_training:
+            known.run.flags += ("--after-training",)  # one run gives both readings
         if part not in known.parts:
             known.parts.append(part)
     return list(by_key.values())

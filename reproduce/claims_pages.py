@@ -13,7 +13,7 @@ from reproduce.claims import BEHIND, Answer, Measured, Paper, accuracies, metric
 from reproduce.drawing import Line, draw_forest, draw_line, new_panel, percentages, table_text, write_figure
 from reproduce.intervals import mean, paired
 from reproduce.plan import hours_of
-from reproduce.records import Records, by_training
+from reproduce.records import Records, by_training, only_reading_of
 from reproduce.templates import TEMPLATES
 
 NOTHING = "not measured"
@@ -130,7 +130,12 @@ def row_of(answer: Answer) -> list[str]:
             learned += f", sources {mine.sources:.1f} / {theirs.sources:.1f}%"
         if own.not_learned:
             learned = f"**no**: {learned}"
-    return [name, f"{answer.printed:+.1f}", gain_words(own), answer_words(own), learned]
+    measured = gain_words(own)
+    for other in answer.others if not own.gains else []:
+        if other.gains:
+            measured += f" yet; {other.specification.name}: {gain_words(other)}"
+            break
+    return [name, f"{answer.printed:+.1f}", measured, answer_words(own), learned]
 
 
 def table_of_all(every: list[Answer]) -> str:
@@ -207,7 +212,7 @@ def functions(every: list[Answer]) -> dict:
         """The part of a mean over clients that one of them makes."""
         measured = known[claim, name]
         a, b = measured.claim.methods
-        clients = len(measured.records[0]["last"].get("clients") or measured.records[0]["best"]["clients"])
+        clients = len(only_reading_of(measured.records[0])["best"]["clients"])
         gains = []
         for method in (a, b):
             path = metric_of(measured.claim, measured.specification, method)

@@ -86,6 +86,9 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
     panel.axvline(0, color="0.5", linewidth=0.8)
     if band:
         panel.axvspan(*band, color=PALE, alpha=0.3)
+    printed = {line.printed for line in lines} - {None}
+    if len(printed) == 1:
+        panel.axvline(*printed, color="black", linewidth=1.2, linestyle="--")
     reach = max([REACH, *(1.2 * abs(value) for line in lines for value in line.values)])
     for i, line in enumerate(lines):
         panel.plot(np.clip(line.interval, -reach, reach), [i] * len(line.interval), color=INK, linewidth=2.4)
@@ -96,7 +99,7 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
         shape = "X" if line.cross else "o"
         panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,
                    markerfacecolor=inside)
-        if line.printed is not None:
+        if line.printed is not None and len(printed) > 1:
             panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2)
     panel.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)
     panel.set(ylim=(max(len(lines), 1) - 0.5, -0.5), xlabel=xlabel)

@@ -24,10 +24,11 @@ from tqdm import tqdm
 
 def planned(missing: list[Missing], records: Records, place: Place) -> list[Missing]:
     """The missing runs, the cheapest first, with their seconds and why some cannot start. Of those that one
-    training serves, one that needs the whole curve comes first: it trains, the others test."""
+    training serves, one that needs both readings, or the whole curve, comes first: it trains, the
+    others test."""
     by_key, plan = {entry.run.key: entry for entry in missing}, []
     for group in by_training([entry.run for entry in missing]):
-        group.sort(key=lambda run: not run.curve)
+        group.sort(key=lambda run: (not run.args.after_training, not run.curve))
         seconds = seconds_of(group[0], records)
         for run in group:
             plan.append(by_key[run.key])

@@ -22,6 +22,7 @@ from plumbing.run.runfolder import folder_of
 from plumbing.run.settings import Args, flag_with, identity, violation
 from reproduce.methods import ROOT, arguments, method, short_name
 
+READING = ("best", "last", "curve")  # what a record has twice if its run had --after-training
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
 # {method: {a field that its file no longer has: the value that the file still has}}.
 REMOVED: dict[str, dict] = {
@@ -43,6 +44,7 @@ ADDED: dict[str, dict] = {
     "fedfa": {"statistics": "average"},
     "feddg_ga": {"step": "whole"},
 }
+TESTED_TRAINED = ("fdse", "official.fdse", "fedbn", "lgfedavg", "moon", "partialfed")  # had --evaluated once
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ class Run:
         return works_of(self.module, self.flags, True)
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def key(self) -> tuple[str, str, str, int, bool]:
         """What makes two runs the same."""
-        return self.work, self.args.precision, self.device, self.seed
+        return self.work, self.args.precision, self.device, self.seed, self.args.after_training
 
     @property
     def training(self) -> tuple[str, str, str, int]:
         """What makes one training serve two runs."""
-        return works_of(self.module, self.flags, self.args.protocol != "lodo"), *self.key[1:]
+        return works_of(self.module, self.flags, self.args.protocol != "lodo"), *self.key[1:4]
 
     @property
     def words(self) -> list[str]:
@@ -151,6 +153,8 @@ def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
 def moved(record: dict) -> dict:
     """A record whose method's file has other fields since. New ones have what its run did. Removed ones are
     dropped at the value that the file still has; at another one the record is of official/."""
+    if record["method"] in TESTED_TRAINED and "evaluated" in record["args"]:
+        record = with_readings(record)
     removed = REMOVED.get(record["method"], {})
     args = ADDED.get(record["method"], {}) | record["args"]
     if all(args.get(name, value) == value for name, value in removed.items()):
@@ -159,10 +163,36 @@ def moved(record: dict) -> dict:
     return record | {"method": name, "args": removed | args | {"method": name}}
 
 
-def setting_of(name: str, args: Args) -> str:
-    """What the runs of one setting share: a hash of method and arguments but seed, target and rate."""
+def with_readings(record: dict) -> dict:
+    """A record from before --after-training. `--evaluated trained` then tested the clients' own networks
+    instead of what the server sends: such a record has the second reading, and of the first one nothing."""
+    args = {name: value for name, value in record["args"].items() if name != "evaluated"}
+    command = re.sub(" --evaluated (aggregated|trained)", "", record["command"])
+    if record["args"]["evaluated"] == "aggregated":
+        return record | {"args": args, "command": command}
+    trained = {part: record[part] for part in READING}
+    return record | {"args": args, "command": f"{command} --after-training", "after_training": trained,
+                     **{part: {} for part in READING}}
+
+
+def reading_of(record: dict, after_training: bool) -> dict:
+    """A record whose best, last and curve are those of the networks right after local training, if these are
+    asked for; else it as it is."""
+    return record | record["after_training"] if after_training else record
+
+
+def only_reading_of(record: dict) -> dict:
+    """The reading of a record that has one: what the server sends, or else the networks after training."""
+    return reading_of(record, not record["curve"])
+
+
+def setting_of(name: str, args: Args, main_reading: bool = True) -> str:
+    """What the runs of one setting share: a hash of method and arguments but seed, target and rate. Records
+    without a reading of what the server sends are by themselves."""
     names = [f.name for f in dataclasses.fields(args) if f.metadata["numbers"]]
     values = {field: getattr(args, field) for field in names if field not in NOT_OF_SETTING}
+    if not main_reading:
+        values["reading"] = "after_training"
     return id_of(values | {"method": name})
 
 
@@ -173,8 +203,9 @@ class Records:
     def __init__(self, path: Path):
         self.path = path
         self.every: list[dict] = []
-        # {work: {(precision, cpu or gpu): {seed: the newest}}}
+        # {work: {(precision, cpu or gpu): {seed: the newest}}}; and those for a run with --after-training
         self.by_work: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
+        self.trained: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
         self.damaged: list[str] = []
         content = path.read_bytes() if path.exists() else b""
         for number, line in enumerate(content.splitlines(), 1):
@@ -192,22 +223,30 @@ class Records:
         record.setdefault("content", "")  # the digest of its images, which the oldest records lack
         record["commit"] = record["commit"] or "unknown"  # of a copy without git
         name, known = record["method"], known_arguments(record)
-        record["setting"] = setting_of(name, known)
+        record["setting"] = setting_of(name, known, bool(record["curve"]))
         for f in dataclasses.fields(known):
             limits = violation(getattr(known, f.name), f.metadata)
             if limits:
                 raise ValueError(f"{f.name} is {getattr(known, f.name)}, expected {limits}")
-        seed = record["args"]["seed"]
-        by_seed = self.by_work.setdefault(work_of(name, known), {}).setdefault(kind_of(record), {})
-        if seed not in by_seed or by_seed[seed]["finished"] <= record["finished"]:
-            by_seed[seed] = record
+        work, kind, seed = work_of(name, known), kind_of(record), record["args"]["seed"]
+        for by_work, part in ((self.by_work, "curve"), (self.trained, "after_training")):
+            if record.get(part):  # a record answers for the readings that it has
+                by_seed = by_work.setdefault(work, {}).setdefault(kind, {})
+                if seed not in by_seed or by_seed[seed]["finished"] <= record["finished"]:
+                    by_seed[seed] = record
         self.every.append(record)
 
     @property
     def newest(self) -> list[dict]:
-        """That of each run."""
+        """That of each run, with a reading of what the server sends."""
         of_kinds = [by_seed for of_work in self.by_work.values() for by_seed in of_work.values()]
         return [record for by_seed in of_kinds for record in by_seed.values()]
+
+    def of_work(self, run: Run) -> dict[tuple[str, str], dict[int, dict]]:
+        """{(precision, cpu or gpu): {seed: record}} of what a run computes, with the reading that it asks
+        for."""
+        by_work = self.trained if run.args.after_training else self.by_work
+        return by_work.get(run.work, {})
 
     def has(self, run: Run) -> bool:
         """Whether a run has a record, be it without the whole curve."""
@@ -220,18 +259,21 @@ class Records:
 
     def of(self, run: Run, precision: str, device: str) -> dict[int, dict]:
         """{seed: record} of what a run computes, of one precision and one kind of device."""
-        return dict(sorted(self.by_work.get(run.work, {}).get((precision, device), {}).items()))
+        return dict(sorted(self.of_work(run).get((precision, device), {}).items()))
 
     def kinds(self, run: Run, with_gaps: bool = False) -> dict[tuple[str, str], dict[int, dict]]:
         """{(precision, cpu or gpu): {seed: record}} of what a run computes: of its precision and its device
         where it states them, else of all."""
-        chosen = {}
-        for (precision, device), by_seed in sorted(self.by_work.get(run.work, {}).items()):
+        chosen, trained = {}, run.args.after_training
+        for (precision, device), by_seed in sorted(self.of_work(run).items()):
             states_another = "--precision" in run.flags and precision != run.args.precision
             if states_another or run.device not in ("", device):
                 continue
-            chosen[precision, device] = {seed: by_seed[seed] for seed in sorted(by_seed)
-                                         if with_gaps or not (run.curve and has_gaps(by_seed[seed]))}
+            whole = {}
+            for seed, record in sorted(by_seed.items()):
+                if with_gaps or not (run.curve and has_gaps(reading_of(record, trained))):
+                    whole[seed] = record
+            chosen[precision, device] = whole
         return chosen
 
 

@@ -18,6 +18,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
+TRAINED = "after_training/"  # begins the names of a client's counts of the network that it has just trained
+
+
 def layout(payload: dict) -> dict[str, str]:
     """{part or part.name: dtype and shape, or "no tensor"} of what is in a payload."""
     layout_of = {}
@@ -106,10 +109,14 @@ def check_told(told: dict, settings: Args, nodes: list[str], classes: list[str])
 def checked_numbers(what: str, told: dict, settings: Args, down: dict, up: dict, numbers: dict) -> dict:
     """The numbers of an answer to `what`. ValueError unless they can be true; those that the server knows are
     its own, and others than asked for are forgotten."""
-    known, highest = {}, {"chance_loss": math.inf}
+    known, highest, counts = {}, {"chance_loss": math.inf}, {}
     if what == "train":
         known = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
-        highest = dict.fromkeys(numbers, math.inf)
+        highest = {name: math.inf for name in numbers if not name.startswith(TRAINED)}
+        if settings.after_training and any(name.startswith(TRAINED) for name in numbers):
+            counts = {f"{TRAINED}val": told["validated"], f"{TRAINED}test": sum(told["tested"])}
+            highest |= counts
+            known |= {f"{name}_of": n for name, n in counts.items()}
     elif what == "fit":
         highest = {str(ratio): 1 for ratio in ratios(settings.label_ratio)}
     elif what != "start":
@@ -117,9 +124,9 @@ def checked_numbers(what: str, told: dict, settings: Args, down: dict, up: dict,
         if what == "test":
             highest["test"] = sum(told["tested"])
         known = {f"{part}_of": n for part, n in highest.items()}
-    lowest = -math.inf if what == "train" else 0
+    lowest = {name: -math.inf if what == "train" and name not in counts else 0 for name in highest}
     fits = len(numbers) <= NUMBERS and up.get("n", told["size"]) == told["size"]
-    if not fits or not all(lowest <= numbers[name] <= high for name, high in highest.items()):
+    if not fits or not all(lowest[name] <= numbers[name] <= high for name, high in highest.items()):
         raise ValueError(f"expected numbers up to {highest}, n {told['size']}; found {numbers}")
     return {name: numbers[name] for name in highest} | known
 

@@ -61,6 +61,9 @@ def numbers_of(protocol: str, history: list[dict]) -> dict:
         logged = evaluated  # the rounds of the curve alone
     result = {"best": outcome(best), "last": outcome(last), "curve": curves(evaluated),
              "logs": mean_logs(logged)}
+    trained = numbers_after_training(history)
+    if trained:
+        result["after_training"] = trained
     if "start" in history[0]:
         result["start"] = history[0]["start"]
     result["bytes"] = {}
@@ -72,12 +75,31 @@ def numbers_of(protocol: str, history: list[dict]) -> dict:
     return result
 
 
+def numbers_after_training(history: list[dict]) -> dict:
+    """With --after-training: best, last and curve of the clients' networks right after their local training.
+    The best round is that of their own validation accuracy. A domain that is left out has no number, because
+    no client trains on it. Empty if a round was evaluated without the flag."""
+    rounds = []
+    for entry in history:
+        if "val" in entry and "after_training" not in entry:
+            return {}
+        if "val" in entry.get("after_training", {}):  # a node may not have answered
+            rounds.append({"round": entry["round"]} | entry["after_training"])
+    if not rounds:
+        return {}
+    best_round = best_of(rounds)["round"]
+    best = next(entry for entry in rounds if entry["round"] == best_round)
+    return {"best": outcome(best), "last": outcome(rounds[-1]), "curve": curves(rounds)}
+
+
 def check_result(result: dict) -> None:
-    """ValueError if a result or a record lacks something."""
+    """ValueError if a result or a record lacks something. Records of runs that tested the clients' networks
+    after their local training alone have these numbers alone."""
     for name, kind in RESULT.items():
         if not isinstance(result.get(name), kind):
             raise ValueError(f"{name}: missing")
-    if not result["curve"].get("round"):
+    trained = result.get("after_training", {"curve": {}})
+    if not result["curve"].get("round") and not trained["curve"].get("round"):
         raise ValueError("curve: no rounds")
 
 
@@ -138,6 +160,10 @@ def summary(result: dict) -> str:
         chosen = f" ({result['args']['metric']} {best['metric']:.3f})" if "metric" in best else ""
         accuracies = (f"best validation round {best['round']}{chosen}: {in_words(best)}; last round: "
                       f"{in_words(last)}")
+    if "after_training" in result:
+        trained = result["after_training"]
+        accuracies += (f"; after local training: best validation round {trained['best']['round']}: "
+                       f"{in_words(trained['best'])}; last round: {in_words(trained['last'])}")
     return (f"{accuracies}; {seconds['train']:.0f} s training, {seconds['server']:.0f} s server, "
             f"{seconds['evaluate']:.0f} s evaluation, {result['images_per_second']:.0f} images/s, "
             f"{result['peak_memory_mib']} MiB")
@@ -184,7 +210,7 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from numbers_in(inner, f"{name}/{key}".strip("/"))
-    elif name not in ("round", "dropped", "untested"):
+    elif name not in ("round", "dropped", "untested", "after_training/untested"):
         yield name, value
 
 
@@ -213,13 +239,16 @@ def record(args: Args, result: dict) -> None:
         return
     path = Path(args.record)
     result = {name: value for name, value in result.items() if name != "measures"}  # it may have MiB
+    names = ["id", "sha256", "curve"]
+    if "after_training" in result:  # a record without it is not the same
+        names.append("after_training")
     with locked(lock_of(path)), open(path, "a+b") as file:
         file.seek(0)
         content = file.read()
         for line in content.splitlines():
             with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
                 there = json.loads(line)  # a damaged line is nobody's record
-                same = [there.get(name) == result.get(name) for name in ("id", "sha256", "curve")]
+                same = [there.get(name) == result.get(name) for name in names]
                 if all(same) and "trained_by" not in there:
                     return
         start = b"\n" if content and not content.endswith(b"\n") else b""
@@ -227,15 +256,16 @@ def record(args: Args, result: dict) -> None:
 
 
 def command(args: Args) -> str:
-    """The command of this process: the flags that can change a number, and what its bytes depend on and this
-    machine chose: precision and threads."""
+    """The command of this process: the flags that can change a number or add one, and what its bytes depend
+    on and this machine chose: precision and threads."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = ["python", Path(sys.argv[0]).name]
     if spec and spec.name != "__main__":
         start = ["python", "-m", spec.name]
     flags = []
     for f in dataclasses.fields(args):
-        if args.origins.get(f.name) == "flag" and f.metadata["numbers"] and f.name != "precision":
+        told = f.metadata["numbers"] or f.name == "after_training"
+        if args.origins.get(f.name) == "flag" and told and f.name != "precision":
             flags += flag_with(f.name, getattr(args, f.name))
     flags += ["--precision", args.precision, "--threads", str(torch.get_num_threads())]
     return shlex.join(start + flags)
@@ -293,6 +323,8 @@ def looks(clients: list[str], names: list[str], args: Args) -> dict[str, dict]:
     style_of["val/ALL"] = {"color": "red", "linestyle": ":", "label": "validation ALL"}
     style_of["val/metric"] = {"color": "red", "linestyle": "--", "label": f"validation {args.metric}"}
     style_of["test/AVG"] = {"color": "black", "linestyle": "--", "label": "test AVG"}
+    style_of["after_training/test/ALL"] = {"color": "black", "linestyle": ":",
+                                           "label": "test ALL, after local training"}
     style_of["test/ALL"] = {"color": "black", "linewidth": 2.2, "label": "test ALL"}
     if args.protocol == "lodo":
         style_of["target"] = {"color": "blue", "linewidth": 2.2, "label": f"target {no_formula(args.target)}"}

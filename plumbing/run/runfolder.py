@@ -89,6 +89,16 @@ class Run:
             self.unsaved = len(log.read_bytes().splitlines())
         if state and not self.args.any_code:
             check_same_code(self.path, state["code"], self.code)
+        if self.args.after_training and self.lacks_after_training():
+            print(f"{self.path} holds this run without --after-training: it starts again")
+            self.saved, self.result, self.history = None, None, []
+
+    def lacks_after_training(self) -> bool:
+        """Whether a round of the folder's run was evaluated without --after-training: that cannot be made up
+        for, because the clients' networks of that round are gone."""
+        if self.result and "after_training" not in self.result:
+            return True
+        return any("val" in entry and "after_training" not in entry for entry in self.history)
 
     def start(self, federation) -> None:
         """Restore what was saved; tell the user what starts; write the settings."""

@@ -151,6 +151,11 @@ class RunArgs:
                           "limited by OMP_NUM_THREADS", low=0, high=1024, numbers=False)
     deterministic: bool = arg(False, "on a GPU: use PyTorch's deterministic algorithms where they exist; "
                                      "otherwise the last digits of two runs may differ", numbers=False)
+    # It adds a second reading and changes nothing in the first, so it is not of a run's identity: a run with
+    # it serves where one without it is asked for. Where the second reading is asked for, a folder or a record
+    # without it does not serve: plumbing.runfolder.Run.read, reproduce.records.Records.
+    after_training: bool = arg(False, "at each evaluation also test each client's network as it is right "
+                                      "after its local training", numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)
     metric: str = arg("accuracy", "measure on all validation images for the best round: accuracy, balanced "
                                   "(accuracy), f1 (macro-F1), auc (one class against the rest)",
@@ -344,7 +349,22 @@ def check_settings(args: Args, origins: dict[str, str]) -> None:
                         "not", 2)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise UserError("--tensorboard needs a package that is not installed: pip install tensorboard", 2)
+    if args.after_training:
+        check_after_training(args)
     args.validate()
+
+
+def check_after_training(args: Args) -> None:
+    """Stop if clients' networks after local training cannot be tested."""
+    why = ""
+    if args.protocol == "linear":
+        why = "clients without labels have no accuracy: it does not go with --protocol linear"
+    elif args.participation < 1:
+        why = f"all clients must train in a round: --participation is {args.participation:g}, not 1"
+    elif args.drop:
+        why = f"all clients must train in a round: --drop is {args.drop:g}, not 0"
+    if why:
+        raise UserError(f"--after-training tests every client after its training; {why}", 2)
 
 
 def violation(value, limits) -> str:
