@@ -153,7 +153,7 @@ def rest(every: list[Answer]) -> str:
         of_papers.setdefault(answer.paper.name, []).append(answer)
     words = ", ".join(f"{name} ({len(answers)})" for name, answers in of_papers.items())
     return (f"{len(without)} of {len(every)} claims have no runs in any of their settings: {words}. Each page "
-            "says what they need, with the command.")
+            "says what they need.")
 
 
 def table_of_settings(answer: Answer) -> str:

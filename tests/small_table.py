@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-from plumbing.run.files import write_json
 from plumbing.run.settings import identity
 from reproduce.methods import arguments
 from reproduce.published import HEAD
-from reproduce.records import Records, setting_of
+from reproduce.records import Records
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLE = (GOLDEN / "fdse-9.toml").read_text()
@@ -50,11 +49,6 @@ def write_records(path: Path, records: list[dict]) -> Path:
 def records_in(folder: Path, made: list[dict]) -> Records:
     """These records, from a file in the folder."""
     return Records(write_records(folder / "r.jsonl", made))
-
-
-def write_checked(folder: Path, record: dict, outcome: str, date: str = "2030") -> None:
-    """What a check of a record's setting found."""
-    write_json(folder / "checked.json", {setting_of(record): {"outcome": outcome, "date": date}})
 
 
 def recorded(path: Path) -> list[dict]:

@@ -5,7 +5,7 @@ from reproduce.cells import Cell, cells_of, fill_means, judge, missing, run_of
 from reproduce.methods import arguments
 from reproduce.records import Records
 from reproduce.tables import Block, Column, Row, Table, read_tables
-from tests.small_table import record, records_in, two_tables, write_checked
+from tests.small_table import record, records_in, two_tables
 
 import pytest
 
@@ -88,19 +88,6 @@ def test_a_mean_is_of_one_precision(tmp_path):
         cells = cells_of(TABLE, block, rows[0], records, "paper", [])
         assert cells[2].values == pytest.approx(mean)
         assert [cell.precision for cell in cells[:2]] == ["fp32", precision]
-
-
-def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
-    """If not, its run is missing again."""
-    made = [of_seed(0, "fp32", 0.5), of_seed(1, "fp32", 0.6)]
-    cell = cell_with(tmp_path, made, seeds=(0, 1))
-    assert not cell.differs_now and not cell.missing
-    write_checked(tmp_path, made[0], "differs")
-    cell = cell_with(tmp_path, made, seeds=(0, 1))
-    assert cell.differs_now and cell.values == {0: 50, 1: 60}
-    assert [run.seed for run in cell.missing] == [0, 1]
-    (again, _) = missing([TABLE], Records(tmp_path / "r.jsonl"), "paper", [0, 1])
-    assert again.run.replace == ("fp32" == again.run.args.precision)
 
 
 def test_a_run_that_tables_share_is_missing_once(tmp_path):

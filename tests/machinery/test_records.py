@@ -2,14 +2,13 @@
 
 
 import reproduce.records
-from common import open_dataset
 from plumbing.run.settings import identity
 from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
-from tests.conftest import RUNS, stops
-from tests.small_table import record, recorded, records_in, small_folder, write_checked, write_records
+from tests.conftest import RUNS
+from tests.small_table import record, recorded, records_in, small_folder, write_records
 
 import pytest
 
@@ -45,16 +44,6 @@ def test_a_derived_value_stands_for_what_an_older_record_has(tmp_path):
     older = made | {"args": made["args"] | {"lr_adversarial": 0.0, "noise": 0}}
     for one, there in ((made, True), (older, True), (made | {"args": made["args"] | {"noise": 3}}, False)):
         assert bool(records_in(tmp_path, [one]).get(run)) == there
-
-
-def test_a_record_that_the_code_of_now_does_not_give_is_missing(tmp_path):
-    """Until there is a newer one."""
-    made = record("fedavg", ["--dataset", "digits", "--seed", "3", "--precision", "fp32"], finished="2025")
-    path = write_records(tmp_path / "r.jsonl", [made])
-    write_checked(tmp_path, made, "differs", "2026")
-    assert Records(path).get(FEDAVG) is None
-    write_records(path, [made, made | {"finished": "2027"}])
-    assert Records(path).get(FEDAVG)["finished"] == "2027"
 
 
 def test_removed_fields(tmp_path, monkeypatch):
@@ -116,21 +105,3 @@ def test_a_damaged_record_is_named_and_counts_for_nothing(tmp_path, line):
     assert not records.every and not records.by_work
     assert len(records.damaged) == 1 and "line 1 is skipped" in records.damaged[0]
     assert len(missing(read_tables(tmp_path / "papers"), records, "paper", [0])) == 3
-
-
-def test_digests_of_older_records(tmp_path):
-    """Each is of one record that has none of its own. It is that of newer records of the data set, or of the
-    images as the code reads them now, on either of two models of processors. A damaged file is named."""
-    def key(one: dict) -> tuple[str, str]:
-        return one["id"], one["finished"]
-    about, *given = recorded(RUNS.with_name("digests.jsonl"))
-    with_digest = [one for one in recorded(RUNS) if "content" in one]
-    places = {key(one) for one in given} - {key(one) for one in with_digest}
-    of_dataset = {("digits", "ef3487c92871"), ("digits", "d874b43eebd9")}  # fused multiply-add or not
-    assert ("digits", open_dataset(arguments("fedavg", ())).content) in of_dataset
-    of_dataset |= {(one["args"]["dataset"], one["content"]) for one in with_digest}
-    assert [*about] == ["about"] and len(places) == len(given)
-    assert {(one["args"]["dataset"], one["content"]) for one in Records(RUNS).every
-            if key(one) in places} <= of_dataset
-    (tmp_path / "digests.jsonl").write_text("{}\n[]")
-    stops("digests.jsonl is damaged", Records, tmp_path / "runs.jsonl", code=2)

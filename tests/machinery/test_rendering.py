@@ -11,9 +11,9 @@ from reproduce.claims import read_claims
 from reproduce.records import Records
 from reproduce.rendering import MARKS, leaderboards, render
 from reproduce.tables import read_tables
-from reproduce.elsewhere import HEAD, read_reported
-from tests.conftest import ROOT, RUNS, fails, stops
-from tests.small_table import record, small_folder, write_checked, write_records
+from reproduce.published import REPORTED
+from tests.conftest import ROOT, RUNS, fails
+from tests.small_table import record, small_folder, write_records
 
 import pytest
 
@@ -33,8 +33,8 @@ def test_rendering_against_the_golden_file(tmp_path):
 
 
 def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
-    """The best AVG first; scales have tables of their own; with the flags that differ, and what --check
-    says. Two seeds are no row."""
+    """The best AVG first; scales have tables of their own; with the flags that differ. Two seeds are no
+    row."""
     made = []
     for flags, seeds in ((["--lr", "0.3"], 3), ([], 4), (["--lr", "0.7"], 2), (["--scale", "smoke"], 3)):
         for seed in range(seeds):
@@ -43,15 +43,14 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
     for one in made[-3:]:
         one["args"]["dataset"] = "/x/my data.py c0ffee"  # its content behind it, as runs are identified
     path = write_records(tmp_path / "r.jsonl", made)
-    write_checked(tmp_path, made[0], "equal")  # of every rate
     of_smoke, smoke, of_paper, board = leaderboards(Records(path))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in board.splitlines()[2:]]
     assert [row[:2] + row[3:] for row in rows] == [
-        ["FedAvg", "--lr 0.3", "50.00 ± 0.00 (3)", "81.00 ± 1.00 (3)", "repeats it"],
-        ["FedAvg", "-", "50.00 ± 0.00 (4)", "61.50 ± 1.29 (4)", "repeats it"]]
+        ["FedAvg", "--lr 0.3", "50.00 ± 0.00 (3)", "81.00 ± 1.00 (3)"],
+        ["FedAvg", "-", "50.00 ± 0.00 (4)", "61.50 ± 1.29 (4)"]]
     assert (of_paper, of_smoke) == ("### digits, indomain, --scale paper",
                                     "### /x/my data.py c0ffee, indomain, --scale smoke")
-    assert smoke.count("(3)") == 2 and "not checked" in smoke
+    assert smoke.count("(3)") == 2
 
 
 def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
@@ -80,9 +79,7 @@ def test_the_results_are_those_of_the_records(tmp_path, monkeypatch):
     between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
     emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text())
     (tmp_path / "README.md").write_text(emptied)
-    tables = read_tables()
-    read_reported(ROOT / "papers", tables)
-    render(tables, Records(RUNS), results, True, read_claims())
+    render(read_tables(), Records(RUNS), results, True, read_claims())
     written = [path for path in tmp_path.rglob("*.*") if path.suffix != ".png"]
     assert len(written) > 30
     for path in written:
@@ -92,14 +89,22 @@ def test_the_results_are_those_of_the_records(tmp_path, monkeypatch):
         assert names[0] == names[1]
 
 
-def test_a_number_beside_no_cell_is_refused(tmp_path):
-    """Also beside one that the text has lost."""
+def test_what_others_print_stands_in_brackets(tmp_path):
+    """Of values that are near to the paper's setting; none is beside a cell that there is not."""
     small_folder(tmp_path)
-    for method, column in (("FedAvg", "NONE"), ("FDSE without C", "AVG")):
-        line = f"fdse-9,digits,{method},{column},91.5,,,a,b,no"
-        (tmp_path / "papers/elsewhere.csv").write_text("\n".join([",".join(HEAD), line]) + "\n")
-        stops(f"no cell fdse-9, digits, {method}, {column} is in papers/", read_reported,
-              tmp_path / "papers", read_tables(tmp_path / "papers"), code=2)
+    lines = [",".join(REPORTED), "fdse-9,digits,FedAvg,ALL,91.5,,,a,b,yes",
+             "fdse-9,digits,FedAvg,AVG,1,,,a,b,no"]
+    (tmp_path / "papers/elsewhere.csv").write_text("\n".join(lines) + "\n")
+    page = render(read_tables(tmp_path / "papers"), Records(tmp_path / "runs.jsonl"), tmp_path, False)
+    assert "90.0 ± 2.0 [91.5] / " in page and page.count("[") == 3  # the legend and a link
+
+
+def test_every_number_of_others_stands_beside_a_cell():
+    for table in read_tables():
+        printed = {(block.dataset, row.method, column.name) for block in table.blocks for row in block.rows
+                   for column, numbers in zip(block.columns, row.published) if numbers}
+        for line in table.elsewhere:
+            assert (line["dataset"], line["method"], line["column"]) in printed, line
 
 
 BY_ID = {table.id: table for table in read_tables() if table.figure}

@@ -1,6 +1,5 @@
 """The command line of reproduce_tables.py: bad flags, a plan and its seconds, curves, runs."""
 
-import itertools
 import random
 import re
 import shutil
@@ -14,9 +13,9 @@ from plumbing.run.files import locked
 from reproduce import plan
 from reproduce.cells import Missing, missing
 from reproduce.methods import arguments
-from reproduce.records import Place, Records, Run, folder_of_run
+from reproduce.records import Place, Records, Run
 from reproduce.tables import read_tables
-from tests.conftest import ROOT, parsed, same_metrics, start, write_files
+from tests.conftest import ROOT, parsed, start
 from tests.small_table import (FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, recorded, records_in,
                                two_tables, write_table)
 
@@ -69,39 +68,6 @@ def test_two_runners_killed_at_random_moments(tmp_path):
     assert runs == {(method, seed): 1 for method in ("fedavg", "fdse") for seed in range(3)}
 
 
-@pytest.mark.slow
-def test_a_given_time_is_kept_and_the_same_command_resumes(tmp_path):
-    """Within 5 s, though only a part of the runs can end; later to the bytes of an undisturbed run."""
-    flags, setting = two_tables(tmp_path, with_failing=False), "--rounds 24 --epochs 1"
-    table = tmp_path / "papers/fdse/tables/fdse-91.toml"
-    table.write_text(table.read_text().replace('"digits"', f'"digits"\nflags = "{setting}"'))
-    flags[flags.index("smoke")] = "paper"
-    folders = {}
-    for module, seed in itertools.product(("fdse", "fedavg"), range(9)):
-        run = Run(module, ("--dataset", "digits", *setting.split()), seed)
-        folders[module, seed] = folder_of_run(run)
-        shutil.rmtree(folders[module, seed], ignore_errors=True)  # of an earlier test, perhaps by other code
-    flags += ["--seeds", ",".join(map(str, range(9))), "--jobs", "2", "--minutes"]
-    begun, seconds = time.time(), 30
-    limited = start(*flags, seconds / 60)
-    said, error = limited.communicate()
-    assert limited.returncode == 0, error
-    written = max(file.stat().st_mtime for path in folders.values() for file in path.glob("*"))
-    assert written - begun < seconds + 5 + 10  # to import torch
-    kept = recorded(tmp_path / "runs.jsonl")
-    (module, seed), *others = [one for one, path in folders.items()
-                               if (path / "checkpoint.pt").exists() and not (path / "result.json").exists()]
-    assert len(others) < 2 and len(kept) < 16
-    first, last = said.splitlines()[-2:]
-    assert first == f"{len(kept)} of 18 missing runs recorded, {18 - len(kept)} left", said
-    assert last.startswith("fdse-91: ") and last.endswith(f"{18 - len(kept)} runs left")
-    assert start(*flags, 10, "--seeds", seed).wait() == 0
-    assert recorded(tmp_path / "runs.jsonl")[:len(kept)] == kept
-    whole = start(f"{module}.py", *setting.split(), "--test-rounds", "best", "--seed", seed, "--out",
-                  tmp_path / "whole")
-    assert whole.wait() == 0 and same_metrics(tmp_path / "whole", folders[module, seed])
-
-
 def entry(*flags: str, module: str = "fedavg", tables: tuple = ("t",), curve: bool = True) -> Missing:
     run = Run(module, ("--dataset", "digits", *flags), 0)
     return Missing(type(run)(**vars(run) | {"curve": curve}), list(tables))
@@ -116,14 +82,6 @@ def records(tmp_path):
         made.append(one | {"seconds": {"train": seconds * one["args"]["rounds"]}})
     tested = made[0] | {"trained_by": "x", "seconds": {"train": 0.0}, "finished": "2000"}
     return records_in(tmp_path, [*made, tested])
-
-
-def test_seconds_are_those_of_the_run_most_like_it(records):
-    """None where there is none of the method, dataset, image size and backbone."""
-    for flags, seconds in ((["--rounds", "10"], 20), (["--rounds", "10", "--batch-size", "25"], 30),
-                           (["--image-size", "32"], None)):
-        assert plan.seconds_of(entry(*flags).run, records) == seconds
-    assert plan.seconds_of(entry(module="fdse").run, records) is None
 
 
 def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, monkeypatch):
@@ -146,36 +104,6 @@ def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, 
     assert said.count("python fedavg.py") == 3 and said.count("python fdse.py") == 2
     assert said.count("--record r.jsonl") == 5
     assert plan.plan_text([], []) == "Nothing is missing."
-
-
-def test_with_a_given_time_runs_of_claims_come_first_in_their_order(records, tmp_path):
-    """And the last lines count what is done of each claim under each reading."""
-    cheap, wanted, other = entry("--rounds", "5"), entry("--rounds", "50"), entry(module="fdse")
-    wanted.parts, other.parts = ["claim-a, text"], ["claim-a, text"]
-    assert plan.planned([other, cheap, wanted], records, Place(), claims=True) == [other, wanted, cheap]
-    made = record("fdse", ["--dataset", "digits", "--precision", other.run.args.precision])
-    now = records_in(tmp_path, [made])
-    said = plan.left_text([other, wanted], now, range(3)).splitlines()
-    assert said == ["1 of 2 missing runs recorded, 1 left", "claim-a, text: 2 of 3 seeds done, 1 runs left"]
-
-
-@pytest.mark.parametrize("flags, words, file", [
-    (("--dataset", "officecaltech", "--weights", "none"), "is not here and cannot be downloaded from",
-     "downloads/Office_Caltech_DA_Dataset-1.zip"),
-    (("--dataset", "digits", "--backbone", "resnet18", "--weights", "imagenet"), "ImageNet's weights",
-     "checkpoints/resnet18-f37072fd.pth"),
-])
-def test_data_and_weights_that_are_not_here(tmp_path, monkeypatch, flags, words, file):
-    monkeypatch.setattr(plan, "answers", lambda url: False)
-    monkeypatch.setattr(plan.torch.hub, "get_dir", lambda: str(tmp_path))
-    args, place = arguments("fedavg", flags), Place(str(tmp_path))
-    for cached in (plan.weights_lacking, plan.data_lacking):
-        cached.cache_clear()
-    assert words in plan.unavailable(args, place)
-    write_files(tmp_path, {file: ""})
-    for cached in (plan.weights_lacking, plan.data_lacking):
-        cached.cache_clear()
-    assert plan.unavailable(args, place) == ""
 
 
 CURVE = TABLE.replace("trials = 4", 'figure = "curves"').replace("best/", "curve/")

@@ -1,7 +1,6 @@
 """Running: nothing is lost or repeated, also when a run or a runner ends badly."""
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -10,12 +9,9 @@ import threading
 import time
 
 import fedavg
-from reproduce import budget, runner
-from reproduce.budget import ENDS, Budget
-from reproduce.plan import ANY_GPU, kind_of
-from reproduce.records import Place, Records, Run
+from reproduce import runner
+from reproduce.records import Place, Run
 from reproduce.runner import Processes, execute
-from tests.small_table import record, records_in
 
 import pytest
 
@@ -140,69 +136,3 @@ def test_runs_that_one_training_serves_wait_for_it(monkeypatch, tmp_path):
 
 def digits(*flags: str, module: str = "fedavg", seed: int = 0):
     return Run(module, ("--dataset", "digits", *flags), seed)
-
-
-@pytest.fixture
-def given(tmp_path, monkeypatch):
-    """Makes a budget by records of FedAvg on a CPU (2 s a round) and three GPUs (1 s on an H100, 3 s on an
-    H200, 5 s on another). Runs have their folders in tmp_path."""
-    def folder(run):
-        return tmp_path / f"{run.module}-{'-'.join(run.flags)}-{run.seed}"
-    monkeypatch.setattr(budget, "folder_of_run", folder)
-    made = []
-    for seconds, hardware in ((2, {}), (1, {"gpu": "NVIDIA H100 80GB HBM3"}), (5, {"gpu": "NVIDIA A100"}),
-                              (3, {"gpu": "NVIDIA H200"})):
-        one = record("fedavg", ["--dataset", "digits"], hardware=hardware)
-        made.append(one | {"seconds": {"train": seconds * one["args"]["rounds"]}})
-    records = records_in(tmp_path, made)
-    return lambda minutes, jobs=1, kind="CPU": Budget(minutes, records, jobs, kind)
-
-
-def test_the_time_of_a_run_is_that_on_its_kind_of_device(given):
-    """Of several records the slowest."""
-    run = digits("--rounds", "10")
-    for kind, of_round in (("CPU", 2), ("H100 or H200", 3), ("NVIDIA A100", 5), (ANY_GPU, 5)):
-        assert given(1, 1, kind).need(run) == 10 * of_round + 2 * ENDS
-    assert given(3, 1, "another").need(run) == given(3).need(digits(module="fdse")) == 90
-    assert kind_of(None) == "CPU" and kind_of("NVIDIA H200 NVL") == "H100 or H200" != kind_of("NVIDIA H20")
-
-
-def test_nothing_begins_that_cannot_end(given):
-    """Of a list in its order; on a cluster each where one before has ended."""
-    long, short, unknown = ([digits("--rounds", "50")], [digits("--rounds", "5")], [digits(module="fdse")])
-    limit = given(1)
-    waiting = [long, short, unknown]
-    assert limit.next(waiting, lambda: False) == short and limit.next(waiting, lambda: False) == unknown
-    limit.end -= 31  # less than half is left
-    limit.ended(), limit.ended()
-    assert limit.next([long, unknown], lambda: False) is None
-    assert given(1).submitted([short, long, unknown, short, unknown], 1) == [short, unknown]
-    assert given(1).submitted([short, unknown, unknown, short], 2) == [short, unknown, unknown, short]
-
-
-def test_the_rounds_of_this_call_tell_and_those_done_do_not_count(given):
-    limit, run = given(10), digits("--rounds", "100", module="fdse")
-    assert limit.next([[run]], lambda: False) == [run] and limit.need(run) == 300
-    path = budget.folder_of_run(run)
-    path.mkdir()
-    lines = [json.dumps({"round": t, "seconds": {"train": 20 + t}}) + "\n" for t in (1, 2, 3)]
-    (path / "timing.jsonl").write_text("".join(lines) + '{"round"')
-    other = digits("--rounds", "100", module="fdse", seed=1)
-    assert limit.need(other) == pytest.approx(100 + ENDS, abs=1)
-    (path / "checkpoint.pt").touch()
-    assert limit.need(run) == pytest.approx(97 + ENDS, abs=1)
-    run.replace = True
-    assert limit.need(run) == pytest.approx(100 + ENDS, abs=1)
-
-
-def test_what_does_not_end_when_it_is_told_to_is_killed(monkeypatch, tmp_path):
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    place = saying(monkeypatch, tmp_path, deaf)
-    for name, value in (("folder_of_run", runner.folder_of_run), ("GRACE", 0.5), ("EARLY", 0),
-                        ("rounds_done", lambda run: 0)):
-        monkeypatch.setattr(budget, name, value)
-    monkeypatch.setattr(Budget, "need", lambda limit, run: 0.5)
-    started = time.monotonic()
-    limit = Budget(1 / 60, Records(tmp_path / "none.jsonl"), 2, "CPU")
-    counts = runner.run_all([Sleep("a"), Sleep("b"), Sleep("c")], place, 2, [], limit)
-    assert counts == {"interrupted": 2} and 1 < time.monotonic() - started < 5
