@@ -283,7 +283,8 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
     by_key = {}
     for part, run in lacking:
         run.replace = records.has(run) and not cut_off(run)
-        known = by_key.setdefault(run.key, Missing(run, []))
+        trains = run.key[:-1]  # what it asks of the run, --after-training or not, is the last
+        known = by_key.setdefault(trains, Missing(run, []))
         known.run.curve = known.run.curve or run.curve  # also if another does without
         if run.args.after_training and not known.run.args.after_training:
             known.run.flags += ("--after-training",)  # one run gives both readings

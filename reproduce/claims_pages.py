@@ -152,8 +152,8 @@ def rest(every: list[Answer]) -> str:
     for answer in without:
         of_papers.setdefault(answer.paper.name, []).append(answer)
     words = ", ".join(f"{name} ({len(answers)})" for name, answers in of_papers.items())
-    return (f"{len(without)} of {len(every)} claims have no runs in any of their settings: {words}. Each page "
-            "says what they need.")
+    return (f"{len(without)} of {len(every)} claims have no runs in any of their settings: {words}. A page"
+            " of each paper says what they need.")
 
 
 def table_of_settings(answer: Answer) -> str:

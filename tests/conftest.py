@@ -88,7 +88,7 @@ class Tested:
 
 LISTED = [
     Tested(fedavg, "", USUAL, 65, 0.5, 1.0),
-    Tested(fdse, f"{LODO} --evaluated trained", "--rounds 7 --image-size 16", 75, 0.35, 0.55),
+    Tested(fdse, LODO, "--rounds 7 --image-size 16", 75, 0.35, 0.55),
     Tested(fedsr, "--reference local --momentum 0.9", "--rounds 7 --lr 0.03", 50, 0.75, 0.55),
     Tested(fedcir, "--generator-optimizer adam", "--rounds 6 --lr-decay 0.85", 60, 0.55, 0.6),
     Tested(fedadg, f"--keep-momentum --momentum 0.9 {LODO}", "--rounds 4 --lr 0.03", 60, 0.75, 0.48),
@@ -97,7 +97,7 @@ LISTED = [
     Tested(local, LODO, USUAL, 70, 0.3, 0.6),
     Tested(centralized, "--momentum 0.9", "--rounds 3", 60, 0.3, 0.6),
     Tested(fedprox, f"--mu 0.5 --momentum 0.9 {LODO}", USUAL, 65, 0.5, 0.9),
-    Tested(fedbn, f"{LODO} --evaluated trained", USUAL, 60, 0.5, 0.75),
+    Tested(fedbn, LODO, USUAL, 60, 0.5, 0.75),
     Tested(ditto, "--lambda 0.5 --momentum 0.9", USUAL, 60, 0.5, 0.75),
     Tested(fedfa, f"--prob 0.7 --participation 0.5 {LODO}", USUAL, 60, 0.5, 0.9),
     Tested(fedheal, f"--participation 0.5 {LODO}", USUAL, 65, 0.5, 0.75),
@@ -107,7 +107,7 @@ LISTED = [
     Tested(feddyn, "--participation 0.5", USUAL, 60, 0.6, 0.7),
     Tested(scaffold, "--participation 0.5", USUAL, 65, 0.5, 0.65),
     Tested(moon, "", USUAL, 65, 0.5, 0.75),
-    Tested(lgfedavg, f"{LODO} --evaluated trained", USUAL, 60, 0.5, 0.75),
+    Tested(lgfedavg, LODO, USUAL, 60, 0.5, 0.75),
     Tested(fedproc, f"--participation 0.5 {LODO}", USUAL, 60, 0.6, 0.75),
     Tested(fedopt, f"--participation 0.5 {LODO}", "--rounds 8 --lr 0.03", 65, 0.33, 0.8),
     Tested(feddg_ga, f"--participation 0.8 {LODO}", USUAL, 65, 0.5, 0.7),

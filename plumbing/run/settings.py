@@ -153,7 +153,7 @@ class RunArgs:
                                      "otherwise the last digits of two runs may differ", numbers=False)
     # It adds a second reading and changes nothing in the first, so it is not of a run's identity: a run with
     # it serves where one without it is asked for. Where the second reading is asked for, a folder or a record
-    # without it does not serve: plumbing.runfolder.Run.read, reproduce.records.Records.
+    # without it does not serve: plumbing.run.runfolder.Run.read, reproduce.records.Records.
     after_training: bool = arg(False, "at each evaluation also test each client's network as it is right "
                                       "after its local training", numbers=False)
     eval_every: int = arg(1, "rounds between evaluations; the last round is always evaluated", low=1)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import common
 from common import UserError
 from plumbing.run.files import tensors_of
-from tests.conftest import METHODS, metrics, one_run, parsed, run_here, saved_in, small_images
+from tests.conftest import METHODS, metrics, one_run, parsed, read_json, run_here, saved_in, small_images
 from tests.own_images import FLAGS as OWN_FLAGS, write_images
 from tests.methods.test_every_method import ALL, keeping, same_metrics
 
@@ -136,6 +136,21 @@ def test_every_method_is_the_same_on_separate_machines(tmp_path, method):
     deployed(tmp_path / "nodes", method, *flags)
     run_here(method, tmp_path / "here", *flags)
     assert same_run(tmp_path / "nodes", tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_the_networks_after_training_on_separate_machines(tmp_path):
+    """In metrics.jsonl to the byte; a node whose answer is lost costs the reading of its round alone."""
+    flags = [*small_images("fdse"), "--rounds", 3, "--eval-every", 2, "--after-training"]
+    deployed(tmp_path / "nodes", "fdse", *flags)
+    result = run_here("fdse", tmp_path / "here", *flags)
+    assert same_run(tmp_path / "nodes", tmp_path / "here")
+    assert read_json(tmp_path / "nodes" / "result.json")["after_training"] == result["after_training"]
+    deployed(tmp_path / "lost", "fdse", *flags,
+             fault=lambda node, what, t: "lost" if (node, what, t) == (0, "train", 1) else "")
+    assert metrics(tmp_path / "lost")[1]["after_training"] == {"untested": ["d0"]}
+    lost = read_json(tmp_path / "lost" / "result.json")
+    assert lost["curve"]["round"] == [2, 3] and lost["after_training"]["curve"]["round"] == [3]
 
 
 @pytest.mark.slow

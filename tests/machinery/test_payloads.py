@@ -58,6 +58,25 @@ def test_numbers_that_the_server_knows_are_its_own():
     assert believed("start", {"chance_loss": 2.5}) == {"chance_loss": 2.5}
 
 
+def counts_believed(val, test, *flags: str) -> dict:
+    """What stays of a client's counts of the network that it has trained."""
+    numbers = {"loss": 1.0, "after_training/val": val, "after_training/test": test}
+    down = {"w": torch.zeros(3)}
+    told = checked_numbers("train", TOLD, parsed("fedavg", *flags), down, {}, numbers)
+    return {name: n for name, n in told.items() if name.startswith("after_training")}
+
+
+def test_counts_of_a_trained_network():
+    """The server knows of how many images; without the flag nobody has asked for them."""
+    assert counts_believed(2, 0, "--after-training") == {
+        "after_training/val": 2, "after_training/val_of": 2, "after_training/test": 0,
+        "after_training/test_of": 2}
+    assert counts_believed(2, 0) == {}
+    for val, test in ((3, 0), (0, -1), (float("nan"), 0)):
+        with pytest.raises(WRONG):
+            counts_believed(val, test, "--after-training")
+
+
 @pytest.mark.parametrize("what, numbers, up", [
     ("test", {"val": 3, "test": 1}, {}), ("test", {"val": 2, "test": -1}, {}), ("test", {"val": 2}, {}),
     ("test", {"test": 2}, {}), ("validate", {"val": float("nan")}, {}), ("validate", {"val": [1]}, {}),

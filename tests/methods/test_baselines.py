@@ -163,23 +163,12 @@ OF_GLOBAL_MODEL = (fedprox, moon, ditto, partialfed, feddyn, fedheal, feddg_ga, 
 
 @pytest.mark.parametrize("module", OF_GLOBAL_MODEL)
 def test_the_unseen_client_has_the_global_model(module):
-    flags = ("--evaluated", "trained") if module in (moon, partialfed) else ()
-    server, clients = made(module, *flags)
+    server, clients = made(module)
     play(server, clients, 0, (0, 1))
     data = three_clients(clients[2].args)[2]
     data.unseen = True
     unseen = module.Client(clients[2].args, clients[2].net, 2, data)
     assert same(common.state(unseen.model(server.download(2))), server.w)
-
-
-@pytest.mark.parametrize("module", [moon, lgfedavg, fedbn, partialfed])
-def test_a_client_is_tested_with_what_it_has_trained(module):
-    """With --evaluated trained, also after rounds of others."""
-    server, clients = made(module, "--evaluated", "trained")
-    _, up = play(server, clients, 0, (0, 1))
-    play(server, clients, 1, (1, 2))
-    tested = common.state(clients[0].model(server.download(0)))
-    assert same(common.pick(tested, list(up["w"])), up["w"])
 
 
 def test_what_moon_compares_with_is_in_evaluation_mode():
