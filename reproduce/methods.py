@@ -38,6 +38,7 @@ def arguments(module: str, flags: tuple[str, ...]) -> Args:
         raise UserError(f"{module} {' '.join(flags)}: {said.getvalue().strip()}", 2)
 
 
+@functools.cache
 def setting(module: str, flags: tuple[str, ...]) -> Args:
     """What a command stands for on any machine: a device or a precision that its flags do not name is cpu or
     fp32, and those that they name need not be here. Whatever is rendered asks here."""

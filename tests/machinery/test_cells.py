@@ -67,7 +67,7 @@ def test_a_cell_has_one_precision(tmp_path):
     cell = cell_with(tmp_path, made, seeds=(0, 1))
     assert cell.values == {0: 60, 1: 70} and not cell.missing
     cell = cell_with(tmp_path, made, seeds=(0, 1, 2))
-    assert [(run.seed, run.args.precision) for run in cell.missing] == [(1, here), (2, here)]
+    assert [(run.seed, run.precision) for run in cell.missing] == [(1, here), (2, here)]
     newer = [of_seed(0, here, 0.5, finished="2026"), of_seed(0, other, 0.6, finished="2025")]
     assert cell_with(tmp_path, newer).values == {0: 50}
 
@@ -100,7 +100,7 @@ def test_a_cell_knows_whether_the_code_of_now_gives_its_values(tmp_path):
     assert cell.differs_now and cell.values == {0: 50, 1: 60}
     assert [run.seed for run in cell.missing] == [0, 1]
     (again, _) = missing([TABLE], Records(tmp_path / "r.jsonl"), "paper", [0, 1])
-    assert again.run.replace == ("fp32" == again.run.args.precision)
+    assert again.run.replace == ("fp32" == again.run.precision)
 
 
 def test_a_run_that_tables_share_is_missing_once(tmp_path):

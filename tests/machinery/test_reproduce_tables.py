@@ -153,7 +153,7 @@ def test_with_a_given_time_runs_of_claims_come_first_in_their_order(records, tmp
     cheap, wanted, other = entry("--rounds", "5"), entry("--rounds", "50"), entry(module="fdse")
     wanted.parts, other.parts = ["claim-a, text"], ["claim-a, text"]
     assert plan.planned([other, cheap, wanted], records, Place(), claims=True) == [other, wanted, cheap]
-    made = record("fdse", ["--dataset", "digits", "--precision", other.run.args.precision])
+    made = record("fdse", ["--dataset", "digits", "--precision", other.run.precision])
     now = records_in(tmp_path, [made])
     said = plan.left_text([other, wanted], now, range(3)).splitlines()
     assert said == ["1 of 2 missing runs recorded, 1 left", "claim-a, text: 2 of 3 seeds done, 1 runs left"]
