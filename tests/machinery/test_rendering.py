@@ -1,20 +1,13 @@
 """Rendering: a small table against its golden file, and the repository's results against its records;
 figures, and what others print beside the papers' cells."""
 
-import os
-import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import reproduce_tables
 from reproduce import figures
 from reproduce.cells import Cell, FilledBlock
 from reproduce.records import Records
-from reproduce.rendering import MADE_BY, MARKS, leaderboards, render
+from reproduce.rendering import leaderboards, render
 from reproduce.tables import read_tables
-from reproduce.elsewhere import HEAD, read_reported, write_reported
+from reproduce.elsewhere import HEAD, read_reported
 from tests.conftest import ROOT, fails, stops
 from tests.small_table import record, small_folder, write_checked, write_records
 
@@ -72,60 +65,6 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
           reproduce_tables.main, [*flags, "."])
     assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
     assert not (tmp_path / "results.csv").exists()
-
-
-# Another machine, terminal and taste than anybody's.
-ANOTHER = {"LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Asia/Kathmandu", "COLUMNS": "40", "PYTHONHASHSEED": "1"}
-MATPLOTLIBRC = "figure.facecolor: yellow\nfont.family: serif\nfont.size: 17\naxes.grid: True\n"
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory) -> Path:
-    """What another machine renders; see tests/any_machine.py."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    settings = folder / "matplotlibrc"
-    settings.write_text(MATPLOTLIBRC)
-    out = folder / "out"
-    shutil.copytree(ROOT / "results" / "figures", out / "results" / "figures")
-    between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
-    emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text())
-    (out / "README.md").write_text(emptied)
-    (out / "results" / "README.md").write_text(MADE_BY)
-    env = os.environ | ANOTHER | {"MATPLOTLIBRC": str(settings), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "tests.any_machine", str(out)], cwd=ROOT, env=env,
-                          capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return out
-
-
-def test_the_results_are_those_of_the_records_on_any_machine(elsewhere, site, tmp_path):
-    """What is in results/ and between the README's marks is what rendering the recorded runs gives, whatever
-    the machine, and so are the site and the notes. Figures have the same bytes where this environment's
-    matplotlib draws one as it was committed; else their names are compared, and this one."""
-    written = [path for path in elsewhere.rglob("*.*")
-               if path.suffix != ".png" and "site" not in path.relative_to(elsewhere).parts]
-    assert len(written) > 30
-    for path in written:
-        assert path.read_text() == (ROOT / path.relative_to(elsewhere)).read_text(), path.name
-    tables = read_tables()
-    read_reported(ROOT / "papers", tables)
-    write_reported(tables, tmp_path)
-    drawn = (tmp_path / "elsewhere.png").read_bytes()
-    assert (elsewhere / "results" / "elsewhere.png").read_bytes() == drawn
-    figures_of = {path.relative_to(elsewhere) for path in (elsewhere / "results").rglob("*.png")}
-    assert Path("results/claims.png") in figures_of
-    for path in figures_of:
-        assert (ROOT / path).exists(), path
-        if (ROOT / "results" / "elsewhere.png").read_bytes() == drawn:
-            assert (elsewhere / path).read_bytes() == (ROOT / path).read_bytes(), path
-    for folder in ("tables", "figures", "claims"):  # a figure without records is taken away
-        names = [{path.name for path in (at / "results" / folder).iterdir()} for at in (elsewhere, ROOT)]
-        assert names[0] == names[1]
-    pages = [{path.relative_to(at): path.read_bytes() for path in at.rglob("*.*")}
-             for at in (elsewhere / "site", site)]
-    assert pages[0].keys() == pages[1].keys()
-    for name, content in pages[0].items():
-        assert content == pages[1][name], name
 
 
 def test_a_number_beside_no_cell_is_refused(tmp_path):
