@@ -104,7 +104,7 @@ def ours(module, words: list[str], rounds: int) -> tuple[float, float]:
         words = [*words, "--rounds", str(rounds + 1), "--out", out]
         with contextlib.redirect_stdout(io.StringIO()):
             common.run(module.Server, module.Client, module.arguments(words), builder_of(module))
-        lines = Path(out, "timing.jsonl").read_text().splitlines()
+        lines = Path(out, "timing.jsonl").read_text(encoding="utf-8").splitlines()
     so_far = [json.loads(line)["seconds"] for line in lines]
     training = np.diff([seconds["train"] for seconds in so_far])
     whole = np.diff([sum(seconds.values()) for seconds in so_far])
@@ -160,7 +160,7 @@ def at_once(flags, runs: dict, end: float) -> int:
         for n, (path, module) in enumerate(runs.items()):
             words = [*words_of(flags, "auto", flags.dataset), "--checkpoint-every", "30", "--rounds", "10000",
                      "--seed", str(n // 2), "--out", str(path)]
-            with open(f"{path}.log", "w") as log:
+            with open(f"{path}.log", "w", encoding="utf-8") as log:
                 processes.append(subprocess.Popen([sys.executable, "-m", module.__name__, *words], cwd=ROOT,
                                                   env=env, stdout=log, stderr=log))
         while time.monotonic() < end and any(process.poll() is None for process in processes):
@@ -175,7 +175,7 @@ def at_once(flags, runs: dict, end: float) -> int:
             process.kill()  # nothing of them is kept
     for path, process in zip(runs, processes):
         if process.wait() in (1, 2):
-            said = Path(f"{path}.log").read_text().strip().splitlines() or ["no words"]
+            said = Path(f"{path}.log").read_text(encoding="utf-8").strip().splitlines() or ["no words"]
             print(f"a run failed: {said[-1][:200]}", file=sys.stderr, flush=True)
     return most
 
@@ -202,7 +202,7 @@ def rows_of(row: str, runs: dict, memory: int) -> Iterator[list]:
 def lines_of(path: Path) -> list[dict]:
     """The whole lines of a run's timing so far."""
     file = path / "timing.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 

@@ -125,7 +125,7 @@ class Table:
 
 @functools.cache
 def table(method: str) -> Table:
-    read = tomllib.loads((ROOT / "papers" / method / "equations.toml").read_text())
+    read = tomllib.loads((ROOT / "papers" / method / "equations.toml").read_text(encoding="utf-8"))
     lists = [read.get(name, []) for name in ("entry", "part", "unused")]
     return Table(method, read["says"], read["card"], read.get("most", ""), read.get("idea", ""),
                  read["numbers"], *lists)
@@ -139,7 +139,7 @@ class Code:
 
     def __init__(self, path: str, of: Table):
         self.table = of
-        text = (ROOT / path).read_text()
+        text = (ROOT / path).read_text(encoding="utf-8")
         self.lines = text.splitlines()
         self.spans = {}  # {qualified name: (first line, last line)}
         self.docstrings = set()  # the lines of all docstrings
@@ -313,7 +313,7 @@ def file_of(test: str) -> str:
 def tests_in(file: str) -> dict[str, tuple[int, str]]:
     """{test: its first line, and the first paragraph of its docstring} of a file."""
     docstrings = {}
-    for node in ast.parse((ROOT / file).read_text()).body if file else []:
+    for node in ast.parse((ROOT / file).read_bytes()).body if file else []:
         if isinstance(node, ast.FunctionDef):
             paragraph, _, _ = (ast.get_docstring(node) or "").partition("\n\n")
             docstrings[node.name] = (node.lineno, " ".join(paragraph.split()))

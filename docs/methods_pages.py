@@ -16,7 +16,8 @@ from reproduce.tables import read_tables
 
 def with_table(method: str) -> str:
     """A method's note, in which the table of its equations is made anew of its equations.toml."""
-    before, start, rest = (ROOT / note_of(method)).read_text().partition("<!-- equations -->\n\n")
+    text = (ROOT / note_of(method)).read_text(encoding="utf-8")
+    before, start, rest = text.partition("<!-- equations -->\n\n")
     _, end, after = rest.partition("\n<!-- end of equations -->")
     made = TEMPLATES.get_template("equations.md").render(entries=equations.table(method).entries)
     return before + start + made + end + after
@@ -25,7 +26,7 @@ def with_table(method: str) -> str:
 def method_page(site: Site, method: str, claims: list[Answer]) -> None:
     """The note: its idea and its picture, then the equations beside their code, then the rest."""
     note = note_of(method)
-    of, text = equations.table(method), (ROOT / note).read_text()
+    of, text = equations.table(method), (ROOT / note).read_text(encoding="utf-8")
     before, _, after = text.partition("<!-- end of equations -->")
     head, what, who, *_ = before.split("\n## ")  # the last one is what GitHub shows in place of the equations
     used, whole, unused = equations.counts(of)
@@ -38,7 +39,7 @@ def baselines() -> dict[Path, str]:
     titles = {}
     for path in sorted((ROOT / "papers" / "baselines").glob("*.md")):
         note = path.relative_to(ROOT)
-        titles[note] = re.match(r"# (.*)", path.read_text()).group(1)
+        titles[note] = re.match(r"# (.*)", path.read_text(encoding="utf-8")).group(1)
     return titles
 
 
@@ -56,7 +57,7 @@ def file_page(site: Site, source: Path) -> None:
             note = page.with_suffix(".md")  # there is none
     elif is_note(source):
         file = source_of(source)
-    text = (ROOT / note).read_text() if (ROOT / note).exists() else f"# {source}"
+    text = (ROOT / note).read_text(encoding="utf-8") if (ROOT / note).exists() else f"# {source}"
     site.write(page, "file.html", re.match(r"# (.*)", text)[1], note=note, text=text, file=file)
 
 

@@ -87,14 +87,14 @@ def formula(latex: str) -> Markup:
 @functools.cache
 def coloured(path: Path) -> list[str]:
     """The lines of a Python file as HTML with a class for each kind of token."""
-    text = (ROOT / path).read_text()
+    text = (ROOT / path).read_text(encoding="utf-8")
     html = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return PLAIN.sub(r"\1", html).rstrip("\n").split("\n")
 
 
 def docstring(path: Path) -> int:
     """How many lines stand before the imports of a file, which are folded."""
-    match = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(), flags=re.S)
+    match = re.match(r'r?""".*?"""\n', (ROOT / path).read_text(encoding="utf-8"), flags=re.S)
     return match[0].count("\n") if match else 0
 
 
@@ -128,7 +128,7 @@ class Site:
         self.waiting, self.seen = [], set()
         self.anchors = Counter()  # of (page, anchor)
         self.ids, self.links, self.sections = {}, {}, []  # of each page written; what the search knows
-        urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+        urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
         self.repository = urls.get("Repository", "")
 
     def add(self, source: Path) -> None:
@@ -199,7 +199,7 @@ class Site:
         order = CLAIMS if str(page) in CLAIMS else ORDER
         made = TEMPLATES.get_template(template).render(title=title, nav=NAV, order=order, page=page,
                                                        site=self, **values)
-        path.write_text(made)
+        path.write_text(made, encoding="utf-8")
         self.ids[str(page)] = set(re.findall(r' id="([^"]+)"', made))
         self.links[str(page)] = re.findall(r' (?:href|src)="([^"]+)"', made)
         if page.parts[0] in ("docs", "index.html", "papers", "results"):
@@ -219,7 +219,7 @@ class Site:
         for name in ("page.css", "page.js", "interactive.js"):
             shutil.copyfile(ROOT / "docs" / name, self.out / name)
         known = json.dumps(self.sections, ensure_ascii=False)
-        (self.out / "search.js").write_text(f"const SECTIONS = {known}\n")
+        (self.out / "search.js").write_text(f"const SECTIONS = {known}\n", encoding="utf-8")
         lost = []
         for page, links in self.links.items():
             for link in links:

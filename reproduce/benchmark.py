@@ -172,10 +172,10 @@ def run_all(trials: list[Trial], jobs: int) -> list[str]:
             folder.mkdir(parents=True, exist_ok=True)
             paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
             env = environment(0, jobs, []) | {"PYTHONPATH": os.pathsep.join(paths)}
-            with open(folder / "log.txt", "a") as log:
+            with open(folder / "log.txt", "a", encoding="utf-8") as log:
                 code = processes.run([sys.executable, *words], env, Path.cwd(), stdout=log)
             if not processes.stopping and (code or not any(folder.rglob("result.json"))):
-                said = last_lines((folder / "log.txt").read_text(errors="replace"), 1)
+                said = last_lines((folder / "log.txt").read_text(errors="replace", encoding="utf-8"), 1)
                 problems.append(f"{shlex.join(['python', *words])}\n    {said}")
             bar.update()
 

@@ -206,7 +206,7 @@ def untrained_words(chosen: list) -> list[str]:
     for trial in chosen:
         for seed in trial.commands:
             log = trial.folder / f"s{seed}" / "log.txt"
-            said = log.read_text(errors="replace").splitlines() if log.exists() else []
+            said = log.read_text(errors="replace", encoding="utf-8").splitlines() if log.exists() else []
             lines += [f"- {trial.entry.label}, seed {seed}: {line}" for line in dict.fromkeys(said)
                       if line.startswith("untrained: ")]
     return ["\n".join(lines)] if lines else []

@@ -15,7 +15,7 @@ from plumbing.run.errors import UserError
 from plumbing.run.several import means_over_columns
 from reproduce import intervals
 from reproduce.measures.overhead import network_cost
-from reproduce.methods import arguments
+from reproduce.methods import setting
 from reproduce.records import Records, Run, cut_off, reading_of
 from reproduce.tables import Block, Column, Row, Table
 
@@ -42,12 +42,12 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) ->
     laptop = f"{block.laptop} {row.laptop}" if scale == "laptop" else ""
     smaller = shlex.split(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}")
     try:
-        same = dataclasses.replace(arguments(row.module, tuple(smaller)), scale="paper")
+        same = dataclasses.replace(setting(row.module, tuple(smaller)), scale="paper")
     except UserError:
         if scale != "smoke":
             raise
         return None  # its two rounds do not go with a flag of the table
-    if same == arguments(row.module, tuple(whole)):
+    if same == setting(row.module, tuple(whole)):
         return None
     return Run(row.module, tuple(smaller), seed)
 

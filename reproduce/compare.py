@@ -68,7 +68,7 @@ def read(folder: Path) -> OneRun:
     rounds, logged = [], set()
     file = folder / "settings.json"
     with contextlib.suppress(OSError, UserError, *DAMAGED):
-        key = json.loads(file.read_text())["identity"]
+        key = json.loads(file.read_bytes())["identity"]
         for entry in read_history(folder):
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
             logged = logged.union(*entry["clients"].values())

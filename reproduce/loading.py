@@ -113,7 +113,7 @@ def method_in(script: str | Path, name: str) -> SimpleNamespace:
     sys.path.append(str(path.parent))  # of the files that it imports
     with one_line_of(f"script {script}"):
         names = vars(module_in(path))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Call):
                 *origin, called = ast.unparse(node.func).split(".")
                 of_common = not origin or getattr(names.get(origin[0]), "run", None) is common.run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 from types import ModuleType
@@ -13,7 +14,7 @@ from plumbing.run.provenance import ROOT
 from plumbing.run.settings import Args
 from plumbing.run.trained import file_of, method
 
-__all__ = ["ROOT", "arguments", "builder_of", "file_of", "method", "short_name"]
+__all__ = ["ROOT", "arguments", "builder_of", "file_of", "method", "setting", "short_name"]
 
 
 def short_name(module: str) -> str:
@@ -35,3 +36,13 @@ def arguments(module: str, flags: tuple[str, ...]) -> Args:
             return method(short_name(module)).arguments(list(flags))
     except SystemExit:
         raise UserError(f"{module} {' '.join(flags)}: {said.getvalue().strip()}", 2)
+
+
+@functools.cache
+def setting(module: str, flags: tuple[str, ...]) -> Args:
+    """What a command stands for on any machine: a device or a precision that its flags do not name is cpu or
+    fp32, and those that they name need not be here. Whatever is rendered asks here."""
+    named = dict(zip(flags, flags[1:]))
+    args = arguments(module, (*flags, "--device", "cpu", "--precision", "fp32"))
+    return dataclasses.replace(args, device=named.get("--device", "cpu"),
+                               precision=named.get("--precision", "fp32"))

@@ -20,7 +20,7 @@ def read_published(path: Path, table: str) -> list[dict]:
     deviation], [mean] or, where it is lost, []; an empty dataset: the paper names none. ValueError if a line
     is wrong."""
     lines = []
-    rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else []
+    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
     for number, row in enumerate(rows, 2):
         if list(row) != HEAD or row["kind"] not in ("measured", "quoted"):
             raise ValueError(f"{path.name}, line {number}: expected {','.join(HEAD)}")

@@ -20,7 +20,7 @@ from plumbing.run.errors import UserError
 from plumbing.run.results import check_result, id_of
 from plumbing.run.runfolder import folder_of
 from plumbing.run.settings import Args, flag_with, identity, violation
-from reproduce.methods import ROOT, arguments, method, short_name
+from reproduce.methods import ROOT, arguments, method, setting, short_name
 
 READING = ("best", "last", "curve")  # what a record has twice if its run had --after-training
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
@@ -74,8 +74,18 @@ class Run:
 
     @property
     def args(self) -> Args:
-        """What it stands for, of seed 0."""
+        """What it stands for on any machine, of seed 0."""
+        return setting(self.module, self.flags)
+
+    @property
+    def here(self) -> Args:
+        """The same with the device and the precision of this machine."""
         return arguments(self.module, self.flags)
+
+    @property
+    def precision(self) -> str:
+        """What its flags say; else this machine's choice."""
+        return self.args.precision if "--precision" in self.flags else self.here.precision
 
     @property
     def work(self) -> str:
@@ -84,7 +94,7 @@ class Run:
     @property
     def key(self) -> tuple[str, str, str, int, bool]:
         """What makes two runs the same."""
-        return self.work, self.args.precision, self.device, self.seed, self.args.after_training
+        return self.work, self.precision, self.device, self.seed, self.args.after_training
 
     @property
     def training(self) -> tuple[str, str, str, int]:
@@ -115,7 +125,7 @@ def by_training(runs: list[Run]) -> list[list[Run]]:
 
 def folder_of_run(run: Run) -> Path:
     """The output folder of a run."""
-    args = dataclasses.replace(run.args, seed=run.seed)
+    args = dataclasses.replace(run.here, seed=run.seed)
     return ROOT / folder_of(args, identity(args))
 
 
@@ -147,7 +157,7 @@ def work_of(name: str, args: Args, at_test: bool = True) -> str:
 @functools.cache
 def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
     """What a command computes, whatever the seed."""
-    return work_of(short_name(module), arguments(module, flags), at_test)
+    return work_of(short_name(module), setting(module, flags), at_test)
 
 
 def moved(record: dict) -> dict:
@@ -293,7 +303,7 @@ def command_of(record: dict) -> str:
     start = ["python", "-m", module] if "." in module else ["python", f"{module}.py"]
     flags = shlex.split(re.sub(r" --record[ =]\S+", "", record["command"]))[len(start):]
     try:
-        now = arguments(module, tuple(flags))
+        now = setting(module, tuple(flags))
     except UserError:  # a flag that its file no longer has
         flags, now = [], None
     words = shlex.join([*start, *flags, *flags_of(record, now)])

@@ -20,7 +20,7 @@ from reproduce.claims import Answer, Paper, answers
 from reproduce.claims_pages import answer_words, write_pages
 from reproduce.drawing import table_text
 from reproduce.measures.finished import name_of as name_of_run
-from reproduce.methods import arguments, method
+from reproduce.methods import method, setting
 from reproduce.records import Records, command_of, flags_of
 from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.intervals import deviation, mean, paired
@@ -89,7 +89,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
-        content, (first, last) = readme.read_text(), MARKS
+        content, (first, last) = readme.read_text(encoding="utf-8"), MARKS
         before, after = content.split(first)[0], content.split(last)[1]
         text = TEMPLATES.get_template("readme.md.jinja").render(page)
         write_text(readme, f"{before}{first}\n{text}{last}{after}")
@@ -106,7 +106,7 @@ def claim_folder(out: Path) -> None:
 def withdrawn(records: Records) -> int:
     """How many records are withdrawn."""
     path = records.path.with_name("withdrawn.jsonl")
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
 
 # Leaderboards
@@ -161,7 +161,7 @@ def setting_words(record: dict) -> list[str]:
     usual = [f"--dataset={args['dataset'].rsplit(' ', 1)[0]}"]  # one's own has its content behind it
     usual += [f"--{name}={args[name]}" for name in ("protocol", "scale", "variant") if name in args]
     same = {name: args[name] for name in ("dataset", "seed", "target", *BUDGET_FIELDS)}
-    known = dataclasses.replace(arguments(module, tuple(usual)), **same)
+    known = dataclasses.replace(setting(module, tuple(usual)), **same)
     where = "GPU" if record["hardware"].get("gpu") else "CPU"
     return [name_of_run(args), shlex.join(flags_of(record, known)) or "-",
             f"{budget(args)}, {args['precision']} on a {where}"]

@@ -103,7 +103,7 @@ def execute(run: Run, place: Place, processes: Processes, env: dict[str, str] | 
     path = folder_of_run(run) / "log.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a") as log:
+        with open(path, "a", encoding="utf-8") as log:
             log.write(f"$ {run.command}\n")
             log.flush()
             for words in commands_of(run, place, trained):

@@ -45,7 +45,7 @@ def number_of(cell: Cell, row: list[Cell]) -> tuple | None:
     the digits. None where nothing is printed, or where no record can have it."""
     if not cell.printed or cell.column.kind == "none":
         return None
-    runs = tuple(of.run.key for of in (row if cell.column.kind == "mean" else [cell]))
+    runs = tuple(of.run.work for of in (row if cell.column.kind == "mean" else [cell]))
     return runs, cell.column.value, cell.printed[0]
 
 

@@ -94,7 +94,7 @@ def papers() -> dict[str, str]:
     """{paper: its name and where it is published}, by the folders that have claims, in the pages' order."""
     found = []
     for path in PLACE.glob("*/claims.toml"):
-        of = tomllib.loads(path.read_text())
+        of = tomllib.loads(path.read_text(encoding="utf-8"))
         found.append((of["order"], path.parent.name, f"{of['name']} ({of['cited']})"))
     return {paper: title for _, paper, title in sorted(found)}
 
@@ -118,7 +118,7 @@ def read_tables(folder: Path = PLACE) -> list[Table]:
 
 def read_table(path: Path) -> Table:
     """One table with its published numbers; ValueError, KeyError or TypeError say what is wrong with it."""
-    content = tomllib.loads(path.read_text())
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
     rows = {row["method"]: typed(Row, row) for row in content.pop("rows")}
     columns = [typed(Column, column) for column in content.pop("columns", [])]
     blocks = [block_of(block, rows, columns) for block in content.pop("blocks")]

@@ -290,6 +290,20 @@ def made_once():
         yield
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption("--bf16", action="store_true", help="runs without --precision train in bf16, as on a "
+                                                         "processor with its instructions; else in fp32")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def precision(pytestconfig):
+    """The precision of runs without --precision: whatever the machine has."""
+    has_bf16 = pytestconfig.getoption("--bf16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+        yield
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
     from docs import methods_pages

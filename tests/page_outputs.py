@@ -3,7 +3,7 @@
     python -m tests.page_outputs      # runs their commands in empty folders and rewrites it: half an hour
 
 A fence below a command has lines of its output, not all of them. A number of the page stands for any number,
-`...` for any text.
+`...` for any text, and device and precision for those of any machine.
 """
 
 import argparse
@@ -22,9 +22,11 @@ FIGURES = {"start_curves.png": "runs/fedavg-digits-indomain-paper-s0-*/curves.pn
            "own/coral.png": "runs/benchmark-digits/forest.png",
            "own/coral.csv": "runs/benchmark-digits/benchmark.csv",
            "own/wine.png": "runs/benchmark-wine/forest.png", "own/networks.png": "networks.png"}
+MACHINE = r"(?:cpu|cuda:\d+), (?:fp32|bf16)"  # of the first lines of a run
 VERDICT = "above|below|cannot be told apart"
 TOKENS = {r"\.\.\.": ".*", r"[+-]?\d[\d.,:]*": r"[+-]?\d[\d.,:]*", " +": " +", "-{3,}": "-+",
           "s/round|round/s": "s/round|round/s",
+          MACHINE: MACHINE,
           f"(?:{VERDICT})(?:; corrected: (?:{VERDICT}))?": f"(?:{VERDICT})(?:; corrected: (?:{VERDICT}))?"}
 TOKEN = re.compile(f"({'|'.join(TOKENS)})")
 

@@ -28,7 +28,7 @@ class Folders:
 
 
 FOLDERS = {}  # {dataset: what is known of it}, in the order of the file
-TABLES = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text())
+TABLES = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
 for name, table in TABLES.items():
     if "like" in table:
         table = TABLES[table["like"]] | table

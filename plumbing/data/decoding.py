@@ -63,7 +63,7 @@ def open_images(dataset: str, size: int, data: str, archives: str, skip_broken: 
     split = own / SPLIT if own and (own / SPLIT).exists() else None
     try:
         domains, classes, index = open_cache(cache, source, size)
-        names = json.loads((cache / "files.json").read_text()) if split else {}
+        names = json.loads((cache / "files.json").read_bytes()) if split else {}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"the cache {cache} is damaged ({type(e).__name__}: {e}); "
                         "delete that folder and start again")
@@ -140,7 +140,7 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
 
 def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], dict]:
     """Domains (name, pixels [N, 3, size, size], labels [N]), classes, index. An error if it is damaged."""
-    index = json.loads((cache / "index.json").read_text())
+    index = json.loads((cache / "index.json").read_bytes())
     domains, start, parts = [], 0, [index[kind] for kind in TOLD if kind != "twice"]
     if not isinstance(index["content"], str) or not all(isinstance(part, list) for part in parts):
         raise ValueError("what it says of its files is no text")
@@ -189,7 +189,7 @@ def decode_once(files: ImageFiles, source: Folders, size: int, cache: Path, skip
             index = write_pixels(files, listing, size, decoded)
             if index["broken"] and not skip_broken:
                 check_broken(str(files), index["broken"])
-            (decoded / "index.json").write_text(json.dumps(index))
+            (decoded / "index.json").write_text(json.dumps(index), encoding="utf-8")
             shutil.rmtree(cache, ignore_errors=True)
             os.replace(decoded, cache)
 
@@ -222,7 +222,7 @@ def write_pixels(files: ImageFiles, listing: Listing, size: int, folder: Path) -
                     bar.update()
         file.flush()
         os.fsync(file.fileno())
-    (folder / "files.json").write_text(json.dumps(written))
+    (folder / "files.json").write_text(json.dumps(written), encoding="utf-8")
     index["twice"] = in_two_domains(contents)
     index["content"] = hashlib.blake2b(repr(sorted(contents)).encode(), digest_size=6).hexdigest()
     index["digest"] = digest_of(folder, index)

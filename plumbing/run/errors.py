@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -175,4 +176,7 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
 sys.excepthook = show_uncaught
 for name in ("stdout", "stderr"):
     if getattr(sys, name) is None:  # closed by the shell, as by `2>&-`
-        setattr(sys, name, open(os.devnull, "w"))
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+if isinstance(sys.stdout, io.TextIOWrapper):
+    # A terminal may have no sign for what is printed, such as ± in ASCII.
+    sys.stdout.reconfigure(errors="backslashreplace")

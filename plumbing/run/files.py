@@ -53,7 +53,7 @@ def output_folder(folder: Path, mark: str, words: str) -> None:
     """Stop unless a folder is not there, empty, or ours: its file `mark` has these words in it."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         file = folder / mark
-        if not file.is_file() or words not in file.read_text(errors="replace"):
+        if not file.is_file() or words not in file.read_text(errors="replace", encoding="utf-8"):
             raise UserError(f"{folder} has files of something else, which might be lost: give another --out; "
                             "nothing was changed", 2)
 
@@ -106,7 +106,7 @@ def lock_of(path: Path) -> Path:
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
+    with open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -81,7 +81,7 @@ def places_of(module: str, beside: Path) -> list[Path]:
 def imported_by(file: Path) -> list[str]:
     """The modules that a file imports, by their dotted names."""
     modules = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +114,7 @@ def git(*words: str) -> str | None:
     with contextlib.suppress(OSError):  # no git on this machine
         command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
         elsewhere = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        done = subprocess.run(command, capture_output=True, text=True, env=elsewhere)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", env=elsewhere)
         return done.stdout.strip() if done.returncode == 0 else None
 
 
@@ -122,7 +122,7 @@ def version_line() -> str:
     """CleanFDG 0.2.0 (commit 1a2b3c4d5e6f, with changes), torch 2.6.0, Python 3.11.2. The version is that of
     pyproject.toml, or the installed one; the commit that of a git checkout."""
     if (ROOT / "pyproject.toml").exists():
-        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     else:
         version = metadata.version("cleanfdg")
     commit = ""
@@ -135,7 +135,7 @@ def version_line() -> str:
 def cpu_name() -> str:
     """The processor's name, by Linux if it says it."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":")[1].strip()
     return platform.processor()

@@ -277,8 +277,11 @@ def no_formula(text: str) -> str:
 
 
 def empty_figure(size: tuple[float, float]):
-    """A figure, in inches. It needs no window."""
+    """A figure, in inches. It needs no window. It looks the same on every machine: from here on this process
+    has matplotlib's own settings and font, not those of the user's matplotlibrc."""
+    import matplotlib
     from matplotlib.figure import Figure
+    matplotlib.rcdefaults()
     return Figure(figsize=size, layout="constrained")
 
 

@@ -185,7 +185,7 @@ class Run:
         self.history.append(entry)
         times = {"round": entry["round"], "seconds": self.seconds}
         for name, line in (("metrics.jsonl", entry), ("timing.jsonl", times)):
-            with open(self.path / name, "a") as file:
+            with open(self.path / name, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         if self.scalars:
             for tag, value in numbers_in(entry):
@@ -281,8 +281,10 @@ class Run:
         if not self.args.figures or file.exists():
             return
         try:
+            import matplotlib
             history = self.history or read_history(self.path)
-            draw_curves(file, history, self.key["method"], self.args)
+            with matplotlib.rc_context():  # what a notebook has set stays for its own figures
+                draw_curves(file, history, self.key["method"], self.args)
         except Exception as e:  # whatever matplotlib, LaTeX or the disk has
             tell(self.key["method"], f"{file} is not drawn ({in_one_line(e)})")
 
@@ -302,7 +304,7 @@ def read_result(path: Path) -> dict | None:
     """A finished run's result, its accuracies and curves by the history; None without one, or if it is
     damaged: a checkpoint makes it again."""
     with contextlib.suppress(OSError, UserError, *DAMAGED):
-        result = json.loads((path / "result.json").read_text())
+        result = json.loads((path / "result.json").read_bytes())
         result |= numbers_of(result["args"]["protocol"], read_history(path, result["last"]["round"]))
         check_result(result)
         return result
@@ -313,7 +315,7 @@ def read_history(path: Path, rounds: int | None = None) -> list[dict]:
     """The metrics of a run's first rounds, or of all. Stop if they are not all there."""
     file = path / "metrics.jsonl"
     with contextlib.suppress(OSError, *DAMAGED):
-        history = [json.loads(line) for line in file.read_text().splitlines()[:rounds]]
+        history = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:rounds]]
         numbers = [entry["round"] for entry in history]
         if numbers == list(range(1, len(history) + 1)) and rounds in (None, len(history)):
             return history
@@ -333,7 +335,7 @@ def check_foreign_files(path: Path) -> None:
     """Stop if the folder has files of a run's names that no run has written: they would be lost. A run writes
     its settings first."""
     with contextlib.suppress(OSError, *DAMAGED):
-        if "identity" in json.loads((path / "settings.json").read_text()):
+        if "identity" in json.loads((path / "settings.json").read_bytes()):
             return
     there = [name for name in (*FILES, "tensorboard") if (path / name).exists()]
     if there:

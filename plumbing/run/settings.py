@@ -243,7 +243,8 @@ class LinearArgs(Args):
 
 # Settings by dataset for the smaller scales; a method's own go over them, see the layers above.
 SCALES = {"paper": {}}
-for scale, tables in tomllib.loads(Path(__file__).with_name("scales.toml").read_text()).items():
+SCALES_FILE = Path(__file__).with_name("scales.toml")
+for scale, tables in tomllib.loads(SCALES_FILE.read_text(encoding="utf-8")).items():
     SCALES[scale] = dict.fromkeys(FOLDERS, tables.pop("images")) | tables
 
 

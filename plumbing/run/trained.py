@@ -52,7 +52,7 @@ def read_run(folder, which: str) -> dict:
     if which == "best" and saved["identity"]["protocol"] != "linear":
         saved = read_state(folder / "best.pt", advice)
     try:
-        settings = json.loads((folder / "settings.json").read_text())
+        settings = json.loads((folder / "settings.json").read_bytes())
         dataset = str(settings["settings"]["dataset"]["value"])  # where the data were
         return saved | {"data": settings["data"], "dataset": dataset, "folder": folder}
     except (OSError, *DAMAGED) as e:

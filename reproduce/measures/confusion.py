@@ -63,7 +63,7 @@ def show(flags) -> list[dict]:
     labels, numbers = labels_of([finished(folder)["args"] for folder in flags.folders]), []
     for folder, label in zip(flags.folders, labels):
         matrix_of = matrices(folder, flags.which)
-        classes = json.loads(Path(folder, "settings.json").read_text())["data"]["classes"]
+        classes = json.loads(Path(folder, "settings.json").read_bytes())["data"]["classes"]
         rows = [[name, *row] for name, row in zip(classes, matrix_of[POOLED].tolist())]
         print(f"{label}, {POOLED}: images of each true class (rows) by predicted class")
         print(tabulate(rows, ["", *classes], disable_numparse=True))

@@ -12,7 +12,7 @@ from common import images_in_round, seed_all
 from plumbing.run.errors import UserError
 from plumbing.run.runfolder import read_history
 from reproduce.measures.finished import Rebuilt, all_rebuilt, finished
-from reproduce.methods import arguments, builder_of
+from reproduce.methods import builder_of, setting
 
 import torch
 from tabulate import tabulate
@@ -40,7 +40,7 @@ def counter() -> FlopCounterMode:
 def network_cost(module: str, flags: tuple[str, ...]) -> dict[str, float]:
     """FDSE's Table 4 of a network: parameters in 1e7, MiB of its float32 state, multiply-adds of 50 images of
     256x256 in 1e10."""
-    args = dataclasses.replace(arguments(module, flags), image_size=256)
+    args = dataclasses.replace(setting(module, flags), image_size=256)
     net = builder_of(sys.modules[module])(args, 3, 10).eval()
     with counter() as one_image, torch.no_grad():
         net(torch.zeros(1, 3, 256, 256))

@@ -67,7 +67,7 @@ def test_a_cell_has_one_precision(tmp_path):
     cell = cell_with(tmp_path, made, seeds=(0, 1))
     assert cell.values == {0: 60, 1: 70} and not cell.missing
     cell = cell_with(tmp_path, made, seeds=(0, 1, 2))
-    assert [(run.seed, run.args.precision) for run in cell.missing] == [(1, here), (2, here)]
+    assert [(run.seed, run.precision) for run in cell.missing] == [(1, here), (2, here)]
     newer = [of_seed(0, here, 0.5, finished="2026"), of_seed(0, other, 0.6, finished="2025")]
     assert cell_with(tmp_path, newer).values == {0: 50}
 

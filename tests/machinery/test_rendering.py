@@ -1,18 +1,14 @@
 """Rendering: a small table against its golden file, and the repository's results against its records;
 figures, and what others print beside the papers' cells."""
 
-import re
-import shutil
-
 import reproduce_tables
 from reproduce import figures
 from reproduce.cells import Cell, FilledBlock
-from reproduce.claims import read_claims
 from reproduce.records import Records
-from reproduce.rendering import MARKS, leaderboards, render
+from reproduce.rendering import leaderboards, render
 from reproduce.tables import read_tables
 from reproduce.published import REPORTED
-from tests.conftest import ROOT, RUNS, fails
+from tests.conftest import ROOT, fails
 from tests.small_table import record, small_folder, write_records
 
 import pytest
@@ -68,25 +64,6 @@ def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
           reproduce_tables.main, [*flags, "."])
     assert (tmp_path / "README.md").read_bytes() == b"my own notes \xff"
     assert not (tmp_path / "results.csv").exists()
-
-
-def test_the_results_are_those_of_the_records(tmp_path, monkeypatch):
-    """What is in results/ and between the README's marks is what rendering the recorded runs gives; of the
-    figures the names."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
-    results = tmp_path / "results"
-    shutil.copytree(ROOT / "results" / "figures", results / "figures")
-    between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
-    emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text())
-    (tmp_path / "README.md").write_text(emptied)
-    render(read_tables(), Records(RUNS), results, True, read_claims())
-    written = [path for path in tmp_path.rglob("*.*") if path.suffix != ".png"]
-    assert len(written) > 30
-    for path in written:
-        assert path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text(), path.name
-    for folder in ("tables", "figures"):  # a figure without records is taken away
-        names = [{path.name for path in (at / folder).iterdir()} for at in (results, ROOT / "results")]
-        assert names[0] == names[1]
 
 
 def test_what_others_print_stands_in_brackets(tmp_path):

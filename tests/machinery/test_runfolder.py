@@ -21,6 +21,7 @@ from plumbing.run.settings import identity
 from tests.conftest import fails, interrupted, metrics, parsed, read_json, run_all, run_here, saved_in
 from tests.small_table import recorded
 
+import matplotlib
 import pytest
 import torch
 from PIL import Image
@@ -59,6 +60,14 @@ def test_output_folder(tmp_path):
     assert again == result  # with its time: it is not run again
     del result["measures"]
     assert recorded(records) == [result]
+
+
+def test_a_figure_has_nobodys_taste_and_a_notebook_keeps_its_own(tmp_path):
+    with matplotlib.rc_context({"axes.facecolor": "yellow"}):
+        run_here("fedavg", tmp_path / "run", figures=True)
+        assert matplotlib.rcParams["axes.facecolor"] == "yellow"
+    image = Image.open(tmp_path / "run" / "curves.png").convert("RGB")
+    assert (255, 255, 0) not in {colour for _, colour in image.getcolors(1 << 20)}
 
 
 def curves_of(history, path, monkeypatch, *flags) -> list[dict]:

@@ -1,0 +1,72 @@
+"""What is rendered is a function of records, tables and claims: another machine writes the same bytes."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from reproduce import figures
+from reproduce.cells import filled
+from reproduce.records import Records
+from reproduce.rendering import MADE_BY, MARKS
+from reproduce.tables import read_tables
+from tests.conftest import ROOT, RUNS
+from tests.finished_runs import once
+
+import pytest
+
+# Another terminal, place and taste than anybody's.
+ANOTHER = {"LC_ALL": "C", "PYTHONUTF8": "0", "TZ": "Asia/Kathmandu", "COLUMNS": "40", "PYTHONHASHSEED": "1"}
+MATPLOTLIBRC = "figure.facecolor: yellow\nfont.family: serif\nfont.size: 17\naxes.grid: True\n"
+DRAWN = "results/figures/fedgala-fig2b.png"  # of few records
+
+
+@pytest.fixture(scope="session")
+def elsewhere(tmp_path_factory) -> Path:
+    """What another machine writes; see tests/any_machine.py."""
+    def make(out: Path) -> None:
+        shutil.copytree(ROOT / "results" / "figures", out / "results" / "figures")
+        between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
+        emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text(encoding="utf-8"))
+        (out / "README.md").write_text(emptied, encoding="utf-8")
+        (out / "results" / "README.md").write_text(MADE_BY)
+        settings = out.with_name("matplotlibrc")
+        settings.write_text(MATPLOTLIBRC)
+        env = os.environ | ANOTHER | {"MATPLOTLIBRC": str(settings), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, "-m", "tests.any_machine", str(out)], cwd=ROOT, env=env,
+                              capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+    return once(tmp_path_factory, "elsewhere", make)
+
+
+def test_the_results_are_those_of_the_records(elsewhere):
+    """What is in results/, in the notes, and between the README's marks is what rendering gives."""
+    written = [path.relative_to(elsewhere) for path in elsewhere.rglob("*.*") if path.suffix != ".png"]
+    written = [path for path in written if path.parts[0] != "site"]
+    assert len(written) > 30
+    for path in written:
+        assert (elsewhere / path).read_bytes() == (ROOT / path).read_bytes(), path
+    for folder in ("tables", "figures", "claims"):  # what has no records any more is taken away
+        names = [{path.name for path in (at / "results" / folder).iterdir()} for at in (elsewhere, ROOT)]
+        assert names[0] == names[1]
+
+
+def test_figures_follow_no_matplotlibrc(elsewhere, tmp_path):
+    """All are as they were committed, if this environment's matplotlib draws one so."""
+    (table,) = [table for table in read_tables() if table.id == "fedgala-fig2b"]
+    figures.draw(table, filled(table, Records(RUNS), "paper"), tmp_path / "here.png", "paper")
+    drawn = (tmp_path / "here.png").read_bytes()
+    assert (elsewhere / DRAWN).read_bytes() == drawn
+    if (ROOT / DRAWN).read_bytes() != drawn:
+        pytest.skip("the committed figures are of another matplotlib")
+    for path in (elsewhere / "results").rglob("*.png"):
+        assert path.read_bytes() == (ROOT / path.relative_to(elsewhere)).read_bytes(), path.name
+
+
+def test_the_site_is_the_same(elsewhere, site):
+    there = {path.relative_to(elsewhere / "site") for path in (elsewhere / "site").rglob("*.*")}
+    assert there == {path.relative_to(site) for path in site.rglob("*.*")}
+    for path in there:
+        assert (elsewhere / "site" / path).read_bytes() == (site / path).read_bytes(), path
