@@ -5,7 +5,7 @@ import reproduce.records
 from plumbing.run.settings import identity
 from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
-from reproduce.records import Records, command_of, moved, setting_of
+from reproduce.records import Records, command_of, known_arguments, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.conftest import RUNS
 from tests.small_table import record, recorded, records_in, small_folder, write_records
@@ -54,7 +54,7 @@ def test_removed_fields(tmp_path, monkeypatch):
     older = made | {"args": made["args"] | {"order": "paper"}}
     assert moved(older) == made
     records = records_in(tmp_path, [older])
-    assert records.get(FEDAVG)["setting"] == setting_of(made)
+    assert records.get(FEDAVG)["setting"] == setting_of("fedavg", known_arguments(made))
     other = moved(made | {"args": made["args"] | {"order": "code"}})
     assert other["method"] == other["args"]["method"] == "official.fedavg"
     assert (other["args"]["order"], other["args"]["norm"]) == ("code", 1)
