@@ -53,7 +53,7 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
     latex = table_text(table, heads, "latex_booktabs")
     write_text(out / "table.tex", re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex) + "\n")
     write_csv(out / "benchmark.csv", tidy(chosen, every, measure))
-    lines = [Line(f"{words}, {name}", [plain.difference], plain.interval, corrected.interval)
+    lines = [Line(f"{words}, {name}", [plain.difference], plain.interval, wider=corrected.interval)
              for words, name, plain, corrected in contrasts]
     draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
     draw_curves(out / "curves.png", chosen)

@@ -77,6 +77,7 @@ class Line(NamedTuple):
     printed: float | None = None
     hollow: bool = False
     cross: bool = False  # a cross instead of the dot
+    wider: tuple[float, ...] = ()  # a second interval, drawn thin
 
 
 def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, float] | None = None,
@@ -91,10 +92,11 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
         panel.axvline(*printed, color="black", linewidth=1.2, linestyle="--")
     reach = max([REACH, *(1.2 * abs(value) for line in lines for value in line.values)])
     for i, line in enumerate(lines):
-        panel.plot(np.clip(line.interval, -reach, reach), [i] * len(line.interval), color=INK, linewidth=2.4)
-        for end in line.interval:
-            if abs(end) > reach:  # it goes on
-                panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
+        for interval, width in ((line.wider, 0.9), (line.interval, 2.4)):
+            panel.plot(np.clip(interval, -reach, reach), [i] * len(interval), color=INK, linewidth=width)
+            for end in interval:
+                if abs(end) > reach:  # it goes on
+                    panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
         inside = "white" if line.hollow else INK
         shape = "X" if line.cross else "o"
         panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,

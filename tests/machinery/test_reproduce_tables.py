@@ -85,20 +85,22 @@ def records(tmp_path):
 
 
 def test_the_cheapest_come_first_and_the_tests_of_a_training_behind_it(records, monkeypatch):
-    monkeypatch.setattr(plan, "unavailable", lambda args, place: "no" if args.lr == 7 else "")
+    """The seconds of a run are the median of its setting's."""
+    monkeypatch.setattr(plan, "unavailable", lambda run, place: "no" if run.args.weight_decay == 7 else "")
     lodo = ("--protocol", "lodo", "--target", "d0")
-    long, short, gone = entry("--rounds", "50"), entry("--rounds", "5"), entry("--lr", "7", tables=("t", "u"))
+    long, short = entry("--batch-size", "20"), entry("--lr", "0.7")
+    gone = entry("--weight-decay", "7", tables=("t", "u"))
     tested = entry(*lodo, "--adapt-epochs", "0", module="fdse", curve=False)
     trained = entry(*lodo, module="fdse")
     found = plan.planned([long, tested, gone, short, trained], records, Place())
     assert [one for one in found if one is not gone] == [short, long, trained, tested]
     assert gone.why == "no"
-    flags = SimpleNamespace(gpus="", minutes=0, executor="local", jobs=1)
-    assert reproduce_tables.run_missing([gone], flags, Place(), records) == 1
+    flags = SimpleNamespace(gpus="", executor="local", jobs=1)
+    assert reproduce_tables.run_missing([gone], flags, Place()) == 1
     said = plan.plan_text(found, ["--record", "r.jsonl"])
     rows = [re.split("  +", line.strip()) for line in plan.plan_text(found, []).splitlines()]
-    seconds = 2 * (55 + arguments("fedavg", ("--dataset", "digits")).rounds)
-    assert rows[2] == ["t", "5", f"{plan.clock(seconds)} and 2 runs of unknown time", "1"]
+    seconds = 5 * arguments("fedavg", ("--dataset", "digits")).rounds
+    assert rows[2] == ["t", "5", f"{plan.clock(seconds)} and 3 runs of unknown time", "1"]
     assert rows[3][:2] == ["u", "1"] and rows[4][:2] == ["all, each run once", "5"]
     assert rows[-1] == ["Not here (1 runs): no"]
     assert said.count("python fedavg.py") == 3 and said.count("python fdse.py") == 2
