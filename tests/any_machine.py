@@ -1,5 +1,5 @@
-"""Results and site as a machine with a GPU and bf16 instructions renders them: `python -m tests.any_machine
-FOLDER`. What asks for a GPU ends with an error where there is none."""
+"""Results and site as a machine with a GPU and bf16 instructions renders them, for test_any_machine.py. What
+asks for a GPU ends with an error where there is none."""
 
 import sys
 from pathlib import Path

@@ -15,8 +15,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
-NOT_COPIED = shutil.ignore_patterns(".git", "runs", "data", "__pycache__", ".pytest_cache", ".ruff_cache",
-                                    ".venv*", "results")
+AT_THE_TOP = {".git", "runs", "data", "results", "site"}
+
+
+def not_copied(folder: str, names: list[str]) -> set[str]:
+    """What a broken copy goes without."""
+    caches = {name for name in names if name in ("__pycache__", ".pytest_cache", ".ruff_cache")}
+    tops = {name for name in names if name in AT_THE_TOP or name.startswith(".venv")}
+    return caches | (tops if Path(folder) == ROOT else set())
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def noticed(mutation: Mutation) -> str:
     """The test that fails in a copy of the repository with this mistake; empty if none does."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
+        shutil.copytree(ROOT, tree, ignore=not_copied)
         (tree / "results").symlink_to(ROOT / "results")
         path = tree / mutation.file
         path.write_text(path.read_text().replace(mutation.old, mutation.new))
