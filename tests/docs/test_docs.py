@@ -131,7 +131,8 @@ def test_pages_open_and_nothing_is_wider_than_the_window(browser, site, pages, w
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("page", ["index.html", of_method("fdse"), "results/README.html",
-                                  "results/claims/fdse.html", "results/tables/fdse-1.html", "docs/start.html", of_method("fedgala")])
+                                  "results/claims/fdse.html", "results/tables/fdse-1.html", "docs/start.html",
+                                  of_method("fedgala")])
 def test_axe_finds_no_violation(browser, site, page, scheme):
     """Contrast, headings, names of what can be reached by the keyboard: WCAG 2, levels A and AA."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
