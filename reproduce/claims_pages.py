@@ -12,6 +12,7 @@ from reproduce import claims as rule
 from reproduce.claims import BEHIND, Answer, Measured, Paper, accuracies, metric_of, runs_for, runs_of
 from reproduce.drawing import Line, draw_forest, draw_line, new_panel, percentages, table_text, write_figure
 from reproduce.intervals import mean, paired
+from reproduce.methods import ROOT
 from reproduce.plan import hours_of
 from reproduce.records import Records, by_training, only_reading_of
 from reproduce.templates import TEMPLATES
@@ -141,6 +142,58 @@ def row_of(answer: Answer) -> list[str]:
 def table_of_all(every: list[Answer]) -> str:
     """The claims with runs at the paper's data and scale."""
     return table_text([row_of(answer) for answer in every if answer.has_runs], HEAD)
+
+
+def verdicts(every: list[Answer]) -> list[str]:
+    """What holds, what does not and what is open in the papers' own settings: a sentence for each."""
+    decided = [answer for answer in every if answer.own.decided]
+    lines = []
+    for verdict, words in (("gains", "These gains hold"), ("loses", "These do not"), ("open", "Open")):
+        claims = [verdict_words(answer) for answer in decided if answer.own.verdict == verdict]
+        if claims:
+            lines.append(f"**{words}.** {' '.join(claims)}")
+    others = [answer for answer in every if not answer.own.decided]
+    lines.append(f"**Not measured** in the paper's own setting: {len(others)} of {len(every)} claims. "
+                 f"{unmeasured_words(others)}")
+    return lines
+
+
+def verdict_words(answer: Answer) -> str:
+    """FedSR over FedAvg (Table 1, average): -9.0 (-9.6 to -8.3), printed +2.8. It had not learned."""
+    a, b = answer.claim.methods
+    place = answer.claim.place.rpartition("; ")[2]
+    page = f"results/claims/{answer.paper.id}.md"
+    words = f"[{a} over {b}]({page}) ({place}): {answer.own.gain()}, printed {answer.printed:+.1f}."
+    return f"{words} But {a} had not learned its source domains." if answer.own.not_learned else words
+
+
+def unmeasured_words(others: list[Answer]) -> str:
+    """Which papers' claims these are, and what has been measured of them in another setting."""
+    of_papers = {}
+    for answer in others:
+        of_papers.setdefault(answer.paper.name, []).append(answer)
+    words = f"They are of {', '.join(of_papers)}, and their pages say what they need."
+    for answer in others:
+        for measured in answer.others:
+            if measured.gain():
+                a, b = answer.claim.methods
+                words += (f" {a} over {b} ({answer.claim.columns[0]}): {measured.gain()} with "
+                          f"{measured.specification.name}, printed {answer.printed:+.1f}.")
+                break
+    return words
+
+
+def short_gain(answer: Answer) -> str:
+    """-9.0, had not learned; or that nothing was measured."""
+    own = answer.own
+    if not own.gains:
+        return NOTHING
+    return f"{own.difference:+.1f}{', had not learned' * own.not_learned}"
+
+
+def lines_of(method: str) -> int:
+    """How many lines the file of a method has."""
+    return len((ROOT / f"{method}.py").read_text(encoding="utf-8").splitlines())
 
 
 def rest(every: list[Answer]) -> str:
@@ -312,7 +365,7 @@ def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
     return curve["round"], curve.get(name, [])
 
 
-for function in (answer_words, commands_of, gain_words, learned_words, missing_words, rest, sentence_of,
-                 table_of_all, table_of_settings, why):
+for function in (answer_words, commands_of, gain_words, learned_words, lines_of, missing_words, rest,
+                 sentence_of, short_gain, table_of_all, table_of_settings, verdicts, why):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals["rule"] = rule

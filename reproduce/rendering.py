@@ -22,14 +22,14 @@ from reproduce.drawing import table_text
 from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import method, setting
 from reproduce.records import Records, command_of, flags_of
-from reproduce.scoreboard import counts_of, outcome, sentence
+from reproduce.scoreboard import counts_of, measured_words, outcome, sentence
 from reproduce.intervals import deviation, mean, paired
 from reproduce.tables import Row, Table
 from reproduce.tables import papers as titles
 from reproduce.templates import TEMPLATES
 
 MADE_BY = "Made by `python reproduce_tables.py`"  # stands in results/README.md
-MARKS = "<!-- results: written by reproduce_tables.py -->", "<!-- end of results -->"
+BLOCKS = {"results": "readme.md.jinja", "methods": "methods.md.jinja"}  # of the README: their templates
 LEGEND = ("A cell: published mean ± deviation [printed elsewhere] / ours ± deviation (seeds), then the "
           "difference with its 95% interval (Welch's) and a mark; - is not printed or not measured. = 0 is "
           f"in the interval, * it is not, ~ 0 is in it and it is wider than ±{WIDE:g} points, ? nothing is "
@@ -85,15 +85,31 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     write_csv(out / "results.csv", lines + claim_lines(every))
     page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
             "boards": leaderboards(records), "listed": listed, "pictures": pictures,
-            "withdrawn": withdrawn(records), "papers": papers}
+            "withdrawn": withdrawn(records), "papers": papers,
+            "measured_cells": measured_words(counts)}
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
-    if out.name == "results" and readme.exists() and MARKS[0].encode() in readme.read_bytes():
-        content, (first, last) = readme.read_text(encoding="utf-8"), MARKS
-        before, after = content.split(first)[0], content.split(last)[1]
-        text = TEMPLATES.get_template("readme.md.jinja").render(page)
-        write_text(readme, f"{before}{first}\n{text}{last}{after}")
+    if out.name == "results" and readme.exists():
+        write_blocks(readme, page)
     return "\n\n".join([*shown, state])
+
+
+def marks(block: str) -> tuple[bytes, bytes]:
+    """Between which a block of the README stands."""
+    return f"<!-- {block}: written by reproduce_tables.py -->".encode(), f"<!-- end of {block} -->".encode()
+
+
+def write_blocks(readme: Path, page: dict) -> None:
+    """Write the blocks of a README that has their marks; another one stays as it is."""
+    content = readme.read_bytes()
+    for block, template in BLOCKS.items():
+        first, last = marks(block)
+        if first in content and last in content:
+            text = TEMPLATES.get_template(template).render(page).encode()
+            before, after = content.split(first)[0], content.split(last)[1]
+            content = before + first + b"\n" + text + last + after
+    if content != readme.read_bytes():
+        write_text(readme, content.decode("utf-8"))
 
 
 def claim_folder(out: Path) -> None:

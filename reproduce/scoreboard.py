@@ -73,6 +73,13 @@ def sentence(counts: Counter) -> str:
     return words
 
 
+def measured_words(counts: Counter) -> str:
+    """28 of 740 accuracies."""
+    measured = sum(counts[state] for state in MEASURED)
+    accuracies = counts.total() - counts["lost"] - sum(counts[state] for state in COSTS)
+    return f"{measured} of their {accuracies} accuracies"
+
+
 def outcome(counts: Counter) -> str:
     """What the intervals of the measured cells say, in words."""
     said = {"agrees": "without a difference", "differs": "that differ", "unclear": "with a wide interval",

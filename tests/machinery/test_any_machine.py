@@ -10,7 +10,7 @@ from pathlib import Path
 from reproduce import figures
 from reproduce.cells import filled
 from reproduce.records import Records
-from reproduce.rendering import MADE_BY, MARKS
+from reproduce.rendering import BLOCKS, MADE_BY, marks
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, RUNS
 from tests.finished_runs import once
@@ -28,9 +28,10 @@ def elsewhere(tmp_path_factory) -> Path:
     """What another machine writes; see tests/any_machine.py."""
     def make(out: Path) -> None:
         shutil.copytree(ROOT / "results" / "figures", out / "results" / "figures")
-        between = re.compile(f"{MARKS[0]}.*{MARKS[1]}", re.DOTALL)
-        emptied = between.sub(f"{MARKS[0]}\n{MARKS[1]}", (ROOT / "README.md").read_text(encoding="utf-8"))
-        (out / "README.md").write_text(emptied, encoding="utf-8")
+        readme = (ROOT / "README.md").read_bytes()
+        for first, last in map(marks, BLOCKS):
+            readme = re.sub(first + b".*" + last, first + b"\n" + last, readme, flags=re.DOTALL)
+        (out / "README.md").write_bytes(readme)
         (out / "results" / "README.md").write_text(MADE_BY)
         settings = out.with_name("matplotlibrc")
         settings.write_text(MATPLOTLIBRC)
