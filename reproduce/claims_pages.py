@@ -328,13 +328,21 @@ def draw_specifications(answer: Answer, path: Path) -> None:
 
 
 def draw_claims(every: list[Answer], path: Path) -> None:
-    """The gain of each claim with runs: printed, and measured in the paper's own setting."""
+    """The gain of each claim with runs: printed, and measured in the paper's own setting or in the first
+    other one that has runs."""
     lines = []
     for answer in every:
-        words = f"{answer.claim.says}: {answer_words(answer.own)}"
-        lines.append(line_of_plot(words, answer, answer.own))
-    draw_forest(path, lines, "gain, points: printed |, measured in the paper's own setting (95%); "
-                             "cross: had not learned")
+        a, b = answer.claim.methods
+        words, shown = f"{a} over {b}, {answer.claim.place.rpartition('; ')[2]}", answer.own
+        if len(answer.claim.columns) == 1:
+            words += f", {answer.claim.columns[0]}"
+        if not answer.own.gains:
+            shown = next(measured for measured in answer.others if measured.gains)
+            words += f" ({shown.specification.name})"
+        lines.append(line_of_plot(words, answer, shown))
+    words = ("gain, points: printed |, measured in the paper's own setting or else as named (95%); cross: "
+             "had not learned")
+    draw_forest(path, lines, textwrap.fill(words, 70))
 
 
 def draw_learning(measured: Measured, path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from plumbing.data.catalog import named
 from plumbing.run.errors import UserError
 from plumbing.run.files import lock_of, locked, output_file, write_whole
+from plumbing.run.provenance import ROOT
 from plumbing.run.settings import Args, flag_with
 
 import numpy as np
@@ -167,6 +169,22 @@ def summary(result: dict) -> str:
     return (f"{accuracies}; {seconds['train']:.0f} s training, {seconds['server']:.0f} s server, "
             f"{seconds['evaluate']:.0f} s evaluation, {result['images_per_second']:.0f} images/s, "
             f"{result['peak_memory_mib']} MiB")
+
+
+def next_step(args: Args, folder: Path, method_file: Path) -> str:
+    """Where the figure is, and the command that compares the method with FedAvg."""
+    name = method_file.stem
+    if method_file.parent not in (ROOT, ROOT / "baselines"):
+        name = os.path.relpath(method_file)
+    words = ["python", "-m", "reproduce.benchmark", "--methods", f"{name},fedavg", "--dataset", args.dataset]
+    if args.scale != "paper":
+        words += ["--scale", args.scale]
+    if args.protocol == "lodo":
+        words += ["--targets", args.target]
+    if name == "fedavg":
+        words[4] = "fedavg,local"
+    other = words[4].partition(",")[2]
+    return f"curves: {folder / 'curves.png'}; beside {other}, with three seeds each: {shlex.join(words)}"
 
 
 def untrained(args: Args, best: dict, of_classes: list[int]) -> str:

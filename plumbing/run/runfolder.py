@@ -25,7 +25,8 @@ from plumbing.run.files import in_units, load_file, locked, save, write_json, wr
 from plumbing.run.payloads import nbytes
 from plumbing.run.provenance import code, hardware
 from plumbing.run.results import (FILES, best_of, check_record_file, check_result, draw_curves, id_of,
-                                  numbers_in, numbers_of, outcome, record, result_of, summary, untrained)
+                                  next_step, numbers_in, numbers_of, outcome, record, result_of, summary,
+                                  untrained)
 from plumbing.run.settings import Args, differences, settings_of
 
 import numpy as np
@@ -52,7 +53,7 @@ class Run:
 
     def __init__(self, args: Args, key: dict, method_file: Path, stack: contextlib.ExitStack):
         self.args, self.key, self.path, self.stack = args, key, folder_of(args, key), stack
-        self.code = code(method_file)
+        self.code, self.method_file = code(method_file), method_file
         self.t, self.history, self.images, self.parts = 0, [], 0, []
         self.saved, self.result, self.best_state = None, None, None
         self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
@@ -263,6 +264,8 @@ class Run:
         if warning:
             print(warning)
         self.draw()
+        if self.args.figures:
+            print(next_step(self.args, self.path, self.method_file))
         if self.ending.number:  # there may be other targets to come
             raise Interrupted(self.ending.number, f"the run in {self.path} is finished")
         return self.result
