@@ -4,6 +4,7 @@ are missing."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import shlex
@@ -27,6 +28,12 @@ BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller
 # The run behind a cell
 
 
+@functools.cache
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of some flags."""
+    return tuple(shlex.split(text))
+
+
 def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) -> Run | None:
     """The run behind a cell; None where a smaller scale has none.
 
@@ -34,22 +41,22 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) ->
     there is no cell if the budget is the column's subject, or if nothing is smaller.
     """
     start = f"--dataset {block.dataset} {block.flags} {row.flags}"
-    whole = shlex.split(f"{start} {column.flags}")
+    whole = words_of(f"{start} {column.flags}")
     if scale == "paper":
-        return Run(row.module, tuple(whole), seed)
+        return Run(row.module, whole, seed)
     if BUDGET.search(column.flags):
         return None
     laptop = f"{block.laptop} {row.laptop}" if scale == "laptop" else ""
-    smaller = shlex.split(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}")
+    smaller = words_of(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}")
     try:
-        same = dataclasses.replace(setting(row.module, tuple(smaller)), scale="paper")
+        same = dataclasses.replace(setting(row.module, smaller), scale="paper")
     except UserError:
         if scale != "smoke":
             raise
         return None  # its two rounds do not go with a flag of the table
-    if same == setting(row.module, tuple(whole)):
+    if same == setting(row.module, whole):
         return None
-    return Run(row.module, tuple(smaller), seed)
+    return Run(row.module, smaller, seed)
 
 
 # A cell and its numbers
@@ -76,7 +83,7 @@ class Cell:
     elsewhere: list[str] = field(default_factory=list)  # what others print of it
     verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
 
-    @property
+    @functools.cached_property
     def run(self) -> Run | None:
         return run_of(self.block, self.row, self.column, self.scale)
 
@@ -197,10 +204,10 @@ def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
     records."""
     def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
         return len(by_seed), max((record["finished"] for record in by_seed.values()), default="")
-    run = cell.run
-    if not run:
+    if not cell.run:
         return
-    run.curve = cell.table.figure == "curves" or cell.column.kind == "curve"
+    curve = cell.table.figure == "curves" or cell.column.kind == "curve"
+    run = dataclasses.replace(cell.run, curve=curve)
     path = f"start/{cell.column.path}" if cell.row.start else cell.column.value
     kinds, trained = records.kinds(run), run.args.after_training
     kind = max(kinds, key=lambda of: rank(kinds[of]), default=None)

@@ -252,6 +252,9 @@ class Records:
         of_kinds = [by_seed for of_work in self.by_work.values() for by_seed in of_work.values()]
         return [record for by_seed in of_kinds for record in by_seed.values()]
 
+    def has_scale(self, scale: str) -> bool:
+        return any(record["args"]["scale"] == scale for record in self.every)
+
     def of_work(self, run: Run) -> dict[tuple[str, str], dict[int, dict]]:
         """{(precision, cpu or gpu): {seed: record}} of what a run computes, with the reading that it asks
         for."""

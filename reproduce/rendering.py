@@ -56,8 +56,9 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     the pages of the papers' claims into `out`; returns the text for the terminal."""
     shown, counts, seen, lines = [], Counter(), set(), [CSV_HEAD]
     listed, pictures = [], []  # of README.md
-    at = {scale: [filled(table, records, scale) for table in tables] for scale in SCALES}
-    for scale in SCALES:
+    scales = [scale for scale in SCALES if scale != "smoke" or records.has_scale(scale)]
+    at = {scale: [filled(table, records, scale) for table in tables] for scale in scales}
+    for scale in scales:
         for table, blocks, smaller in zip(tables, at[scale], at["laptop"]):
             name, head = table.file_name(scale), title(table, scale)
             if table.figure:
