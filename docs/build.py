@@ -3,7 +3,7 @@
     pip install -r requirements-docs.txt
     python docs/build.py
 
-A method's page has its note, then each equation beside the statements that compute it, then the whole file.
+A method's page has its note and each equation beside the statements that compute it; the file has its own.
 The results are the pages of results/, as Markdown. Two equations can be played with (docs/interactive.js).
 A link that leads nowhere ends the build. Tests have no page here. They are links if pyproject.toml has the
 repository's address ([project.urls], Repository). The pages need no server and fetch nothing from elsewhere.

@@ -1,5 +1,5 @@
-"""The pages of the methods: a method's has its note, each equation beside the statements that compute it,
-then the whole file. A baseline's has its note beside its file. Files that these link to have a page each."""
+"""The pages of the methods: a method's has its note, and each equation beside the statements that compute it.
+A baseline's has its note beside its file. Files that these link to have a page each."""
 
 import re
 import shutil

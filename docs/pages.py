@@ -67,8 +67,8 @@ def page_of(source: Path) -> Path:
     if source.suffix == ".md":
         return source.with_suffix(".html")
     note = note_of(source.stem)
-    if source.suffix == ".py" and (ROOT / note).exists() and source == source_of(note):
-        return page_of(note)
+    if source.parent == Path("baselines") and (ROOT / note).exists():
+        return page_of(note)  # beside its note
     if source.suffix == ".py":
         return source.with_name(source.name + ".html")
     return source

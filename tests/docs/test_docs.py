@@ -98,7 +98,7 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
         for kind, heading in equations.KINDS.items():
             assert (kind in entry) == (f"<em>{heading}:</em>" in card)
         for file, _, lines in equations.located(entry, of) + equations.located(entry, of, "official"):
-            address = "" if file == of.file else f"../../{file}.html"
+            address = f"../../{file}.html"
             assert {f"{address}#L{n}" for n in lines} <= set(re.findall(r'href="([^"]*)"', card))
         for test in entry["tests"]:
             line, words = equations.test_of(test)
