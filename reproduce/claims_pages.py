@@ -105,14 +105,17 @@ def missing_words(answer: Answer, records: Records) -> str:
     command = f"`python reproduce_tables.py --run --only claim-{claim.id} --seeds paper`"
     if not all_lacking:
         return "Nothing is missing."
-    hours = hours_of([group[0] for group in lacking], records)
+    hours, unknown = hours_of([group[0] for group in lacking], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
-    time = f"{hours:.1f} hours on {where}" if hours is not None else "a time that we do not know"
+    time = f"in {hours:.1f} hours on {where}" if hours else f"on {where}"
+    if unknown:
+        time += f" (how long {unknown} of them take was never measured)"
     needs = f" It needs {claim.needs}." if claim.needs else ""
     if not lacking:
         return f"{command} trains what the other settings lack ({count(len(all_lacking))}).{needs}"
-    return (f"{command} begins with the paper's own setting: {count(len(lacking))} in {time}; the other "
-            f"settings lack {count(len(all_lacking) - len(lacking))}.{needs}")
+    others = len(all_lacking) - len(lacking)
+    further = f" The other settings lack {count(others)}." if others else ""
+    return f"{command} begins with the paper's own setting: {count(len(lacking))} {time}.{further}{needs}"
 
 
 def count(trainings: int) -> str:

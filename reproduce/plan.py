@@ -41,18 +41,20 @@ def seconds_of(run: Run, records: Records) -> float | None:
     precision and on its kind of device; None if there is none. A run that states no device is taken for one
     on a processor."""
     args = dataclasses.replace(run.args, device="cuda" if run.device == "gpu" else "cpu")
-    setting, device = setting_of(short_name(run.module), args), run.device or "cpu"
+    name, device = short_name(run.module), run.device or "cpu"
+    settings = {setting_of(name, args), setting_of(name, args, main_reading=False)}
     of_setting = [record for record in records.every
-                  if record["setting"] == setting and kind_of(record)[1] == device]
+                  if record["setting"] in settings and kind_of(record)[1] == device]
     seconds = [sum(record["seconds"].values()) for record in of_setting if "trained_by" not in record]
     return statistics.median(seconds) if seconds else None
 
 
-def hours_of(runs: list[Run], records: Records) -> float | None:
-    """The hours of all these runs, one after the other; None if one of them is of a setting that has not been
-    recorded."""
+def hours_of(runs: list[Run], records: Records) -> tuple[float, int]:
+    """The hours of all these runs, one after the other, and how many are not in it: those of a setting that
+    has not been recorded."""
     seconds = [seconds_of(run, records) for run in runs]
-    return None if None in seconds else sum(seconds) / 3600
+    known = [of_run for of_run in seconds if of_run is not None]
+    return sum(known) / 3600, len(seconds) - len(known)
 
 
 # Data, weights and devices
