@@ -64,7 +64,11 @@ def sentence_of(answer: Answer) -> str:
     own, printed = answer.own, f"{answer.printed:+.1f}"
     a, b = answer.claim.methods
     if not own.gains:
-        return f"**Not measured yet in the paper's own setting.** The paper prints {printed} points."
+        words = f"**Not measured yet in the paper's own setting.** The paper prints {printed} points."
+        for other in answer.others:
+            if other.gains:
+                return f"{words} {other.specification.name}: {gain_words(other)}."
+        return words
     if not own.decided:
         return f"**Not decided**: {gain_words(own)} points so far. The paper prints {printed}."
     verdict = {"gains": f"{a} gains over {b}", "loses": f"{a} loses against {b}",
