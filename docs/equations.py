@@ -6,7 +6,8 @@ none has the name of its entry, as in \tag{Alg. 1, line 7}:
     $$ L = \frac{1}{B} \sum_i l_i \tag{6} $$
 
 papers/<method>/equations.toml has every number that the paper prints. An [[entry]] is computed here; it has
-places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. `says` has the shapes,
+places and tests. An [[unused]] is not, for a reason. A [[part]] has no number. `why` says what the paper
+wants with it, and what to watch in a run's logs; `says` has the shapes,
 `differs` where paper, official code and file part, `contradicts` where a formula and the paper's words do,
 `measured` what that changes. A link #note-some-words leads to the note's paragraph **Some words**.
 

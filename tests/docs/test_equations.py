@@ -11,7 +11,7 @@ from docs.equations import METHODS, ROOT, Code
 import pytest
 
 MEASURED = re.compile(r"[0-9]%|±|[ (][-+][0-9]|(?<!Eq. )[0-9]\.[0-9]")  # a number that was measured
-KEYS = {"tag", "name", "latex", "says", *equations.KINDS, "place", "mark", "official", "tests"}
+KEYS = {"tag", "name", "latex", "says", "why", *equations.KINDS, "place", "mark", "official", "tests"}
 ENTRIES = [(method, entry) for method in METHODS for entry in equations.table(method).entries]
 every_entry = pytest.mark.parametrize("method, entry", ENTRIES,
                                       ids=[f"{method}-{entry['tag']}" for method, entry in ENTRIES])
