@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -24,8 +24,8 @@ from plumbing.data.decoding import open_images
 from plumbing.data.domains import Dataset, Domain, scaled
 from plumbing.data.mixing import ConcatImages, pool
 from plumbing.data.mnist import load_digits, rotate, rotated_mnist
-from plumbing.data.splits import (Rows, complete_split, mixed_rows, parts_of, shares_of, source_rows,
-                                  target_rows)
+from plumbing.data.splits import (Placed, Rows, complete_split, mixed_rows, parts_of, placed_images,
+                                  shares_of, source_rows, target_rows)
 from plumbing.run import linear
 from plumbing.run.batch_statistics import batch_statistics, per_channel
 from plumbing.run.devices import prepare
@@ -36,7 +36,7 @@ from plumbing.run.optimizers import OptimizerState, adam, optimizer_state, resto
 from plumbing.run.payloads import (TRAINED, check_answer, check_copies, check_keeps, copy_kept,
                                    expected_layout, kept, layout, nbytes, shared, to_device, unchanged,
                                    watched)
-from plumbing.run.results import best_of, score_of
+from plumbing.run.results import best_of
 from plumbing.run.runfolder import Run, check_outputs
 from plumbing.run.scores import as_probabilities, joined, scores
 from plumbing.run.seeding import seed_all
@@ -83,6 +83,7 @@ def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -
             rows = torch.randperm(len(d.labels), generator=generator)[:settings.limit]
             d.images, d.labels = d.images[rows], d.labels[rows]
             d.given = None if d.given is None else d.given[rows]
+            d.origin = [d.origin[row] for row in rows.tolist()] if d.origin else []
         if len(d.labels) < len(dataset.classes):
             advice = "raise --limit" if settings.limit else "look at its folder"
             raise UserError(f"domain {d.name} has {len(d.labels)} images, fewer than the "
@@ -129,6 +130,7 @@ class ClientData:
     val: Data
     test: Data
     unseen: bool = False  # the client of a domain that is left out: it never trains
+    domains: tuple[Domain, ...] = ()  # whose images it has, in the order of their rows
 
 
 LACKS_A_CLASS = ("--metric auc needs images of every class to validate with, and {} has none: choose another "
@@ -143,7 +145,7 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
         raise UserError(f"--dirichlet {settings.dirichlet} needs several clients in a domain: set "
                         "--clients-per-domain", 2)
     targets = targets_of(settings, names or dataset.names)
-    of_sources, of_targets, mixed, of_groups = [], [], [], {}
+    of_sources, of_targets, mixed = [], [], []
     for d in dataset.domains:
         if settings.sources and d.name not in settings.sources.split(",") and d.name not in targets:
             continue
@@ -153,7 +155,7 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
         of_split = shares_of(settings, d.name in targets)
         if given is not None:
-            given = complete_split(given, order, d.labels, of_split, of_groups)
+            given = complete_split(given, order, d.labels, of_split)
         in_parts = partial(parts_of, given, d.labels if named(settings.dataset).custom else None, of_split)
         if d.name in targets:
             rows = target_rows(settings, d.name, d.labels, in_parts, order)
@@ -177,14 +179,15 @@ def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData],
     return of_sources, of_targets
 
 
-def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool = False) -> ClientData:
-    """A client whose train, val and test are these rows of a domain."""
+def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool = False,
+                domains: tuple[Domain, ...] = ()) -> ClientData:
+    """A client whose train, val and test are these rows of a domain, or of all `domains`, which it holds."""
     parts = []
     for of_part in rows:
         index = of_part.to(d.images.device)
         labels = d.labels[of_part].to(d.images.device)
         parts.append(Data(d.images, index, labels, settings.device, settings.normalize, d.prepare))
-    return ClientData(name, *parts, unseen=unseen)
+    return ClientData(name, *parts, unseen=unseen, domains=domains or (d,))
 
 
 def mixed_clients(settings: Args, domains: tuple[Domain], partings: tuple, orders: tuple) -> list[ClientData]:
@@ -193,7 +196,10 @@ def mixed_clients(settings: Args, domains: tuple[Domain], partings: tuple, order
     labels = torch.cat([d.labels for d in domains])
     everything = Domain("", images, labels, domains[0].prepare)
     of_clients = mixed_rows(settings, list(zip(partings, orders)), images.starts)
-    return [client_data(settings, everything, name, rows) for name, rows in of_clients.items()]
+    clients = []
+    for name, rows in of_clients.items():
+        clients.append(client_data(settings, everything, name, rows, domains=domains))
+    return clients
 
 
 # Data: batches
@@ -560,13 +566,13 @@ def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -
     return fed.clients[k].model(down)
 
 
-def evaluate_classifiers(fed: Federation, t: int, best: float) -> dict:
+def evaluate_classifiers(fed: Federation, t: int, history: list[dict]) -> dict:
     """Validation and test accuracy of the models of all clients after t rounds, and of the target. With
-    `--test-rounds best` the test parts, and the target, only where the validation is better than `best`, the
-    best of the rounds before, and in the last round."""
+    `--test-rounds best` the test parts, and the target, only where the validation is better than in the
+    rounds before, `history`, and in the last round."""
     if fed.settings.test_rounds == "best" and t < fed.settings.rounds:
         entry = accuracies(fed, t, validate_client, range(fed.K))
-        if not ("val" in entry and score_of(entry) > best):
+        if best_of([*history, {"round": t} | entry])["round"] < t:
             return entry
     return accuracies(fed, t, test_client, range(len(fed.names)))
 
@@ -579,7 +585,7 @@ def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict
     counts = {k: numbers for k, (_, numbers) in answers.items()}
     entry = accuracies_of(fed, counts, who)
     if "val" in entry and metric is not None:
-        entry["val"]["metric"] = metric
+        entry["val"] |= metric
     return entry
 
 
@@ -598,21 +604,23 @@ def accuracies_of(fed: Federation, counts: dict[int, dict[str, int]], who: range
     return entry
 
 
-def validation_score(fed: Federation, t: int) -> float | None:
-    """After t rounds what --metric says of the validation images of all clients together; None for the
-    accuracy."""
+def validation_score(fed: Federation, t: int) -> dict[str, float] | None:
+    """After t rounds what --metric says of the validation images of all clients together, and their mean
+    cross-entropy, by which equals are told apart; None for the accuracy."""
     settings, outputs = fed.settings, []
     if settings.metric == "accuracy":
         return None
     for k in range(fed.K):
         outputs.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
-    score = scores(*joined(outputs))[settings.metric]
+    p, y = joined(outputs)
+    score = scores(p, y)[settings.metric]
     if score is None:
         raise UserError(LACKS_A_CLASS.format("one"), 2)
-    return score
+    of_true = p[torch.arange(len(y)), y].clamp(min=1e-12)
+    return {"metric": score, "loss": float(-of_true.log().mean())}
 
 
-def evaluate_linear(fed: Federation, t: int, best: float = 0, also: Payload | None = None) -> dict:
+def evaluate_linear(fed: Federation, t: int, history=(), also: Payload | None = None) -> dict:
     """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
     `target` is the mean over the targets with the first share."""
     targets = range(fed.K, len(fed.names))
@@ -863,7 +871,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
         progress.lap("server")
 
         if is_evaluated(settings, t + 1):
-            entry |= evaluate(fed, t + 1, best_of(progress.history)["val"])
+            entry |= evaluate(fed, t + 1, progress.history)
             if settings.after_training:
                 entry["after_training"] = accuracies_of(fed, trained, range(fed.K))
         progress.lap("evaluate")
@@ -904,6 +912,7 @@ class Federation:
     tested: int  # images of the targets that are tested
     of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
     expected: dict[str, str] | None = None  # the layout of uploads, by the first one
+    placed: list[Placed] = field(default_factory=list)  # of one's own data: which image is where
 
     def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
         """Download, local training and upload of each client of S_t: the uploads, and what was logged."""
@@ -951,11 +960,16 @@ class Federation:
 def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Federation:
     """The server and the clients at the start of a run, made in a fixed order: they draw random numbers."""
     sources, targets = split(dataset, settings)
+    placed = []
+    for client in sources + targets if named(settings.dataset).custom else ():
+        placed += placed_images(client)
     if getattr(Client, "pooled", False):
         pool(sources)
     first = dataset.domains[0]
     example = first.prepare(torch.zeros(2, *first.images.shape[1:], dtype=first.images.dtype))
-    return federation_of(Server, Client, settings, build, dataset, sources, targets, example)
+    fed = federation_of(Server, Client, settings, build, dataset, sources, targets, example)
+    fed.placed = placed
+    return fed
 
 
 def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sources: list[ClientData],

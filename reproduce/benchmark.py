@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import common
-from plumbing.data.catalog import named
+from plumbing.data.catalog import named, shortlist
 from plumbing.run.errors import UserError, one_line_on_failure
 from plumbing.run.files import output_folder, write_json
 from plumbing.run.provenance import content_of
@@ -44,6 +44,8 @@ from reproduce.runner import Processes, environment, last_lines, side_by_side
 
 from tqdm import tqdm
 
+SPLITTING = ("dataset", "image_size", "limit", "protocol", "target", "target_part", "sources", "split",
+             "clients_per_domain", "dirichlet", "clients", "domain_mix", "skip_broken")
 LAST = 10  # evaluations whose mean validation a value of --tune is chosen by
 
 
@@ -70,8 +72,14 @@ class Trial:
 
     def results(self) -> list[dict]:
         """Of each seed and target, when all its commands have ended well."""
-        return [read_result(path.parent) for seed in self.commands
-                for path in sorted((self.folder / f"s{seed}").rglob("result.json"))]
+        return [read_result(path) for path in self.paths()]
+
+    def paths(self) -> list[Path]:
+        """The folders of its runs."""
+        paths = []
+        for seed in self.commands:
+            paths += sorted(file.parent for file in (self.folder / f"s{seed}").rglob("result.json"))
+        return paths
 
     def validation(self) -> float:
         """The mean over seeds and targets of the last evaluations on the validation images."""
@@ -148,13 +156,33 @@ def trials_of(entry: Entry, grid: dict[str, list[str]], shared: list[str], seeds
     return trials
 
 
-def check_splits(args: Args, seeds: list[int]) -> None:
-    """Stop if the images of one's own do not suffice for a part with one of the seeds, before any run."""
-    for seed in seeds if named(args.dataset).custom else ():
-        seed_args = dataclasses.replace(args, seed=seed)
-        dataset = common.open_dataset(seed_args)
-        for run_args in expand_targets(seed_args, dataset.names):
-            common.split(dataset, run_args)
+def check_splits(of_methods: list[Args], seeds: list[int], measure: str) -> None:
+    """Stop if the images of one's own do not suffice for a part with one of the seeds, or if those of a
+    tested part have no AUC though that is the measure, before any run."""
+    looked_at = set()
+    for args in of_methods:
+        splits = tuple(str(getattr(args, name)) for name in SPLITTING)
+        if splits in looked_at or not (named(args.dataset).custom or measure == "auc"):
+            continue
+        looked_at.add(splits)
+        for seed in seeds:
+            seed_args = dataclasses.replace(args, seed=seed)
+            dataset = common.open_dataset(seed_args)
+            for run_args in expand_targets(seed_args, dataset.names):
+                sources, targets = common.split(dataset, run_args)
+                if measure == "auc":
+                    check_auc(seed, targets or sources, dataset.classes)
+
+
+def check_auc(seed: int, tested: list, classes: tuple[str, ...]) -> None:
+    """Stop if a tested part lacks a class: then it has no AUC."""
+    for client in tested:
+        counts = client.test.labels.bincount(minlength=len(classes)).tolist()
+        lacking = [c for c, count in zip(classes, counts) if not count]
+        if lacking:
+            raise UserError(f"--measure auc: with seed {seed} the test images of {client.name} lack "
+                            f"{shortlist(lacking)}, so it has no AUC: give a larger share of test images in "
+                            "--split, other parts in split.csv, or another --measure", 2)
 
 
 # The runs
@@ -212,7 +240,7 @@ def compare(flags: argparse.Namespace) -> None:
         theirs = ", ".join(f"{protocol} of {label}" for label, protocol in protocols.items())
         raise UserError(f"there is nothing to compare in {theirs}: give --targets, or --flags '--protocol "
                         "...'", 2)
-    check_splits(trials[0][0].args, seeds)
+    check_splits([of_entry[0].args for of_entry in trials], seeds, flags.measure)
     output_folder(out, "benchmark.json", "command")
     command = ["python", "-m", "reproduce.benchmark", *(sys.argv[1:] if flags.argv is None else flags.argv)]
     write_json(out / "benchmark.json", {"command": command})

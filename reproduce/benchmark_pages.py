@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 import statistics
@@ -20,6 +21,7 @@ from reproduce.intervals import LEVEL, Paired, mean, paired
 
 import numpy as np
 
+NOT_LEARNED = ("untrained: ", "one class: ", "domain gap: ")  # so begin the lines of logs that are repeated
 WIDEST = 12  # domains that a table has a column for; the CSV file has all
 
 
@@ -46,7 +48,8 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
             f"{measure} (%), {'last' if which == 'last' else 'best validation'} round, mean ± deviation over "
             f"the seeds {seeds}; the best of each column is bold.",
             table_text(table, heads),
-            *differences, *settings_words(chosen), *forest, "![Accuracy over the rounds](curves.png)",
+            *counts_words(chosen, which, measure), *differences, *settings_words(chosen), *forest,
+            "![Accuracy over the rounds](curves.png)",
             *tuning_words(chosen, trials),
             "## The commands, seed by seed", "```\n" + "\n".join(commands) + "\n```"]
     write_text(out / "benchmark.md", "\n\n".join(page) + "\n")
@@ -55,7 +58,9 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
     write_csv(out / "benchmark.csv", tidy(chosen, every, measure))
     lines = [Line(f"{words}, {name}", [plain.difference], plain.interval, wider=corrected.interval)
              for words, name, plain, corrected in contrasts]
-    draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
+    (out / "forest.png").unlink(missing_ok=True)
+    if lines:
+        draw_forest(out / "forest.png", lines, "points; thick: 95%, thin: corrected", mark=OURS)
     draw_curves(out / "curves.png", chosen)
     plain = []
     for row in table:
@@ -189,6 +194,25 @@ def contrast_words(contrasts: list) -> list[str]:
             "corrected one says less, it says so."]
 
 
+def counts_words(chosen: list, which: str, measure: str) -> list[str]:
+    """On how many images of each class a measure of each client or target stands; of accuracies the tables
+    of the runs say it."""
+    if measure == "accuracy":
+        return []
+    counts, classes = {}, []
+    for result, path in zip(chosen[0].results(), chosen[0].paths()):
+        classes = json.loads((path / "settings.json").read_bytes())["data"]["classes"]
+        of_sites = result["measures"][which]
+        for name in [result["args"]["target"]] if "target" in result[which] else of_sites:
+            tested = [sum(row) for row in of_sites[name]["confusion"]]
+            counts.setdefault(name, []).append(tested)
+    rows = []
+    for name, of_runs in counts.items():
+        rows.append([name, *("/".join(map(str, of_class)) for of_class in zip(*of_runs))])
+    seeds = "/".join(map(str, chosen[0].commands))
+    return [table_text(rows, [f"images tested, seeds {seeds}", *classes])]
+
+
 def settings_words(chosen: list) -> list[str]:
     """The settings that all methods have, where their values differ."""
     lines = []
@@ -201,14 +225,14 @@ def settings_words(chosen: list) -> list[str]:
 
 
 def untrained_words(chosen: list) -> list[str]:
-    """The runs whose log says that they are no better than chance."""
+    """The runs whose log says that they are no better than chance, somewhere."""
     lines = []
     for trial in chosen:
         for seed in trial.commands:
             log = trial.folder / f"s{seed}" / "log.txt"
             said = log.read_text(errors="replace", encoding="utf-8").splitlines() if log.exists() else []
             lines += [f"- {trial.entry.label}, seed {seed}: {line}" for line in dict.fromkeys(said)
-                      if line.startswith("untrained: ")]
+                      if line.startswith(NOT_LEARNED)]
     return ["\n".join(lines)] if lines else []
 
 

@@ -6,22 +6,25 @@
 The network is the one that the client is tested with (`load_run`), and the images are decoded, resized
 and normalized as the run's were. Of a folder all images in it are taken, also those in folders inside it.
 Every file that cannot be read is named, and the exit code is then 1. Where each image lies in a folder with
-the name of a class, the accuracy and the confusion matrix follow.
+the name of a class, the accuracy and the confusion matrix follow, of the images that were not trained on.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import csv
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import common
 from plumbing.data.catalog import named
-from plumbing.data.decoding import TOLD, as_rgb, upright
+from plumbing.data.decoding import TOLD, as_rgb, digest_of_pixels, upright
 from plumbing.data.listings import is_image
+from plumbing.data.splits import composed
 from plumbing.run.errors import UserError, one_line_on_failure, printable, tell
-from plumbing.run.files import output_file, write_csv
+from plumbing.run.files import check_regular, output_file, write_csv
 from plumbing.run.settings import Parser
 from reproduce.commands import about, add_run_flags
 from reproduce.drawing import table_text
@@ -32,12 +35,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-Row = tuple[Path, str, list[float]]
+class Row(NamedTuple):
+    """What is said of an image."""
+
+    file: Path
+    c: str
+    p: list[float]  # of all classes
+    pixels: str  # their digest, by which the run's images are known
 
 
 def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
-    """(file, class, the probabilities of all classes) of each image, by a network of `load_run`; and a line
-    for each file that cannot be read. Stop if the network has no classifier."""
+    """A row for each image, by a network of `load_run`; and a line for each file that cannot be read. Stop if
+    the network has no classifier."""
     run = net.run
     if run.args.protocol == "linear":
         raise UserError("this run had no labels: its network gives representations and no classes; "
@@ -45,39 +54,79 @@ def predict(net: nn.Module, files: list[Path]) -> tuple[list[Row], list[str]]:
     if named(run.args.dataset).file:
         raise UserError(f"this run's data are those of {run.args.dataset}: give load_run(...) batches of "
                         "them, by net.run.inputs", 2)
-    rows, problems, dark = [], [], []
+    rows, problems, odd, is_own = [], [], {}, named(run.args.dataset).folder is not None
     size = max(run.args.batch_size, 100)
     for start in range(0, len(files), size):
-        read, pixels = [], []
+        read, pixels, digests = [], [], []
         for file in files[start:start + size]:
             try:
-                image, is_dark = upright(file.read_bytes())
+                check_regular(file)
+                image, kinds = upright(file.read_bytes(), is_own)
                 pixels.append(prepared(image, run))
                 read.append(file)
-                dark += [file] if is_dark else []
+                digests.append(digest_of_pixels(pixels[-1].permute(1, 2, 0).numpy()))
+                for kind in kinds:
+                    odd.setdefault(kind, []).append(file)
             except Exception as e:  # whatever the system or the decoder makes of a file
                 problems.append(f"{file} cannot be read as an image ({type(e).__name__})")
         if pixels:
             pixels = torch.stack(pixels).contiguous(memory_format=torch.channels_last)
             p, _ = common.probabilities(net, run.data(pixels), run.args)
-            rows += zip(read, [run.classes[c] for c in p.argmax(1).tolist()], p.tolist())
-    if dark:
-        tell("predict", f"{len(dark)} {TOLD['dark']}, such as {printable(str(dark[0]))}")
+            predicted = [run.classes[c] for c in p.argmax(1).tolist()]
+            rows += map(Row, read, predicted, p.tolist(), digests)
+    for kind, of_kind in odd.items():
+        tell("predict", f"{len(of_kind)} {TOLD[kind]}, such as {printable(str(of_kind[0]))}")
     return rows, problems
 
 
-def true_classes(files: list[Path], classes: tuple[str, ...]) -> list[str]:
-    """The class of each image by the nearest folder that has a class's name; none unless all have one."""
-    labels = []
+def parts_of_run(folder: Path) -> dict[str, str]:
+    """{digest of pixels: train, val or test} of the images of a run on images of one's own; those that are in
+    several parts count as trained on. Empty of another run, or an older one."""
+    part_of, file = {}, folder / "parts.csv"
+    if file.is_file():
+        with open(file, newline="", encoding="utf-8", errors="surrogateescape") as opened:
+            for row in csv.DictReader(opened):
+                if row.get("pixels") and part_of.get(row["pixels"]) != "train":
+                    part_of[row["pixels"]] = row.get("part", "")
+    return part_of
+
+
+def true_classes(files: list[Path], given: list[Path], classes: tuple[str, ...]) -> list[str]:
+    """The class of each image by the nearest folder that has a class's name, in the folder of `given` that it
+    was found in or that folder itself; none unless all have one."""
+    labels, spelled = [], {composed(c): c for c in classes}
+    tops = [path.absolute() for path in given]
     for file in files:
-        names = [part for part in file.absolute().parent.parts if part in classes]
-        labels += names[-1:]
+        path = file.absolute()
+        names = [path.parent.name]
+        for top in tops:
+            if path.is_relative_to(top) and path != top:
+                names = [top.name, *path.relative_to(top).parts[:-1]]
+        known = [spelled[composed(name)] for name in names if composed(name) in spelled]
+        labels += known[-1:]
     return labels if len(labels) == len(files) else []
 
 
-def judged(true: list[str], predicted: list[str], classes: tuple[str, ...]) -> str:
-    """The accuracy, and the images of each true class by predicted class."""
-    pairs = collections.Counter(zip(true, predicted))
+def judged(true: list[str], rows: list[Row], classes: tuple[str, ...], part_of: dict[str, str]) -> str:
+    """The accuracy on images that were not trained on, and these by predicted class."""
+    pairs_of = [(c, row.c) for c, row in zip(true, rows) if part_of.get(row.pixels) != "train"]
+    said, trained = "", len(rows) - len(pairs_of)
+    if trained:
+        said = f"{trained} of the {len(rows)} images were trained on, and are not counted. "
+    elif not part_of:
+        said = "The run does not say which images it was trained on: these may be among them. "
+    chosen_by = sum(part_of.get(row.pixels) == "val" for row in rows)
+    if chosen_by:
+        said += f"{chosen_by} are validation images, by which the round was chosen. "
+    if not pairs_of:
+        return f"{said}There are no others, so no accuracy."
+    return said + accuracy_of(pairs_of, classes)
+
+
+def accuracy_of(pairs_of: list[tuple[str, str]], classes: tuple[str, ...]) -> str:
+    """The accuracy of pairs (true class, predicted class), and their matrix."""
+    true = [c for c, _ in pairs_of]
+    pairs = collections.Counter(pairs_of)
     rows = [[c, *(pairs[c, other] for other in classes)] for c in classes if c in true]
     right = sum(pairs[c, c] for c in classes)
     return (f"{100 * right / len(true):.2f}% of {len(true)} images right, by the names of their folders; "
@@ -125,19 +174,22 @@ def main(argv: list[str] | None = None) -> None:
         net = load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
                        archives=flags.archives, any_code=flags.any_code, script=flags.script,
                        backbone=flags.backbone)
+        part_of = parts_of_run(Path(flags.folder))
         rows, problems = predict(net, files)
         run = net.run
         print(f"predict: {len(rows)} of {len(files)} images, by the network of client {run.client} after "
               f"round {run.round}", file=sys.stderr)
         if flags.csv:
-            heads = ["file", "class", "probability", *(f"p({c})" for c in run.classes)]
-            write_csv(Path(flags.csv), [heads, *([file, c, max(p), *p] for file, c, p in rows)])
+            lines = [["file", "class", "probability", *(f"p({c})" for c in run.classes), "part"]]
+            for row in rows:
+                lines.append([row.file, row.c, max(row.p), *row.p, part_of.get(row.pixels, "")])
+            write_csv(Path(flags.csv), lines)
         else:
-            lines = [[c, f"{max(p):.4f}", printable(str(file))] for file, c, p in rows]
+            lines = [[row.c, f"{max(row.p):.4f}", printable(str(row.file))] for row in rows]
             print(table_text(lines, ["class", "probability", "file"], "plain"))
-        true = true_classes([file for file, *_ in rows], run.classes)
+        true = true_classes([row.file for row in rows], [Path(path) for path in flags.images], run.classes)
         if true:
-            print(judged(true, [c for _, c, _ in rows], run.classes), file=sys.stderr)
+            print(judged(true, rows, run.classes, part_of), file=sys.stderr)
         for problem in problems:
             tell("predict", problem)
         if problems:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ def scaled(values: Tensor) -> Tensor:
     return values.float()
 
 
+class Origin(NamedTuple):
+    """Where an image of one's own comes from."""
+
+    file: str
+    group: str = ""  # the patient, say, whose images stay in one part
+    pixels: str = ""  # their digest, see decoding.py
+
+
 @dataclass
 class Domain:
     """One domain: its name, images uint8 [N, C, H, W] (stored channels last) and labels int64 [N]. Data of
@@ -26,7 +35,8 @@ class Domain:
     images: Tensor
     labels: Tensor
     prepare: Callable[[Tensor], Tensor] = scaled  # a batch of images -> what a network gets
-    given: Tensor | None = None  # int64 [N, 2], part and group of each image by split.csv
+    given: Tensor | None = None  # int64 [N, 2], part and group of each image, if some are known
+    origin: list[Origin] = field(default_factory=list)  # of each image of one's own
 
 
 @dataclass

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from plumbing.data.archives import IMAGE_ENDINGS, ImageFiles
 from plumbing.data.catalog import Folders, check_names, shortlist
-from plumbing.data.splits import SPLIT
+from plumbing.data.splits import SPLIT, composed
 from plumbing.run.errors import UserError
 
+RARE_ENDINGS = (".jfif", ".jpe", ".pnm")  # of one's own images; the counts of the catalogue have none
 LARGEST = 10  # cameras, and classes, of iWildCam
 NO_DOMAINS = ("train", "training", "test", "testing", "val", "valid", "validation")
 
@@ -61,9 +62,9 @@ def is_hidden(name: str) -> bool:
     return parts[0] == "__MACOSX" or any(part.startswith(".") for part in parts)
 
 
-def is_image(name: str) -> bool:
+def is_image(name: str, endings: tuple[str, ...] = (*IMAGE_ENDINGS, *RARE_ENDINGS)) -> bool:
     """By the ending of its name; ._x.jpg is what macOS puts beside x.jpg."""
-    return name.lower().endswith(IMAGE_ENDINGS) and not Path(name).name.startswith("._")
+    return name.lower().endswith(endings) and not Path(name).name.startswith("._")
 
 
 def the_file(files: ImageFiles, table: str, *names: str) -> str:
@@ -92,13 +93,13 @@ def in_folders(files: ImageFiles, source: Folders) -> Listing:
         listing.images[domain] = []
         for label, c in enumerate(source.classes):
             there = of_class[folder].get(c, [])
-            names = [name for name in there if is_image(name)]
+            names = [name for name in there if is_image(name, IMAGE_ENDINGS)]
             if not names:
                 others = ", ".join(sorted(of_class[folder])) or "none"
                 raise UserError(f"{files}: found no images in {folder}/{c}; expected folders of "
                                 f"{', '.join(source.classes)}, found {others}")
             listing.images[domain] += [(name, label) for name in names]
-            listing.left_out += [name for name in there if not is_image(name)]
+            listing.left_out += [name for name in there if not is_image(name, IMAGE_ENDINGS)]
     return listing
 
 
@@ -112,7 +113,8 @@ def in_custom_folders(files: ImageFiles, source: Folders) -> Listing:
         if is_hidden(name):
             continue
         elif len(parts) > 2 and is_image(name):
-            of_domain.setdefault(parts[0], []).append((name, parts[1]))
+            domain = parts[0] if source.domains else composed(parts[0])
+            of_domain.setdefault(domain, []).append((name, composed(parts[1])))
         elif len(parts) > 2:
             listing.left_out.append(name)
         elif is_image(name):

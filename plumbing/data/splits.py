@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import csv
 import operator
+import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from plumbing.data.catalog import shortlist
+from plumbing.data.domains import Origin
 from plumbing.data.mixing import client_shares, dealt, skewed
 from plumbing.run import linear
 from plumbing.run.errors import UserError
@@ -21,6 +24,7 @@ from torch import Tensor
 
 SPLIT = "split.csv"
 PARTS = ("train", "val", "test")
+VERBS = {"train": "train", "val": "validate", "test": "test"}
 SHOWN = 12  # classes, and clients, that a table of images has at most
 Rows = tuple[Tensor, Tensor, Tensor]  # of one client: train, val, test
 Parting = Callable[[Tensor], Rows]  # shuffled rows -> train, validation, test: `parts_of` of a domain
@@ -39,28 +43,26 @@ def cut(rows: Tensor, of_split: tuple[float, float, float]) -> Rows:
     return rows[:n_train], rows[n_train:n - n_test], rows[n - n_test:]
 
 
-def complete_split(given: Tensor, order: Tensor, labels: Tensor, of_split: tuple[float, float, float],
-                   parts: dict[int, int]) -> Tensor:
+def complete_split(given: Tensor, order: Tensor, labels: Tensor,
+                   of_split: tuple[float, float, float]) -> Tensor:
     """What split.csv gives, [N, 2], with parts for the images that it gives none, of a domain's shuffled rows
     `order` [N], by `parts_by_class`."""
     given, rows = given.clone(), order[given[order, 0] < 0]
-    given[rows, 0] = parts_by_class(rows, labels, given[:, 1], of_split, parts)
+    given[rows, 0] = parts_by_class(rows, labels, given[:, 1], of_split)
     return given
 
 
-def parts_by_class(rows: Tensor, labels: Tensor, groups: Tensor, of_split: tuple[float, float, float],
-                   parts: dict[int, int]) -> Tensor:
+def parts_by_class(rows: Tensor, labels: Tensor, groups: Tensor,
+                   of_split: tuple[float, float, float]) -> Tensor:
     """The part of each of a domain's shuffled rows [n]: whole groups, of each class (the rarest that a group
-    shows) by the shares. `labels` and `groups` [N] are of the domain. `parts` has the groups of the domains
-    before, and gets those of this one."""
-    members, of_class, filled = {}, {}, set()
+    shows) by the shares. `labels` and `groups` [N] are of the domain."""
+    members, of_class, parts, filled = {}, {}, {}, set()
     of_labels, images = labels.tolist(), Counter(labels[rows].tolist())
     for row, group in zip(rows.tolist(), groups[rows].tolist()):
         members.setdefault(group, []).append(row)
     for group, of_group in members.items():
-        if group not in parts:
-            c = min((of_labels[row] for row in of_group), key=images.get)
-            of_class.setdefault(c, []).append(group)
+        c = min((of_labels[row] for row in of_group), key=images.get)
+        of_class.setdefault(c, []).append(group)
     piles, count = list(of_class.values()), sum(map(len, of_class.values()))
     few = count * min(share for share in of_split if share) < len(piles)
     if few:  # the smallest part has no room for a group of each class
@@ -118,7 +120,7 @@ def parts_of(given: Tensor | None, labels: Tensor | None, of_split: tuple[float,
     if given is not None:
         part_of = given[rows, 0]
     elif labels is not None:
-        part_of = parts_by_class(rows, labels, torch.arange(len(labels)), of_split, {})
+        part_of = parts_by_class(rows, labels, torch.arange(len(labels)), of_split)
     else:
         return cut(rows, of_split)
     return tuple(rows[part_of == part] for part in range(3))
@@ -132,33 +134,61 @@ def fewest(settings: Args) -> tuple[int, int, int]:
 # split.csv
 
 
-def read_split(file: Path, names: dict[str, list[str]], left_out: set[str]) -> dict[str, Tensor]:
-    """{domain: int64 [N, 2], of each of its images `names` the part (its number in PARTS, -1: not given) and
-    the group}. A group that has a part has it in all domains; an image that names none is one by itself. The
-    table may name images that are `left_out`."""
-    rows = read_rows(file)
-    unknown = rows.keys() - left_out.union(*names.values())
-    if unknown or not rows:
-        raise UserError(f"{file} names {len(rows)} files; no images of this folder are "
+def place_images(file: Path | None, names: dict[str, list[str]], pixels: dict[str, list[str]],
+                 left_out: set[str]) -> dict[str, tuple[Tensor | None, list[Origin]]]:
+    """{domain: (int64 [N, 2] or None, the origins)} of the images `names` of each domain, whose pixels have
+    these digests. The numbers are the part (its place in PARTS, -1: none is given) and the group, by
+    split.csv, `file`; it may name images that are `left_out`. None: there is neither a part nor a group.
+
+    A group is of its domain: patient 1 of two hospitals is two patients. Where the table has no groups, the
+    images of a folder below a class are one, since it is a patient's. Equal images without a group are one.
+    """
+    table, has_groups = read_rows(file) if file else ({}, False)
+    known = {composed(name) for name in left_out.union(*names.values())}
+    unknown = table.keys() - known
+    if file and (unknown or not table):
+        raise UserError(f"{file} names {len(table)} files; no images of this folder are "
                         f"{shortlist(sorted(unknown))}; expected <domain>/<class>/<image>", 2)
-    of_group, numbers, of_domain = {}, {}, {}
-    for name, (part, group) in rows.items():
-        if part and group and of_group.setdefault(group, part) != part:
-            raise UserError(f"{file}: the group {group} is in {of_group[group]} and, with {name}, in {part}: "
-                            "give it one part", 2)
+    placed = {}
     for domain, images in names.items():
-        given = []
-        for name in images:
-            part, group = rows.get(name, ("", ""))
-            part = of_group.get(group, part)
-            number = numbers.setdefault((bool(group), group or name), len(numbers))
+        folders = {} if has_groups else patients_by_folder(images)
+        rows = [table.get(composed(name), ("", "")) for name in images]
+        groups = [group or folders.get(name, "") for name, (_, group) in zip(images, rows)]
+        of_group = {}
+        for name, (part, _), group in zip(images, rows, groups):
+            if part and group and of_group.setdefault(group, part) != part:
+                raise UserError(f"{file}: the group {group} is in {of_group[group]} and, with {name}, in "
+                                f"{part}: give it one part", 2)
+        numbers, given = {}, []
+        for (part, _), group, of_pixels in zip(rows, groups, pixels[domain]):
+            part = part or of_group.get(group, "")
+            number = numbers.setdefault((bool(group), group or of_pixels), len(numbers))
             given.append((PARTS.index(part) if part else -1, number))
-        of_domain[domain] = torch.tensor(given)
-    return of_domain
+        is_plain = not file and not any(groups) and len(numbers) == len(images)
+        origins = [Origin(*of_image) for of_image in zip(images, groups, pixels[domain])]
+        placed[domain] = None if is_plain else torch.tensor(given), origins
+    return placed
 
 
-def read_rows(file: Path) -> dict[str, tuple[str, str]]:
-    """{file: (part or "", group or "")}. Stop if a row has another part, or comes twice."""
+def composed(name: str) -> str:
+    """A name with composed letters: macOS writes an umlaut as two signs, tables as one."""
+    return unicodedata.normalize("NFC", name)
+
+
+def patients_by_folder(images: list[str]) -> dict[str, str]:
+    """{image: its folder below <domain>/<class>/} of a domain's images that lie deeper. Without a folder for
+    each part they are no patients."""
+    folder_of = {}
+    for name in images:
+        _, _, *deeper, _ = name.split("/")
+        if deeper:
+            folder_of[name] = deeper[0]
+    return folder_of if len(set(folder_of.values())) >= len(PARTS) else {}
+
+
+def read_rows(file: Path) -> tuple[dict[str, tuple[str, str]], bool]:
+    """{file: (part or "", group or "")}, and whether there are groups. Stop if a row has another part, or
+    comes twice."""
     rows = {}
     try:
         with open(file, newline="", encoding="utf-8-sig") as opened:
@@ -167,7 +197,7 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
             if not {"file", "part"} <= {*heads} or len({*heads}) < len(heads):
                 raise ValueError(f"its first line is {','.join(heads)}")
             for row in table:
-                name, part, group = row["file"], row["part"] or "", row.get("group") or ""
+                name, part, group = composed(row["file"] or ""), row["part"] or "", row.get("group") or ""
                 if not name:
                     raise ValueError(f"row {len(rows) + 1} names no file")
                 if name in rows or None in row or part not in ("", *PARTS):
@@ -176,7 +206,7 @@ def read_rows(file: Path) -> dict[str, tuple[str, str]]:
                 rows[name] = part, group
     except (csv.Error, ValueError) as e:
         raise UserError(f"{file} is no table with the columns file, part and, if you like, group ({e})", 2)
-    return rows
+    return rows, "group" in heads
 
 
 # The rows of clients
@@ -252,16 +282,87 @@ def check_part_sizes(client: str, parts: Rows, least: tuple[int, int, int]) -> N
                         f"--split, or another {SPLIT}")
 
 
-def table_of_images(of_clients: list, classes: tuple[str, ...]) -> str:
-    """The images of each client (a ClientData) and class to train, validate and test, as a table."""
-    rows, total = [], "all" if len(classes) <= SHOWN else "..., all"
-    for client in of_clients[:SHOWN]:
-        counts = []
-        for part in (client.train, client.val, client.test):
-            counts.append(part.labels.bincount(minlength=len(classes)).tolist())
-        cells = ["/".join(map(str, of_class)) for of_class in zip(*counts)]
-        rows.append([client.name, *cells[:SHOWN], "/".join(map(str, map(sum, counts)))])
-    heads = ["images to train/validate/test", *classes[:SHOWN], total]
-    if len(of_clients) > SHOWN:
-        rows.append([f"... {len(of_clients) - SHOWN} more"])
+# What each part has
+
+
+class Placed(NamedTuple):
+    """An image of one's own in a run."""
+
+    file: str
+    client: str
+    part: str
+    label: int
+    group: str  # the patient, say, with its domain
+    pixels: str  # their digest
+
+
+def placed_images(client) -> Iterator[Placed]:
+    """All images of a client (a ClientData), whose rows go through all of its domains."""
+    origins, is_of = [], []
+    for d in client.domains:
+        origins += d.origin or [Origin(f"{d.name}/{row}") for row in range(len(d.labels))]
+        is_of += [d.name] * len(d.labels)
+    for part in PARTS:
+        data = getattr(client, part)
+        for row, label in zip(data.index.tolist(), data.labels.tolist()):
+            file, group, pixels = origins[row]
+            yield Placed(file, client.name, part, label, f"{is_of[row]}: {group}" if group else "", pixels)
+
+
+def table_of_parts(images: list[Placed], classes: tuple[str, ...]) -> str:
+    """The groups, and the images of each class, that each client has to train, validate and test."""
+    of_client, total = {}, "all" if len(classes) <= SHOWN else "..., all"
+    for image in images:
+        of_client.setdefault(image.client, []).append(image)
+    with_groups, rows = any(image.group for image in images), []
+    for client, own in list(of_client.items())[:SHOWN]:
+        counts = Counter((image.part, image.label) for image in own)
+        cells = [tuple(counts[part, c] for part in PARTS) for c in range(len(classes))]
+        groups = Counter(part for part, _ in {(image.part, image.group) for image in own if image.group})
+        shown = [tuple(groups[part] for part in PARTS)] if with_groups else []
+        shown += [*cells[:SHOWN], tuple(map(sum, zip(*cells)))]
+        rows.append([client, *("/".join(map(str, cell)) for cell in shown)])
+    heads = ["images to train/validate/test", *(["groups"] if with_groups else []), *classes[:SHOWN], total]
+    if len(of_client) > SHOWN:
+        rows.append([f"... {len(of_client) - SHOWN} more"])
     return tabulate(rows, heads, "plain", disable_numparse=True)
+
+
+def faults_of_parts(images: list[Placed], classes: tuple[str, ...]) -> list[str]:
+    """A line on the parts that lack a class, one on images that are tested and trained on, and one on groups
+    whose name several domains have."""
+    shown, trained, tested, lines = {}, {}, {}, []
+    for image in images:
+        shown.setdefault((image.client, image.part), set()).add(image.label)
+        if image.pixels and image.part == "train":
+            trained.setdefault(image.client, set()).add(image.pixels)
+        elif image.part == "test":
+            tested.setdefault(image.client, []).append(image.pixels)
+    lacking = []
+    for (client, part), there in shown.items():
+        names = [c for label, c in enumerate(classes) if label not in there]
+        if names:
+            lacking.append(f"{client} has no {shortlist(names)} to {VERBS[part]}")
+    if lacking:
+        first = "; ".join(lacking[:SHOWN])
+        more = f"; {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
+        lines.append(f"parts without images of a class, of which their numbers say nothing: {first}{more}: "
+                     f"give other parts in {SPLIT}, a larger share in --split, or another --seed")
+    leaks = []
+    for client, of_images in tested.items():
+        count = sum(pixels in trained.get(client, ()) for pixels in of_images)
+        if count:
+            leaks.append(f"{count} of the {len(of_images)} test images of {client}")
+    if leaks:
+        lines.append(f"the same pixels are trained on and tested: {'; '.join(leaks[:SHOWN])}: remove the "
+                     f"copies, or give them one part in {SPLIT}")
+    places = {}
+    for image in images:
+        domain, _, group = image.group.partition(": ")
+        if group:
+            places.setdefault(group, set()).add(domain)
+    shared = sorted(group for group, domains in places.items() if len(domains) > 1)
+    if shared:
+        lines.append(f"groups of one name in several domains count as different ones: {shortlist(shared)}: "
+                     f"if one is the same patient, give all its images one part in {SPLIT}")
+    return lines

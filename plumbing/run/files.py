@@ -41,6 +41,7 @@ def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     names a file to be written asks here, before anything is computed."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a file, or the name of a new one", 2)
+    check_regular(path)
     if path.exists():
         with open(path, "rb") as file:
             start = file.read(READ_LIMIT)
@@ -56,6 +57,12 @@ def output_folder(folder: Path, mark: str, words: str) -> None:
         if not file.is_file() or words not in file.read_text(errors="replace", encoding="utf-8"):
             raise UserError(f"{folder} has files of something else, which might be lost: give another --out; "
                             "nothing was changed", 2)
+
+
+def check_regular(path: Path) -> None:
+    """Stop if a pipe or a device is there: to read it may take for ever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or a device: expected a file", 2)
 
 
 def tensors_of(value) -> list[torch.Tensor]:
@@ -121,6 +128,7 @@ def locked(path: Path, wait: bool = True):
 def load_file(path: Path, what: str, advice: str = "give another file or folder"):
     """torch.load of plain tensors and numbers; a file that holds anything else is refused, never run. The
     checksums of its zip archive are compared here: torch.load does not look at them."""
+    check_regular(path)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -25,18 +26,24 @@ import torch
 
 # The files of a run's folder.
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
-         "curves.png")
+         "curves.png", "split.txt", "parts.csv")
 NAMED = 10  # clients in curves.png that have a colour and a name, at most
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
 
 def best_of(history: list[dict]) -> dict:
-    """Round and validation score of the best round, the first of equals; round 0 if none was validated."""
-    best = {"round": 0, "val": -1.0}
+    """Round and validation score of the best round; round 0 if none was validated. Of equal accuracies the
+    first counts. Of equals by another --metric, which soon reaches 1, the one with the lower validation loss
+    counts, and then the later one."""
+    best, best_loss = {"round": 0, "val": -1.0}, math.inf
     for entry in history:
-        if "val" in entry and score_of(entry) > best["val"]:
-            best = {"round": entry["round"], "val": score_of(entry)}
+        if "val" not in entry:
+            continue
+        score, loss = score_of(entry), entry["val"].get("loss", math.inf)
+        is_metric = "metric" in entry["val"]
+        if score > best["val"] or is_metric and score == best["val"] and loss <= best_loss:
+            best, best_loss = {"round": entry["round"], "val": score}, loss
     return best
 
 
@@ -187,28 +194,84 @@ def next_step(args: Args, folder: Path, method_file: Path) -> str:
     return f"curves: {folder / 'curves.png'}; beside {other}, with three seeds each: {shlex.join(words)}"
 
 
-def untrained(args: Args, best: dict, of_classes: list[int]) -> str:
+def untrained(args: Args, best: dict, of_classes: list[int], measures: dict[str, dict] | None = None) -> str:
     """A line if the tested accuracy is within the 95% binomial interval of chance, or below it, or if so few
     images are tested that any accuracy would be; else nothing.
-    Chance is the share of the largest class, which a network without a clue may always name. With another
-    --metric the accuracy is not what counts: then nothing too."""
-    if args.protocol == "linear" or args.metric != "accuracy":
+    Chance is the share of the largest class, which a network without a clue may always name. Another
+    --metric is judged by `measures`, those of the test parts; if the clients' are better than chance while a
+    target is not, it is no fault of the training."""
+    if args.protocol == "linear":
         return ""
-    from scipy.special import bdtrc
-    name = "target" if "target" in best else "ALL"
-    n, largest = sum(of_classes), max(of_classes)
-    hits = round(best[name] * n)
-    if bdtrc(n - 1, n, largest / n) >= 0.025:
-        return f"{n} tested images are too few to tell {name} from chance ({100 * largest / n:.2f}%)"
-    if bdtrc(hits - 1, n, largest / n) < 0.025:  # the probability that chance has as many hits, or more
-        return ""
+    name, tested = ("target" if "target" in best else "ALL"), measures or {}
+    sites = [of for site, of in tested.items() if (name == "target") == (site == args.target)]
+    if args.metric == "accuracy":
+        n, largest = sum(of_classes), max(of_classes)
+        said = against_chance(name, round(best[name] * n), n, largest)
+    else:
+        said = metric_against_chance(args.metric, name, sites)
+    if not said.startswith("untrained"):
+        return said
+    of_clients = [of["confusion"] for site, of in tested.items() if site != args.target]
+    if name == "target" and of_clients and learned(of_clients):
+        return (f"domain gap: {said.removeprefix('untrained: ')}, while ALL is {100 * best['ALL']:.2f}%: the "
+                "clients' images are learned, those of the left-out domain are not recognized")
     why = f"look at --lr {args.lr:g} and at the loss"
     if args.scale == "smoke":
         why = "--scale smoke only shows that a method runs"
     elif args.rounds < 10:
         why = f"--rounds {args.rounds} may be too few, or --lr {args.lr:g} does not fit"
-    return (f"untrained: {name} {100 * best[name]:.2f}% of {n} images is no better than chance "
-            f"({100 * largest / n:.2f}%, the largest class); {why}")
+    return f"{said}; {why}"
+
+
+def against_chance(name: str, hits: int, n: int, largest: int) -> str:
+    """A line on an accuracy that is not above chance, `largest` of n images; empty if it is."""
+    from scipy.special import bdtrc
+    chance = f"{100 * largest / n:.2f}%"
+    if bdtrc(n - 1, n, largest / n) >= 0.025:
+        return f"{n} tested images are too few to tell {name} from chance ({chance})"
+    if bdtrc(hits - 1, n, largest / n) < 0.025:  # the probability that chance has as many hits, or more
+        return ""
+    return (f"untrained: {name} {100 * hits / n:.2f}% of {n} images is no better than chance ({chance}, the "
+            "largest class)")
+
+
+def learned(confusions: list[list[list[int]]]) -> bool:
+    """Whether the accuracy of these matrices together is above chance."""
+    matrix = np.sum(confusions, 0)
+    return not against_chance("ALL", int(matrix.trace()), int(matrix.sum()), int(matrix.sum(1).max()))
+
+
+def metric_against_chance(metric: str, name: str, sites: list[dict]) -> str:
+    """A line if the test parts `sites`, together, are no better than chance, or are all taken for one class;
+    empty if they are better. By --metric auc with two classes the ranks are tested (Mann and Whitney), else
+    the balanced accuracy: a network without a clue names each class as often whatever it sees."""
+    if not sites:
+        return ""
+    matrix = np.sum([of["confusion"] for of in sites], 0)
+    of_classes, named_as = matrix.sum(1), matrix.sum(0) / matrix.sum()
+    shown = of_classes > 0
+    recall = matrix.diagonal()[shown] / of_classes[shown]
+    z = standardized(recall.mean() - named_as[shown].mean(),
+                     (named_as * (1 - named_as))[shown] / of_classes[shown] / shown.sum() ** 2)
+    value, chance = f"balanced accuracy {100 * recall.mean():.2f}%", f"{100 * named_as[shown].mean():.2f}%"
+    ranked = [of for of in sites if of["auc"] is not None]
+    if metric == "auc" and len(matrix) == 2 and ranked:
+        pairs = np.array([np.prod(np.sum(of["confusion"], 1)) for of in ranked])
+        images = np.array([np.sum(of["confusion"]) for of in ranked])
+        areas = np.array([of["auc"] for of in ranked])
+        z = standardized(((areas - 0.5) * pairs).sum(), pairs * (images + 1) / 12)
+        value, chance = f"AUC {(areas * pairs).sum() / pairs.sum():.3f}", "0.500"
+    if z < 1.96:
+        return f"untrained: {name} {value} of {matrix.sum()} images is no better than chance ({chance})"
+    if named_as.max() == 1:
+        return (f"one class: {name} {value}, yet all {matrix.sum()} images are called the same class: train "
+                "longer, or choose another threshold than 1/2")
+    return ""
+
+
+def standardized(difference: float, variances: np.ndarray) -> float:
+    """A sum in units of its deviation; 0 without one."""
+    return difference / variances.sum() ** 0.5 if variances.sum() > 0 else 0.0
 
 
 def in_words(outcome: dict) -> str:

@@ -19,9 +19,10 @@ from copy import deepcopy as copied
 from pathlib import Path
 
 from plumbing.data.catalog import named, shortlist
-from plumbing.data.splits import table_of_images
+from plumbing.data.splits import Placed, faults_of_parts, table_of_parts
 from plumbing.run.errors import AfterTheRound, Interrupted, UserError, handled, in_one_line, tell
-from plumbing.run.files import in_units, load_file, locked, save, write_json, write_whole
+from plumbing.run.files import (in_units, load_file, locked, save, write_csv, write_json, write_text,
+                                write_whole)
 from plumbing.run.payloads import nbytes
 from plumbing.run.provenance import code, hardware
 from plumbing.run.results import (FILES, best_of, check_record_file, check_result, draw_curves, id_of,
@@ -32,6 +33,7 @@ from plumbing.run.settings import Args, differences, settings_of
 import numpy as np
 from tqdm import tqdm
 
+PLACED = ("file", "client", "part", "class", "group", "pixels")  # the heads of parts.csv
 STATE = {"identity", "round", "seconds", "images", "code", "server", "clients"}  # what a checkpoint has
 OTHER_OUT = "give another --out, or --no-resume to replace it"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
@@ -115,9 +117,8 @@ class Run:
         write_json(self.path / "settings.json", settings)
         self.clean()
         self.announce(data, sum(federation.sizes), federation.tested)
-        own = [client.data for client in federation.clients.values()]
-        if own and named(self.args.dataset).custom:
-            print(table_of_images(own, tuple(data["classes"])), flush=True)
+        if federation.placed:
+            self.show_parts(federation.placed, tuple(data["classes"]))
         wide = sys.stderr.isatty()
         bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
                    desc=f"{self.key['method']} {named(self.args.dataset).short}",
@@ -130,6 +131,15 @@ class Run:
         self.ending = AfterTheRound()
         self.stack.enter_context(handled(self.ending))
         self.since = time.perf_counter()
+
+    def show_parts(self, placed: list[Placed], classes: tuple[str, ...]) -> None:
+        """The table of the parts and what is wrong with them, printed and kept in split.txt; which image is
+        in which part, in parts.csv."""
+        lines = [table_of_parts(placed, classes), *faults_of_parts(placed, classes)]
+        print("\n".join(lines), flush=True)
+        write_text(self.path / "split.txt", "\n".join(lines) + "\n")
+        rows = [[*image[:3], classes[image.label], *image[4:]] for image in placed]
+        write_csv(self.path / "parts.csv", [list(PLACED), *rows])
 
     def restore(self, federation) -> None:
         """The states of server and clients, and the progress, from the checkpoint."""
@@ -202,7 +212,7 @@ class Run:
         self.bar.update()
 
     def save(self, federation) -> None:
-        """Keep the state of the best validation round (the first of equals); write it and the last state when
+        """Keep the state of the best validation round (see best_of); write it and the last state when
         it is time. After a signal, or --stop-after, end the program."""
         last = self.t == self.args.rounds
         better = best_of(self.history)["round"] == self.t
@@ -248,19 +258,19 @@ class Run:
         images of each class; `measures`, `content`: see common.py."""
         self.bar.close()
         seconds = {part: round(value, 3) for part, value in self.seconds.items()}
-        first = self.parts[0]
+        first, dirty = self.parts[0], [part["dirty"] for part in self.parts]
         self.result = result_of(self.args, self.key, self.history) | {
             "seconds": seconds, "images_per_second": round(self.images / max(seconds["train"], 1e-9), 1),
             "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
             "commit": first["commit"], "sha256": first["sha256"],
-            "dirty": any(part["dirty"] for part in self.parts),
+            "dirty": None if None in dirty else any(dirty),  # None: without git nobody knows
             **hardware(self.args), "code": self.parts, "content": content}
         if measures:
             self.result["measures"] = measures
         write_json(self.path / "result.json", self.result)
         record(self.args, self.result)
         print(f"{self.path}: {summary(self.result)}")
-        warning = untrained(self.args, self.result["best"], of_classes)
+        warning = untrained(self.args, self.result["best"], of_classes, measures.get("best"))
         if warning:
             print(warning)
         self.draw()

@@ -2,9 +2,12 @@
 
 import http.server
 import os
+import struct
 import threading
+import zlib
 
 from plumbing.data.archives import download
+from plumbing.data.decoding import as_rgb, upright
 from tests.conftest import stops, to_rgb
 
 import numpy as np
@@ -31,6 +34,63 @@ def test_all_image_modes_become_rgb(tmp_path, mode, file):
     pixels = to_rgb((tmp_path / file).read_bytes(), 8)
     assert pixels.shape == (8, 8, 3) and pixels.dtype == np.uint8
     assert pixels[:, :2].max() < 30 and pixels[:, -2:].min() > 200
+
+
+def as_white_is_zero(tiff: bytes) -> bytes:
+    """A TIFF file, whose tag 262 is made 0."""
+    black_is_zero = struct.pack("<HHIH", 262, 3, 1, 1)
+    assert tiff.count(black_is_zero) == 1
+    return tiff.replace(black_is_zero, black_is_zero[:-2] + bytes(2))
+
+
+@pytest.mark.parametrize("dtype, dark, bright", [(np.uint16, 1000, 60000), (np.uint8, 4, 234)])
+def test_tiff_in_which_white_is_zero(tmp_path, dtype, dark, bright):
+    """Of 16 bits as of 8; a known dataset would stay as the records have it."""
+    half_dark(20, dark, bright, dtype).save(tmp_path / "x.tif")
+    image, _ = upright(as_white_is_zero((tmp_path / "x.tif").read_bytes()), True)
+    pixels = as_rgb(image, 8)
+    assert pixels[:, :2].min() > 200 and pixels[:, -2:].max() < 30
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_becomes_white(tmp_path, mode):
+    """Else the colour shows that it hides. Known datasets keep it, since their records have it."""
+    image = half_dark(20, 4, 100, np.uint8).convert(mode.removesuffix("A"))
+    if mode != "P":
+        image.putalpha(half_dark(20, 0, 255, np.uint8))
+    image.save(tmp_path / "x.png", **({"transparency": 4} if mode == "P" else {}))
+    content = (tmp_path / "x.png").read_bytes()
+    own, known = (as_rgb(upright(content, is_own)[0], 20) for is_own in (True, False))
+    assert own[:, :9].min() > 250 and known[:, :9].max() < 30
+    assert own[:, -9:].max() < 110 and known[:, -9:].max() < 110
+
+
+def png_of_16_bits(values: np.ndarray) -> bytes:
+    """RGB with 16 bits a value, which PIL reads and does not write."""
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in chunks:
+        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return content
+
+
+@pytest.mark.parametrize("highest, kinds", [(4095, ["dark"]), (16383, ["dark"]), (16384, [])])
+def test_colours_of_16_bits_that_use_few_are_dark(highest, kinds):
+    values = np.zeros((4, 4, 3), np.uint16)
+    values[1, 2, 0] = highest
+    assert upright(png_of_16_bits(values))[1] == kinds
+
+
+@pytest.mark.parametrize("comment", [b"#" + b"x" * (40 << 20), b"#\n" * (20 << 20)])
+def test_a_header_that_does_not_end_is_refused_at_once(comment):
+    """PIL reads it byte by byte: 40 MiB took minutes."""
+    with pytest.raises(ValueError, match="its header does not end within 8192 bytes"):
+        upright(b"P5\n" + comment + b"\n2 2\n255\n1234")
+    image, _ = upright(b"P5\n# a scan\n2 2\n255\n1234")
+    assert image.size == (2, 2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import unicodedata
 from pathlib import Path
 
 import common
@@ -20,7 +21,7 @@ from tests.page_outputs import programs
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 
 def load(folder: Path, size: int = 16):
@@ -173,7 +174,7 @@ def test_a_run_is_found_again_until_an_image_changes(flags, folder, capsys):
     assert re.fullmatch(r"runs/fedavg-images-indomain-smoke-s0-[0-9a-f]{8}", str(there))
     assert first["args"]["dataset"].startswith("folder:images ")
     assert run_all("fedavg", args) == [first] and "holds this run, finished" in capsys.readouterr().out
-    shutil.copyfile(folder / "north" / "ill" / "0.png", folder / "north" / "ill" / "new.png")
+    Image.new("RGB", (8, 8), "red").rotate(30).save(folder / "north" / "ill" / "new.png")
     fails(capsys, 2, "holds a run of other arguments .dataset folder:", run_all, "fedavg",
           parsed("fedavg", *flags, "--out", there))
     run_all("fedavg", args)
@@ -222,15 +223,66 @@ def test_a_photo_is_turned_as_its_exif_data_say(tmp_path):
     assert turned[:3].max() < 40 and turned[-3:].min() > 200
 
 
-def test_scans_of_12_bits_are_named(folder, capsys):
-    for i, highest in enumerate((4095, 4096)):
+def test_scans_of_12_and_14_bits_are_named(folder, capsys):
+    for i, highest in enumerate((4095, 16383, 16384)):
         pixels = np.full((8, 8), highest, np.uint16)
+        pixels[i] = 0
         Image.fromarray(pixels).save(folder / "north" / "ill" / f"{i}.png")
     for _ in range(2):  # also where the cache is there
         load(folder)
         said = capsys.readouterr().err
-        assert "images of 16 bits a pixel use 12 or fewer" in said
-        assert said.splitlines()[-1].endswith("or to all 16; 1 in all: north/ill/0.png")
+        assert "images of 16 bits a pixel use 14 or fewer" in said
+        assert said.splitlines()[-1].endswith("or to all 16; 2 in all: north/ill/0.png, north/ill/1.png")
+
+
+def odd_pixels(folder: Path) -> None:
+    """An image of one colour, and a file of two pages."""
+    Image.new("RGB", (20, 24), "gray").save(folder / "north" / "ill" / "0.png")
+    first, second = (Image.open(folder / "south" / "ill" / f"{i}.png") for i in (9, 1))
+    first.save(folder / "south" / "ill" / "9.tif", save_all=True, append_images=[second])
+    (folder / "south" / "ill" / "9.png").unlink()
+
+
+def inverted(folder: Path) -> None:
+    for file in folder.rglob("*.png"):
+        dark = Image.eval(Image.open(file), lambda value: value // 4)
+        (ImageOps.invert(dark) if "north" in file.parts else dark).save(file)
+
+
+def pale(folder: Path) -> None:
+    for file in (folder / "south").rglob("*.png"):
+        Image.eval(Image.open(file), lambda value: 120 + value // 16).save(file)
+
+
+@pytest.mark.parametrize("change, words", [
+    (odd_pixels, ["have one colour everywhere; 1 in all: north/ill/0.png",
+                  "of which the first is taken; 1 in all: south/ill/9.tif"]),
+    (inverted, ["they may be inverted, .*; 1 in all: north .mean 22[0-9] and deviation"]),
+    (pale, ["have much less contrast.*; 1 in all: south .mean 12[0-9] and deviation [0-9] of 255, usual"]),
+    (lambda _: None, []),
+])
+def test_odd_pixels_and_odd_hospitals_are_named(tmp_path, capsys, change, words):
+    folder = write_images(tmp_path / "images", ("north", "south", "west"))
+    change(folder)
+    load(folder)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "in all: " in line]
+    assert len(lines) == len(words)
+    for expected in words:
+        assert any(re.search(expected, line) for line in lines), lines
+
+
+def test_two_spellings_of_an_umlaut_are_one_class_and_rare_endings_are_images(folder):
+    """As macOS writes it and as others do; also in split.csv."""
+    for domain, form in (("north", "NFC"), ("south", "NFD")):
+        place = folder / domain / unicodedata.normalize(form, "gesund, für")
+        (folder / domain / "healthy").rename(place)
+        for i, ending in enumerate(("jfif", "jpe")):
+            (place / f"{i}.png").rename(place / f"{i}.{ending}")
+    table = unicodedata.normalize("NFC", 'file,part\n"south/gesund, für/0.jfif",train\n')
+    (folder / "split.csv").write_text(table, encoding="utf-8")
+    domains, classes = load(folder)
+    assert classes == ("gesund, für", "ill") and [len(d.labels) for d in domains] == [20, 20]
+    assert domains[1].given[0, 0] == 0 and (domains[1].given[1:, 0] == -1).all()
 
 
 def test_broken_images_are_left_out_on_demand(flags, folder, capsys):

@@ -52,8 +52,8 @@ def test_images_are_prepared_as_the_runs_to_the_bit(own):
     whole = common.Data(d.images, torch.arange(20), d.labels, "cpu", "imagenet")
     rows, problems = predict.predict(net, predict.files_of([str(own / "images" / "south")]))
     p, labels = expected(net, whole).max(1)
-    assert problems == [] and [net.run.classes.index(c) for _, c, _ in rows] == labels.tolist()
-    assert [max(of_classes) for _, _, of_classes in rows] == p.tolist()
+    assert problems == [] and [net.run.classes.index(c) for _, c, *_ in rows] == labels.tolist()
+    assert [max(row.p) for row in rows] == p.tolist()
 
 
 def test_embedded_digits_and_gray_images(tmp_path):
@@ -68,24 +68,56 @@ def test_embedded_digits_and_gray_images(tmp_path):
         for i, image in enumerate(images.numpy()):
             Image.fromarray(image).convert(mode).save(tmp_path / f"{i}.png")
         rows, _ = predict.predict(net, [tmp_path / f"{i}.png" for i in range(6)])
-        assert [max(of_classes) for _, _, of_classes in rows] == p
+        assert [max(row.p) for row in rows] == p
     wide = Image.fromarray(np.zeros((9, 28), np.uint8))
     assert predict.prepared(wide, net.run).shape == (1, 28, 28)
 
 
 def test_labelled_folders_give_accuracy_and_confusion(own, tmp_path, capsys):
-    """As the table has the classes; a single image elsewhere, and nothing is known of the true classes."""
+    """As the table has the classes, of the images that were not trained on, also of copies elsewhere; a
+    single image elsewhere, and nothing is known of the true classes."""
     south = own / "images" / "south"
-    rows, said = predicted(capsys, own / "run", south)
-    true = [Path(file).parent.name for _, _, file in rows]
-    right = sum(c == of_folder for (c, *_), of_folder in zip(rows, true))
-    assert f"{100 * right / 20:.2f}% of 20 images right" in said
-    matrix = [line.split() for line in said.splitlines() if line.startswith(("healthy", "ill"))]
-    expected = confusion_matrix(true, [c for c, *_ in rows])
-    assert [[int(count) for count in counts] for _, *counts in matrix] == expected.tolist()
+    part_of = {row["file"]: row["part"] for row in csv.DictReader((own / "run" / "parts.csv").open())}
+    copy = shutil.copytree(south, tmp_path / "copy")
+    for place in (south, copy):
+        rows, said = predicted(capsys, own / "run", place)
+        pairs = []
+        for c, _, file in rows:
+            if part_of["/".join(["south", *Path(file).parts[-2:]])] != "train":
+                pairs.append((Path(file).parent.name, c))
+        right = sum(c == of_folder for of_folder, c in pairs)
+        assert "16 of the 20 images were trained on, and are not counted. 2 are validation images" in said
+        assert f"{100 * right / 4:.2f}% of 4 images right" in said
+        matrix = [line.split() for line in said.splitlines() if line.startswith(("healthy", "ill"))]
+        assert [[int(count) for count in counts] for _, *counts in matrix] == confusion_matrix(
+            *zip(*pairs)).tolist()
+    (own / "run" / "parts.csv").rename(tmp_path / "parts.csv")  # of a run from before
+    assert "does not say which images it was trained on" in predicted(capsys, own / "run", south)[1]
+    (tmp_path / "parts.csv").rename(own / "run" / "parts.csv")
     shutil.copy(south / "ill" / "0.png", tmp_path / "a.png")
     _, said = predicted(capsys, own / "run", south, tmp_path / "a.png")
     assert "right" not in said
+
+
+def test_a_folder_above_is_no_label(own, tmp_path, capsys):
+    """/home/ill/scans is nobody's diagnosis; a folder of a class that is named itself is one."""
+    place = tmp_path / "ill" / "scans"
+    shutil.copytree(own / "images" / "south" / "ill", place)
+    assert "right" not in predicted(capsys, own / "run", place)[1]
+    assert "right" not in predicted(capsys, own / "run", place / "0.png")[1]
+    place = place.rename(tmp_path / "healthy")
+    assert "by the names of their folders" in predicted(capsys, own / "run", place, "--client", 1)[1]
+
+
+def test_each_of_many_images_is_predicted(own):
+    """In batches of a hundred: the last of them are others than the first."""
+    files = predict.files_of([str(own / "images")])
+    net = load_run(own / "run")
+    many = [*files, *files[:20], *reversed(files), *files[:5]]
+    rows, _ = predict.predict(net, many)
+    p = {row.file: row.p for row in predict.predict(net, files)[0]}
+    assert [row.file for row in rows] == many and len(many) > 100
+    assert all(row.p == pytest.approx(p[row.file], abs=1e-5) for row in rows)
 
 
 def test_scans_of_twelve_bits_are_named(own, tmp_path, capsys):
@@ -93,7 +125,7 @@ def test_scans_of_twelve_bits_are_named(own, tmp_path, capsys):
     for name, largest in (("scan", 4095), ("whole", 60000)):
         Image.fromarray(np.full((20, 20), largest, np.uint16)).save(tmp_path / f"{name}.png")
     _, said = predicted(capsys, own / "run", tmp_path)
-    assert "1 images of 16 bits a pixel use 12 or fewer" in said and "such as" in said and "scan.png" in said
+    assert "1 images of 16 bits a pixel use 14 or fewer" in said and "such as" in said and "scan.png" in said
 
 
 def test_the_table_and_the_csv_have_the_same(own, tmp_path, capsys):
@@ -107,7 +139,7 @@ def test_the_table_and_the_csv_have_the_same(own, tmp_path, capsys):
     for _ in range(2):  # its own table may be replaced
         assert predicted(capsys, *words, "--csv", out)[0] == []
     table = list(csv.DictReader(out.open()))
-    assert [*table[0]] == ["file", "class", "probability", "p(healthy)", "p(ill)"]
+    assert [*table[0]] == ["file", "class", "probability", "p(healthy)", "p(ill)", "part"]
     for row, (c, p, file) in zip(table, rows, strict=True):
         assert (row["file"], row["class"], f"{float(row['probability']):.4f}") == (file, c, p)
         healthy, ill = float(row["p(healthy)"]), float(row["p(ill)"])

@@ -74,6 +74,38 @@ def test_a_few_images_tell_nothing():
     assert "--rounds 4 may be too few" in short
 
 
+def measured(confusion, auc=None) -> dict:
+    return {"confusion": confusion, "auc": auc}
+
+
+SURE, BLIND = measured([[40, 0], [0, 40]], 1.0), measured([[20, 20], [20, 20]], 0.5)
+ONE = measured([[40, 0], [40, 0]], 1.0)
+LEFT_OUT = ["--protocol", "lodo", "--target", "t"]
+AUC, BALANCED, F1 = (["--metric", metric] for metric in ("auc", "balanced", "f1"))
+
+
+@pytest.mark.parametrize("flags, sites, says", [
+    (BALANCED, {"a": SURE, "b": SURE}, ""),
+    (BALANCED, {"a": BLIND, "b": ONE}, "untrained: ALL balanced accuracy 50.00% of 160 images"),
+    (F1, {"a": measured([[90, 0], [10, 0]])}, "untrained: ALL balanced accuracy 50.00% of 100"),
+    (F1, {"a": measured([[90, 0], [2, 8]])}, ""),
+    (AUC, {"a": SURE, "b": SURE}, ""),
+    (AUC, {"a": BLIND, "b": measured([[3, 0], [0, 0]])}, "untrained: ALL AUC 0.500 of 83"),
+    (AUC, {"a": ONE}, "one class: ALL AUC 1.000, yet all 80 images are called the same class"),
+    (AUC + LEFT_OUT, {"a": SURE, "t": BLIND}, "domain gap: target AUC"),
+    (AUC + LEFT_OUT, {"a": BLIND, "t": BLIND}, "untrained: target AUC"),
+    (LEFT_OUT, {"a": SURE, "t": BLIND}, "domain gap: target 50.00% of 80 images"),
+    (LEFT_OUT, {"a": BLIND, "t": BLIND}, "untrained: target 50.00% of 80 images"),
+    (LEFT_OUT, {}, "untrained: target 50.00% of 80 images"),  # on nodes
+])
+def test_no_better_than_chance_is_told_from_a_domain_gap(flags, sites, says):
+    """By hand: 20 of 40 of each class; all of one class; of the sources and of a target."""
+    best = {"ALL": 1.0} | ({"target": 0.5} if "lodo" in flags else {})
+    said = untrained(parsed("fedavg", *flags), best, [40, 40], sites)
+    assert said.startswith(says) and bool(said) == bool(says)
+    assert ("--lr" in said) == said.startswith("untrained")
+
+
 @pytest.mark.parametrize("method, flags, says", [
     ("fedavg", ["--scale", "smoke"], True),
     ("fedavg", ["--scale", "smoke", "--protocol", "lodo", "--target", "d30"], True),

@@ -2,7 +2,7 @@
 
 import common
 import fedavg
-from plumbing.run.results import summary
+from plumbing.run.results import best_of, summary
 from plumbing.run.scores import scores
 from reproduce.measures.finished import rebuilt
 from tests.conftest import fails, metrics, parsed, run_here, saved_in, stops
@@ -80,6 +80,57 @@ def test_another_metric_chooses_the_round(tmp_path):
     assert f"best validation round {best} (f1 {max(curve):.3f}): ALL" in summary(result)
     assert "accuracy" not in summary(plain_result)
     assert saved_in(tmp_path / "f1" / "best.pt")["round"] == best
+
+
+VALIDATED = [(0.5, 0.4), (1.0, 0.6), (1.0, 0.2), (1.0, 0.3), (1.0, 0.2), (0.9, 0.1)]  # score and loss
+
+
+@pytest.mark.parametrize("name, best", [("ALL", 2), ("metric", 5)])
+def test_of_equal_rounds(name, best):
+    """Accuracies: the first, on which records stand. Another metric: the lower loss, then the later one."""
+    history = []
+    for t, (score, loss) in enumerate(VALIDATED):
+        history.append({"round": t + 1, "val": {"ALL": 0.1, "loss": loss} | {name: score}})
+    assert best_of(history) == {"round": best, "val": 1.0}
+
+
+def test_a_saturated_metric_is_decided_by_the_loss(tmp_path):
+    """On two classes that any network ranks: the loss is that of all validation images together, and the
+    test parts are there for the round that counts."""
+    (tmp_path / "two.py").write_text(TWO_BLOBS)
+    file = tmp_path / "two.py"
+    flags = ["--dataset", file, "--backbone", f"{file}:build", "--metric", "auc"]
+    result = run_here("fedavg", tmp_path / "run", *flags, "--rounds", "4", "--test-rounds", "best")
+    lines = metrics(tmp_path / "run")
+    assert [line["val"]["metric"] for line in lines] == [1.0] * 4
+    losses = [line["val"]["loss"] for line in lines]
+    assert losses == sorted(losses, reverse=True) and result["best"]["round"] == 4
+    assert all("test" in line for line in lines)
+    run = rebuilt(tmp_path / "run", "last")
+    pairs = [common.probabilities(model, client.data.val, run.args) for client, model in run.tested()]
+    p, y = common.joined(pairs)
+    assert losses[-1] == pytest.approx(float(nn.functional.nll_loss(p.log(), y)))
+
+
+TWO_BLOBS = """
+import torch
+from torch import nn
+from common import Domain, Net
+
+
+def load(args):
+    y = torch.arange(60) % 2
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)) / 9 + y[:, None]
+    return [Domain(name, x, y) for name in "ab"], ("healthy", "ill")
+
+
+def build(args, channels, classes):
+    net = Net(nn.Sequential(nn.Linear(channels, 4), nn.Identity()), 4, classes)
+    nn.init.constant_(net.body[0].weight, 0.5)
+    nn.init.constant_(net.head.weight, 0.1)
+    net.head.weight.data[0] = -0.1
+    return net
+"""
 
 
 def test_it_is_measured_on_all_validation_images_together(tmp_path):

@@ -1,15 +1,17 @@
 """split.csv beside one's own images: given parts, groups that never cross parts, bad tables."""
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import common
-from plumbing.data.splits import PARTS, parts_by_class
+from plumbing.data.splits import PARTS, faults_of_parts, parts_by_class, placed_images
 from tests.conftest import fails, members_of, parsed, run_all
 from tests.own_images import FLAGS, write_images
 
 import pytest
 import torch
+from PIL import Image
 
 FILES = [f"{d}/{c}/{i}.png" for d in ("north", "south") for c in ("healthy", "ill") for i in range(10)]
 
@@ -53,17 +55,113 @@ def test_given_parts_are_used(folder, flags):
 @pytest.mark.parametrize("flags", CLIENTS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_groups_never_cross_parts(folder, flags, seed):
-    """A patient has images 0 and 5 of both classes in both domains, and so on. One image of patient 3 is
-    given to the test: so are all of them. All images are used, in about the shares of --split."""
+    """A patient has images 0 and 5 of both classes, and so on; patient 3 of the other domain is another one.
+    One image of patient 3 is given to the test: so are all of them. All images are used."""
     rows = [(name, "test" if name == "north/ill/3.png" else "", int(name[-5]) % 5) for name in FILES]
     write_split(folder, rows)
     found = parts(folder, *flags, "--seed", seed, "--split", "0.4/0.3/0.3")
-    of_patient = [set() for _ in range(5)]
+    of_patient = {}
     for name, there in found.items():
         assert len(there) == 1
-        of_patient[int(name[-5]) % 5] |= there
-    assert all(len(there) == 1 for there in of_patient)
-    assert of_patient[3] == {"test"} and set().union(*of_patient) == set(PARTS)
+        of_patient.setdefault((name[:5], int(name[-5]) % 5), set()).update(there)
+    assert len(of_patient) == 10 and all(len(there) == 1 for there in of_patient.values())
+    assert of_patient["north", 3] == {"test"}
+    for domain in ("north", "south"):
+        assert set().union(*(of_patient[domain, i] for i in range(5))) == set(PARTS)
+
+
+def test_patients_of_two_hospitals_are_parted_alike_but_by_themselves(folder):
+    """Numbered from 1 in each; a hospital is parted as if it were alone, as on its own node."""
+    write_split(folder, [(name, "", int(name[-5]) % 5) for name in FILES])
+    there = {seed: parts(folder, "--seed", seed) for seed in range(6)}
+    differ = [found for found in there.values()
+              if any(found[name] != found[name.replace("north", "south")] for name in FILES[:20])]
+    assert differ
+    dataset = common.open_dataset(flags_of(folder))
+    dataset.domains = dataset.domains[1:]
+    (south,), _ = common.split(dataset, flags_of(folder))
+    found = {FILES[20 + row] for row in south.test.index.tolist()}
+    assert found == {name for name, of in there[0].items() if of == {"test"} and name.startswith("south")}
+
+
+def put_deeper(folder: Path, below: Callable[[int], str]) -> None:
+    for name in FILES:
+        path = folder / name
+        place = path.parent / below(int(path.stem))
+        place.mkdir(parents=True, exist_ok=True)
+        path.rename(place / path.name)
+
+
+def placed_of(folder: Path, *flags) -> list:
+    args = flags_of(folder, *flags)
+    sources, targets = members_of(args)
+    return [image for client in sources + targets for image in placed_images(client)]
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_folders_of_patients_stay_whole(folder, table):
+    """<domain>/<class>/<patient>/<slice>, also with a table of some parts; patients have both classes."""
+    put_deeper(folder, lambda i: f"p{i % 4}/left")
+    if table:
+        write_split(folder, [("south/ill/p2/left/2.png", "val")], ("file", "part"))
+    for seed in range(4):
+        placed, parts_of_patient = placed_of(folder, "--seed", seed), {}
+        for image in placed:
+            parts_of_patient.setdefault(image.group, set()).add(image.part)
+        assert sorted(parts_of_patient) == [f"{d}: p{i}" for d in ("north", "south") for i in range(4)]
+        assert all(len(there) == 1 for there in parts_of_patient.values()) and len(placed) == 40
+        assert not table or parts_of_patient["south: p2"] == {"val"}
+
+
+def test_a_folder_that_all_images_are_in_is_no_patient(folder):
+    put_deeper(folder, lambda i: f"images{i % 2}")
+    assert {image.group for image in placed_of(folder)} == {""}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_equal_images_stay_in_one_part_and_are_told(folder, capsys, given):
+    """By their pixels: the file may be another one. Where split.csv separates them, it is said with whom."""
+    for i in range(5):
+        Image.open(folder / f"north/ill/{i}.png").save(folder / f"north/ill/{i}.bmp")
+    if given:
+        write_split(folder, [("north/ill/3.png", "train"), ("north/ill/3.bmp", "test")], ("file", "part"))
+    placed = placed_of(folder)
+    assert "images have the same pixels as another one of their domain" in capsys.readouterr().err
+    crossing = {image.pixels for image in placed if image.part == "train"} & {
+        image.pixels for image in placed if image.part == "test"}
+    assert len(crossing) == given
+    leaks = [line for line in faults_of_parts(placed, ("healthy", "ill")) if "same pixels" in line]
+    assert len(leaks) == given and all("trained on and tested: 1 of the " in line for line in leaks)
+
+
+PATIENTS = [(name, "", f"{int(name[-5]) % 5}{name[6]}") for name in FILES]  # each is healthy or ill
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1"])
+def test_parts_that_lack_a_class_are_named_and_kept(folder, capsys, metric):
+    """Before the first round, under every metric, with patients and images of each class."""
+    rows = []
+    for name, _, group in PATIENTS:
+        number = int(name[-5]) % 5
+        part = PARTS[number % 2]
+        if "/ill/" in name:
+            part = "train" if number else "test"
+        rows.append((name, part, group))
+    write_split(folder, rows)
+    run_all("fedavg", flags_of(folder, "--rounds", "1", "--metric", metric))
+    said = capsys.readouterr().out
+    table = [line.split() for line in said.splitlines() if line.startswith(("north", "south"))]
+    assert table == [[d, "7/2/1", "6/4/0", "8/0/2", "14/4/2"] for d in ("north", "south")]
+    words = ("north has no ill to validate; north has no healthy to test; south has no ill to validate; "
+             "south has no healthy to test: give other parts in split.csv")
+    assert words in said and said.index(words) < said.index("best validation round")
+    assert "count as different ones: 0h, 0i, 1h" in said
+    run = folder.parent / "run"
+    assert (run / "split.txt").read_text() in said
+    kept = list(csv.DictReader((run / "parts.csv").open()))
+    assert {(row["file"], row["part"], row["group"]) for row in kept} == {
+        (name, part, f"{name[:5]}: {group}") for name, part, group in rows}
+    assert all((row["client"], row["class"]) == tuple(row["file"].split("/")[:2]) for row in kept)
 
 
 def clients_of(folder: Path, *flags) -> list[common.ClientData]:
@@ -104,7 +202,7 @@ def test_small_parts_have_turns_of_the_classes():
     seen = set()
     for seed in range(20):
         order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
-        part = parts_by_class(order, labels, torch.arange(30), (0.8, 0.1, 0.1), {})
+        part = parts_by_class(order, labels, torch.arange(30), (0.8, 0.1, 0.1))
         assert part.bincount().tolist() == [24, 3, 3]
         seen |= set(labels[order[part == 2]].tolist())
     assert len(seen) == 10
@@ -117,7 +215,7 @@ def test_each_part_has_a_patient_of_a_rare_class():
     patients = torch.arange(80) // 16
     for seed in range(20):
         order = torch.randperm(80, generator=torch.Generator().manual_seed(seed))
-        part = parts_by_class(order, labels, patients, (0.8, 0.1, 0.1), {})
+        part = parts_by_class(order, labels, patients, (0.8, 0.1, 0.1))
         assert part.bincount().tolist() == [48, 16, 16]
         assert all((labels[order[part == number]] == 1).any() for number in range(3))
         assert len({*zip(patients[order].tolist(), part.tolist())}) == 5
