@@ -149,6 +149,8 @@ class Server:
     def __init__(self, args: Args, net: nn.Module, clients: int):
         self.args, self.clients = args, clients
         w, names = state(net), bn_entries(net)
+        if not names:
+            print("fedbn: the network has no batch normalization, so this is FedAvg", flush=True)
         self.w = {name: v for name, v in w.items() if name not in names}
         self.bn = {}  # with a domain left out: the mean of the round's clients' BN
         if args.protocol == "lodo":

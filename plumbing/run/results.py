@@ -31,6 +31,10 @@ NAMED = 10  # clients in curves.png that have a colour and a name, at most
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
+# What everything that reads results needs of a run's arguments.
+ARGS = {"dataset": str, "scale": str, "protocol": str, "target": str, "precision": str, "seed": int,
+        "rounds": int, "eval_every": int}
+
 
 def best_of(history: list[dict]) -> dict:
     """Round and validation score of the best round; round 0 if none was validated. Of equal accuracies the
@@ -107,9 +111,43 @@ def check_result(result: dict) -> None:
     for name, kind in RESULT.items():
         if not isinstance(result.get(name), kind):
             raise ValueError(f"{name}: missing")
+    for name, kind in ARGS.items():
+        if not isinstance(result["args"].get(name), kind):
+            raise ValueError(f"args.{name} is {str(result['args'].get(name))[:40]}, expected {kind.__name__}")
     trained = result.get("after_training", {"curve": {}})
+    for reading in (result, trained):
+        for which in ("best", "last"):
+            check_fractions(which, reading.get(which, {}))
+        rounds = reading["curve"].get("round", [])
+        for name, values in reading["curve"].items():
+            if not isinstance(values, list) or len(values) != len(rounds):
+                raise ValueError(f"curve.{name}: expected a value for each of its rounds")
+            if name == "round" and not all(type(value) is int for value in values):
+                raise ValueError("curve.round: expected numbers of rounds")
+            if name != "round":
+                known = {t: value for t, value in zip(rounds, values) if value is not None}
+                check_fractions(f"curve.{name}, round", known)
+    for part in ("bytes", "seconds"):
+        if not all(is_number(value) for value in result.get(part, {}).values()):
+            raise ValueError(f"{part}: expected numbers")
     if not result["curve"].get("round") and not trained["curve"].get("round"):
         raise ValueError("curve: no rounds")
+
+
+def is_number(value, most: float = math.inf) -> bool:
+    """Whether it is a finite number from 0 to `most`; True is none."""
+    return type(value) in (int, float) and 0 <= value <= most and math.isfinite(value)
+
+
+def check_fractions(where: str, values: dict) -> None:
+    """ValueError if one of these accuracies, which may be of clients or shares of labels, is no fraction."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            check_fractions(f"{where}.{name}", value)
+        elif name == "round" and not isinstance(value, int):
+            raise ValueError(f"{where}.round is {str(value)[:40]}, expected a number of rounds")
+        elif name != "round" and not is_number(value, most=1):
+            raise ValueError(f"{where}.{name} is {str(value)[:40]}, expected a fraction from 0 to 1")
 
 
 def id_of(key: dict, size: int = 8) -> str:

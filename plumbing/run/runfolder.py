@@ -21,8 +21,8 @@ from pathlib import Path
 from plumbing.data.catalog import named, shortlist
 from plumbing.data.splits import Placed, faults_of_parts, table_of_parts
 from plumbing.run.errors import AfterTheRound, Interrupted, UserError, handled, in_one_line, tell
-from plumbing.run.files import (in_units, load_file, locked, save, write_csv, write_json, write_text,
-                                write_whole)
+from plumbing.run.files import (check_regular, in_units, load_file, locked, save, write_csv, write_json,
+                                write_text, write_whole)
 from plumbing.run.payloads import nbytes
 from plumbing.run.provenance import code, hardware
 from plumbing.run.results import (FILES, best_of, check_record_file, check_result, draw_curves, id_of,
@@ -34,7 +34,10 @@ import numpy as np
 from tqdm import tqdm
 
 PLACED = ("file", "client", "part", "class", "group", "pixels")  # the heads of parts.csv
-STATE = {"identity", "round", "seconds", "images", "code", "server", "clients"}  # what a checkpoint has
+STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
+         "clients": dict}  # what a checkpoint has
+CODE = {"sha256": str, "files": dict, "dirty": bool | None, "from": int}  # and each part of its code
+TIMES = ("train", "server", "evaluate", "write")
 OTHER_OUT = "give another --out, or --no-resume to replace it"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
 
@@ -58,7 +61,7 @@ class Run:
         self.code, self.method_file = code(method_file), method_file
         self.t, self.history, self.images, self.parts = 0, [], 0, []
         self.saved, self.result, self.best_state = None, None, None
-        self.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0, "write": 0.0}
+        self.seconds = dict.fromkeys(TIMES, 0.0)
         self.shown, self.scalars = {}, None
         self.unsaved = 0  # rounds that were logged here before the first checkpoint
 
@@ -308,15 +311,23 @@ class Run:
 def read_state(file: Path, advice: str) -> dict:
     """A checkpoint. Stop if it is no whole one."""
     saved = load_file(file, "checkpoint", advice)
-    if not isinstance(saved, dict) or not STATE <= saved.keys():
+    if not has_types(saved, STATE) or not all(has_types(part, CODE) for part in saved["code"]):
+        raise UserError(f"{file} is no whole checkpoint: {advice}")
+    if not saved["code"] or not has_types(saved["seconds"], dict.fromkeys(TIMES, float)):
         raise UserError(f"{file} is no whole checkpoint: {advice}")
     return saved
+
+
+def has_types(value, types: dict) -> bool:
+    """Whether it is a dict with values of these types, and maybe others."""
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in types.items())
 
 
 def read_result(path: Path) -> dict | None:
     """A finished run's result, its accuracies and curves by the history; None without one, or if it is
     damaged: a checkpoint makes it again."""
     with contextlib.suppress(OSError, UserError, *DAMAGED):
+        check_regular(path / "result.json")
         result = json.loads((path / "result.json").read_bytes())
         result |= numbers_of(result["args"]["protocol"], read_history(path, result["last"]["round"]))
         check_result(result)
@@ -327,6 +338,7 @@ def read_result(path: Path) -> dict | None:
 def read_history(path: Path, rounds: int | None = None) -> list[dict]:
     """The metrics of a run's first rounds, or of all. Stop if they are not all there."""
     file = path / "metrics.jsonl"
+    check_regular(file)
     with contextlib.suppress(OSError, *DAMAGED):
         history = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:rounds]]
         numbers = [entry["round"] for entry in history]
@@ -347,6 +359,7 @@ def check_outputs(args: Args) -> None:
 def check_foreign_files(path: Path) -> None:
     """Stop if the folder has files of a run's names that no run has written: they would be lost. A run writes
     its settings first."""
+    check_regular(path / "settings.json")
     with contextlib.suppress(OSError, *DAMAGED):
         if "identity" in json.loads((path / "settings.json").read_bytes()):
             return

@@ -288,6 +288,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
         layers.append(("own data", {"target_part": "all"}))  # on PACS it is as its paper has it
     if named(custom_data).file:
         layers.append(("own data", {"augment": "none", "normalize": "unit"}))
+    if network_file(given.get("backbone", "")):  # it has whatever weights its file gives it
+        layers.append(("own network", {"weights": "none"}))
     layers.append(("flag", given))
     if follows:
         values, _ = merge(layers)
@@ -344,6 +346,9 @@ def check_settings(args: Args, origins: dict[str, str]) -> None:
         if Path(folder).resolve().is_relative_to(own.resolve()):
             raise UserError(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for "
                             "images of a domain: give another one", 2)
+    if args.weights == "imagenet" and network_file(args.backbone):
+        raise UserError(f"--weights imagenet is of known networks, not of --backbone {args.backbone}: load "
+                        "weights in that file, or give --weights FILE", 2)
     shares(args.split)
     if args.protocol == "linear" and ratios(args.label_ratio) and args.metric != "accuracy":
         raise UserError(f"--metric {args.metric} chooses a round by labels, which --protocol linear has "

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import importlib
 import io
+import os
 import re
 import shlex
 import shutil
@@ -94,6 +95,8 @@ def damage(path: Path, how: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if how == "folder":
         path.mkdir()
+    elif how == "pipe":
+        os.mkfifo(path)
     elif how == "half":
         path.write_bytes(before[:len(before) // 2])
     elif how == "nan":

@@ -1,6 +1,7 @@
 """The cache of decoded pixels: what it holds, when it is used again, and what it costs."""
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -94,6 +95,13 @@ def test_several_caches_are_told_apart_by_their_archive(tmp_path, cache):
     stops(message, load, tmp_path, "vlcs")
 
 
+def swapped_domains(index: bytes) -> bytes:
+    """With the same text, if its names are sorted."""
+    whole = json.loads(index)
+    whole["domains"] = dict(reversed(whole["domains"].items()))
+    return json.dumps(whole).encode()
+
+
 def test_what_changed_in_a_cache_is_noticed(tmp_path, monkeypatch):
     """Pixels that are zero, labels that are swapped, a name. An older cache without a digest is opened, if it
     has all pixels."""
@@ -109,6 +117,8 @@ def test_what_changed_in_a_cache_is_noticed(tmp_path, monkeypatch):
         ("index.json", index, re.sub(rb"\[0, (.*?)1\]", rb"[1, \g<1>0]", index)),
         ("index.json", index, index.replace(b'"content"', b'"contents"')),
         ("index.json", index, re.sub(rb'"dark": .\]', b'"dark": 5', index)),
+        ("index.json", index, b"[" * 100_000),
+        ("index.json", index, swapped_domains(index)),
         ("files.json", files, files.replace(b"1.png", b"2.png", 1)),
     ):
         assert after != before

@@ -1,5 +1,6 @@
 """How a program ends: the line and the exit code for each kind of error."""
 
+import os
 import subprocess
 import sys
 
@@ -37,6 +38,15 @@ def test_a_library_that_is_missing_is_one_line():
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)
     assert run.returncode == 1 and run.stderr.count("\n") == 1
     assert "the library not_there is missing: pip install it" in run.stderr
+
+
+@pytest.mark.parametrize("name, value", [("MININTERVAL", "abc"), ("UNIT_DIVISOR", "1.5")])
+def test_a_variable_of_tqdm_that_is_no_number(name, value):
+    """It ended the import of torch."""
+    words, env = [sys.executable, "-c", "import common"], os.environ | {f"TQDM_{name}": value}
+    run = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, env=env)
+    assert (run.returncode, run.stderr.count("\n")) == (0, 1)
+    assert f"TQDM_{name} is '{value}', expected a number: it is left out" in run.stderr
 
 
 def test_a_stderr_that_the_shell_has_closed_ends_nothing():

@@ -1,5 +1,6 @@
 """Runs and their records: what makes two runs the same, what is no record, and fields that were removed."""
 
+import json
 
 import reproduce.records
 from plumbing.run.settings import identity
@@ -91,6 +92,49 @@ def test_numbers_that_no_run_has_are_no_record(tmp_path, values, words):
     path.write_text(path.read_text().replace("Infinity", "1e999"))
     records = Records(path)
     assert not records.every and words in records.damaged[0]
+
+
+def changed(made: dict, place: str, value) -> dict:
+    """A record with another value at a place, or, with None, without one."""
+    made = json.loads(json.dumps(made))
+    *above, name = place.split(".")
+    inner = made
+    for part in above:
+        inner = inner[part]
+    if value is None:
+        del inner[name]
+    else:
+        inner[name] = value
+    return made
+
+
+@pytest.mark.parametrize("place, value, words", [
+    ("best.ALL", "high", "best.ALL is high, expected a fraction from 0 to 1"),
+    ("last.AVG", [0.5], "last.AVG is [0.5], expected a fraction"),
+    ("best.val", 1e308, "best.val is 1e+308, expected a fraction"),
+    ("best.ALL", 5.0, "best.ALL is 5.0, expected a fraction"),
+    ("last.ALL", -5.0, "last.ALL is -5.0, expected a fraction"),
+    ("last.ALL", True, "last.ALL is True, expected a fraction"),
+    ("best.clients", {"a": 7}, "best.clients.a is 7, expected a fraction"),
+    ("best.round", "1", "best.round is 1, expected a number of rounds"),
+    ("curve.ALL", [0.5], "curve.ALL: expected a value for each of its rounds"),
+    ("curve.ALL", "0.5", "curve.ALL: expected a value for each of its rounds"),
+    ("args.rounds", None, "args.rounds is None, expected int"),
+    ("args.rounds", "3", "args.rounds is 3, expected int"),
+    ("args.scale", None, "args.scale is None, expected str"),
+    ("args.seed", [0], "args.seed is [0], expected int"),
+    ("bytes.up_per_round", "many", "bytes: expected numbers"),
+])
+def test_a_line_is_checked_and_the_others_count(tmp_path, place, value, words):
+    """One odd record ended the whole rendering."""
+    path = small_folder(tmp_path) / "runs.jsonl"
+    lines = path.read_text().splitlines()
+    odd = changed(json.loads(lines[0]), place, value)
+    path.write_text("\n".join([json.dumps(odd), *lines]) + "\n")
+    records = Records(path)
+    assert len(records.every) == len(lines)
+    (said,) = records.damaged
+    assert f"line 1 is skipped: {words}" in said
 
 
 @pytest.mark.parametrize("line", ['{"id": "x"', "[]", "\x00", "{}", '{"best": NaN}', '{"method": "../x"}',

@@ -18,7 +18,7 @@ from plumbing.run.provenance import code
 from plumbing.run.results import command
 from plumbing.run.runfolder import Run, numbers_in
 from plumbing.run.settings import identity
-from tests.conftest import fails, interrupted, metrics, parsed, read_json, run_all, run_here, saved_in
+from tests.conftest import fails, interrupted, metrics, parsed, read_json, run_all, run_here, saved_in, stops
 from tests.small_table import recorded
 
 import matplotlib
@@ -279,6 +279,17 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_whole(tmp_path, monkeypatch,
     words = "No space left on device: .*.pt; make room or give another file or folder"
     fails(capsys, 1, words, run_here, "fedavg", tmp_path, "--rounds", 3)
     assert not list(tmp_path.glob("*.tmp")) and runfolder.read_state(tmp_path / "checkpoint.pt", "")
+
+
+
+@pytest.mark.parametrize("part, value", [
+    ("code", "new"), ("code", []), ("code", [{"sha256": 1}]), ("seconds", 3), ("seconds", {"train": "x"}),
+    ("identity", []), ("round", "1"), ("images", None), ("clients", [])])
+def test_a_checkpoint_with_other_types_is_none(tmp_path, finished, part, value):
+    state = torch.load(finished / "checkpoint.pt", weights_only=True)
+    torch.save(state | {part: value}, tmp_path / "c.pt")
+    stops("c.pt is no whole checkpoint: give another", runfolder.read_state, tmp_path / "c.pt", "give another")
+
 
 # Signals
 
