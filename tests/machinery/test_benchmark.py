@@ -4,6 +4,7 @@ import csv
 
 import common
 import fedavg
+from baselines import fedprox
 from plumbing.data.catalog import DatasetName
 from plumbing.run.errors import UserError
 from reproduce import benchmark
@@ -70,6 +71,28 @@ def test_a_file_that_has_changed_has_new_runs(tmp_path):
     assert folders[0] != folders[2] and folders[1] == folders[3]
 
 
+def planned(monkeypatch, capsys, *more) -> list:
+    """The trials of a comparison, none of which is run."""
+    trials = []
+    monkeypatch.setattr(benchmark, "run_all", lambda of_all, jobs: trials.extend(of_all) or ["stopped"])
+    with pytest.raises(SystemExit):
+        benchmark.main(["--scale", "smoke", "--seeds", "0", *more])
+    assert capsys.readouterr().err.startswith("stopped")
+    return trials
+
+
+def test_a_target_and_a_methods_own_flags(tmp_path, monkeypatch, capsys):
+    """One target is one run; a method's own flags win over those of all, also in its command."""
+    trials = planned(monkeypatch, capsys, "--methods", "fedavg:--lr 0.2,fedprox", "--targets", "d30",
+                     "--flags=--lr 0.3", "--out", str(tmp_path / "out"))
+    assert [(trial.args.protocol, trial.args.target, trial.args.lr) for trial in trials] == [
+        ("lodo", "d30", 0.2), ("lodo", "d30", 0.3)]
+    for trial, module in zip(trials, (fedavg, fedprox)):
+        words = trial.commands[0]
+        args = module.arguments(words[words.index("--dataset"):])
+        assert (args.target, args.lr, args.seed) == ("d30", trial.args.lr, 0)
+
+
 def test_settings_in_which_methods_differ_are_named():
     """Without what all share, and without what cannot change a number."""
     trials = []
@@ -116,6 +139,16 @@ def check_other_measure(place, capsys):
     client lacks a class."""
     benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", "balanced"))
     assert "mine minus fedavg --lr 0.2 | mean " in capsys.readouterr().out
+    for measure in ("accuracy", "balanced"):
+        benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", measure, "--which", "last"))
+        for row in csv.DictReader((place / "out" / "benchmark.csv").open()):
+            if (row["method"], row["column"]) == ("fedavg --lr 0.2", "d15"):
+                (result,) = place.rglob(f"out/runs/fedavg-*/s{row['seed']}/result.json")
+                expected = read_json(result)["measures"]["last"]["d15"][measure]
+                assert float(row[measure]) == pytest.approx(100 * expected, abs=1e-3)
+        assert "last round" in (place / "out" / "benchmark.md").read_text()
+    capsys.readouterr()
+    benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", "balanced"))
     heads, *_ = (place / "out" / "benchmark.csv").read_text().splitlines()
     assert "balanced" in heads.split(",")
     page = (place / "out" / "benchmark.md").read_text()
@@ -123,6 +156,7 @@ def check_other_measure(place, capsys):
     tested = [read_json(place.rglob(f"out/runs/mine-*/s{seed}/result.json").__next__()) for seed in range(3)]
     counts = [[sum(row) for row in result["measures"]["best"]["d0"]["confusion"]] for result in tested]
     assert [cell.strip() for cell in d0.split("|")[2:-1]] == ["/".join(map(str, of)) for of in zip(*counts)]
+    capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "run_all", pytest.fail)
         fails(capsys, 2, "--measure auc: with seed 0 the test images of d0 lack .*, so it has no AUC: give a",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from plumbing.run.several import columns_of
 from reproduce import benchmark
 from reproduce.benchmark_pages import (accuracy_rows, cell, compared, contrast_words, distinct,
-                                       megabytes, untrained_words, verdict)
+                                       megabytes, sites_of, untrained_words, values_of, verdict)
 from tests.conftest import parsed, run_all, write_files
 
 import pytest
@@ -79,22 +79,38 @@ def test_untrained_runs_are_named(tmp_path):
 
 def test_tuning_looks_at_the_last_ten_validations():
     """At --metric's where there are some; never at the test part."""
-    curves = [{"val": [0.0] * 5 + [0.3, 0.5] * 5, "ALL": [0.9] * 15},
-              {"val": [0.9] * 30, "metric": [0.1] * 20 + [0.8, 0.4] * 5}]
+    curves = [{"val": [0.0] * 5 + [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.6], "ALL": [0.9] * 15},
+              {"val": [0.9] * 30, "metric": [0.1] * 20 + [0.2] * 9 + [0.7]},
+              {"val": [0.9] * 10}]
     trial = benchmark.Trial(None, (), {}, None, "")
     trial.results = lambda: [{"curve": curve} for curve in curves]
-    assert trial.validation() == pytest.approx(0.5)
+    assert trial.validation() == pytest.approx((0.15 + 0.25 + 0.9) / 3)
 
 
 def test_three_unequal_targets_and_their_best_round():
     """The mean is over targets, not images; best and last are two numbers."""
     results = []
-    for target, best, last in (("a", 0.9, 0.2), ("b", 0.6, 0.5), ("c", 0.3, 0.8)):
+    for target, best, last in (("a", 0.9, 0.2), ("b", 0.6, 0.5), ("c", 0.0, 0.8)):
         of = {"best": {"target": best, "ALL": 1, "AVG": 1}, "last": {"target": last, "ALL": 1, "AVG": 1}}
         results.append({"args": {"target": target, "seed": 7}, **of})
     best = columns_of(results, "best")
-    assert {name: of[7] for name, of in best.items()} == pytest.approx(dict(a=90, b=60, c=30, mean=60))
+    assert {name: of[7] for name, of in best.items()} == pytest.approx(dict(a=90, b=60, c=0, mean=50))
     assert columns_of(results, "last")["mean"] == pytest.approx({7: 50.0})
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_the_round_that_is_asked_for(which):
+    """Of accuracies, of each client's, and of another measure."""
+    result = {"args": {"target": "all", "seed": 7}, "measures": {}}
+    for other, x in (("best", 0.25), ("last", 0.75)):
+        result[other] = {"ALL": x, "AVG": x + 0.1, "clients": {"a": x + 0.2}}
+        result["measures"][other] = {"a": {"auc": x + 0.1}, "b": {"auc": x - 0.1}}
+    x = 100 * result[which]["ALL"]
+    assert values_of([result], which) == {"ALL": {7: x}, "AVG": {7: pytest.approx(x + 10)}}
+    assert sites_of([result], which, "accuracy") == {"a": {7: pytest.approx(x + 20)}}
+    expected = {"a": x + 10, "b": x - 10, "mean": x}
+    found = values_of([result], which, "auc")
+    assert {name: of[7] for name, of in found.items()} == pytest.approx(expected)
 
 
 # Inside the network

@@ -10,7 +10,7 @@ import time
 
 import common
 from plumbing.data.catalog import named
-from tests.conftest import fails, metrics, read_json, saved_in
+from tests.conftest import fails, metrics, parsed, read_json, run_here, saved_in
 from tests.recording import SIZES, by_hand, numbers_of, recording, settings_of, write_data
 
 import pytest
@@ -61,6 +61,24 @@ def assert_close(found, expected) -> None:
     assert list(found) == list(expected)
     for name in expected:
         assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize("flags, images", [
+    (["--drop", "0.5"], 2 * 6 * 32), (["--batch-size", "20"], 2 * 6 * 32), (["--epochs", "3"], 2 * 6 * 96),
+    (["--steps", "3", "--batch-size", "20"], 2 * 6 * 52)])
+def test_images_a_second_are_those_that_were_trained_on(tmp_path, monkeypatch, flags, images):
+    """Also where the upload was lost."""
+    finish, counted = common.Run.finish, []
+    monkeypatch.setattr(common.Run, "finish", lambda run, *of: counted.append(run.images) or finish(run, *of))
+    result = run_here("fedavg", tmp_path, "--rounds", "2", *flags)
+    assert counted == [images]
+    assert result["images_per_second"] == pytest.approx(images / result["seconds"]["train"], rel=0.05)
+
+
+def test_a_dropped_batch_is_no_image_that_was_trained_on():
+    args = parsed("fedavg", "--batch-size", "20", "--epochs", "2")
+    args.drop_last = True
+    assert [common.images_in_round(n, args) for n in (32, 41, 7)] == [40, 80, 14]
 
 
 SKEWED = dict(clients_per_domain=3, dirichlet=0.5)

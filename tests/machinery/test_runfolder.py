@@ -288,7 +288,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_whole(tmp_path, monkeypatch,
 def test_a_checkpoint_with_other_types_is_none(tmp_path, finished, part, value):
     state = torch.load(finished / "checkpoint.pt", weights_only=True)
     torch.save(state | {part: value}, tmp_path / "c.pt")
-    stops("c.pt is no whole checkpoint: give another", runfolder.read_state, tmp_path / "c.pt", "give another")
+    file = tmp_path / "c.pt"
+    stops("c.pt is no whole checkpoint: give another", runfolder.read_state, file, "give another")
 
 
 # Signals

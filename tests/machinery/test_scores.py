@@ -22,6 +22,24 @@ def test_measures_by_hand():
     assert found["confusion"] == [[3, 0, 1], [0, 1, 0], [0, 0, 0]]
 
 
+def test_a_class_that_nobody_has_and_nobody_names_is_no_part_of_f1():
+    """Of three classes two are there; else a perfect network would have 2/3."""
+    assert scores(tensor([[.8, .1, .1], [.2, .7, .1]]), tensor([0, 1]))["f1"] == 1
+
+
+def test_the_final_scores_are_of_the_rounds_random_numbers(tmp_path, monkeypatch):
+    """A network may draw some: those of the best round are the ones that it was tested with."""
+    tested, asked = common.tested_model, []
+
+    def noting(fed, k, t, down=None):
+        asked.append(t)
+        return tested(fed, k, t, down)
+    monkeypatch.setattr(common, "tested_model", noting)
+    flags = ["--rounds", "5", "--lr", "0.4", "--seed", "3"]
+    best = run_here("fedavg", tmp_path / "run", *flags)["best"]["round"]
+    assert best < 5 and asked[-12:] == [5] * 6 + [best] * 6
+
+
 @pytest.mark.parametrize("p, y, auc", [
     ([[.9, .1], [.4, .6], [.6, .4], [.2, .8]], [0, 0, 1, 1], 0.75),
     ([[.5, .3, .2], [.2, .55, .25], [.35, .4, .25], [.1, .6, .3]], [0, 0, 1, 2], (3 / 4 + 1 / 3 + 1) / 3),

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import common
-from plumbing.data.splits import PARTS, faults_of_parts, parts_by_class, placed_images
+from plumbing.data.splits import (PARTS, dealt_to_parts, faults_of_parts, parts_by_class,
+                                  placed_images)
 from tests.conftest import fails, members_of, parsed, run_all
 from tests.own_images import FLAGS, write_images
 
@@ -219,6 +220,37 @@ def test_each_part_has_a_patient_of_a_rare_class():
         assert part.bincount().tolist() == [48, 16, 16]
         assert all((labels[order[part == number]] == 1).any() for number in range(3))
         assert len({*zip(patients[order].tolist(), part.tolist())}) == 5
+
+
+def test_a_limit_takes_other_images_with_another_seed_and_keeps_what_is_known(folder):
+    """Parts, groups, names and labels go with their images."""
+    rows = [(name, PARTS[int(name[-5]) % 3], f"p{name[-5]}") for name in FILES]
+    write_split(folder, rows)
+    part_of, chosen = {name: part for name, part, _ in rows}, []
+    whole = {}
+    for d in common.open_dataset(flags_of(folder)).domains:
+        for origin, image in zip(d.origin, d.images):
+            whole[origin.file] = image
+    for seed in (0, 1):
+        north, _ = common.open_dataset(flags_of(folder, "--limit", "9", "--seed", seed)).domains
+        for origin, image, label, (part, _) in zip(north.origin, north.images, north.labels, north.given):
+            assert torch.equal(image, whole[origin.file]) and PARTS[part] == part_of[origin.file]
+            c = ("healthy", "ill")[label]
+            assert origin.file.split("/")[1] == c and origin.group == f"p{origin.file[-5]}"
+        by_group = [(origin.group, int(number)) for origin, (_, number) in zip(north.origin, north.given)]
+        assert len(set(by_group)) == len({group for group, _ in by_group})
+        chosen.append({origin.file for origin in north.origin})
+    assert chosen[0] != chosen[1] and len(chosen[0]) == 9
+
+
+@pytest.mark.parametrize("sizes, filled, expected", [
+    ([5, 5], set(), [0, 2]),  # the test comes before the validation
+    ([5, 5, 5], set(), [0, 2, 1]),
+    ([5, 5], {2}, [0, 1]),
+    ([1, 1, 1, 1, 1, 1, 1, 1, 1, 1], set(), [0] * 8 + [1, 2]),
+])
+def test_small_parts_fill_in_their_order(sizes, filled, expected):
+    assert dealt_to_parts(sizes, (0.8, 0.1, 0.1), filled) == expected
 
 
 def test_a_table_says_what_each_client_has(folder, capsys):
