@@ -261,7 +261,8 @@ class Run:
         images of each class; `measures`, `content`: see common.py."""
         self.bar.close()
         seconds = {part: round(value, 3) for part, value in self.seconds.items()}
-        first, dirty = self.parts[0], [part["dirty"] for part in self.parts]
+        first = self.parts[0]
+        dirty = [part["dirty"] for part in self.parts]
         self.result = result_of(self.args, self.key, self.history) | {
             "seconds": seconds, "images_per_second": round(self.images / max(seconds["train"], 1e-9), 1),
             "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
