@@ -76,7 +76,7 @@ def test_images_a_second_are_those_that_were_trained_on(tmp_path, monkeypatch, f
 
 
 def test_a_dropped_batch_is_no_image_that_was_trained_on():
-    args = parsed("fedgala", "--batch-size", "20", "--epochs", "2", "--drop-last", "true")
+    args = parsed("fedgala", "--batch-size", "20", "--epochs", "2")
     assert [common.images_in_round(n, args) for n in (32, 41, 7)] == [40, 80, 14]
 
 
