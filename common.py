@@ -30,6 +30,7 @@ from plumbing.run import linear
 from plumbing.run.batch_statistics import batch_statistics, per_channel
 from plumbing.run.devices import prepare
 from plumbing.run.errors import UserError, no_exit, one_line_on_failure, out_of_memory
+from plumbing.run.files import tensors_of
 from plumbing.run.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
                                    load_pretrained, read_weights)
 from plumbing.run.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
@@ -805,6 +806,8 @@ def restore(member: ServerProtocol | ClientProtocol, saved: dict, device: str) -
 
 # The round loop
 
+LARGEST = 1e18  # of a number that a server may keep; float32 ends at 3.4e38
+
 
 def run(Server, Client, settings: Args, build=None) -> list[dict]:
     """Train and evaluate a method as `settings` say; the main of every method file. Returns the results, one
@@ -867,6 +870,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
             with watched(server, fed.net, t, what), unchanged(of_others,
                                                                f"{what} changes what a client keeps"):
                 server.update(to_device(uploads, settings.device), t)
+            fed.check_state(what)
         uploads = of_others = None  # else they are still there when the next round's come
         progress.lap("server")
 
@@ -941,6 +945,15 @@ class Federation:
                 self.expected = expected_layout(down, up)
             expected = self.expected
         check_answer(f"round {t + 1}, client {self.names[k]}", up, numbers, expected)
+
+    def check_state(self, what: str) -> None:
+        """Stop, before it is kept, if what the server keeps has numbers with which no training can go on, as
+        from one upload of 3e38: their squares are not finite. The checkpoint before stays."""
+        for v in tensors_of(kept(self.server)):
+            if v.is_floating_point() and v.numel() and not v.abs().max() < LARGEST:
+                raise UserError(f"{what} gives numbers that are not finite or above {LARGEST:g}: this round "
+                                "is not kept; the same command resumes from the last checkpoint; look at "
+                                "who sent them, or lower --lr")
 
     def state(self) -> dict:
         """{"server": what it keeps, "clients": {k: what that client keeps}}."""

@@ -299,6 +299,11 @@ def test_broken_images_are_left_out_on_demand(flags, folder, capsys):
     fails(capsys, 1, "images that cannot be decoded: 2 .*--skip-broken", run_all, "fedavg", plain)
 
 
+def test_a_broken_image_of_ones_own_is_in_no_archive(folder):
+    not_readable(folder)
+    stops("cannot be decoded: 2 .*; replace or remove them, or go on without them: --skip", load, folder)
+
+
 def test_more_domains_than_open_files(tmp_path):
     """A file for each would be too many."""
     folder = write_images(tmp_path / "images", map(str, range(90)), "ab", count=1)

@@ -18,7 +18,8 @@ from plumbing.run.provenance import code
 from plumbing.run.results import command
 from plumbing.run.runfolder import Run, numbers_in
 from plumbing.run.settings import identity
-from tests.conftest import fails, interrupted, metrics, parsed, read_json, run_all, run_here, saved_in, stops
+from tests.conftest import (fails, interrupted, metrics, parsed, read_json, run_all, run_here, same_metrics,
+                            saved_in, stops)
 from tests.small_table import recorded
 
 import matplotlib
@@ -290,6 +291,26 @@ def test_a_checkpoint_with_other_types_is_none(tmp_path, finished, part, value):
     torch.save(state | {part: value}, tmp_path / "c.pt")
     file = tmp_path / "c.pt"
     stops("c.pt is no whole checkpoint: give another", runfolder.read_state, file, "give another")
+
+
+@pytest.mark.parametrize("value", [3e38, torch.nan])
+def test_an_upload_that_spoils_the_state_costs_its_round_alone(tmp_path, monkeypatch, capsys, value):
+    """The checkpoint of the round before stays, and the run resumes from there to the same bytes."""
+    update = fedavg.Server.update
+
+    def spoiled(server, uploads, t: int) -> None:
+        if t == 1:
+            uploads[0]["w"]["head.bias"] = torch.full_like(uploads[0]["w"]["head.bias"], value)
+        update(server, uploads, t)
+    flags = ["--rounds", "3", "--checkpoint-every", "0", "--eval-every", "3"]
+    run_here("fedavg", tmp_path / "whole", *flags)
+    with monkeypatch.context() as patch:
+        patch.setattr(fedavg.Server, "update", spoiled)
+        words = "round 2: the server's update gives numbers that are not finite or above 1e.18: this round"
+        fails(capsys, 1, words, run_here, "fedavg", tmp_path / "run", *flags)
+    assert saved_in(tmp_path / "run" / "checkpoint.pt")["round"] == 1
+    run_here("fedavg", tmp_path / "run", *flags)
+    assert same_metrics(tmp_path / "run", tmp_path / "whole")
 
 
 # Signals

@@ -4,7 +4,7 @@ import csv
 import tomllib
 
 from reproduce.cells import run_of
-from reproduce.published import HEAD
+from reproduce.published import HEAD, take
 from reproduce.tables import read_tables
 from tests.conftest import ROOT
 from tests.small_table import write_table
@@ -108,6 +108,15 @@ def test_the_example_of_the_readme(tmp_path):
         run = run_of(block, row, block.columns[0], "paper", 0)
         shown.append((block.dataset, run.args.mu, row.published))
     assert shown == [("officecaltech", 0.1, [["82.69", "1.52"]]), ("pacs", 0.01, [["74.38", "1.55"]])]
+
+
+def test_a_published_line_is_of_one_cell():
+    """Two rows that both take it would show one number twice."""
+    lines = [{"dataset": "pacs", "setting": "", "method": "fdse", "column": "AVG", "taken": False}]
+    assert take(lines, "pacs", "", "fdse", "ALL") is None
+    assert take(lines, "pacs", "", "fdse", "AVG") is lines[0]
+    with pytest.raises(ValueError, match="has not one number for pacs, fdse, AVG alone"):
+        take(lines, "pacs", "", "fdse", "AVG")
 
 
 def test_every_file_of_published_numbers_is_of_a_table():

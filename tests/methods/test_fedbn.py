@@ -75,3 +75,9 @@ def test_algorithm_2_by_hand(momentum):
         assert_near(found[name], bn[name])
     assert_close({name: found[name] for name in server.w}, in_double(server.w))
     assert {layer.momentum for layer in fedbn.bn_layers(model).values()} == {0.1}
+
+
+def test_without_bn_it_says_that_it_is_fedavg(capsys):
+    net = common.Net(nn.Flatten(), 4, 2)
+    fedbn.Server(parsed("baselines.fedbn"), net, 2)
+    assert "no batch normalization, so this is FedAvg" in capsys.readouterr().out
