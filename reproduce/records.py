@@ -34,6 +34,8 @@ REMOVED: dict[str, dict] = {
     "fedgala": {"variant": "paper", "ga_unit": "model", "ga_vectors": "updates", "predictor": "local",
                 "discard": "skip"},
 }
+# Fields that no file has any more, at the value that their absence stands for.
+GONE = {"clients": 0, "domain_mix": 1.0, "drop": 0.0}
 # {method: {a field that its file got later: what its runs did before}}.
 ADDED: dict[str, dict] = {
     "fdse": {"con_from": 0, "own_bias": False},
@@ -163,6 +165,9 @@ def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
 def moved(record: dict) -> dict:
     """A record whose method's file has other fields since. New ones have what its run did. Removed ones are
     dropped at the value that the file still has; at another one the record is of official/."""
+    for name, value in GONE.items():
+        if record["args"].get(name, value) != value:
+            raise ValueError(f"--{name.replace('_', '-')} {record['args'][name]} is of an older version")
     if record["method"] in TESTED_TRAINED and "evaluated" in record["args"]:
         record = with_readings(record)
     removed = REMOVED.get(record["method"], {})

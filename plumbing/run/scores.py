@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from plumbing.run.errors import UserError
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,3 +40,29 @@ def as_probabilities(outputs: Tensor) -> Tensor:
     if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
         return outputs
     return outputs.softmax(1)
+
+
+LACKS_A_CLASS = ("--metric auc needs images of every class to validate with, and {} has none: choose another "
+                 "metric, a larger share for validation in --split, or parts in split.csv")
+
+
+def check_classes(clients: list, classes: tuple[str, ...], settings) -> None:
+    """Stop if the clients (ClientData) cannot learn, or cannot be validated, for want of classes."""
+    trained, validated = set(), set()
+    for client in clients:
+        trained.update(client.train.labels.tolist())
+        validated.update(client.val.labels.tolist())
+    if settings.protocol != "linear" and len(trained) < 2:
+        raise UserError(f"the training images of {settings.dataset} are of one class: nothing can be learned")
+    lacking = [name for c, name in enumerate(classes) if c not in validated]
+    if settings.metric == "auc" and lacking:
+        raise UserError(f"seed {settings.seed}: {LACKS_A_CLASS.format(', '.join(lacking))}", 2)
+
+
+def validation_score(metric: str, outputs: list[tuple[Tensor, Tensor]]) -> float:
+    """What --metric says of the validation images of all clients together: of each client's probabilities and
+    labels."""
+    score = scores(*joined(outputs))[metric]
+    if score is None:
+        raise UserError(LACKS_A_CLASS.format("one"), 2)
+    return score

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 MINE = '''
 import fedavg
 from common import run
+from fedavg import arguments
 
 
 class Server(fedavg.Server):
@@ -28,7 +29,7 @@ class Client(fedavg.Client):
 
 
 if __name__ == "__main__":
-    run(Server, Client, fedavg.arguments())
+    run(Server, Client, arguments())
 '''
 
 
