@@ -67,6 +67,22 @@ def source(of: str, **values) -> dict[str, Sourced]:
     return {name: Sourced(value, of) for name, value in values.items()}
 
 
+def sourced(rows: dict[str, dict], says: dict[str, str]) -> dict[str, dict[str, Sourced]]:
+    """Rows of a table, dataset -> values, with who says each: `says` has for each source the settings, the
+    datasets, or `dataset.setting`, whose values it gives."""
+    source_of = {}
+    for of, names in says.items():
+        source_of |= dict.fromkeys(names.split(), of)
+    table = {}
+    for dataset, row in rows.items():
+        table[dataset] = {}
+        for name, value in row.items():
+            keys = (f"{dataset}.{name}", dataset, name)
+            of = next(source_of[key] for key in keys if key in source_of)
+            table[dataset][name] = Sourced(value, of)
+    return table
+
+
 def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False,
         hidden=False, source=""):
     """A field of `Args`: its default, its help text, its limits, and who says the default.
