@@ -23,9 +23,10 @@ Table 3: without A --no-consensus, B --no-similarity, C --lambda 0. Left out: no
 
 What moves a number; all differences from paper and code: papers/fdse/differences.md
   what               paper            first release      here                   flag
-  lambda; tau        0.01, 0.1 or 1;  tuned over lists   0.1; 0.1               --lambda, --tau
-                     0.001 to 0.5
+  lambda; tau        0.01, 0.1 or 1;  10; 10, in lists   0.1; 0.1               --lambda, --tau
+                     0.001 to 0.5     also 0.1; 0.1
   tested network     not said         the client's own   what the server sends  --after-training
+                                      or the server's
   "layer", Eqs. 8-9  module           tensor             module                 --unit tensor
   lr decay; image    0.998; 224       0.9998; 256        0.998; 224             --lr-decay, --image-size
   adaptation         several epochs   none               5 epochs, lr 1         --adapt-epochs, --adapt-lr
