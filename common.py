@@ -50,7 +50,7 @@ __all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "optimizer_state", "pa
            "rotate", "schedules", "sgd", "source", "sourced"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
-Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
+Reply = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
 
 
 # Data: opening a dataset
@@ -787,7 +787,7 @@ class Federation:
         return sum(images_in_round(self.sizes[k], self.settings) for k in who)
 
     def test(self, of_client: Callable, who: Iterable[int], t: int,
-             also: Payload | None = None) -> dict[int, Answer]:
+             also: Payload | None = None) -> dict[int, Reply]:
         """What validate_client, test_client, fit_client or start_client gives for each of these; `also` goes
         with the downloads."""
         return {k: of_client(self, k, t, self.tested_with(k) | (also or {})) for k in who}
@@ -867,7 +867,7 @@ def images_in_round(n: int, settings: Args) -> int:
 # The round loop: what a client does with its download after t rounds. It sends tensors and numbers
 
 
-def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def train_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
     """Local training in round t: the upload; the bytes both ways and what the client has logged. In a round
     with an evaluation, and --after-training, the counts of `test_trained` too."""
     client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
@@ -891,7 +891,7 @@ def test_trained(fed: Federation, k: int, t: int, down: Payload, up: Payload) ->
     return {TRAINED + name: count for name, count in counts.items()}
 
 
-def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "test")) -> Answer:
+def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "test")) -> Reply:
     """The correct and all images of these parts, of an unseen client of its test part."""
     model, counts = tested_model(fed, k, t, down), {}
     for part in parts:
@@ -901,16 +901,16 @@ def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "t
     return {}, counts
 
 
-def validate_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def validate_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
     return test_client(fed, k, t, down, ("val",))
 
 
-def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
     """Of a target without labels: the accuracies of linear classifiers on the frozen network."""
     return {}, linear.fit(fed, k, down, representations)
 
 
-def start_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
+def start_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
     """Without labels, before the first step: statistics of batch normalization, and the loss of features that
     say nothing."""
     client, settings = fed.clients[k], dataclasses.replace(fed.settings, epochs=1)

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 import common
-from common import Answer, Args, Payload, UserError
+from common import Reply, Args, Payload, UserError
 from deploy.domain import open_domain
 from plumbing.run.devices import prepare
 from plumbing.run.errors import one_line_on_failure, printable
@@ -256,11 +256,11 @@ class Remote(common.Federation):
         return {k: up for k, (up, _) in answers.items()}, {k: log for k, (_, log) in answers.items()}
 
     def test(self, of_client: Callable, who: Iterable[int], t: int,
-             also: Payload | None = None) -> dict[int, Answer]:
+             also: Payload | None = None) -> dict[int, Reply]:
         what = of_client.__name__.removesuffix("_client")
         return self.ask(what, {k: self.tested_with(k) | (also or {}) for k in who}, t)
 
-    def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Answer]:
+    def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Reply]:
         """The answers that come and fit. All are waited for before the first and after the last round."""
         answers, layouts = {}, self.layouts.setdefault(what, {})
         while True:
