@@ -32,11 +32,11 @@ from plumbing.run.networks import (built, custom_network, from_torchvision, imag
                                    load_pretrained, read_weights)
 from plumbing.run.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
 from plumbing.run.payloads import (TRAINED, check_answer, check_keeps, check_upload, copy_kept,
-                                   expected_layout, guarded, kept, layout, logged, nbytes, shared,
-                                   take_counts, to_device)
+                                   expected_layout, guarded, kept, layout, logged, nbytes, restore,
+                                   shared, take_counts, to_device)
 from plumbing.run.results import best_of, score_of
 from plumbing.run.runfolder import Run, check_outputs
-from plumbing.run.scores import as_probabilities, check_classes, joined, scores, validation_score
+from plumbing.run.scores import as_probabilities, check_classes, final_measures, joined, validation_score
 from plumbing.run.seeding import seed_all
 from plumbing.run.settings import (Args, LinearArgs, arg, identity, method_file, method_name, parse, source,
                                    sourced)
@@ -583,27 +583,9 @@ def accuracies_of(fed: Federation, counts: dict[int, dict[str, int]], who: range
     return entry
 
 
-def final_measures(fed: Federation, progress: Run) -> dict:
-    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these rounds; empty without
-    labels, or if the clients are on other machines."""
-    if fed.settings.protocol == "linear" or not fed.clients:
-        return {}
-    last = best = measured(fed, progress.t)
-    saved = progress.best()
-    if saved["round"] < progress.t:
-        fed.restore(saved)
-        best = measured(fed, saved["round"])
-    progress.lap("evaluate")
-    return {"best": best, "last": last}
-
-
-def measured(fed: Federation, t: int) -> dict[str, dict]:
-    """After t rounds the `scores` of the test part of each client and target."""
-    measures = {}
-    for k, client in fed.clients.items():
-        outputs = probabilities(tested_model(fed, k, t), client.data.test, fed.settings)
-        measures[fed.names[k]] = scores(*outputs)
-    return measures
+def tested_outputs(fed: Federation, k: int, t: int) -> tuple[Tensor, Tensor]:
+    """The `probabilities` of client k's test images after t rounds, and their labels."""
+    return probabilities(tested_model(fed, k, t), fed.clients[k].data.test, fed.settings)
 
 
 # The contract of a method file
@@ -640,16 +622,6 @@ class ClientProtocol(Protocol):
     def model(self, down: Payload) -> nn.Module: ...  # what it is tested with, also if it is data.unseen
 
     def chance_loss(self) -> float: ...  # `linear` alone: the loss of features that say nothing
-
-
-def restore(member: ServerProtocol | ClientProtocol, saved: dict, device: str) -> None:
-    """The attributes of a server or a client as `kept` gave them. A tensor goes where it is at the start of a
-    run, which may be the main memory; tensors in dicts go to `device`."""
-    if saved.keys() != set(member.keeps):
-        raise KeyError(f"expected {', '.join(member.keeps)}; found {', '.join(saved)}")
-    for name, value in saved.items():
-        at_start = getattr(member, name)
-        setattr(member, name, to_device(value, at_start.device if isinstance(at_start, Tensor) else device))
 
 
 # The round loop
@@ -708,7 +680,8 @@ def rounds(fed: Federation, progress: Run) -> dict:
         fed.lap("evaluate")
         progress.log(entry, fed.images_of(logs))
         progress.save(fed)
-    return progress.finish(fed.of_classes, final_measures(fed, progress), fed.dataset.content)
+    measures = final_measures(fed, progress, tested_outputs)
+    return progress.finish(fed.of_classes, measures, fed.dataset.content)
 
 
 def sampled_clients(settings: Args, K: int, t: int) -> list[int]:

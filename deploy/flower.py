@@ -31,7 +31,7 @@ from plumbing.run.devices import prepare
 from plumbing.run.errors import one_line_on_failure, printable
 from plumbing.run.files import load_file, save, write_whole
 from plumbing.run.payloads import (agreed, check_answer, check_told, checked_numbers, expected_layout,
-                                   to_device)
+                                   kept, restore, to_device)
 from plumbing.run.provenance import code
 from plumbing.run.results import id_of
 from plumbing.run.runfolder import Run, check_outputs
@@ -154,11 +154,11 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
             raise UserError(f"{file} is of round {saved['round']}, the server has its round {last}: put that "
                             "file back, or start with --no-resume")
         again = what == "train" and saved["round"] == t + 1
-        common.restore(client, saved["before" if again else "after"], settings.device)
-    before = copied(common.kept(client))
+        restore(client, saved["before" if again else "after"], settings.device)
+    before = copied(kept(client))
     up, numbers = ANSWERS[what](fed, k, t, payload_of(content, settings.device))
     if what == "train":
-        saved = {"round": t + 1, "before": before, "after": common.kept(client)}
+        saved = {"round": t + 1, "before": before, "after": kept(client)}
         write_whole(file, lambda opened: save(saved, opened))
     return RecordDict({**records(up), "numbers": MetricRecord(numbers)})
 

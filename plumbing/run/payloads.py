@@ -136,6 +136,16 @@ def kept(member) -> dict:
     return {name: getattr(member, name) for name in member.keeps}
 
 
+def restore(member, saved: dict, device: str) -> None:
+    """The attributes of a server or a client as `kept` gave them. A tensor goes where it is at the start of a
+    run, which may be the main memory; tensors in dicts go to `device`."""
+    if saved.keys() != set(member.keeps):
+        raise KeyError(f"expected {', '.join(member.keeps)}; found {', '.join(saved)}")
+    for name, value in saved.items():
+        at_start = getattr(member, name)
+        setattr(member, name, to_device(value, at_start.device if isinstance(at_start, Tensor) else device))
+
+
 def check_keeps(member, what: str) -> None:
     """Stop unless `keeps` is a tuple of attributes that a checkpoint can hold."""
     if not isinstance(member.keeps, tuple | list):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from plumbing.run.errors import UserError
 
 import numpy as np
@@ -57,6 +59,20 @@ def check_classes(clients: list, classes: tuple[str, ...], settings) -> None:
     lacking = [name for c, name in enumerate(classes) if c not in validated]
     if settings.metric == "auc" and lacking:
         raise UserError(f"seed {settings.seed}: {LACKS_A_CLASS.format(', '.join(lacking))}", 2)
+
+
+def final_measures(fed, progress, outputs: Callable) -> dict:
+    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these rounds; empty without
+    labels, or if the clients are on other machines. outputs(fed, k, t): probabilities and labels."""
+    if fed.settings.protocol == "linear" or not fed.clients:
+        return {}
+    last = best = {fed.names[k]: scores(*outputs(fed, k, progress.t)) for k in fed.clients}
+    saved = progress.best()
+    if saved["round"] < progress.t:
+        fed.restore(saved)
+        best = {fed.names[k]: scores(*outputs(fed, k, saved["round"])) for k in fed.clients}
+    progress.lap("evaluate")
+    return {"best": best, "last": last}
 
 
 def validation_score(metric: str, outputs: list[tuple[Tensor, Tensor]]) -> float:
