@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 import common
-from common import Reply, Args, Payload, UserError
+from common import Args, Payload, Reply, UserError
 from deploy.domain import open_domain
 from plumbing.run.devices import prepare
 from plumbing.run.errors import one_line_on_failure, printable
