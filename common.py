@@ -1,5 +1,5 @@
-"""What every method stands on, in this order: data loaders, backbones, averaging, evaluation, what a client
-does in a round, the contract of a method file, the round loop.
+"""What every method stands on, in this order: data loaders, backbones, averaging, evaluation, the contract
+of a method file, the round loop. Each has its heading.
 
 A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
 upload. In a run the round loop alone calls them. What they must offer is said by the two `Protocol` classes
@@ -22,62 +22,62 @@ from plumbing.data.catalog import named
 from plumbing.data.custom_data import open_custom_data
 from plumbing.data.decoding import open_images
 from plumbing.data.domains import Dataset, Domain, scaled
-from plumbing.data.mixing import ConcatImages, pool
+from plumbing.data.mixing import pool
 from plumbing.data.mnist import load_digits, rotate, rotated_mnist
-from plumbing.data.splits import (Placed, Rows, complete_split, mixed_rows, parts_of, placed_images,
-                                  shares_of, source_rows, target_rows)
+from plumbing.data.splits import (Placed, Rows, complete_split, parts_of, placed_images, shares_of,
+                                  source_rows, target_rows)
 from plumbing.run import linear
-from plumbing.run.batch_statistics import batch_statistics, per_channel
 from plumbing.run.devices import prepare
-from plumbing.run.errors import UserError, no_exit, one_line_on_failure, out_of_memory
+from plumbing.run.errors import UserError, no_exit, one_line_on_failure
 from plumbing.run.files import tensors_of
-from plumbing.run.networks import (custom_network, from_torchvision, imagenet_weights, last_linear,
+from plumbing.run.networks import (built, custom_network, from_torchvision, imagenet_weights, last_linear,
                                    load_pretrained, read_weights)
 from plumbing.run.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
-from plumbing.run.payloads import (TRAINED, check_answer, check_copies, check_keeps, copy_kept,
-                                   expected_layout, kept, layout, nbytes, shared, to_device, unchanged,
-                                   watched)
+from plumbing.run.payloads import (TRAINED, check_answer, check_keeps, check_upload, copy_kept,
+                                   expected_layout, guarded, kept, layout, logged, nbytes, restore,
+                                   shared, take_counts, to_device)
 from plumbing.run.results import best_of
 from plumbing.run.runfolder import Run, check_outputs
-from plumbing.run.scores import as_probabilities, joined, scores
+from plumbing.run.scores import as_probabilities, check_classes, final_measures, joined, validation_score
 from plumbing.run.seeding import seed_all
-from plumbing.run.settings import (Args, LinearArgs, arg, identity, method_file, method_name, parse, ratios,
-                                   source)
+from plumbing.run.settings import (Args, LinearArgs, arg, identity, method_file, method_name, parse, source,
+                                   sourced)
 from plumbing.run.several import expand_seeds, expand_targets, known_domains, show_means, targets_of
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 
-__all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "batch_statistics", "optimizer_state", "parse",
-           "per_channel", "restore_optimizer", "rotate", "schedules", "sgd", "source"]  # for method files
+__all__ = ["LinearArgs", "OptimizerState", "adam", "arg", "optimizer_state", "parse", "restore_optimizer",
+           "rotate", "schedules", "sgd", "source", "sourced"]  # for method files
 
 Payload = dict[str, "Tensor | dict[str, Tensor]"]  # what travels: plain tensors, nothing else
-Answer = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
+Reply = tuple[Payload, dict[str, float]]  # of a client: what it sends, and numbers
 
 
-# Data: domains
+# Data: opening a dataset
 
 
-def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -> Dataset:
-    """The dataset of a run at its image size, with --limit. Stop if a domain has too few images. With the
-    name of a domain `only`, and the `agreed` classes, it has no other; nothing else of a folder is opened."""
+def open_dataset(settings: Args) -> Dataset:
+    """The dataset of a run at its image size, with --limit."""
+    return limited(read_dataset(settings), settings)
+
+
+def read_dataset(settings: Args) -> Dataset:
+    """All domains of a dataset, each with its images [N, C, H, W] and labels [N]."""
     name, size, data = settings.dataset, settings.image_size, settings.data
     if name == "digits":
-        dataset = load_digits(size)
-    elif name.startswith("rotatedmnist"):
-        dataset = rotated_mnist(name, settings.seed, size, data, settings.archives)
-    elif named(name).file:
-        dataset = open_custom_data(named(name).file, settings)
-    else:
-        dataset = open_images(name, size, data, settings.archives, settings.skip_broken,
-                              only if named(name).custom else "", agreed)
-    if only:
-        if only not in dataset.names or tuple(dataset.classes) != agreed:
-            raise UserError(f"expected the domain {only} and the classes "
-                            f"{', '.join(agreed) or 'of --classes'}; found {', '.join(dataset.names)} and "
-                            f"{', '.join(dataset.classes)}", 2)
-        dataset.domains = [d for d in dataset.domains if d.name == only]
+        return load_digits(size)
+    if name.startswith("rotatedmnist"):
+        return rotated_mnist(name, settings.seed, size, data, settings.archives)
+    if named(name).file:
+        return open_custom_data(named(name).file, settings)
+    return open_images(name, size, data, settings.archives, settings.skip_broken)
+
+
+def limited(dataset: Dataset, settings: Args) -> Dataset:
+    """The dataset with at most --limit images of each domain, drawn by the seed. Stop if a domain has too
+    few."""
     for d in dataset.domains:
         if settings.limit:
             generator = seed_all(settings.seed, "limit", dataset.seed_name(d.name))
@@ -92,7 +92,7 @@ def open_dataset(settings: Args, only: str = "", agreed: tuple[str, ...] = ()) -
     return dataset
 
 
-# Data: splits and clients
+# Data: what a client holds
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Data:
     """A part of a domain or of several: the images uint8 [N, C, H, W], and their rows `index` [n] with
     `labels` [n]."""
 
-    images: Tensor | ConcatImages
+    images: Tensor
     index: Tensor
     labels: Tensor
     device: str
@@ -134,76 +134,52 @@ class ClientData:
     domains: tuple[Domain, ...] = ()  # whose images it has, in the order of their rows
 
 
-LACKS_A_CLASS = ("--metric auc needs images of every class to validate with, and {} has none: choose another "
-                 "metric, a larger share for validation in --split, or parts in split.csv")
+def split(dataset: Dataset, settings: Args) -> tuple[list[ClientData], list[ClientData]]:
+    """The clients and, for `lodo` and `linear`, the targets."""
+    targets = targets_of(settings, dataset.names)
+    clients, unseen = clients_of(dataset, settings, targets)
+    check_classes(clients, dataset.classes, settings)
+    return clients, unseen
 
 
-def split(dataset: Dataset, settings: Args, names=()) -> tuple[list[ClientData], list[ClientData]]:
-    """The clients and, for `lodo` and `linear`, the targets. Every image of a domain is in exactly one part
-    of one client. With --sources, domains that are neither source nor target are left out. `names`: all
-    domains, if not all are on this machine."""
-    if settings.dirichlet and settings.clients_per_domain == 1:
-        raise UserError(f"--dirichlet {settings.dirichlet} needs several clients in a domain: set "
-                        "--clients-per-domain", 2)
-    targets = targets_of(settings, names or dataset.names)
-    of_sources, of_targets, mixed = [], [], []
+def clients_of(dataset: Dataset, settings: Args,
+               targets: list[str]) -> tuple[list[ClientData], list[ClientData]]:
+    """The clients of each domain, or its target. Every image of a domain is in exactly one part of one
+    client. With --sources, domains that are neither source nor target are left out."""
+    clients, unseen = [], []
     for d in dataset.domains:
-        if settings.sources and d.name not in settings.sources.split(",") and d.name not in targets:
+        is_target = d.name in targets
+        if settings.sources and d.name not in settings.sources.split(",") and not is_target:
             continue
         if settings.device.startswith("cuda") and d.images.nbytes < torch.cuda.mem_get_info()[0] / 4:
             d = dataclasses.replace(d, images=d.images.to(settings.device))  # the decoded pixels, on the GPU
         seed_name, given = dataset.seed_name(d.name), d.given
         order = torch.randperm(len(d.labels), generator=seed_all(settings.seed, "split", seed_name))
-        of_split = shares_of(settings, d.name in targets)
-        if given is not None:
+        of_split = shares_of(settings, is_target)
+        if given is not None:  # by a split.csv
             given = complete_split(given, order, d.labels, of_split)
         in_parts = partial(parts_of, given, d.labels if named(settings.dataset).custom else None, of_split)
-        if d.name in targets:
+        if is_target:
             rows = target_rows(settings, d.name, d.labels, in_parts, order)
-            of_targets.append(client_data(settings, d, d.name, rows, unseen=True))
-        elif settings.clients:
-            mixed.append((d, in_parts, order))
-        else:
-            classes = len(dataset.classes)
-            of_clients = source_rows(settings, d.name, d.labels, in_parts, order, classes, seed_name)
-            for name, rows in of_clients.items():
-                of_sources.append(client_data(settings, d, name, rows))
-    if settings.clients:
-        of_sources = mixed_clients(settings, *zip(*mixed))
-    trained_classes = set().union(*(client.train.labels.tolist() for client in of_sources))
-    if settings.protocol != "linear" and len(trained_classes) < 2 and not names:  # a node sees its own alone
-        raise UserError(f"the training images of {settings.dataset} are of one class: nothing can be learned")
-    validated = set().union(*(client.val.labels.tolist() for client in of_sources))
-    lacking = [name for c, name in enumerate(dataset.classes) if c not in validated]
-    if settings.metric == "auc" and lacking and not names:
-        raise UserError(f"seed {settings.seed}: {LACKS_A_CLASS.format(', '.join(lacking))}", 2)
-    return of_sources, of_targets
+            unseen.append(client_data(settings, d, d.name, rows, unseen=True))
+            continue
+        of_domain = source_rows(settings, d.name, d.labels, in_parts, order, len(dataset.classes), seed_name)
+        for name, rows in of_domain.items():
+            clients.append(client_data(settings, d, name, rows))
+    return clients, unseen
 
 
-def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool = False,
-                domains: tuple[Domain, ...] = ()) -> ClientData:
-    """A client whose train, val and test are these rows of a domain, or of all `domains`, which it holds."""
+def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool = False) -> ClientData:
+    """A client whose train, val and test are these rows of a domain."""
     parts = []
     for of_part in rows:
         index = of_part.to(d.images.device)
         labels = d.labels[of_part].to(d.images.device)
         parts.append(Data(d.images, index, labels, settings.device, settings.normalize, d.prepare))
-    return ClientData(name, *parts, unseen=unseen, domains=domains or (d,))
+    return ClientData(name, *parts, unseen=unseen, domains=(d,))
 
 
-def mixed_clients(settings: Args, domains: tuple[Domain], partings: tuple, orders: tuple) -> list[ClientData]:
-    """The clients of --clients, which may have images of several source domains."""
-    images = ConcatImages([d.images for d in domains])
-    labels = torch.cat([d.labels for d in domains])
-    everything = Domain("", images, labels, domains[0].prepare)
-    of_clients = mixed_rows(settings, list(zip(partings, orders)), images.starts)
-    clients = []
-    for name, rows in of_clients.items():
-        clients.append(client_data(settings, everything, name, rows, domains=domains))
-    return clients
-
-
-# Data: batches
+# Data: loading batches
 
 
 def batches(data: Data, settings: Args, t: int, k: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -257,7 +233,7 @@ def in_order(data: Data, settings: Args) -> Iterator[tuple[Tensor, Tensor]]:
         yield data.batch(slice(begin, min(begin + size, len(data))))
 
 
-# Backbones: features(x) -> z [B, D] and classify(z) -> logits [B, classes]
+# Networks (backbones): features(x) -> z [B, D] and classify(z) -> logits [B, classes]
 
 
 class Net(nn.Module):
@@ -275,6 +251,21 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classify(self.features(x))
+
+
+class GroupedConv2d(nn.Conv2d):
+    """A convolution in groups. On a GPU it works in NCHW order, for which PyTorch has kernels of its own:
+    with channels last cuDNN prepares each batch size, and a first round took 36 s instead of 8 (docs/gpu.md).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return super().forward(x)
+        return self.in_nchw(x).contiguous(memory_format=torch.channels_last)
+
+    def in_nchw(self, x: Tensor) -> Tensor:
+        weight = self.weight.flatten(1).view_as(self.weight)  # a view has the strides of NCHW
+        return conv2d(x.contiguous(), weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
 def smallcnn(channels: int, size: int, kernel: int = 5) -> nn.Module:
@@ -436,7 +427,12 @@ def of_any_torchvision(name: str) -> Backbone:
     return Backbone(lambda *_: from_torchvision(name), dim, last, imagenet_weights(name), relu=False)
 
 
-# States and averaging
+def autocast(args: Args):
+    """The context of forward passes and losses: bf16 autocast with `--precision bf16`, else nothing."""
+    return torch.autocast(args.device.split(":")[0], torch.bfloat16, enabled=args.precision == "bf16")
+
+
+# Averaging: the states of networks
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
@@ -501,11 +497,6 @@ def group_by(names: list[str], owner: Callable[[str], str]) -> dict[str, list[st
     return groups
 
 
-def autocast(args: Args):
-    """The context of forward passes and losses: bf16 autocast with `--precision bf16`, else nothing."""
-    return torch.autocast(args.device.split(":")[0], torch.bfloat16, enabled=args.precision == "bf16")
-
-
 # Evaluation
 
 
@@ -516,7 +507,9 @@ def outputs_of(call: Callable, model: nn.Module, batches: Iterable, settings: Ar
     model.eval()
     with autocast(settings):  # one for all batches: the casts of the weights are kept within it
         outputs, y = joined([(call(x).float(), y) for x, y in batches])
-    check_finite(model, outputs.flatten(1).amax(1).isfinite().all())
+    if not outputs.flatten(1).amax(1).isfinite().all():  # NaN would count as class 0
+        raise UserError("the network that is tested gives numbers that are not finite: lower --lr, or set "
+                        "--clip")
     return outputs.cpu(), y.cpu()
 
 
@@ -526,38 +519,22 @@ def correct(model: nn.Module, data: Data, settings: Args) -> int:
     return int((logits.argmax(1) == y).sum())
 
 
-def check_finite(model: nn.Module, finite: Tensor) -> None:
-    """Stop unless all that a tested network gives is `finite`: NaN would count as class 0. The usual cause is
-    a server that does more to BN's variances than to average them."""
-    if finite:
-        return
-    why = "lower --lr, or set --clip"
-    for name, v in model.state_dict().items():
-        if name.endswith("running_var") and (v < 0).any():
-            why = (f"{name} is negative: BN's statistics travel with the weights, and the server must "
-                   "average them, whatever else it does")
-            break
-    raise UserError(f"the network that is tested gives numbers that are not finite: {why}")
-
-
 def probabilities(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor, Tensor]:
     """Of all images of `data` the probability of each class, float32 [N, C], and labels [N], on the CPU."""
     logits, y = outputs_of(model, model, in_order(data, settings), settings)
     return as_probabilities(logits), y
 
 
-def representations(model: nn.Module, data: Data, settings: Args) -> tuple[Tensor, Tensor]:
+def representations(model: nn.Module, data: Data, settings: Args,
+                    views_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """z float32 [N, D] and labels y [N], on the CPU, of all images of `data`: model.features in eval mode,
-    where a probabilistic network gives its mean."""
-    z, y = outputs_of(model.features, model, in_order(data, settings), settings)
+    where a probabilistic network gives its mean. With `views_of`, of new augmented views of these rows."""
+    loaded = in_order(data, settings)
+    if views_of is not None:
+        parts = views_of.to(data.index.device).split(max(settings.batch_size, 100))
+        loaded = (data.batch(i, view_of(settings)) for i in parts)
+    z, y = outputs_of(model.features, model, loaded, settings)
     return z.flatten(1), y
-
-
-def view_representations(model: nn.Module, data: Data, settings: Args, rows: Tensor) -> Tensor:
-    """z float32 [B, D], on the CPU, of a new augmented view of each of these images, as `representations`."""
-    parts = rows.to(data.index.device).split(max(settings.batch_size, 100))
-    views = (data.batch(i, view_of(settings)) for i in parts)
-    return outputs_of(model.features, model, views, settings)[0].flatten(1)
 
 
 def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -> nn.Module:
@@ -567,11 +544,14 @@ def tested_model(fed: Federation, k: int, t: int, down: Payload | None = None) -
     return fed.clients[k].model(down)
 
 
-def evaluate_classifiers(fed: Federation, t: int, history: list[dict]) -> dict:
+def evaluate(fed: Federation, t: int, history: list[dict]) -> dict:
     """Validation and test accuracy of the models of all clients after t rounds, and of the target. With
-    `--test-rounds best` the test parts, and the target, only where the validation is better than in the
-    rounds before, `history`, and in the last round."""
-    if fed.settings.test_rounds == "best" and t < fed.settings.rounds:
+    `test_rounds` best the test parts, and the target, only where the validation is better than in the
+    rounds before, `history`, and in the last round. Without labels: linear classifiers, on each target."""
+    settings = fed.settings
+    if settings.protocol == "linear":
+        return linear.evaluate(fed, fit_client, t)
+    if settings.test_rounds == "best" and t < settings.rounds:
         entry = accuracies(fed, t, validate_client, range(fed.K))
         if best_of([*history, {"round": t} | entry])["round"] < t:
             return entry
@@ -579,19 +559,21 @@ def evaluate_classifiers(fed: Federation, t: int, history: list[dict]) -> dict:
 
 
 def accuracies(fed: Federation, t: int, of_client: Callable, who: range) -> dict:
-    """The accuracies after t rounds on val, or val and test: ALL is pooled over the images, AVG the mean over
-    the clients. Unless all have answered there are the names of the others alone. With another --metric the
-    validation has it too."""
-    answers, metric = fed.test(of_client, who, t), validation_score(fed, t)
-    counts = {k: numbers for k, (_, numbers) in answers.items()}
-    entry = accuracies_of(fed, counts, who)
-    if "val" in entry and metric is not None:
-        entry["val"] |= metric
+    """The accuracies after t rounds on val, or val and test. With another --metric the validation has it
+    too: of the images of all clients together."""
+    answers, settings = fed.test(of_client, who, t), fed.settings
+    entry = accuracies_of(fed, {k: counts for k, (_, counts) in answers.items()}, who)
+    if "val" in entry and settings.metric != "accuracy":
+        outputs = []
+        for k in range(fed.K):
+            outputs.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
+        entry["val"] |= validation_score(settings.metric, outputs)
     return entry
 
 
 def accuracies_of(fed: Federation, counts: dict[int, dict[str, int]], who: range) -> dict:
-    """`accuracies` from what each of these clients counted: the correct and all images of a part."""
+    """From what each of these clients counted, the correct and all images of a part: ALL is pooled over the
+    images, AVG the mean over the clients. Unless all have answered the names of the others alone."""
     if len(counts) < len(who):
         return {"untested": [fed.names[k] for k in who if k not in counts]}
     entry = {}
@@ -605,157 +587,9 @@ def accuracies_of(fed: Federation, counts: dict[int, dict[str, int]], who: range
     return entry
 
 
-def validation_score(fed: Federation, t: int) -> dict[str, float] | None:
-    """After t rounds what --metric says of the validation images of all clients together, and their mean
-    cross-entropy, by which equals are told apart; None for the accuracy."""
-    settings, outputs = fed.settings, []
-    if settings.metric == "accuracy":
-        return None
-    for k in range(fed.K):
-        outputs.append(probabilities(tested_model(fed, k, t), fed.clients[k].data.val, settings))
-    p, y = joined(outputs)
-    score = scores(p, y)[settings.metric]
-    if score is None:
-        raise UserError(LACKS_A_CLASS.format("one"), 2)
-    of_true = p[torch.arange(len(y)), y].clamp(min=1e-12)
-    return {"metric": score, "loss": float(-of_true.log().mean())}
-
-
-def evaluate_linear(fed: Federation, t: int, history=(), also: Payload | None = None) -> dict:
-    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
-    `target` is the mean over the targets with the first share."""
-    targets = range(fed.K, len(fed.names))
-    answers = fed.test(fit_client, targets, t, also)
-    if len(answers) < len(targets):
-        return {"untested": [fed.names[k] for k in targets if k not in answers]}
-    by_client = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
-    first = str(ratios(fed.settings.label_ratio)[0])
-    mean = sum(by_ratio[first] for by_ratio in by_client.values()) / len(by_client)
-    return {"target": mean, "linear": by_client}
-
-
-def evaluate_start(fed: Federation) -> dict:
-    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
-    and the loss of features that say nothing.
-
-    A network that has not been trained has no statistics of batch normalization. Here it has those that a
-    round's first epoch would leave if no weight moved, averaged over the clients by images.
-    """
-    answers, mean = fed.test(start_client, range(fed.K), 0), {}
-    for k, (payload, _) in answers.items():
-        share = fed.sizes[k] / sum(fed.sizes)
-        for name, v in payload["statistics"].items():
-            mean[name] = mean[name].add_(v, alpha=share) if k else v * share
-    entry = evaluate_linear(fed, 0, also={"statistics": mean})
-    entry["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
-    return entry
-
-
-def final_measures(fed: Federation, progress: Run) -> dict:
-    """{"best": {client or target: the `scores` of its test part}, "last": ...} of these rounds; empty without
-    labels, or if the clients are on other machines."""
-    if fed.settings.protocol == "linear" or not fed.clients:
-        return {}
-    last = best = measured(fed, progress.t)
-    saved = progress.best()
-    if saved["round"] < progress.t:
-        fed.restore(saved)
-        best = measured(fed, saved["round"])
-    progress.lap("evaluate")
-    return {"best": best, "last": last}
-
-
-def measured(fed: Federation, t: int) -> dict[str, dict]:
-    """After t rounds the `scores` of the test part of each client and target."""
-    measures = {}
-    for k, client in fed.clients.items():
-        outputs = probabilities(tested_model(fed, k, t), client.data.test, fed.settings)
-        measures[fed.names[k]] = scores(*outputs)
-    return measures
-
-
-# What a client does with its download after t rounds: what it sends, and numbers
-
-
-def train_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
-    """Local training in round t: the upload; the bytes both ways and what the client has logged. In a round
-    with an evaluation, and --after-training, the counts of `test_trained` too."""
-    client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
-    seed_all(fed.settings.seed, "train", t, k)
-    copy_kept(client)
-    what = f"{whose}: its train"
-    with watched(client, fed.net, t, what), unchanged(down, f"{what} changes its download"):
-        up = client.train(down, t)
-    if not isinstance(up, dict):
-        raise UserError(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
-    check_copies(up | kept(client), client, what)
-    log = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)}
-    for name, value in getattr(client, "log", {}).items():
-        try:
-            log[name] = float(value)
-        except (TypeError, ValueError) as e:
-            raise UserError(f"{whose}: expected a number in its log as {name!r}; {e}") from e
-    if fed.settings.after_training and is_evaluated(fed.settings, t + 1):
-        log |= test_trained(fed, k, t + 1, down, up)
-    return up, log
-
-
-def test_trained(fed: Federation, k: int, t: int, down: Payload, up: Payload) -> dict[str, int]:
-    """The counts of `test_client` for the network that client k has right after its local training, which is
-    what `model` makes of its own upload. (`net` itself would not do: nobody says what training leaves in it.)
-    Parts that go up alone, as n_k, are for the server."""
-    own = {part: v for part, v in up.items() if part in down}
-    _, counts = test_client(fed, k, t, down | own)
-    return {TRAINED + name: count for name, count in counts.items()}
-
-
-def take_counts(logs: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """The counts of `test_trained` of each client that has some, taken out of what the clients log."""
-    counts = {}
-    for k, log in logs.items():
-        names = [name for name in log if name.startswith(TRAINED)]
-        if names:
-            counts[k] = {name.removeprefix(TRAINED): log.pop(name) for name in names}
-    return counts
-
-
-def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "test")) -> Answer:
-    """The correct and all images of these parts, of an unseen client of its test part."""
-    model, counts = tested_model(fed, k, t, down), {}
-    for part in parts:
-        data = getattr(fed.clients[k].data, part)
-        if part == "test" or not fed.clients[k].data.unseen:
-            counts |= {part: correct(model, data, fed.settings), f"{part}_of": len(data)}
-    return {}, counts
-
-
-def validate_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
-    return test_client(fed, k, t, down, ("val",))
-
-
-def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
-    """The accuracies of linear classifiers on the frozen network, for each share of the target's labels.
-    `statistics` in the download are put instead of the network's own."""
-    client, settings = fed.clients[k], fed.settings
-    model = client.model({part: v for part, v in down.items() if part != "statistics"})
-    model.load_state_dict(down.get("statistics", {}), strict=False)
-    z, y = representations(model, client.data.test, settings)
-    name, view = fed.dataset.seed_name(client.data.name), None
-    seed = seed_all(settings.seed, "linear", name).initial_seed()
-    if settings.linear_views == "augmented":
-        view = partial(view_representations, model, client.data.test, settings)
-    return {}, linear.accuracies(z, y, len(fed.dataset.classes), settings, seed, view)
-
-
-def start_client(fed: Federation, k: int, t: int, down: Payload) -> Answer:
-    """Before the first step: statistics of batch normalization, and the loss of features that say nothing."""
-    client, settings = fed.clients[k], fed.settings
-    model = client.model(down)
-    seed_all(settings.seed, "start", k)
-    one_epoch = batches(client.data.train, dataclasses.replace(settings, epochs=1), 0, k)
-    with autocast(settings):
-        statistics = linear.batch_statistics(model, one_epoch)
-    return {"statistics": statistics}, {"chance_loss": client.chance_loss()}
+def tested_outputs(fed: Federation, k: int, t: int) -> tuple[Tensor, Tensor]:
+    """The `probabilities` of client k's test images after t rounds, and their labels."""
+    return probabilities(tested_model(fed, k, t), fed.clients[k].data.test, fed.settings)
 
 
 # The contract of a method file
@@ -792,16 +626,6 @@ class ClientProtocol(Protocol):
     def model(self, down: Payload) -> nn.Module: ...  # what it is tested with, also if it is data.unseen
 
     def chance_loss(self) -> float: ...  # `linear` alone: the loss of features that say nothing
-
-
-def restore(member: ServerProtocol | ClientProtocol, saved: dict, device: str) -> None:
-    """The attributes of a server or a client as `kept` gave them. A tensor goes where it is at the start of a
-    run, which may be the main memory; tensors in dicts go to `device`."""
-    if saved.keys() != set(member.keeps):
-        raise KeyError(f"expected {', '.join(member.keeps)}; found {', '.join(saved)}")
-    for name, value in saved.items():
-        at_start = getattr(member, name)
-        setattr(member, name, to_device(value, at_start.device if isinstance(at_start, Tensor) else device))
 
 
 # The round loop
@@ -842,46 +666,28 @@ def run(Server, Client, settings: Args, build=None) -> list[dict]:
 
 def rounds(fed: Federation, progress: Run) -> dict:
     """One run: the rounds up to settings.rounds, or what is left of them. Returns its result."""
-    settings, server = fed.settings, fed.server
-    evaluate = evaluate_linear if settings.protocol == "linear" else evaluate_classifiers
+    settings = fed.settings
     progress.start(fed)  # prints and writes the settings; from a checkpoint: t, what server and clients keep
     for t in range(progress.t, settings.rounds):
         entry = {"round": t + 1, "lr": settings.lr * settings.lr_decay ** t}
         if t == 0 and settings.protocol == "linear":
-            entry["start"] = evaluate_start(fed)
-            progress.lap("evaluate")
+            entry["start"] = linear.evaluate_start(fed, fit_client, start_client)
 
-        # each client of S_t: download, local training, upload
         S_t = sampled_clients(settings, fed.K, t)
-        uploads, logs = fed.train(S_t, t)
-        trained = take_counts(logs)  # with --after-training
-        uploads = {k: up for k, up in uploads.items() if not is_dropped(settings, t, k)}
-        progress.images += sum(images_in_round(fed.sizes[k], settings) for k in logs)
-        entry["clients"] = {fed.names[k]: log for k, log in logs.items()}
-        if len(uploads) < len(S_t):
-            entry["dropped"] = [fed.names[k] for k in S_t if k not in uploads]
-        progress.lap("train")
-
-        # the server: from the uploads to the next round's downloads
-        if uploads:
-            seed_all(settings.seed, "server", t)
-            what, of_others = f"round {t + 1}: the server's update", fed.state()["clients"]
-            # stops if it changes what `keeps` does not name, or what others hold
-            with watched(server, fed.net, t, what), unchanged(of_others,
-                                                               f"{what} changes what a client keeps"):
-                server.update(to_device(uploads, settings.device), t)
-            fed.check_state(what)
-        uploads = of_others = None  # else they are still there when the next round's come
-        progress.lap("server")
+        uploads, logs = fed.train(S_t, t)  # each client of S_t: download, local training, upload
+        counts = take_counts(logs)  # with --after-training
+        entry |= fed.who_trained(S_t, logs)
+        fed.update(uploads, t)  # the server: from the uploads to the next round's downloads
 
         if is_evaluated(settings, t + 1):
             entry |= evaluate(fed, t + 1, progress.history)
             if settings.after_training:
-                entry["after_training"] = accuracies_of(fed, trained, range(fed.K))
-        progress.lap("evaluate")
-        progress.log(entry)
+                entry["after_training"] = accuracies_of(fed, counts, range(fed.K))
+        fed.lap("evaluate")
+        progress.log(entry, fed.images_of(logs))
         progress.save(fed)
-    return progress.finish(fed.of_classes, final_measures(fed, progress), fed.dataset.content)
+    measures = final_measures(fed, progress, tested_outputs)
+    return progress.finish(fed.of_classes, measures, fed.dataset.content)
 
 
 def sampled_clients(settings: Args, K: int, t: int) -> list[int]:
@@ -891,9 +697,20 @@ def sampled_clients(settings: Args, K: int, t: int) -> list[int]:
     return order[:count].sort().values.tolist()
 
 
-def is_dropped(settings: Args, t: int, k: int) -> bool:
-    """Whether the upload of client k in round t is lost, by --drop."""
-    return float(torch.rand(1, generator=seed_all(settings.seed, "drop", t, k))) < settings.drop
+def is_evaluated(settings: Args, t: int) -> bool:
+    """Whether there is an evaluation after t rounds."""
+    if t == settings.rounds:
+        return True
+    if settings.protocol == "linear" and settings.test_rounds == "best":
+        return False  # the last round's alone is reported
+    return t % settings.eval_every == 0
+
+
+# The round loop: who takes part
+
+
+def uncounted(part: str) -> None:
+    """Instead of `Run.lap`, where nobody counts seconds."""
 
 
 @dataclass
@@ -917,6 +734,7 @@ class Federation:
     of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
     expected: dict[str, str] | None = None  # the layout of uploads, by the first one
     placed: list[Placed] = field(default_factory=list)  # of one's own data: which image is where
+    lap: Callable[[str], None] = uncounted  # counts the seconds of a part of the round: `Run.lap`
 
     def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
         """Download, local training and upload of each client of S_t: the uploads, and what was logged."""
@@ -925,10 +743,32 @@ class Federation:
             down = self.server.download(k)
             uploads[k], logs[k] = train_client(self, k, t, down)
             self.check(k, t, down, uploads[k], logs[k])
+        self.lap("train")
         return uploads, logs
 
+    def update(self, uploads: dict[int, Payload], t: int) -> None:
+        """The server's step from the uploads of round t, if there are any; they are forgotten."""
+        if uploads:
+            seed_all(self.settings.seed, "server", t)
+            what, of_others = f"round {t + 1}: the server's update", self.state()["clients"]
+            with guarded(self.server, self.net, t, what, of_others, "what a client keeps"):
+                self.server.update(to_device(uploads, self.settings.device), t)
+            self.check_state(what)
+        uploads.clear()  # else they are still there when the next round's come
+        self.lap("server")
+
+    def who_trained(self, S_t: list[int], logs: dict[int, dict[str, float]]) -> dict:
+        """What each client of S_t has logged, by name; and whose upload is missing, as nodes' may be."""
+        entry = {"clients": {self.names[k]: log for k, log in logs.items()}}
+        missing = [self.names[k] for k in S_t if k not in logs]
+        return entry | {"dropped": missing} if missing else entry
+
+    def images_of(self, who: Iterable[int]) -> int:
+        """The images that these clients train on in a round."""
+        return sum(images_in_round(self.sizes[k], self.settings) for k in who)
+
     def test(self, of_client: Callable, who: Iterable[int], t: int,
-             also: Payload | None = None) -> dict[int, Answer]:
+             also: Payload | None = None) -> dict[int, Reply]:
         """What validate_client, test_client, fit_client or start_client gives for each of these; `also` goes
         with the downloads."""
         return {k: of_client(self, k, t, self.tested_with(k) | (also or {})) for k in who}
@@ -988,23 +828,8 @@ def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Feder
 def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sources: list[ClientData],
                   targets: list[ClientData], example: Tensor) -> Federation:
     """The server and the clients of these data; `example` is a batch as theirs, [2, C, H, W]."""
-    channels = example.shape[1]
-    if settings.normalize == "imagenet" and channels != 3:
-        raise UserError(f"--normalize imagenet is for colour images; those of {settings.dataset} have one "
-                        "channel: use unit", 2)
     seed_all(settings.seed, "init")
-    try:
-        net = build(settings, channels, len(dataset.classes))
-        net.eval()(example)
-    except (RuntimeError, AssertionError) as e:
-        if out_of_memory(e):
-            raise
-        flag = "--crop" if settings.crop else "--image-size"
-        why = str(e).splitlines()[0][:80]
-        advice = "a backbone for them" if named(settings.dataset).file else f"another {flag}"
-        shape = "x".join(map(str, example.shape[1:]))
-        raise UserError(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give "
-                        f"{advice}", 2)
+    net = built(build, settings, len(dataset.classes), example)
     net.to(settings.device, memory_format=torch.channels_last)
     server = Server(settings, net, len(sources))
     check_keeps(server, "server")
@@ -1022,8 +847,8 @@ def federation_of(Server, Client, settings: Args, build, dataset: Dataset, sourc
     tested = sum(len(data.test) for data in targets)
     labels = torch.cat([data.test.labels.cpu() for data in targets or sources])
     of_classes = labels.bincount(minlength=len(dataset.classes)).tolist()
-    return Federation(settings, dataset, net, server, clients, names, len(sources), sizes, channels, tested,
-                      of_classes)
+    return Federation(settings, dataset, net, server, clients, names, len(sources), sizes, example.shape[1],
+                      tested, of_classes)
 
 
 def images_in_round(n: int, settings: Args) -> int:
@@ -1034,10 +859,58 @@ def images_in_round(n: int, settings: Args) -> int:
     return settings.epochs * sum(sizes)
 
 
-def is_evaluated(settings: Args, t: int) -> bool:
-    """Whether there is an evaluation after t rounds."""
-    if t == settings.rounds:
-        return True
-    if settings.protocol == "linear" and settings.test_rounds == "best":
-        return False  # the last round's alone is reported
-    return t % settings.eval_every == 0
+# The round loop: what a client does with its download after t rounds. It sends tensors and numbers
+
+
+def train_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
+    """Local training in round t: the upload; the bytes both ways and what the client has logged. In a round
+    with an evaluation, and --after-training, the counts of `test_trained` too."""
+    client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
+    seed_all(fed.settings.seed, "train", t, k)
+    copy_kept(client)
+    with guarded(client, fed.net, t, f"{whose}: its train", down, "its download"):
+        up = client.train(down, t)
+    check_upload(whose, up, client)
+    log = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)} | logged(whose, client)
+    if fed.settings.after_training and is_evaluated(fed.settings, t + 1):
+        log |= test_trained(fed, k, t + 1, down, up)
+    return up, log
+
+
+def test_trained(fed: Federation, k: int, t: int, down: Payload, up: Payload) -> dict[str, int]:
+    """The counts of `test_client` for the network that client k has right after its local training, which is
+    what `model` makes of its own upload. (`net` itself would not do: nobody says what training leaves in it.)
+    Parts that go up alone, as n_k, are for the server."""
+    own = {part: v for part, v in up.items() if part in down}
+    _, counts = test_client(fed, k, t, down | own)
+    return {TRAINED + name: count for name, count in counts.items()}
+
+
+def test_client(fed: Federation, k: int, t: int, down: Payload, parts=("val", "test")) -> Reply:
+    """The correct and all images of these parts, of an unseen client of its test part."""
+    model, counts = tested_model(fed, k, t, down), {}
+    for part in parts:
+        data = getattr(fed.clients[k].data, part)
+        if part == "test" or not fed.clients[k].data.unseen:
+            counts |= {part: correct(model, data, fed.settings), f"{part}_of": len(data)}
+    return {}, counts
+
+
+def validate_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
+    return test_client(fed, k, t, down, ("val",))
+
+
+def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
+    """Of a target without labels: the accuracies of linear classifiers on the frozen network."""
+    return {}, linear.fit(fed, k, down, representations)
+
+
+def start_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
+    """Without labels, before the first step: statistics of batch normalization, and the loss of features that
+    say nothing."""
+    client, settings = fed.clients[k], dataclasses.replace(fed.settings, epochs=1)
+    model = client.model(down)
+    seed_all(settings.seed, "start", k)
+    with autocast(settings):
+        statistics = linear.running_statistics(model, batches(client.data.train, settings, 0, k))
+    return {"statistics": statistics}, {"chance_loss": client.chance_loss()}

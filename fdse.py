@@ -4,53 +4,32 @@ r"""FDSE: Federated Learning with Domain Shift Eraser (Wang et al., CVPR 2025).
     python fdse.py --dataset officecaltech --scale laptop                   # minutes on two cores
     python fdse.py --dataset officecaltech --protocol lodo --target dslr    # an unseen domain, Table 2
 
-Layers are split into a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew
-eraser (DSE), one for each client; `build` says which. Server keeps theta_u (DFE modules, BN_DFE scale and
-shift, head), BN_DFE statistics, and of each client theta_v,k (DSE convolutions, BN_DSE scale and shift, and,
-not in the paper, a bias before BN_DFE). Client k keeps its BN_DSE statistics. Down: theta_u, BN_DFE
-statistics, theta_v,k. Up: the same, trained. If a domain is left out, BN_DSE's statistics go up too and stay
-at the server; the domain's client gets the mean of these and of theta_v over the clients.
+Each layer becomes a domain-agnostic feature extractor (DFE), shared by all, and a domain-specific skew eraser
+(DSE), one for each client. Server keeps theta_u (DFE, BN_DFE scale and shift, head), BN_DFE statistics, and
+of each client theta_v,k (DSE, BN_DSE scale and shift, a bias before BN_DFE). Client k keeps its BN_DSE
+statistics. Down: theta_u, BN_DFE statistics, theta_v,k. Up: the same, trained. If a domain is left out,
+BN_DSE's statistics go up too, and its client gets means over the clients.
 
 Paper                                                            This file
-Eqs. (2)-(3), Table A7    a layer in two modules                 DSEBlock
-Eq. (4)                   statistics of a batch                  common.batch_statistics
-Eqs. (5)-(7)              consistency regularization, C          consistency
-Alg. 1                    line 1                                 Parts
-Alg. 1                    line 2                                 Server.__init__
-Alg. 1                    lines 3, 5                             common.rounds
-Alg. 1                    line 4                                 Server.download
-Alg. 1                    lines 6-10                             Client.train
-Alg. 1                    line 12                                Server.update
-Alg. 3                    adaptation without labels              Client.adapt
-Eq. (8)                   consensus maximization, A              consensus, min_norm
-Eq. (9)                   similarity-aware personalization, B    personalize
-Table A6, Sec. A8.1       the networks                           build
+Eqs. (2)-(3), Tables A6, A7    a layer in two modules, networks  DSEBlock, build
+Eqs. (4)-(7)                   consistency, C in Table 3         batch_statistics, consistency
+Eq. (8)                        consensus maximization, A         consensus, min_norm
+Eq. (9)                        personalization, B                personalize
+Alg. 1                         rounds; client; server            common.rounds; Client.train; Parts, Server
+Alg. 3                         adaptation without labels         Client.adapt
 Symbols as in the paper: S, T channels in and out, G, lambda, tau, beta, theta_u, theta_v, N clients; mu_g,
 var_g global and mu_hat, var_hat running statistics of the input of BN_DFE; gamma = 1 - BN momentum = 0.9.
-Table 3: without A --no-consensus, B --no-similarity, C --lambda 0. Table 2: "- align" is --adapt-epochs 0.
-Left out: nothing (Alg. 2 is FedBN's).
+Table 3: without A --no-consensus, B --no-similarity, C --lambda 0. Left out: nothing (Alg. 2 is FedBN's).
 
-Where the paper is silent or the official code (WwZzz/FDSE_CVPR25: first version dd266a2, newest c0bd90b) has
-another value. Column dd266a2 has its default, and the value of its list (config/algo_para.yml) that is in the
-paper's grid. What the code does against the text is in official/fdse.py; all of it:
-papers/fdse/differences.md.
-  what                    paper          dd266a2      c0bd90b        here           flag
-  first round of L_Con    not said       the second   the second     the second     --con-from
-  lambda                  .01, .1 or 1   10; .1       .05, PACS .5   .1             --lambda
-  tau                     a grid         10; .1       .5             .1             --tau
-  beta                    .001           .5; 1        .05, PACS .001 .001           --beta
-  u in Eq. (8)            no constraint  simplex      simplex        simplex        -
-  bias of a block         not said       theta_v      theta_u        theta_v        --block-bias, --own-bias
-  "layer", Eqs. (8)-(9)   DFE, DSE       a tensor     a tensor       a block        --unit tensor
-                          modules, head
-  model that is tested    not said       the server's the server's   what comes     --after-training
-                                                                     down next
-  weight decay; momentum  not said       1e-3; 0      1e-3; 0        1e-3; 0        --weight-decay, --momentum
-  image; E on DomainNet   224; 5         256; 1       256; 1         224; 5         --image-size, --epochs
-  E on PACS               5              1            5              5              --epochs
-  lr                      a grid         .1, PACS .05 .1, PACS .05   .1, PACS .05   --lr
-  its factor in a round   .998           .9998        .9998          .998           --lr-decay
-  adaptation              several epochs none         none           5 epochs, lr 1 --adapt-epochs, -lr
+What moves a number; all differences from paper and code: papers/fdse/differences.md
+  what               paper            first release      here                   flag
+  lambda; tau        0.01, 0.1 or 1;  10; 10, in lists   0.1; 0.1               --lambda, --tau
+                     0.001 to 0.5     also 0.1; 0.1
+  tested network     not said         the client's own   what the server sends  --after-training
+                                      or the server's
+  "layer", Eqs. 8-9  module           tensor             module                 --unit tensor
+  lr decay; image    0.998; 224       0.9998; 256        0.998; 224             --lr-decay, --image-size
+  adaptation         several epochs   none               5 epochs, lr 1         --adapt-epochs, --adapt-lr
 """
 
 import dataclasses
@@ -59,13 +38,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import common
-from common import (ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batch_statistics,
-                    batches, flatten, group_by, load, parse, per_channel, pick, run, sgd, source, state,
-                    uniform)
+from common import (ClientData, GroupedConv2d, Net, Payload, UserError, arg, autocast, average, backbone,
+                    batches, flatten, group_by, load, parse, pick, run, sgd, sourced, state, uniform)
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, cross_entropy, relu
+from torch.nn.functional import cross_entropy, relu
 from torch.nn.utils import clip_grad_norm_
 
 
@@ -99,26 +77,79 @@ class Args(common.Args):
 G = 2  # channels that each DFE channel becomes (Table A6)
 GAMMA = 0.9  # 1 - PyTorch's momentum of BN; the value of gamma is not given
 
-OF_FDSE = (source("text, Sec. 5.1 and A7.4", rounds=500, batch_size=50, lr_decay=0.998, clip=10.0)
-           | source("text, A7.1", image_size=224, split="0.8/0.1/0.1")
-           | source("text, A7.2 and Table A6", backbone="alexnet_bn")
-           | source("numbers, Table 2", target_part="test")  # they are shares of the target's 10%
-           | source("code of FLGo ea07f1d, flgo/utils/fflow.py", momentum=0.0))
-MNIST = source("ours", protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10)
-PAPER = {
-    "officecaltech": OF_FDSE | source("text, Sec. 5.1", epochs=1)
-    | source("code dd266a2, config/run_office.yml", lr=0.1, weight_decay=1e-3),
-    "pacs": OF_FDSE | source("text, Sec. 5.1", epochs=5)
-    | source("code dd266a2, config/run_pacs.yml", lr=0.05, weight_decay=1e-3),
-    "domainnet10": OF_FDSE | source("text, Sec. 5.1", epochs=5)
-    | source("code dd266a2, config/domainnet.yml", lr=0.1, weight_decay=1e-3),
-    "digits": source("ours", rounds=60, lr=0.05, batch_size=32),
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
+# The paper's three datasets, and ours; who says each value stands below.
+ROWS = {
+    "officecaltech": dict(rounds=500, epochs=1, batch_size=50, lr=0.1, lr_decay=0.998, momentum=0.0,
+                          weight_decay=1e-3, clip=10.0, backbone="alexnet_bn", image_size=224,
+                          split="0.8/0.1/0.1", target_part="test"),
+    "pacs": dict(rounds=500, epochs=5, batch_size=50, lr=0.05, lr_decay=0.998, momentum=0.0,
+                 weight_decay=1e-3, clip=10.0, backbone="alexnet_bn", image_size=224,
+                 split="0.8/0.1/0.1", target_part="test"),
+    "domainnet10": dict(rounds=500, epochs=5, batch_size=50, lr=0.1, lr_decay=0.998, momentum=0.0,
+                        weight_decay=1e-3, clip=10.0, backbone="alexnet_bn", image_size=224,
+                        split="0.8/0.1/0.1", target_part="test"),
+    "digits": dict(rounds=60, lr=0.05, batch_size=32),
+    "rotatedmnist": dict(protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10),
+    "rotatedmnist-t10k": dict(protocol="lodo", rounds=300, steps=5, batch_size=64, lr=0.05, eval_every=10),
 }
+PAPER = sourced(ROWS, {
+    "text, Sec. 5.1 and A7.4": "rounds batch_size lr_decay clip",
+    "text, Sec. 5.1": "epochs",
+    "text, A7.1": "image_size split",
+    "text, A7.2 and Table A6": "backbone",
+    "numbers, Table 2": "target_part",  # they are shares of the target's 10%
+    "code of FLGo ea07f1d, flgo/utils/fflow.py": "momentum",
+    "code dd266a2, config/run_office.yml": "officecaltech.lr officecaltech.weight_decay",
+    "code dd266a2, config/run_pacs.yml": "pacs.lr pacs.weight_decay",
+    "code dd266a2, config/domainnet.yml": "domainnet10.lr domainnet10.weight_decay",
+    "ours": "digits rotatedmnist rotatedmnist-t10k",
+})
 
 
 # The layers
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    r"""x [B, T(, h, w)] -> mean [T] and biased variance [T] of each channel over batch and positions.
+
+    $$ \begin{aligned}
+       \mu_{k,b}^{(l)} &= \frac{1}{B}\sum_{i} \mathbb{X}_{k,b,i}^{(l)} \\
+       \sigma_{k,b}^{(l)2} &= \frac{1}{B}\sum_{i} \left(\mathbb{X}_{k,b,i}^{(l)} - \mu_{k,b}^{(l)}\right)^2
+       \end{aligned} \tag{4} $$
+
+    torch.var_mean gives the same; with it a training step of FDSE takes 1.3 to 1.7 times as long
+    (papers/fdse/differences.md).
+    """
+    return BatchStatistics.apply(x)  # Eq. (4)
+
+
+class BatchStatistics(torch.autograd.Function):
+    """The mean is the BN kernel's. The backward pass is one affine map of x, rounded to x's precision. In
+    bf16 the variance's gradient loses digits where |mean| is far above the deviation; FDSE's x is fp32 unless
+    --no-block-bias."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        ones = torch.ones(x.shape[1], dtype=exact, device=x.device)
+        zeros = torch.zeros(x.shape[1], dtype=exact, device=x.device)
+        _, mean, inverse_std = torch.native_batch_norm(x, ones, zeros, None, None, True, 0.0, 1e-8)
+        ctx.save_for_backward(x, mean)
+        return mean, (inverse_std ** -2 - 1e-8).clamp_min(0)  # epsilon 0: 1/std would be 0 for a dead channel
+
+    @staticmethod
+    def backward(ctx, grad_mean: Tensor, grad_variance: Tensor) -> Tensor:
+        x, mean = ctx.saved_tensors
+        n = x.numel() // x.shape[1]
+        slope = 2 * grad_variance / n  # d mean/d x = 1/n, d variance/d x = 2 (x - mean)/n
+        offset = grad_mean / n - slope * mean
+        offset, slope = per_channel(offset.to(x.dtype), x), per_channel(slope.to(x.dtype), x)
+        return torch.addcmul(offset, x, slope)
+
+
+def per_channel(v: Tensor, x: Tensor) -> Tensor:
+    """v [T] in the shape in which it goes with the channels of x [B, T(, h, w)]."""
+    return v.view([-1] + [1] * (x.dim() - 2))
 
 
 class DSEBlock(nn.Module):
@@ -135,7 +166,7 @@ class DSEBlock(nn.Module):
             Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1  # a weight for each channel, as in Table A6
         else:
             self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
-            Conv, BatchNorm, dw = nn.Conv2d, nn.BatchNorm2d, 3
+            Conv, BatchNorm, dw = GroupedConv2d, nn.BatchNorm2d, 3
         self.bn_dse = BatchNorm(T_DFE)
         T_DSE = T_DFE * (G - 1)  # of a channel's G one is itself (Sec. A7.2); of an odd T one is too many
         self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
@@ -178,17 +209,7 @@ class DSEBlock(nn.Module):
         """Each channel by filters of its own; in a linear block a channel is a single number."""
         if self.linear:
             return self.dse(h[..., None]).squeeze(-1)
-        if h.is_cuda:
-            return in_nchw(self.dse, h)
         return self.dse(h)
-
-
-def in_nchw(conv: nn.Conv2d, h: Tensor) -> Tensor:
-    """`conv` of h [B, T_DFE, h', w'] in NCHW order, for which PyTorch has kernels of its own on a GPU. With
-    channels last cuDNN prepares each batch size: a first round took 36 s instead of 8 (docs/gpu.md)."""
-    weight = conv.weight.flatten(1).view_as(conv.weight)  # a view has the strides of NCHW
-    out = conv2d(h.contiguous(), weight, conv.bias, padding=conv.padding, groups=conv.groups)
-    return out.contiguous(memory_format=torch.channels_last)
 
 
 class Parts:
@@ -390,30 +411,33 @@ def consensus(delta: Tensor) -> Tensor:
     norms = exact.norm(dim=1, keepdim=True)  # ||delta_k||, [N, 1]
     d_bar = norms.mean()
     d = exact.div_(norms.where(norms > 0, math.inf))  # d_k, [N, P]; 0 where the norm is 0
-    gram = (d @ d.T).cpu()  # [N, N]; waits for a GPU
-    moved = gram.diagonal() > 0
-    u = torch.zeros_like(gram[0])  # [N]
-    if moved.any():
-        u[moved] = min_norm(gram[moved][:, moved])  # argmin ||sum_k u_k d_k||^2
-    return (d_bar * (u.to(d) @ d)).to(delta)
+    u = min_norm(d)  # [N]: argmin ||sum_k u_k d_k||^2
+    return (d_bar * (u @ d)).to(delta)
 
 
-def min_norm(gram: Tensor) -> Tensor:
-    """u [N] on the simplex that minimizes u' gram u, on the CPU: the min-norm point of the hull of N vectors.
+def min_norm(d: Tensor) -> Tensor:
+    """u [N] on the simplex that minimizes ||sum_k u_k d_k||^2, of directions d [N, P]: the point of least
+    norm in their hull. A d_k of zeros has u_k = 0; if all are, so are all u_k.
 
-    Let R'R = gram. Non-negative least squares finds the v >= 0 with the least ||R v||^2 + (1'v - 1)^2. Write
-    v = s u with 1'u = 1, and q = ||R u||^2. The best s is 1 / (1 + q), where the sum is q / (1 + q). It grows
-    with q, so the best v has the u with the least q: u = v / 1'v.
+    With D = [d_1 ... d_N] and R'R = D'D it is ||R u||^2. Non-negative least squares finds the v >= 0 with the
+    least ||R v||^2 + (1'v - 1)^2. Write v = s u with 1'u = 1, and q = ||R u||^2. The best s is 1 / (1 + q),
+    where the sum is q / (1 + q). It grows with q, so the best v has the u with the least q: u = v / 1'v.
     """
     from scipy.optimize import nnls  # a quarter of a second, which --help does not wait for
-    N = len(gram)
-    values, vectors = torch.linalg.eigh(gram)
-    R = values.clamp_min(0).sqrt()[:, None] * vectors.T  # [N, N], R'R = gram
+    products = (d @ d.T).cpu()  # D'D, [N, N]; waits for a GPU
+    moved = products.diagonal() > 0
+    u = torch.zeros_like(products[0])  # [N]
+    N = int(moved.sum())
+    if N == 0:
+        return u.to(d)
+    values, vectors = torch.linalg.eigh(products[moved][:, moved])
+    R = values.clamp_min(0).sqrt()[:, None] * vectors.T  # [N, N], R'R = D'D
     ones = torch.ones(1, N, dtype=torch.float64)  # 1'
     A = torch.cat([R, ones])  # [N + 1, N], [R; 1']
     b = torch.tensor([0.0] * N + [1.0], dtype=torch.float64)  # [N + 1], [0; 1]
     v, _ = nnls(A.numpy(), b.numpy())  # the v >= 0 with the least ||A v - b||^2
-    return torch.from_numpy(v / v.sum())
+    u[moved] = torch.from_numpy(v / v.sum())
+    return u.to(d)
 
 
 def personalize(V: Tensor, tau: float) -> Tensor:
@@ -502,7 +526,7 @@ class Server:
         self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], uniform(len(uploads)))
 
 
-# The networks
+# The networks: of the paper, and layers replaced in others
 
 
 def build(args: Args, channels: int, classes: int) -> Net:

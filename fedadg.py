@@ -22,33 +22,16 @@ gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an advers
 FedADG: --lambda0 0. Left out: nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults
 are FedSR's.
 
-Where the paper is silent, or where the official code (wzml/FedADG, first version a69a54a, two programs) or
-this file differs from it. All of it: papers/fedadg/differences.md. Eqs. (1) and (3) as printed, and the
-programs as they are: official/fedadg.py.
-  what             paper                  official: VLCS; PACS     here             flag
-  Eq. (1), L_adv_d as printed             as printed; least        least squares    official, --d-loss
-                                          squares
-  Eq. (3), L_adv_g (1 - D(h'))^2          that without gradient;   D(h')^2          official, --g-loss
-                                          D(h')^2
-  F in step c7     not said               in evaluation mode       as the code      -
-  end of D; of G   not said               sigmoid; ReLU            the same, ReLU   -
-                                                                   where h has it
-  lambda_0, _1     0.85, 0.15             0.15, 0.85; all versions as the paper     --lambda0, --lambda1
-  lr of F and C    VLCS 0.01, PACS 0.001  0.001; 0.01              as the paper     --lr
-  lr of D and G    0.7 times that         0.7; 0.18 (README 0.7)   as the paper     --lr-adversarial
-  momentum, decay  not given              0.9, 1e-5                as the code      --momentum, --weight-decay
-  momentum kept    not said               that of D; none          as the code      --keep-momentum(-d)
-  E0, E1           mini-batches           5, 10; 3, 7 epochs       as the code      --E0; --epochs or
-                                                                                    --steps: E0 + E1
-  rounds, batch    not given              20, 16; 30, 10           as the code      --rounds, --batch-size
-  label smoothing  value not given        0.25; 0.117 in our form  as the code      --smoothing
-  hidden layers    ReLU                   leaky ReLU               ReLU             --slope
-  RP, its size P   no formula, ca. 1000   trained; 512; 1000       N(0, 1/P), 1000  --projection-size
-  label enters D   not said               before; after RP         as the code      --label-at
-  noise of G       uniform; no size       uniform, 2048            half of h's size --noise
-  split, target    VLCS 70/30; PACS's     70/30; lists             see PAPER        --split, --target-part
-  AlexNet          not said which         Caffe's, with LRN        torchvision's    --backbone
-  its images       no size; JiGen's crops 225; 222; crops 70-100%  code; 80-100%    --image-size, --augment
+What moves a number; all differences from paper and code: papers/fedadg/differences.md. Eqs. (1) and (3) as
+printed: official/fedadg.py.
+  what            paper                  official: VLCS; PACS  here               flag
+  losses of D, G  as printed             least squares in both least squares      official, --d-loss, --g-loss
+                                         on PACS
+  lambda_0, _1    0.85, 0.15             0.15, 0.85            0.85, 0.15         --lambda0, --lambda1
+  lr of F and C   VLCS 0.01, PACS 0.001  0.001; 0.01           0.01; 0.001        --lr
+  hidden layers   ReLU                   leaky ReLU            ReLU               --slope
+  random          no formula, about      trained, 512; 1000    N(0, 1/P), 1000    --projection,
+  projection RP   1000 numbers                                                    --projection-size
 """
 
 from collections import defaultdict
@@ -57,8 +40,8 @@ from itertools import islice
 
 import common
 from common import (BACKBONES, ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batches,
-                    load, optimizer_state, parse, run, seed_all, sgd, source, state, steps_in_epoch,
-                    uniform)
+                    load, optimizer_state, parse, run, seed_all, sgd, source, sourced, state,
+                    steps_in_epoch, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -119,37 +102,52 @@ class Args(common.Args):
 # A validation part is ours, and so are the shares of PACS, which the paper splits as another paper does. The
 # code spreads the smoothing, 0.1 on PACS and 0.2, over the other classes, PyTorch over all: so 0.1 * 7/6 and
 # 0.2 * 5/4 here.
-ALEXNET = (source("text, Sec. 5.1", backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo")
-           | source("text, Sec. 5.5", projection_size=1000))
-PACS = (ALEXNET | source("text, Sec. 5.1", lr=0.001)
-        | source("code a69a54a, pacs-ours/train.py", rounds=30, E0=3, epochs=10, batch_size=10,
-                 momentum=0.9, weight_decay=1e-5, smoothing=0.7 / 6)
-        | source("code a69a54a, pacs-ours/data_loader.py", image_size=222, normalize="imagenet")
-        | source("ours", split="0.9/0.05/0.05"))
-VLCS = (ALEXNET | source("text, Sec. 5.1", lr=0.01)
-        | source("code a69a54a, src/train.py", rounds=20, epochs=15, batch_size=16, momentum=0.9,
-                 weight_decay=1e-5, smoothing=0.25, keep_momentum_d=True)
-        | source("code a69a54a, src/localTrain.py", E0=5, keep_momentum=False)
-        | source("code a69a54a, models/Nets.py", label_at="before")
-        | source("code a69a54a, utils/sampling.py", image_size=225, normalize="imagenet",
-                 target_part="heldout")
-        | source("ours, of the text's 70/30", split="0.7/0.15/0.15"))
+IMAGES = sourced({
+    "pacs": dict(backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo",
+                 projection_size=1000, lr=0.001, rounds=30, E0=3, epochs=10, batch_size=10, momentum=0.9,
+                 weight_decay=1e-5, smoothing=0.7 / 6, image_size=222, normalize="imagenet",
+                 split="0.9/0.05/0.05"),
+    "vlcs": dict(backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo",
+                 projection_size=1000, lr=0.01, rounds=20, epochs=15, batch_size=16, momentum=0.9,
+                 weight_decay=1e-5, smoothing=0.25, keep_momentum_d=True, E0=5, keep_momentum=False,
+                 label_at="before", image_size=225, normalize="imagenet", target_part="heldout",
+                 split="0.7/0.15/0.15"),
+}, {
+    "text, Sec. 5.1": "backbone weights augment protocol lr",
+    "text, Sec. 5.5": "projection_size",
+    "code a69a54a, pacs-ours/train.py": "rounds E0 epochs batch_size momentum weight_decay smoothing",
+    "code a69a54a, pacs-ours/data_loader.py": "image_size normalize",
+    "ours": "split",
+    "code a69a54a, src/train.py":
+        "keep_momentum_d vlcs.rounds vlcs.epochs vlcs.batch_size vlcs.momentum vlcs.weight_decay "
+        "vlcs.smoothing",
+    "code a69a54a, src/localTrain.py": "keep_momentum vlcs.E0",
+    "code a69a54a, models/Nets.py": "label_at",
+    "code a69a54a, utils/sampling.py": "target_part vlcs.image_size vlcs.normalize",
+    "ours, of the text's 70/30": "vlcs.split",
+})
 # FedADG in FedSR's Table 1: that table's rounds, steps and optimizer, as fedsr.py.
-MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
-                batch_size=64, lr=0.001)
-         | source("code of FedSR ba8d894, src/methods/base.py", momentum=0.9, keep_momentum=True)
-         | source("code of FedSR ba8d894, src/argument.py", weight_decay=5e-4)
-         | source("cited code, DIRT 2635178, domain_gen_rotatedmnist", image_size=28)
-         | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
-         | source("ours", E0=2, eval_every=50))
+MNIST = sourced({
+    "rotatedmnist": dict(backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
+                         lr=0.001, momentum=0.9, keep_momentum=True, weight_decay=5e-4, image_size=28,
+                         split="0.9/0.05/0.05", E0=2, eval_every=50),
+    "rotatedmnist-t10k": dict(backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
+                              lr=0.001, momentum=0.9, keep_momentum=True, weight_decay=5e-4,
+                              image_size=28, split="0.9/0.05/0.05", E0=2, eval_every=50),
+}, {
+    "text of FedSR, Sec. 4.2": "backbone protocol rounds steps batch_size lr",
+    "code of FedSR ba8d894, src/methods/base.py": "momentum keep_momentum",
+    "code of FedSR ba8d894, src/argument.py": "weight_decay",
+    "cited code, DIRT 2635178, domain_gen_rotatedmnist": "image_size",
+    "ours, of FedSR's 90/10": "split",
+    "ours": "E0 eval_every",
+})
 PAPER = {
-    "pacs": PACS,
-    "vlcs": VLCS,
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
-    "officecaltech": PACS,  # these three are in none of its tables: as PACS
-    "officehome": PACS,
-    "domainnet": PACS,
+    **IMAGES,
+    **MNIST,
+    "officecaltech": IMAGES["pacs"],  # these three are in none of its tables: as PACS
+    "officehome": IMAGES["pacs"],
+    "domainnet": IMAGES["pacs"],
     "digits": source("ours", rounds=60, epochs=2, lr=0.05, batch_size=32),
 }
 # AlexNet needs its ImageNet weights to learn in so few rounds; a ResNet18 learns from scratch. Without

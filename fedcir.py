@@ -30,28 +30,14 @@ FedCiR's network. Table 1's FedAvg and FedSR: fedavg.py and fedsr.py with --vari
 --clients-per-domain, --dirichlet, --participation, --steps. Table 3: python -m reproduce.measures cost. Left
 out: Figs. 11 and 12. Official code: none.
 
-What the paper leaves open or prints differently, and what is done here; in full:
-papers/fedcir/differences.md
-  what        paper                               here                             flag
-  round 1     line 6 sends what line 11 computes  neither regularizer              --reg-from
-  line 9      plain SGD, printed without a nabla; plain SGD at 0.01                --generator-optimizer
-              rate not given                                                       --generator-lr
-  BN of G     not said                            batch statistics in training;    -
-                                                  running ones for its samples
-  Eq. (15)    a "logit"; sum over all clients     a softmax; over the uploads      -
-  Eq. (17)    no sum over the dimensions of z     the sum, as FedSR                -
-  size of G   not given; FedGen's: by data set    noise of 64, hidden 256          --noise, --width
-  MLE         samples not given; no lower limit   1,000 a class; sigma_g >= 0.001  --mle-samples, --sigma-min
-  prediction  samples of z not given              20                               --samples
-  ResNet18    start, augmentation: not said       from scratch, none               --weights, --augment
-  pixels      not said                            in [0, 1]                        --normalize
-  clients     active ones, splits: not said       all; 0.8/0.1/0.1 of each client  --participation, --split
-  momentum    of clients between rounds: not said begins at 0 in each round        -
-  accuracy    which round, which mean: not said   best validation round; mean over --eval-every
-                                                  the clients
-  DomainNet   classes not said                    FedBN's ten: domainnet10         --dataset
-  PACS        E = 20: 5e-7 (App. E); E = 100:     5e-7                             --lambda-align
-              above 1e-6 (Sec. 6.3)
+What moves a number; all that the paper leaves open or prints differently: papers/fedcir/differences.md
+  what                  paper                       here                                      flag
+  L_align, Eq. (17)     no sum over the dimensions  the sum over z's dimensions, as in FedSR  --lambda-align
+  on PACS               E = 20: 5e-7 (App. E),      5e-7                                      --lambda-align
+                        above 1e-6 (Sec. 6.3)
+  generator's step      plain SGD, no rate          plain SGD at 0.01                         --generator-lr
+  clients of Table 1    not said                    all train in each round                   --participation
+  reported accuracy     which round is not said     best validation round, mean over clients  --eval-every
 """
 
 import math
@@ -60,7 +46,8 @@ from dataclasses import dataclass
 
 import common
 from common import (BACKBONES, ClientData, Net, Payload, UserError, arg, autocast, average, backbone, batches,
-                    load, optimizer_state, parse, restore_optimizer, run, sgd, source, state, uniform)
+                    load, optimizer_state, parse, restore_optimizer, run, sgd, source, sourced,
+                    state, uniform)
 
 import torch
 from torch import Tensor, nn
@@ -95,21 +82,28 @@ class Args(common.Args):
                             "generator, Eq. (15), takes linear ones: use smallcnn_bn", 2)
 
 
-# The values that it chose (the pairs of its search set are printed in swapped order).
-CHOSEN = "text, App. E"
-IMAGES = (source("text, Sec. 6.1", backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32,
-                 lr=0.01, momentum=0.9, weight_decay=5e-4)
-          | source(CHOSEN, lambda_reg=0.5))
-PAPER = {
-    "digits": source("ours", rounds=60, lr=0.05, batch_size=32, lambda_align=1e-3, generator_lr=0.1),
-    "officecaltech": IMAGES | source(CHOSEN, lambda_align=5e-7),
-    "pacs": IMAGES | source(CHOSEN, lambda_align=5e-7),
-    "domainnet10": IMAGES | source(CHOSEN, lambda_align=1e-6),
-    "domainnet": IMAGES | source(CHOSEN, lambda_align=1e-6),
-    # to evaluate each round would be 90% of the run
-    "camelyon17": IMAGES | source(CHOSEN, lambda_align=5e-7) | source("ours", eval_every=10),
-    "iwildcam": IMAGES | source(CHOSEN, lambda_align=1e-6),
-}
+# The pairs of the paper's search set of the two lambdas are printed in swapped order. To evaluate Camelyon17
+# in each round would be 90% of the run.
+PAPER = sourced({
+    "digits": dict(rounds=60, lr=0.05, batch_size=32, lambda_align=1e-3, generator_lr=0.1),
+    "officecaltech": dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01,
+                          momentum=0.9, weight_decay=5e-4, lambda_reg=0.5, lambda_align=5e-7),
+    "pacs": dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01,
+                 momentum=0.9, weight_decay=5e-4, lambda_reg=0.5, lambda_align=5e-7),
+    "domainnet10": dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01,
+                        momentum=0.9, weight_decay=5e-4, lambda_reg=0.5, lambda_align=1e-6),
+    "domainnet": dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01,
+                      momentum=0.9, weight_decay=5e-4, lambda_reg=0.5, lambda_align=1e-6),
+    "camelyon17": dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01,
+                       momentum=0.9, weight_decay=5e-4, lambda_reg=0.5, lambda_align=5e-7,
+                       eval_every=10),
+    "iwildcam": dict(backbone="resnet18", image_size=128, rounds=300, steps=20, batch_size=32, lr=0.01,
+                     momentum=0.9, weight_decay=5e-4, lambda_reg=0.5, lambda_align=1e-6),
+}, {
+    "text, Sec. 6.1": "backbone image_size rounds steps batch_size lr momentum weight_decay",
+    "text, App. E": "lambda_reg lambda_align",
+    "ours": "eval_every digits",
+})
 VARIANTS = {
     "fedreg": dict.fromkeys(PAPER, source("text, by definition", lambda_align=0.0)),
     "fedalign": dict.fromkeys(PAPER, source("text, by definition", lambda_reg=0.0)),

@@ -24,30 +24,15 @@ model's last change, tau threshold of the cosine.
 one of the two flags is Table 4. Table 5: --epochs, --rounds. Table 6: --local-alignment reweight. Figs. 2, 3:
 --batch-size, --tau, --ga-iterations, --label-ratio. Left out: Fig. 2(a), the rows that Table 2 quotes.
 
-Where the paper is silent or the code (MahdiyarMM/FedGaLA) has another value. What the code does against the
-text is in official/fedgala.py; all of it: papers/fedgala/differences.md. What the paper leaves open is as in
-f3ec1e1, the first version in which both alignments run, else as in code that the paper cites, else ours.
-  what              paper; official code                              here                  flag
-  sign of line 19   kept if cos(gradient, last change) > tau,     as printed            --alignment-sign
-                    a step against that change; the same
-  a layer           "layer"; each tensor                          weight + bias         --align-unit
-  discarded, Adam   not said; the tensor's moments stand still    as the code           -
-  l. 10 into l. 8   printed: no. Sec. 3.3: yes; yes               yes, three times      --ga-iterations
-  line 6, FedAvg    "averaging all"; by full batches              the code; default     --average
-                                                                  and digits: by images
-  optimizer state   not said; kept over the rounds                as the code           --keep-optimizer
-  optimizer         Adam 3e-3, SGD 0.025-0.03; Adam 1e-4          the paper's           --optimizer, --lr
-  projector         two layers; 512-4096-2048, SimSiam 3, MoCo 1  512-4096-2048         --hidden, --dim
-  MoCo              not said; queue 65536, m 0.999                as the code           --queue, --ema
-  BYOL              its moving average; a frozen target           EasyFL's m, 0.99      --ema
-  classifier        "freeze the backbone", lr 3e-3; projector,    the encoder, 3e-3     --probe
-                    and 1e-4 since 8fa0bf4
-  its images        not said; augmented views, plain since        views (digits, ours:  --linear-views
-                    8fa0bf4                                       plain)
-  10% of labels     not said; on PACS the first of a list         drawn class by class  --seed
-As the code, where the paper is silent: --temperature, greyscale views (--augment), pixels (--normalize), the
-last smaller batch is left out (--drop-last), the classifier's batch of 512 (--linear-batch). Ours: one
-classifier every 10 rounds (--eval-every), of 1,000 epochs on digits and RotatedMNIST (--linear-epochs).
+What moves a number; all differences from paper and code: papers/fedgala/differences.md
+  what                paper                        official code             here            flag
+  sign of line 19     a step against the global    the same                  as printed      --alignment-sign
+                      model's last change
+  a layer             "layer"                      each tensor               weight and bias --align-unit
+  line 10 into 8      printed no, Sec. 3.3 yes     yes                       yes, 3 times    --ga-iterations
+  optimizer           Adam 3e-3, SGD 0.025-0.03    Adam 1e-4                 the paper's     --optimizer, --lr
+  images that fit     not said                     augmented, later plain    augmented; on   --linear-views
+  the classifier                                                             digits plain
 """
 
 import copy
@@ -57,7 +42,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, adam, arg, autocast, average, backbone, batches, flatten,
-                    group_by, load, optimizer_state, parse, run, sgd, source, state, steps_in_epoch)
+                    group_by, load, optimizer_state, parse, run, sgd, source, sourced,
+                    state, steps_in_epoch)
 
 import torch
 from torch import Tensor, nn
@@ -108,24 +94,31 @@ class Args(common.LinearArgs):  # plumbing/run/settings.py: views, crop, linear 
                      source="cited code, EasyFL")
 
 
-# The images are kept at 224x224 and cropped to 32x32.
-IMAGES = (source("text, App. B.2 and B.3", backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128)
-          | source("ours, before the text's crop, App. B.1", image_size=224)
-          | source("ours", eval_every=10))
-AS_CODED = (source("code f3ec1e1, main.py", average="batches")
-            | source("code f3ec1e1, utils.py", linear_views="augmented"))
-# Ours: with these the loss falls. 10% of a target are 30 or 100 images, one batch. So 100 epochs would be 100
-# steps of the linear classifier, too few to tell a trained network from an untrained one.
-DIGITS = source("ours", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
-                hidden=256, dim=128, queue=512, ema=0.99, eval_every=10, linear_epochs=1000)
-PAPER = {
-    "pacs": IMAGES | AS_CODED,
-    "officehome": IMAGES | AS_CODED,
-    "terrainc": IMAGES | AS_CODED,
-    "domainnet20": IMAGES | AS_CODED | source("text, Sec. 4", sources="painting,real,sketch"),
-    "digits": DIGITS,
-    "rotatedmnist": DIGITS,
-}
+# The images are kept at 224x224 and cropped to 32x32. On digits our values make the loss fall. There 10% of a
+# target are 30 or 100 images, one batch: 100 epochs would be 100 steps of the linear classifier, too few to
+# tell a trained network from an untrained one.
+PAPER = sourced({
+    "pacs": dict(backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128, image_size=224,
+                 eval_every=10, average="batches", linear_views="augmented"),
+    "officehome": dict(backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128, image_size=224,
+                       eval_every=10, average="batches", linear_views="augmented"),
+    "terrainc": dict(backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128, image_size=224,
+                     eval_every=10, average="batches", linear_views="augmented"),
+    "domainnet20": dict(backbone="resnet18_3x3", rounds=100, epochs=7, batch_size=128, image_size=224,
+                        eval_every=10, average="batches", linear_views="augmented",
+                        sources="painting,real,sketch"),
+    "digits": dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
+                   hidden=256, dim=128, queue=512, ema=0.99, eval_every=10, linear_epochs=1000),
+    "rotatedmnist": dict(rounds=30, epochs=2, batch_size=64, crop=28, augment="crops", temperature=0.2,
+                         hidden=256, dim=128, queue=512, ema=0.99, eval_every=10, linear_epochs=1000),
+}, {
+    "text, App. B.2 and B.3": "backbone rounds epochs batch_size",
+    "ours, before the text's crop, App. B.1": "image_size",
+    "ours": "eval_every digits rotatedmnist",
+    "code f3ec1e1, main.py": "average",
+    "code f3ec1e1, utils.py": "linear_views",
+    "text, Sec. 4": "sources",
+})
 OF_IMAGES = ("pacs", "officehome", "terrainc", "domainnet20")
 LAPTOP = dict.fromkeys(OF_IMAGES, dict(image_size=64, rounds=10, steps=4, batch_size=64, eval_every=5,
                                        queue=1024, linear_views="plain"))

@@ -23,27 +23,14 @@ alone, on a deterministic network (Sec. 3.3.2); fedcmi: CMI alone; fedavg: neith
 FedAvg row of the tables; fedcir: FedSR as in FedCiR's Table 1. Left out: Fig. 1 of App. C.2 (docs/runs.md has
 a t-SNE), regression, r(z|y) as a network or a mixture, L2R with entropy.
 
-Where the paper is silent, or where the official code (atuannguyen/FedSR; for RotatedMNIST DIRT's, whose
-dataset and network the paper takes) differs from it. All of it: papers/fedsr/differences.md. The code as it
-is: official/fedsr.py.
-  what               paper                  official code           here                   flag
-  r(z|y)             not said (no index i)  local, never sent       averaged with w        --reference local
-  prediction         mean over z, Eq. (5)   of 20 samples           of 20 samples          --samples
-  momentum kept      not said               over the rounds         over the rounds        --no-keep-momentum
-  rounds             5,000 iterations       1,000 rounds of 5 steps the same               --rounds
-  RotatedMNIST:
-    its 1,000 images those of DIRT, DIVA    one of ten lists        the same, by seed      --dataset, --seed
-    network          3x3, as DIRT's         5x5                     3x3, else DIRT's       --backbone smallcnn
-    classifier       one linear layer       that of ReLU(z)         that of ReLU(z)        --backbone
-                                                                                           smallcnn3_linear
-    length           500 epochs             500 epochs              the same: 1,500 rounds --rounds
-    optimizer        SGD, lr 0.001          Adam, lr 0.001          SGD, lr 0.001          --optimizer, --lr
-    momentum, decay  not said               0.9, 5e-4 (DIRT none)   0.9, 5e-4              --momentum,
-                                                                                           --weight-decay
-    crops, clipping  not said               none                    none                   --augment, --clip
-  crops, jitter      no ranges              area 0.7-1, 0.3 each    area 0.7-1, 0.3 each   --augment
-  start of w         not said               ImageNet                ImageNet               --weights
-  splits             90% train, 10% val     the same                90/5/5, the last test  --split
+What moves a number; all differences from paper and code: papers/fedsr/differences.md
+  what                  paper             official code            here                    flag
+  r(z|y)                not said          each client's own        averaged with w         --reference local
+  momentum              not said          kept over the rounds     kept over the rounds    --no-keep-momentum
+  RotatedMNIST: network 3x3, one linear   5x5, linear after ReLU   3x3, linear after ReLU  --backbone
+  its optimizer         SGD, lr 0.001     Adam, lr 0.001           SGD, lr 0.001           --optimizer, --lr
+  parts of a client     90% train,        the same                 90/5/5, the last to     --split
+                        10% validation                             test
 """
 
 import math
@@ -52,7 +39,8 @@ from dataclasses import dataclass
 
 import common
 from common import (ClientData, Net, Payload, UserError, adam, arg, autocast, average, backbone, batches,
-                    load, optimizer_state, parse, run, schedules, sgd, source, state, uniform, xavier)
+                    load, optimizer_state, parse, run, schedules, sgd, source, sourced, state,
+                    uniform, xavier)
 
 import torch
 from torch import Tensor, nn
@@ -82,30 +70,50 @@ class Args(common.Args):
 # rises when they end. A setting that gets further: --lr 0.01 --clip 5 --weight-decay 0
 # (papers/fedsr/differences.md).
 CHOSEN = "text, App. C.1"
-MNIST = (source("text, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
-                lr=0.001, optimizer="sgd")
-         | source("code ba8d894, src/methods/base.py", momentum=0.9, keep_momentum=True, clip=0.0)
-         | source("code ba8d894, src/argument.py", weight_decay=5e-4)
-         | source("cited code, DIRT 2635178, domain_gen_rotatedmnist", image_size=28, augment="none")
-         | source("ours, of the text's 90/10", split="0.9/0.05/0.05")
-         | source("ours", eval_every=50)
-         | source(CHOSEN, alpha_l2r=0.1, alpha_cmi=0.3))
+MNIST = sourced({
+    "rotatedmnist": dict(backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
+                         lr=0.001, optimizer="sgd", momentum=0.9, keep_momentum=True, clip=0.0,
+                         weight_decay=5e-4, image_size=28, augment="none", split="0.9/0.05/0.05",
+                         eval_every=50, alpha_l2r=0.1, alpha_cmi=0.3),
+    "rotatedmnist-t10k": dict(backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5, batch_size=64,
+                              lr=0.001, optimizer="sgd", momentum=0.9, keep_momentum=True, clip=0.0,
+                              weight_decay=5e-4, image_size=28, augment="none", split="0.9/0.05/0.05",
+                              eval_every=50, alpha_l2r=0.1, alpha_cmi=0.3),
+}, {
+    "text, Sec. 4.2": "backbone protocol rounds steps batch_size lr optimizer",
+    "code ba8d894, src/methods/base.py": "momentum keep_momentum clip",
+    "code ba8d894, src/argument.py": "weight_decay",
+    "cited code, DIRT 2635178, domain_gen_rotatedmnist": "image_size augment",
+    "ours, of the text's 90/10": "split",
+    "ours": "eval_every",
+    "text, App. C.1": "alpha_l2r alpha_cmi",
+})
 # 5,000 iterations are 1,000 rounds of 5.
-IMAGES = (source("text, Sec. 4.2", normalize="imagenet", augment="fedsr", protocol="lodo", image_size=224,
-                 rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4)
-          | source("code ba8d894, src/methods/base.py", weights="imagenet", keep_momentum=True)
-          | source("ours, of the text's 90/10", split="0.9/0.05/0.05")
-          | source("ours", eval_every=20))
+IMAGES = sourced({
+    "pacs": dict(normalize="imagenet", augment="fedsr", protocol="lodo", image_size=224, rounds=1000,
+                 steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4, weights="imagenet",
+                 keep_momentum=True, split="0.9/0.05/0.05", eval_every=20, backbone="resnet18",
+                 alpha_l2r=0.01, alpha_cmi=0.001),
+    "officehome": dict(normalize="imagenet", augment="fedsr", protocol="lodo", image_size=224, rounds=1000,
+                       steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4,
+                       weights="imagenet", keep_momentum=True, split="0.9/0.05/0.05", eval_every=20,
+                       backbone="resnet50", alpha_l2r=0.05, alpha_cmi=0.0005),
+    "domainnet": dict(normalize="imagenet", augment="fedsr", protocol="lodo", image_size=224, rounds=1000,
+                      steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4,
+                      weights="imagenet", keep_momentum=True, split="0.9/0.05/0.05", eval_every=20,
+                      backbone="resnet50", alpha_l2r=0.01, alpha_cmi=0.0005),
+}, {
+    "text, Sec. 4.2":
+        "normalize augment protocol image_size rounds steps batch_size lr momentum weight_decay backbone",
+    "code ba8d894, src/methods/base.py": "weights keep_momentum",
+    "ours, of the text's 90/10": "split",
+    "ours": "eval_every",
+    "text, App. C.1": "alpha_l2r alpha_cmi",
+})
 PAPER = {
     **schedules.FEDSR_IN_FEDCIR,  # but on PACS, which the paper has
-    "rotatedmnist": MNIST,
-    "rotatedmnist-t10k": MNIST,
-    "pacs": IMAGES | source("text, Sec. 4.2", backbone="resnet18")
-    | source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.001),
-    "officehome": IMAGES | source("text, Sec. 4.2", backbone="resnet50")
-    | source(CHOSEN, alpha_l2r=0.05, alpha_cmi=0.0005),
-    "domainnet": IMAGES | source("text, Sec. 4.2", backbone="resnet50")
-    | source(CHOSEN, alpha_l2r=0.01, alpha_cmi=0.0005),
+    **MNIST,
+    **IMAGES,
     "digits": source("ours", rounds=60, lr=0.05, batch_size=32),
 }
 ON_MNIST = ("rotatedmnist", "rotatedmnist-t10k")

@@ -37,8 +37,6 @@ class Args(common.Args):
     def validate(self) -> None:
         if self.participation < 1:
             raise UserError("centralized training has all images in each round: --participation is 1", 2)
-        if self.drop:
-            raise UserError("centralized training has no clients that could fail: --drop is 0", 2)
         if self.after_training:
             raise UserError("centralized training has one network for all clients, which is tested anyway: "
                             "--after-training adds nothing", 2)

@@ -25,12 +25,13 @@ from pathlib import Path
 from types import ModuleType
 
 import common
-from common import Answer, Args, Payload, UserError
+from common import Args, Payload, Reply, UserError
+from deploy.domain import open_domain
 from plumbing.run.devices import prepare
 from plumbing.run.errors import one_line_on_failure, printable
 from plumbing.run.files import load_file, save, write_whole
 from plumbing.run.payloads import (agreed, check_answer, check_told, checked_numbers, expected_layout,
-                                   to_device)
+                                   kept, restore, to_device)
 from plumbing.run.provenance import code
 from plumbing.run.results import id_of
 from plumbing.run.runfolder import Run, check_outputs
@@ -68,8 +69,8 @@ def parsed(words: list[str]) -> tuple[ModuleType, Args, argparse.Namespace]:
     why = ""
     if getattr(module.Client, "pooled", False):
         why = f"{own.method} has the images of all clients in one place"
-    elif settings.seeds or settings.clients or settings.clients_per_domain > 1:
-        why = "a node is one client with one domain, without --seeds, --clients and --clients-per-domain"
+    elif settings.seeds or settings.clients_per_domain > 1:
+        why = "a node is one client with one domain, without --seeds and --clients-per-domain"
     elif settings.metric != "accuracy":
         why = f"--metric {settings.metric} is of the validation images of all clients together"
     elif settings.protocol != "indomain" and settings.target == "all" and not settings.sources:
@@ -128,8 +129,8 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
     module, settings, own = parsed([*asked["words"], *shlex.split(str(node.get("flags", "")))])
     prepare(settings)
     name = own.only or own.nodes[int(node["partition-id"])]
-    dataset = common.open_dataset(settings, name, tuple(own.classes))
-    sources, targets = common.split(dataset, settings, own.nodes)
+    dataset = open_domain(settings, name, tuple(own.classes))
+    sources, targets = common.clients_of(dataset, settings, targets_of(settings, own.nodes))
     (data,) = sources + targets
     channels = dataset.domains[0].images.shape[1]
     if asked["what"] == "tell":
@@ -153,11 +154,11 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
             raise UserError(f"{file} is of round {saved['round']}, the server has its round {last}: put that "
                             "file back, or start with --no-resume")
         again = what == "train" and saved["round"] == t + 1
-        common.restore(client, saved["before" if again else "after"], settings.device)
-    before = copied(common.kept(client))
+        restore(client, saved["before" if again else "after"], settings.device)
+    before = copied(kept(client))
     up, numbers = ANSWERS[what](fed, k, t, payload_of(content, settings.device))
     if what == "train":
-        saved = {"round": t + 1, "before": before, "after": common.kept(client)}
+        saved = {"round": t + 1, "before": before, "after": kept(client)}
         write_whole(file, lambda opened: save(saved, opened))
     return RecordDict({**records(up), "numbers": MetricRecord(numbers)})
 
@@ -248,17 +249,18 @@ class Remote(common.Federation):
     def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
         answers = self.ask("train", {k: self.server.download(k) for k in S_t}, t)
         self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
+        self.lap("train")
         if len(answers) < self.own.min_clients:
             raise UserError(f"round {t + 1}: {len(answers)} of {len(S_t)} clients have answered, and "
                             f"--min-clients is {self.own.min_clients}: the same command resumes from here")
         return {k: up for k, (up, _) in answers.items()}, {k: log for k, (_, log) in answers.items()}
 
     def test(self, of_client: Callable, who: Iterable[int], t: int,
-             also: Payload | None = None) -> dict[int, Answer]:
+             also: Payload | None = None) -> dict[int, Reply]:
         what = of_client.__name__.removesuffix("_client")
         return self.ask(what, {k: self.tested_with(k) | (also or {}) for k in who}, t)
 
-    def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Answer]:
+    def ask(self, what: str, downs: dict[int, Payload], t: int) -> dict[int, Reply]:
         """The answers that come and fit. All are waited for before the first and after the last round."""
         answers, layouts = {}, self.layouts.setdefault(what, {})
         while True:

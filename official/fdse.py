@@ -28,9 +28,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import fdse
-from common import (Net, Payload, UserError, arg, autocast, batch_statistics, batches, flatten, load, parse,
-                    per_channel, pick, run, sgd, source, state)
-from fdse import G, GAMMA, Server, bn_dfe_statistics, consistency, depth_weights, forget_batch
+from common import (GroupedConv2d, Net, Payload, UserError, arg, autocast, batches, flatten, load, parse,
+                    pick, run, sgd, source, state)
+from fdse import (G, GAMMA, Server, batch_statistics, bn_dfe_statistics, consistency, depth_weights,
+                  forget_batch, per_channel)
 
 import torch
 from torch import Tensor, nn
@@ -205,7 +206,7 @@ class Block(fdse.DSEBlock):
             Conv, BatchNorm, dw = nn.Conv1d, nn.BatchNorm1d, 1
         else:
             self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
-            Conv, BatchNorm, dw = nn.Conv2d, nn.BatchNorm2d, 3
+            Conv, BatchNorm, dw = GroupedConv2d, nn.BatchNorm2d, 3
         self.bn_dse = BatchNorm(T_DFE)
         self.dse = Conv(T_DFE, T_DFE * filters, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
         self.bias = None

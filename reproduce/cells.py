@@ -17,7 +17,7 @@ from plumbing.run.several import means_over_columns
 from reproduce import intervals
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import setting
-from reproduce.records import Records, Run, cut_off, reading_of
+from reproduce.records import PlannedRun, Records, cut_off, reading_of
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
@@ -34,7 +34,7 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(shlex.split(text))
 
 
-def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) -> Run | None:
+def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) -> PlannedRun | None:
     """The run behind a cell; None where a smaller scale has none.
 
     A smaller scale has its own budget (rounds, epochs, steps, image size), so that of the tables is left out;
@@ -43,7 +43,7 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) ->
     start = f"--dataset {block.dataset} {block.flags} {row.flags}"
     whole = words_of(f"{start} {column.flags}")
     if scale == "paper":
-        return Run(row.module, whole, seed)
+        return PlannedRun(row.module, whole, seed)
     if BUDGET.search(column.flags):
         return None
     laptop = f"{block.laptop} {row.laptop}" if scale == "laptop" else ""
@@ -56,7 +56,7 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) ->
         return None  # its two rounds do not go with a flag of the table
     if same == setting(row.module, whole):
         return None
-    return Run(row.module, smaller, seed)
+    return PlannedRun(row.module, smaller, seed)
 
 
 # A cell and its numbers
@@ -73,7 +73,7 @@ class Cell:
     row: Row | None = None
     column: Column | None = None
     scale: str = "paper"
-    missing: list[Run] = field(default_factory=list)  # the runs that are not recorded
+    missing: list[PlannedRun] = field(default_factory=list)  # the runs that are not recorded
     trials: int = 0  # behind the published mean; 0: not said
     records: dict[int, dict] = field(default_factory=dict)  # by seed, all of one precision
     behind: list[dict] = field(default_factory=list)  # the records that the values are from; of a mean all
@@ -84,7 +84,7 @@ class Cell:
     verdict: str = ""  # of a published and measured cell: agrees, unclear, differs or untested
 
     @functools.cached_property
-    def run(self) -> Run | None:
+    def run(self) -> PlannedRun | None:
         return run_of(self.block, self.row, self.column, self.scale)
 
     @property
@@ -264,7 +264,7 @@ def chance(cell: Cell) -> float | None:
 class Missing:
     """A run that is not recorded, and what needs it."""
 
-    run: Run
+    run: PlannedRun
     parts: list[str]  # the ids of tables, and those of claims with the specification
     seconds: float | None = None  # what it would take, if that is known
     why: str = ""  # it cannot start here
@@ -276,7 +276,7 @@ class Missing:
 
 
 def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] | None,
-            of_claims: Iterable[tuple[str, Run]] = ()) -> list[Missing]:
+            of_claims: Iterable[tuple[str, PlannedRun]] = ()) -> list[Missing]:
     """The runs that are not recorded, each once, in the tables' order. Without `seeds` each table has as many
     as its paper's trials, one where it does not state them. `of_claims`: runs that come before, each with its
     claim and specification. A run that is made again and was cut off is resumed."""

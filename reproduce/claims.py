@@ -20,7 +20,7 @@ from plumbing.run.errors import UserError
 from plumbing.run.several import BySeed, means_over_columns
 from reproduce.cells import found_at
 from reproduce.intervals import Paired, mean, paired, welch
-from reproduce.records import Records, Run
+from reproduce.records import PlannedRun, Records
 from reproduce.tables import PLACE, Block, Table, papers
 
 # Of RULE.md:
@@ -340,7 +340,7 @@ def metric_of(claim: Claim, specification: Specification, name: str) -> str:
     return f"after_training/{path}" if name in specification.after_training else path
 
 
-def planned(run: Run, claim: Claim, specification: Specification, records: Records) -> dict[int, dict]:
+def planned(run: PlannedRun, claim: Claim, specification: Specification, records: Records) -> dict[int, dict]:
     """{seed: record} of the planned seeds."""
     by_seed = records.of(run, specification.precision, specification.device)
     return {seed: record for seed, record in by_seed.items() if seed < claim.seeds}
@@ -361,7 +361,7 @@ def accuracies(by_seed: dict[int, dict], metric: str, start: bool = False) -> By
 
 
 def runs_of(paper: Paper, claim: Claim, specification: Specification, name: str, seed: int,
-            records: Records) -> list[Run]:
+            records: Records) -> list[PlannedRun]:
     """The runs of a method under a specification, one for each case; none while a search is not finished."""
     cases = specification.cases or claim.cases
     if name in specification.search:
@@ -370,7 +370,7 @@ def runs_of(paper: Paper, claim: Claim, specification: Specification, name: str,
     return [run_with(paper, specification, name, case, seed) for case in cases]
 
 
-def run_with(paper: Paper, specification: Specification, name: str, case: str, seed: int) -> Run:
+def run_with(paper: Paper, specification: Specification, name: str, case: str, seed: int) -> PlannedRun:
     """A method's run under a specification, with the flags of a case."""
     method, more = paper.methods[name], specification.methods.get(name, "")
     if isinstance(more, dict):
@@ -380,10 +380,11 @@ def run_with(paper: Paper, specification: Specification, name: str, case: str, s
              f"{case} --precision {specification.precision}")
     if name in specification.after_training and "--after-training" not in words:
         words += " --after-training"
-    return Run(method.module, tuple(shlex.split(words)), seed, device=specification.device)
+    return PlannedRun(method.module, tuple(shlex.split(words)), seed, device=specification.device)
 
 
-def draws_of(paper: Paper, claim: Claim, specification: Specification, name: str) -> Iterator[list[Run]]:
+def draws_of(paper: Paper, claim: Claim, specification: Specification,
+             name: str) -> Iterator[list[PlannedRun]]:
     """The runs of a search: for each case those of all draws, in their order."""
     for case in specification.cases or claim.cases:
         yield [run_with(paper, specification, name, f"{draw} {case}", specification.search_seed)
@@ -414,7 +415,7 @@ def on_the_sources(record: dict) -> float:
 
 
 def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
-             records: Records) -> list[tuple[str, Run]]:
+             records: Records) -> list[tuple[str, PlannedRun]]:
     """(`claim-<id>, <specification>`, run) of all runs of the claims that are wanted; as many seeds as are
     planned without `seeds`. The papers' own settings come first, the methods before the control, and of these
     what lacks the fewest runs. Within it the methods of a seed are beside each other. While a search is not
@@ -436,7 +437,7 @@ def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
 
 
 def runs_under(paper: Paper, claim: Claim, specification: Specification, names: list[str], seeds,
-               records: Records) -> list[Run]:
+               records: Records) -> list[PlannedRun]:
     """All runs of some methods under a specification, or the draws of a search that is not finished."""
     runs = []
     for name in names:

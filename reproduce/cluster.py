@@ -8,7 +8,7 @@ from collections import Counter
 
 from plumbing.run.errors import UserError, handled, interrupt
 from reproduce.methods import ROOT
-from reproduce.records import Place, Run
+from reproduce.records import Place, PlannedRun
 from reproduce.runner import Processes, by_training, count, execute_group
 
 from tqdm import tqdm
@@ -26,7 +26,7 @@ def parameters_of(text: str) -> dict[str, int | str]:
     return parameters
 
 
-def run_on_cluster(runs: list[Run], place: Place, parameters: dict) -> Counter:
+def run_on_cluster(runs: list[PlannedRun], place: Place, parameters: dict) -> Counter:
     """Submit all as an array of jobs with these parameters of submitit and wait for them; counts as
     `run_all`."""
     counts, submitted, groups = Counter(), [], by_training(runs)
@@ -57,12 +57,12 @@ def run_on_cluster(runs: list[Run], place: Place, parameters: dict) -> Counter:
 class Job:
     """What a job on a cluster does: the runs that one training serves, unless they are recorded meanwhile."""
 
-    def __call__(self, group: list[Run], place: Place) -> list[tuple[str, str]]:
+    def __call__(self, group: list[PlannedRun], place: Place) -> list[tuple[str, str]]:
         os.chdir(ROOT)
         sys.path.insert(0, str(ROOT))
         return execute_group(group, place, Processes())
 
-    def checkpoint(self, group: list[Run], place: Place):
+    def checkpoint(self, group: list[PlannedRun], place: Place):
         """submitit calls it when the job's time is over: it is queued again, and its run resumes from its
         last checkpoint."""
         import submitit

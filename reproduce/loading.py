@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -105,30 +104,20 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
 
 
 def method_in(script: str | Path, name: str) -> SimpleNamespace:
-    """The method in a file of one's own: what it gives to `run`, its own or from other files. Stop if it is
-    not the method `name`, or none."""
-    path, calls = Path(script).resolve(), {}
+    """The method in a file of one's own: it has Server, Client, arguments and perhaps build, its own or
+    imported ones. Stop if it is not the method `name`, or none."""
+    path = Path(script).resolve()
     if not path.is_file() or method_name(path) != name:
         raise UserError(f"script is {script}; expected the file {name}.py, whose run this is", 2)
     sys.path.append(str(path.parent))  # of the files that it imports
     with one_line_of(f"script {script}"):
         names = vars(module_in(path))
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call):
-                *origin, called = ast.unparse(node.func).split(".")
-                of_common = not origin or getattr(names.get(origin[0]), "run", None) is common.run
-                if called != "run" or of_common:  # not subprocess.run
-                    calls[called] = node
-        if not calls.keys() >= {"run", "arguments"}:
-            raise UserError(f"script {script} is no method: expected run(Server, Client, arguments()) in "
-                            "it", 2)
-        given = dict(zip(("Server", "Client", "settings", "build"), calls["run"].args))
-        given |= {word.arg: word.value for word in calls["run"].keywords}
-        given |= {"arguments": calls["arguments"].func}
-        del given["settings"]
-        parts = {part: eval(ast.unparse(expression), names) for part, expression in given.items()}
-        parts["Args"] = type(parts["arguments"]([]))
-    return SimpleNamespace(**names | {"build": common.backbone} | parts)
+        missing = [part for part in ("Server", "Client", "arguments") if part not in names]
+        if missing:
+            raise UserError(f"script {script} is no method: expected Server, Client and arguments in it; "
+                            f"there is no {', '.join(missing)}", 2)
+        args = names["arguments"]([])
+    return SimpleNamespace(**{"build": common.backbone} | names | {"Args": type(args)})
 
 
 def without_images(module, settings: Args, build, clients: list[str], targets: list[str], classes: list[str],

@@ -15,7 +15,7 @@ from plumbing.data.catalog import FOLDERS
 from plumbing.data.decoding import caches_of
 from reproduce.cells import Missing
 from reproduce.methods import short_name
-from reproduce.records import Place, Records, Run, by_training, kind_of, setting_of
+from reproduce.records import Place, PlannedRun, Records, by_training, kind_of, setting_of
 
 import torch
 from tabulate import tabulate
@@ -36,7 +36,7 @@ def planned(missing: list[Missing], records: Records, place: Place) -> list[Miss
     return sorted(plan, key=lambda entry: math.inf if entry.seconds is None else entry.seconds)
 
 
-def seconds_of(run: Run, records: Records) -> float | None:
+def seconds_of(run: PlannedRun, records: Records) -> float | None:
     """The median seconds of the recorded trainings of its setting, whatever seed, target and rate, at its
     precision and on its kind of device; None if there is none. A run that states no device is taken for one
     on a processor."""
@@ -49,7 +49,7 @@ def seconds_of(run: Run, records: Records) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
-def hours_of(runs: list[Run], records: Records) -> tuple[float, int]:
+def hours_of(runs: list[PlannedRun], records: Records) -> tuple[float, int]:
     """The hours of all these runs, one after the other, and how many are not in it: those of a setting that
     has not been recorded."""
     seconds = [seconds_of(run, records) for run in runs]
@@ -60,7 +60,7 @@ def hours_of(runs: list[Run], records: Records) -> tuple[float, int]:
 # Data, weights and devices
 
 
-def unavailable(run: Run, place: Place) -> str:
+def unavailable(run: PlannedRun, place: Place) -> str:
     """Why a run cannot start here, or nothing."""
     if run.device == "gpu" and not torch.cuda.is_available():
         return "its claim asks for a GPU, and there is none here"

@@ -34,6 +34,8 @@ REMOVED: dict[str, dict] = {
     "fedgala": {"variant": "paper", "ga_unit": "model", "ga_vectors": "updates", "predictor": "local",
                 "discard": "skip"},
 }
+# Fields that no file has any more, at the value that their absence stands for.
+GONE = {"clients": 0, "domain_mix": 1.0, "drop": 0.0}
 # {method: {a field that its file got later: what its runs did before}}.
 ADDED: dict[str, dict] = {
     "fdse": {"con_from": 0, "own_bias": False},
@@ -62,8 +64,8 @@ class Place:
 
 
 @dataclass
-class Run:
-    """A command."""
+class PlannedRun:
+    """A run that tables or claims ask for: a command."""
 
     module: str
     flags: tuple[str, ...]  # without the seed
@@ -115,7 +117,7 @@ class Run:
         return shlex.join(["python", *self.words])
 
 
-def by_training(runs: list[Run]) -> list[list[Run]]:
+def by_training(runs: list[PlannedRun]) -> list[list[PlannedRun]]:
     """The runs that one training serves, together, in their order."""
     groups = {}
     for run in runs:
@@ -123,13 +125,13 @@ def by_training(runs: list[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def folder_of_run(run: Run) -> Path:
+def folder_of_run(run: PlannedRun) -> Path:
     """The output folder of a run."""
     args = dataclasses.replace(run.here, seed=run.seed)
     return ROOT / folder_of(args, identity(args))
 
 
-def cut_off(run: Run) -> bool:
+def cut_off(run: PlannedRun) -> bool:
     """Whether a run was begun and not finished."""
     path = folder_of_run(run)
     return (path / "checkpoint.pt").exists() and not (path / "result.json").exists()
@@ -163,6 +165,9 @@ def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
 def moved(record: dict) -> dict:
     """A record whose method's file has other fields since. New ones have what its run did. Removed ones are
     dropped at the value that the file still has; at another one the record is of official/."""
+    for name, value in GONE.items():
+        if record["args"].get(name, value) != value:
+            raise ValueError(f"--{name.replace('_', '-')} {record['args'][name]} is of an older version")
     if record["method"] in TESTED_TRAINED and "evaluated" in record["args"]:
         record = with_readings(record)
     removed = REMOVED.get(record["method"], {})
@@ -255,26 +260,26 @@ class Records:
     def has_scale(self, scale: str) -> bool:
         return any(record["args"]["scale"] == scale for record in self.every)
 
-    def of_work(self, run: Run) -> dict[tuple[str, str], dict[int, dict]]:
+    def of_work(self, run: PlannedRun) -> dict[tuple[str, str], dict[int, dict]]:
         """{(precision, cpu or gpu): {seed: record}} of what a run computes, with the reading that it asks
         for."""
         by_work = self.trained if run.args.after_training else self.by_work
         return by_work.get(run.work, {})
 
-    def has(self, run: Run) -> bool:
+    def has(self, run: PlannedRun) -> bool:
         """Whether a run has a record, be it without the whole curve."""
         return any(run.seed in by_seed for by_seed in self.kinds(run, with_gaps=True).values())
 
-    def get(self, run: Run) -> dict | None:
+    def get(self, run: PlannedRun) -> dict | None:
         """The newest record of a run, with its whole curve if that is needed."""
         records = [by_seed[run.seed] for by_seed in self.kinds(run).values() if run.seed in by_seed]
         return max(records, key=lambda record: record["finished"], default=None)
 
-    def of(self, run: Run, precision: str, device: str) -> dict[int, dict]:
+    def of(self, run: PlannedRun, precision: str, device: str) -> dict[int, dict]:
         """{seed: record} of what a run computes, of one precision and one kind of device."""
         return dict(sorted(self.of_work(run).get((precision, device), {}).items()))
 
-    def kinds(self, run: Run, with_gaps: bool = False) -> dict[tuple[str, str], dict[int, dict]]:
+    def kinds(self, run: PlannedRun, with_gaps: bool = False) -> dict[tuple[str, str], dict[int, dict]]:
         """{(precision, cpu or gpu): {seed: record}} of what a run computes: of its precision and its device
         where it states them, else of all."""
         chosen, trained = {}, run.args.after_training

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from plumbing.run.errors import handled, interrupt
 from reproduce.measures.adaptation import flags_at_test, in_words
 from reproduce.methods import ROOT
-from reproduce.records import Place, Records, Run, by_training, folder_of_run
+from reproduce.records import Place, PlannedRun, Records, by_training, folder_of_run
 
 from tqdm import tqdm
 
@@ -84,7 +84,7 @@ def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -
 # One run
 
 
-def commands_of(run: Run, place: Place, trained: Path | None) -> list[list[str]]:
+def commands_of(run: PlannedRun, place: Place, trained: Path | None) -> list[list[str]]:
     """What does a run: the test of what was `trained` with other flags at test time, and then, if there is
     nothing or the test is refused, its own training."""
     commands = [[*run.words, "--no-figures"]]
@@ -94,7 +94,7 @@ def commands_of(run: Run, place: Place, trained: Path | None) -> list[list[str]]
     return [[sys.executable, *words, *place.flags, "--record", place.record] for words in commands]
 
 
-def execute(run: Run, place: Place, processes: Processes, env: dict[str, str] | None = None,
+def execute(run: PlannedRun, place: Place, processes: Processes, env: dict[str, str] | None = None,
             trained: Path | None = None) -> tuple[str, str]:
     """Run one run to its end: ("done" | "skipped" | "failed", its last lines). Skipped: recorded, or another
     runner has it."""
@@ -122,7 +122,7 @@ def execute(run: Run, place: Place, processes: Processes, env: dict[str, str] | 
     return "failed", f"{last_lines(said)}\nall it said: {path}"
 
 
-def execute_group(group: list[Run], place: Place, processes: Processes,
+def execute_group(group: list[PlannedRun], place: Place, processes: Processes,
                   env: dict[str, str] | None = None) -> list[tuple[str, str]]:
     """The outcomes of runs that one training serves, one after the other."""
     outcomes, trained = [], None
@@ -146,7 +146,7 @@ def last_lines(said: str, count: int = 3) -> str:
 # All of them
 
 
-def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counter:
+def run_all(runs: list[PlannedRun], place: Place, jobs: int, gpus: list[str]) -> Counter:
     """Run all, `jobs` at a time, each on a GPU that is free. How many are done, skipped, failed or
     interrupted, and "stopped" after Ctrl-C."""
     counts, processes = Counter(), Processes()
@@ -155,7 +155,7 @@ def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counte
         places.put(environment(number, jobs, gpus))
     with tqdm(total=len(runs), unit="run", desc="runs", disable=not runs) as bar:
 
-        def work(group: list[Run]) -> None:
+        def work(group: list[PlannedRun]) -> None:
             env = places.get()
             try:
                 count(counts, bar, group, execute_group(group, place, processes, env))
@@ -167,7 +167,7 @@ def run_all(runs: list[Run], place: Place, jobs: int, gpus: list[str]) -> Counte
     return counts
 
 
-def count(counts: Counter, bar: tqdm, group: list[Run], outcomes: list[tuple[str, str]]) -> None:
+def count(counts: Counter, bar: tqdm, group: list[PlannedRun], outcomes: list[tuple[str, str]]) -> None:
     """Count outcomes, and say above the bar which runs have failed."""
     for run, (outcome, said) in zip(group, outcomes):
         counts[outcome] += 1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from plumbing.data.catalog import shortlist
 from plumbing.data.domains import Origin
-from plumbing.data.mixing import client_shares, dealt, skewed
+from plumbing.data.mixing import skewed
 from plumbing.run import linear
 from plumbing.run.errors import UserError
 from plumbing.run.settings import Args, ratios, shares
@@ -245,30 +245,6 @@ def source_rows(settings: Args, name: str, labels: Tensor, in_parts: Parting, or
     for m, rows in enumerate(piles):
         client = name if M == 1 else f"{name}-{m}"
         rows_of[client] = in_parts(rows)
-        check_part_sizes(client, rows_of[client], least)
-    return rows_of
-
-
-def mixed_rows(settings: Args, domains: list[tuple[Parting, Tensor]],
-               starts: list[int]) -> dict[str, Rows]:
-    """{client: its rows} of the clients of --clients, each with images of one source domain or of several, by
-    --domain-mix. `domains` has what parts rows, and the shuffled rows, which go on from `starts`. The parts
-    of each domain are dealt out one by one: versions of an image stay in the same part."""
-    least, C = fewest(settings), settings.clients
-    of_domains = [in_parts(order) for in_parts, order in domains]
-    of_clients = client_shares([len(order) for _, order in domains], C, settings.domain_mix)
-    pieces = [([], [], []) for _ in range(C)]  # of each client and part: rows of each domain
-    totals = [[0] * C for _ in least]
-    for j, parts in enumerate(of_domains):
-        for p, of_part in enumerate(parts):
-            counts = dealt(len(of_part), [of_client[j] for of_client in of_clients], totals[p])
-            totals[p] = [total + count for total, count in zip(totals[p], counts)]
-            for k, piece in enumerate(of_part.split(counts)):
-                pieces[k][p].append(piece + starts[j])
-    rows_of = {}
-    for k, of_parts in enumerate(pieces):
-        client = f"client-{k}"
-        rows_of[client] = tuple(torch.cat(rows) for rows in of_parts)
         check_part_sizes(client, rows_of[client], least)
     return rows_of
 

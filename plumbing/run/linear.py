@@ -1,5 +1,9 @@
 """The linear evaluation of a representation (FedGaLA, Sec. 4 and App. B.3): a linear classifier is fitted to
-a share of the target's labels, on the frozen network's z, and tested on the rest."""
+a share of the target's labels, on the frozen network's z, and tested on the rest.
+
+`fed` is the Federation of common.py, which hands over what else is its own: `fit` and `start`, what clients
+answer with (fit_client, start_client), and `representations`, which gives z.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,62 @@ from plumbing.run.errors import UserError
 from plumbing.run.seeding import seed_all
 from plumbing.run.settings import LinearArgs, ratios
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
 
+def evaluate(fed, fit: Callable, t: int, also: dict | None = None) -> dict:
+    """The accuracy on each target of a linear classifier on the frozen network, for each share of labels;
+    `target` is the mean over the targets with the first share."""
+    targets = range(fed.K, len(fed.names))
+    answers = fed.test(fit, targets, t, also)
+    if len(answers) < len(targets):
+        return {"untested": [fed.names[k] for k in targets if k not in answers]}
+    by_client = {fed.names[k]: by_ratio for k, (_, by_ratio) in answers.items()}
+    first = str(ratios(fed.settings.label_ratio)[0])
+    mean = sum(by_ratio[first] for by_ratio in by_client.values()) / len(by_client)
+    return {"target": mean, "linear": by_client}
+
+
+def evaluate_start(fed, fit: Callable, start: Callable) -> dict:
+    """What a run without labels has before its first step: the linear evaluation of the network as it starts,
+    and the loss of features that say nothing.
+
+    A network that has not been trained has no statistics of batch normalization. Here it has those that a
+    round's first epoch would leave if no weight moved, averaged over the clients by images.
+    """
+    answers, mean = fed.test(start, range(fed.K), 0), {}
+    for k, (payload, _) in answers.items():
+        share = fed.sizes[k] / sum(fed.sizes)
+        for name, v in payload["statistics"].items():
+            mean[name] = mean[name].add_(v, alpha=share) if k else v * share
+    entry = evaluate(fed, fit, 0, also={"statistics": mean})
+    entry["chance_loss"] = float(np.mean([numbers["chance_loss"] for _, numbers in answers.values()]))
+    fed.lap("evaluate")
+    return entry
+
+
+def fit(fed, k: int, down: dict, representations: Callable) -> dict[str, float]:
+    """The accuracies of linear classifiers on the frozen network of target k, for each share of its labels.
+    `statistics` in the download are put instead of the network's own."""
+    client, settings = fed.clients[k], fed.settings
+    model = client.model({part: v for part, v in down.items() if part != "statistics"})
+    model.load_state_dict(down.get("statistics", {}), strict=False)
+    z, y = representations(model, client.data.test, settings)
+    seed = seed_all(settings.seed, "linear", fed.dataset.seed_name(client.data.name)).initial_seed()
+
+    def view(rows: Tensor) -> Tensor:
+        return representations(model, client.data.test, settings, rows)[0]
+
+    augmented = view if settings.linear_views == "augmented" else None
+    return accuracies(z, y, len(fed.dataset.classes), settings, seed, augmented)
+
+
 @torch.no_grad()
-def batch_statistics(model: nn.Module, batches: Iterable) -> dict[str, Tensor]:
+def running_statistics(model: nn.Module, batches: Iterable) -> dict[str, Tensor]:
     """The statistics of batch normalization, plain means over the batches, in a network that stands still."""
     update_bn(batches, model)
     return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}

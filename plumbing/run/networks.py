@@ -12,7 +12,7 @@ from pathlib import Path
 
 from plumbing.data.catalog import named
 from plumbing.data.custom_data import module_in, one_line_of
-from plumbing.run.errors import UserError
+from plumbing.run.errors import UserError, out_of_memory
 from plumbing.run.files import load_file
 
 import torch
@@ -45,6 +45,28 @@ def network_file(backbone: str) -> Path | None:
 def hash_of(file: Path) -> str:
     """What stands for a file's content in the identity of a run."""
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+
+
+def built(build, settings, classes: int, example: Tensor) -> nn.Module:
+    """The network of build(settings, channels, classes). Stop unless it takes a batch such as `example`
+    [2, C, H, W]."""
+    channels = example.shape[1]
+    if settings.normalize == "imagenet" and channels != 3:
+        raise UserError(f"--normalize imagenet is for colour images; those of {settings.dataset} have one "
+                        "channel: use unit", 2)
+    try:
+        net = build(settings, channels, classes)
+        net.eval()(example)
+    except (RuntimeError, AssertionError) as e:
+        if out_of_memory(e):
+            raise
+        flag = "--crop" if settings.crop else "--image-size"
+        why = str(e).splitlines()[0][:80]
+        advice = "a backbone for them" if named(settings.dataset).file else f"another {flag}"
+        shape = "x".join(map(str, example.shape[1:]))
+        raise UserError(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give "
+                        f"{advice}", 2)
+    return net
 
 
 def from_torchvision(name: str, **flags) -> nn.Module:

@@ -136,6 +136,16 @@ def kept(member) -> dict:
     return {name: getattr(member, name) for name in member.keeps}
 
 
+def restore(member, saved: dict, device: str) -> None:
+    """The attributes of a server or a client as `kept` gave them. A tensor goes where it is at the start of a
+    run, which may be the main memory; tensors in dicts go to `device`."""
+    if saved.keys() != set(member.keeps):
+        raise KeyError(f"expected {', '.join(member.keeps)}; found {', '.join(saved)}")
+    for name, value in saved.items():
+        at_start = getattr(member, name)
+        setattr(member, name, to_device(value, at_start.device if isinstance(at_start, Tensor) else device))
+
+
 def check_keeps(member, what: str) -> None:
     """Stop unless `keeps` is a tuple of attributes that a checkpoint can hold."""
     if not isinstance(member.keeps, tuple | list):
@@ -186,14 +196,45 @@ def watched(member, net: nn.Module, t: int, what: str):
                             "optimizer optimizer_state(model, opt)), or make it a local variable")
 
 
-def check_copies(value: dict, member, what: str) -> None:
-    """Stop if tensors of an upload, or of what a client keeps, are those of a network: later training, of
-    other clients too, changes them."""
+@contextlib.contextmanager
+def guarded(member, net: nn.Module, t: int, what: str, others: dict, whose: str):
+    """A step of a server or a client under `watched`; and `others`, which is `whose`, is `unchanged`."""
+    with watched(member, net, t, what), unchanged(others, f"{what} changes {whose}"):
+        yield
+
+
+def check_upload(whose: str, up, member) -> None:
+    """Stop if an upload is none, or if tensors of it, or of what the client keeps, are those of a network:
+    later training, of other clients too, changes them."""
+    if not isinstance(up, dict):
+        raise UserError(f"{whose}: expected a dict of tensors from its train; found {type(up).__name__}")
+    value = up | kept(member)
     networks = [v for v in vars(member).values() if isinstance(v, nn.Module)]
     theirs = {v.data_ptr() for network in networks for v in tensors_of(network.state_dict()) if v.numel()}
     if theirs & {v.data_ptr() for v in tensors_of(value)}:
-        raise UserError(f"{what} gives or keeps tensors of a network itself, which later training changes: "
-                        "copy them, by state(model) instead of model.state_dict()")
+        raise UserError(f"{whose}: its train gives or keeps tensors of a network itself, which later "
+                        "training changes: copy them, by state(model) instead of model.state_dict()")
+
+
+def logged(whose: str, member) -> dict[str, float]:
+    """What a client has in its `log`, as numbers."""
+    log = {}
+    for name, value in getattr(member, "log", {}).items():
+        try:
+            log[name] = float(value)
+        except (TypeError, ValueError) as e:
+            raise UserError(f"{whose}: expected a number in its log as {name!r}; {e}") from e
+    return log
+
+
+def take_counts(logs: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """The counts of each client's network right after its training, taken out of what the clients log."""
+    counts = {}
+    for k, log in logs.items():
+        names = [name for name in log if name.startswith(TRAINED)]
+        if names:
+            counts[k] = {name.removeprefix(TRAINED): log.pop(name) for name in names}
+    return counts
 
 
 def unnamed(member, net: nn.Module) -> dict[str, list]:

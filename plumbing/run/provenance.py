@@ -24,60 +24,30 @@ NAMES = ("common", "fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir", "re
 
 def code(method_file: Path) -> dict:
     """The code of this process: commit, whether one of the files that make the numbers differs from it (None
-    without git), one sha256 over these files, and a short one of each."""
-    files = files_of(method_file)
-    digest, of_files = hashlib.sha256(), {}
+    without git), and one sha256 over these files."""
+    files, digest = files_of(method_file), hashlib.sha256()
     for file in files:
-        content = content_of(file)
-        digest.update(content)
-        of_files[os.path.relpath(file, ROOT)] = hashlib.sha256(content).hexdigest()[:12]
+        digest.update(content_of(file))
     changes = git("status", "--porcelain", "--", *map(str, files))
     dirty = None if changes is None else bool(changes)
-    return {"commit": git("rev-parse", "HEAD") or "unknown", "dirty": dirty, "sha256": digest.hexdigest(),
-            "files": of_files}
-
-
-def content_of(file: Path) -> bytes:
-    """What counts of a file: its bytes; of a method's, and what that imports, the code without comments,
-    docstrings and formatting."""
-    content = file.read_bytes()
-    if file == ROOT / "common.py" or ROOT / "plumbing" in file.parents:
-        return content
-    tree = ast.parse(content)
-    for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node) is not None:
-            del node.body[0]
-    return ast.unparse(tree).encode()
+    return {"commit": git("rev-parse", "HEAD") or "unknown", "dirty": dirty, "sha256": digest.hexdigest()}
 
 
 def files_of(method_file: Path) -> list[Path]:
     """The files that make a run's numbers: common.py, plumbing/, the method's file, and what that imports of
-    this repository or of its own folder."""
+    this package or of its own folder."""
     plumbing = ROOT / "plumbing"
-    files = {ROOT / "common.py", *plumbing.rglob("*.py"), *plumbing.rglob("*.csv")}
-    waiting = [method_file]
-    while waiting:
-        file = waiting.pop()
-        if file in files or not file.exists():
-            continue
-        with contextlib.suppress(SyntaxError, ValueError):  # what Python cannot read, it cannot import
-            for module in imported_by(file):
-                waiting += places_of(module, method_file.parent)
-            files.add(file)
+    files = {ROOT / "common.py", method_file, *plumbing.rglob("*.py"), *plumbing.rglob("*.csv")}
+    other_libraries = method_file.parent == ROOT and not (ROOT / "pyproject.toml").exists()  # lie beside it
+    for module in imported_by(method_file):
+        path = Path(module.replace(".", "/") + ".py")
+        ours = module.split(".")[0] in NAMES
+        for folder, counts in ((ROOT, ours), (method_file.parent, ours or not other_libraries)):
+            if counts and (folder / path).is_file():
+                files.add(folder / path)
     return sorted(files)
 
 
-def places_of(module: str, beside: Path) -> list[Path]:
-    """Where a module's file lies, if it is of this package, or else of the method's folder `beside`."""
-    path = Path(module.replace(".", "/") + ".py")
-    is_checkout = (ROOT / "pyproject.toml").exists()
-    if (ROOT / path).exists() and (is_checkout or path.parts[0].removesuffix(".py") in NAMES):
-        return [ROOT / path]
-    return [] if beside == ROOT else [beside / path]
-
-
-@functools.cache
 def imported_by(file: Path) -> list[str]:
     """The modules that a file imports, by their dotted names."""
     modules = []
@@ -86,9 +56,25 @@ def imported_by(file: Path) -> list[str]:
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             package = node.module or ""
-            modules.append(package)
-            modules += [f"{package}.{alias.name}" for alias in node.names]
+            modules += [package, *(f"{package}.{alias.name}" for alias in node.names)]
     return modules
+
+
+def content_of(file: Path) -> bytes:
+    """What counts of a file: its code without comments, docstrings and formatting; of a table its bytes."""
+    content = file.read_bytes()
+    return without_words(content) if file.suffix == ".py" else content
+
+
+@functools.cache
+def without_words(source: bytes) -> bytes:
+    """Python's syntax tree without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree).encode()
 
 
 def hardware(args) -> dict:

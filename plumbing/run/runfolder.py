@@ -133,6 +133,7 @@ class Run:
             self.scalars = self.stack.enter_context(contextlib.closing(writer))
         self.ending = AfterTheRound()
         self.stack.enter_context(handled(self.ending))
+        federation.lap = self.lap
         self.since = time.perf_counter()
 
     def show_parts(self, placed: list[Placed], classes: tuple[str, ...]) -> None:
@@ -183,8 +184,7 @@ class Run:
         if self.t:
             print(f"resumed after round {self.t} of {self.args.rounds}")
         if self.unsaved:
-            print(f"rounds that are run again: {self.unsaved}, as there was no checkpoint yet "
-                  f"(--checkpoint-every {self.args.checkpoint_every:g})")
+            print(f"rounds that are run again: {self.unsaved}, as there was no checkpoint yet")
         sys.stdout.flush()
 
     def lap(self, part: str) -> None:
@@ -193,9 +193,11 @@ class Run:
         self.seconds[part] += now - self.since
         self.since = now
 
-    def log(self, entry: dict) -> None:
-        """A round is done: append its metrics and times to their files and show them."""
+    def log(self, entry: dict, images: int) -> None:
+        """A round is done, in which clients were trained on so many images: append its metrics and times to
+        their files and show them."""
         self.t += 1
+        self.images += images
         self.history.append(entry)
         times = {"round": entry["round"], "seconds": self.seconds}
         for name, line in (("metrics.jsonl", entry), ("timing.jsonl", times)):
@@ -391,11 +393,11 @@ def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
 
 
 def check_same_code(path: Path, parts: list[dict], now: dict) -> None:
-    """Stop if a part of the folder's run was computed by other bytes than those of now."""
+    """Stop if a part of the folder's run was computed by other code than that of now."""
     for part in parts:
         if part["sha256"] == now["sha256"]:
             continue
-        names = sorted(part["files"] | now["files"])
-        changed = [name for name in names if part["files"].get(name) != now["files"].get(name)]
-        raise UserError(f"{path} holds a run by other code ({', '.join(changed[:3])}): a training with "
-                        "--no-resume makes it anew, --any-code takes it as it is", 2)
+        changes = ", with changes" if part["dirty"] else ""
+        commit = part["commit"][:12] + changes
+        raise UserError(f"{path} holds a run by other code (commit {commit}): a training with --no-resume "
+                        "makes it anew, --any-code takes it as it is", 2)

@@ -67,18 +67,35 @@ def source(of: str, **values) -> dict[str, Sourced]:
     return {name: Sourced(value, of) for name, value in values.items()}
 
 
+def sourced(rows: dict[str, dict], says: dict[str, str]) -> dict[str, dict[str, Sourced]]:
+    """Rows of a table, dataset -> values, with who says each: `says` has for each source the settings, the
+    datasets, or `dataset.setting`, whose values it gives."""
+    source_of = {}
+    for of, names in says.items():
+        source_of |= dict.fromkeys(names.split(), of)
+    table = {}
+    for dataset, row in rows.items():
+        table[dataset] = {}
+        for name, value in row.items():
+            keys = (f"{dataset}.{name}", dataset, name)
+            of = next(source_of[key] for key in keys if key in source_of)
+            table[dataset][name] = Sourced(value, of)
+    return table
+
+
 def arg(default, text: str, *, choices=None, low=None, high=None, above=None, numbers=True, at_test=False,
-        source=""):
+        hidden=False, source=""):
     """A field of `Args`: its default, its help text, its limits, and who says the default.
 
     `low` and `high` are included limits, `above` an excluded one. `numbers=False` marks what cannot change a
     number of a run (folders, checkpoint interval): it may differ when a run is resumed. `at_test=True` marks
     what acts on the tested network of a left-out domain alone: one training serves all its values.
+    `hidden=True` is for the programs around a run (bench, deploy, reproduce): no help names it.
     """
     if high is None and type(default) is int:
         high = LARGEST
     meta = dict(text=text, choices=choices, low=low, high=high, above=above, numbers=numbers, at_test=at_test,
-                source=source)
+                hidden=hidden, source=source)
     return field(default=default, metadata=meta)
 
 
@@ -100,11 +117,6 @@ class DataArgs:
     clients_per_domain: int = arg(1, "number of clients that share one domain", low=1, high=10_000)
     dirichlet: float = arg(0.0, "concentration of the label skew between a domain's clients; 0: no skew",
                            low=0, high=1e6)
-    clients: int = arg(0, "number of clients that share the images of all source domains, by --domain-mix; "
-                          "0: each domain has --clients-per-domain clients", low=0, high=10_000)
-    domain_mix: float = arg(1.0, "with --clients: 1: each client has one domain; 0: each client has equal "
-                                 "shares of all domains; it is 1 - lambda in the benchmark of Bai et al., "
-                                 "ICLR 2024", low=0, high=1)
     skip_broken: bool = arg(False, "leave out images that cannot be decoded instead of ending the run")
     limit: int = arg(0, "number of images to use from each domain, drawn by the seed; 0: all", low=0)
     normalize: str = arg("unit", "pixel values: unit ([0,1]) or imagenet (ImageNet's mean and deviation)",
@@ -126,7 +138,6 @@ class TrainingArgs:
     epochs: int = arg(1, "local epochs E in a round", low=1)
     steps: int = arg(0, "local steps in a round, instead of epochs; 0: use epochs", low=0)
     participation: float = arg(1.0, "share of the clients that train in a round", above=0, high=1)
-    drop: float = arg(0.0, "probability that a client's upload is lost after its training", low=0, high=0.99)
     batch_size: int = arg(50, "images in a batch B", low=2, high=1_000_000)
     lr: float = arg(0.1, "learning rate of the first round", above=0)
     lr_decay: float = arg(1.0, "factor on the learning rate after each round", above=0, high=1)
@@ -162,7 +173,7 @@ class RunArgs:
                       choices=METRICS)
     test_rounds: str = arg("all", "when to evaluate the test parts: all: at every evaluation; best: only "
                                   "after a better validation, and at the end", choices=("all", "best"),
-                           numbers=False)
+                           numbers=False, hidden=True)
     figures: bool = arg(True, "draw curves.png at the end", numbers=False)
     tensorboard: bool = arg(False, "also write the logged numbers for TensorBoard into the output folder; "
                                    "needs pip install tensorboard", numbers=False)
@@ -177,7 +188,7 @@ class RunArgs:
     stop_after: int = arg(0, "end after this round and save it; the same command without this flag resumes; "
                              "0: never", low=0, numbers=False)
     checkpoint_every: float = arg(30.0, "shortest time between checkpoints, in seconds; 0: after each round",
-                                  low=0, numbers=False)
+                                  low=0, numbers=False, hidden=True)
     record: str = arg("", "JSONL file to which the finished run is appended as one line", numbers=False)
 
 
@@ -336,11 +347,9 @@ def check_settings(args: Args, origins: dict[str, str]) -> None:
             raise UserError(f"{flag_of(f.name)} is {value}; it must be a finite number {limits}", 2)
     if args.seeds and seed_numbers(args.seeds) and origins["seed"] == "flag":
         raise UserError("--seed and --seeds do not go together: give one of them", 2)
-    if args.clients and (args.clients_per_domain > 1 or args.dirichlet):
-        raise UserError("--clients deals out the images of all domains: it does not go with "
-                        "--clients-per-domain and --dirichlet", 2)
-    if args.domain_mix != 1 and not args.clients:
-        raise UserError(f"--domain-mix {args.domain_mix} needs --clients, the number of all clients", 2)
+    if args.dirichlet and args.clients_per_domain == 1:
+        raise UserError(f"--dirichlet {args.dirichlet} needs several clients in a domain: set "
+                        "--clients-per-domain", 2)
     own = named(args.dataset).folder
     for flag, folder in (("--out", args.out or "runs"), ("--data", args.data)) if own else ():
         if Path(folder).resolve().is_relative_to(own.resolve()):
@@ -367,8 +376,6 @@ def check_after_training(args: Args) -> None:
         why = "clients without labels have no accuracy: it does not go with --protocol linear"
     elif args.participation < 1:
         why = f"all clients must train in a round: --participation is {args.participation:g}, not 1"
-    elif args.drop:
-        why = f"all clients must train in a round: --drop is {args.drop:g}, not 0"
     if why:
         raise UserError(f"--after-training tests every client after its training; {why}", 2)
 
@@ -463,6 +470,8 @@ def add_flag(group, f: dataclasses.Field, datasets: tuple[str, ...]) -> None:
     """A flag for one field of `Args`; it is not in the result unless it stands on the command line."""
     text = f"{f.metadata['text']} [{shown_value(f.default)}]".replace("%", "%%")
     how = dict(dest=f.name, help=text, default=argparse.SUPPRESS)
+    if f.metadata["hidden"]:
+        how["help"] = argparse.SUPPRESS
     if isinstance(f.default, bool):
         group.add_argument(flag_of(f.name), action=argparse.BooleanOptionalAction, **how)
         return

@@ -10,10 +10,10 @@ from plumbing.run.files import output_file, write_json
 from plumbing.run.settings import Parser
 from reproduce import measures
 from reproduce.commands import about, add_run_flags
-from reproduce.measures import adaptation, confusion, overhead, shares
+from reproduce.measures import adaptation, confusion, overhead
 
 # Of each command the module that has its flags and shows its numbers.
-COMMANDS = {"cost": overhead, "adaptation": adaptation, "shares": shares, "confusion": confusion}
+COMMANDS = {"cost": overhead, "adaptation": adaptation, "confusion": confusion}
 
 
 def main(argv: list[str] | None = None) -> None:

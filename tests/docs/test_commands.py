@@ -173,8 +173,7 @@ def tiny_dataset(args: common.Args) -> common.Dataset:
     names = common.known_domains(args.dataset) or [f"camera_{i}" for i in range(10)]
     folders = FOLDERS.get(args.dataset)
     classes = folders and folders.classes or tuple("0123456789")
-    many = args.clients or args.clients_per_domain > 1
-    count = max(400 if many else 40, 2 * len(classes))  # one to fit, one to test
+    count = max(400 if args.clients_per_domain > 1 else 40, 2 * len(classes))  # one to fit, one to test
     shape = (count, 3 if folders else 1, args.image_size, args.image_size)
     labels = torch.arange(count) % len(classes)
     domains = [common.Domain(name, torch.randint(0, 256, shape, dtype=torch.uint8), labels) for name in names]

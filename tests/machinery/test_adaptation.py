@@ -4,7 +4,7 @@ import dataclasses
 
 from reproduce import runner
 from reproduce.measures.command import main
-from reproduce.records import Place, Records, Run, by_training, has_gaps
+from reproduce.records import Place, PlannedRun, Records, by_training, has_gaps
 from tests.conftest import read_json, run_here
 from tests.small_table import recorded
 
@@ -61,7 +61,7 @@ def test_the_runner_tests_what_is_trained(trained, monkeypatch, in_this_process)
     """The second run of a training takes its folder; without a folder it trains."""
     flags = ["--dataset", "digits", "--scale", "smoke", "--precision", "fp32", *LODO[:6], "--rounds", "3",
              "--adapt-epochs", "3", "--adapt-lr"]
-    own, statistics = (dataclasses.replace(Run("fdse", (*flags, rate), 0), curve=False)
+    own, statistics = (dataclasses.replace(PlannedRun("fdse", (*flags, rate), 0), curve=False)
                        for rate in ("30", "0"))
     assert len(by_training([own, statistics])) == 1
     place = Place(str(runner.ROOT / "data"), record=str(trained / "runs.jsonl"))

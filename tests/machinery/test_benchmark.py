@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 MINE = '''
 import fedavg
 from common import run
+from fedavg import arguments
 
 
 class Server(fedavg.Server):
@@ -29,7 +30,7 @@ class Client(fedavg.Client):
 
 
 if __name__ == "__main__":
-    run(Server, Client, fedavg.arguments())
+    run(Server, Client, arguments())
 '''
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from plumbing.run.files import write_json
 from reproduce import compare
 from reproduce.drawing import new_panel
-from tests.conftest import fails, read_json
 from tests.small_table import write_records
 
 import pytest
@@ -59,34 +58,6 @@ def test_the_table(runs, capsys):
     assert other == ["FDSE", "20.00", "0.00"]
 
 
-@pytest.mark.parametrize("metric, head, last", [
-    ("loss", "loss", "0.6667"),
-    ("a", "a (%)", "10.00"),
-    ("val", "val (%)", "10.00"),
-    ("AVG", "AVG (%)", "5.00"),
-])
-def test_metrics(runs, capsys, metric, head, last):
-    heads, row = said(capsys, runs / "other", "--metric", metric)
-    assert heads[0] == head and row[-1] == last
-
-
-def test_a_curve_has_the_rounds_that_all_its_runs_have(runs, capsys):
-    """A run that is named twice is one."""
-    a_run(runs / "seeds" / "s2", [0.7], lr=0.1, seed=2)
-    row = said(capsys, runs / "seeds", runs / "seeds" / "s0", "--metric", "val")[1]
-    assert row[0] == "FedAvg, 3 seeds, 1 of 3 rounds"
-    deviation = 100 * statistics.stdev([.5, .5, .7])
-    assert row[1] == row[2] == f"56.67 +- {deviation:.2f}"
-
-
-def test_the_left_out_domain_is_what_is_shown_if_all_have_one(runs, capsys):
-    folder = a_run(runs / "lodo", [0.5], protocol="lodo", target="d0")
-    line = read_json(folder / "metrics.jsonl")
-    write_records(folder / "metrics.jsonl", [line | {"target": 0.25}])
-    assert said(capsys, folder)[1][-1] == "25.00"
-    assert said(capsys, folder, runs / "other")[0][0] == "ALL (%)"
-
-
 def test_the_figure(runs, tmp_path, capsys, monkeypatch):
     """A line for each curve with its mean, a band from three seeds on, axes and title named."""
     panels = []
@@ -107,9 +78,3 @@ def test_the_figure(runs, tmp_path, capsys, monkeypatch):
     assert names == ["FedAvg, lr 0.1, 3 seeds", "FedAvg, lr 0.05, 1 of 3 rounds", "FDSE"]
     assert panel.get_xlabel() == "round" and panel.get_ylabel() == "test accuracy over all images (%)"
     assert panel.get_title() == "digits"
-
-
-def test_one_run_in_two_folders(runs, capsys):
-    again = a_run(runs / "again", [0.1], method="fdse")
-    folders = [str(runs / "other"), str(again)]
-    fails(capsys, 2, "other and .*again are the same run", compare.main, folders)

@@ -26,13 +26,6 @@ def test_an_allocation_too_large_for_the_cpu_is_out_of_memory():
     assert out_of_memory(e.value)
 
 
-def test_a_baseline_started_as_a_file_says_how():
-    path = ROOT / "baselines" / "fedprox.py"
-    run = subprocess.run([sys.executable, path], cwd="/", text=True, capture_output=True)
-    assert run.returncode == 2 and run.stdout == ""
-    assert run.stderr == f"fedprox: start it as python -m baselines.fedprox, in {ROOT}\n"
-
-
 def test_a_library_that_is_missing_is_one_line():
     program = "import plumbing.run.errors; import not_there"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True)

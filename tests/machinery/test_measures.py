@@ -1,21 +1,16 @@
 """python -m reproduce.measures: what it shows and writes, and its numbers against independent ones."""
 
-import dataclasses
 
-import common
-import fdse
-from common import batches, flatten, load, seed_all
 from plumbing.run.runfolder import read_history
 from reproduce.measures.command import main
 from reproduce.measures.finished import finished, labels_of, numbers_of, rebuilt
 from reproduce.measures.overhead import cost_to_reach, counter, training_flops
-from tests.conftest import read_json, run_here
+from tests.conftest import read_json
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 
 def shown(*flags) -> None:
@@ -106,35 +101,3 @@ def test_cost_by_hand(runs, tmp_path, capsys):
     assert cost["gb"] == pytest.approx(exchanged / 6 / 1e9) and cost["gpu_memory_mib"] is None
     assert "FedAvg, protocol indomain, target all" in capsys.readouterr().out
     assert cost_to_reach(run, 1.1) is None
-
-
-def test_the_share_of_fdses_consistency(tmp_path, capsys):
-    """Against both gradients of the second step, with the first one by hand."""
-    run_here("fdse", tmp_path / "run", "--rounds", 2, "--clip", 3.0, "--batch-size", 8)
-    shown("shares", tmp_path / "run", "--coefficient", "lambda", "--which", "last", "--step", 2, "--json",
-          tmp_path / "n.json")
-    (found,) = read_json(tmp_path / "n.json")["runs"]
-    run = rebuilt(tmp_path / "run", "last")
-    client, args = run.federation.clients[0], dataclasses.replace(run.args, steps=2)
-    model = load(client.net, client.theta(run.federation.server.download(0))).train()
-    optimizer, hat = common.sgd(model, args, run.round), None
-    glob = fdse.bn_dfe_statistics(client.blocks)
-    seed_all(args.seed, "shares", 0)
-    for x, y in batches(client.data.train, args, run.round, 0):
-        task = cross_entropy(model.classify(model.features(x)), y)
-        term, hat = fdse.consistency([b.statistics for b in client.blocks], glob, hat, args.beta)
-        norms = [norm_of_gradient(loss, model, optimizer) for loss in (args.lambda_ * term, task)]
-        norm_of_gradient(task + args.lambda_ * term, model, optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        optimizer.step()
-    assert found["clients"][client.data.name] == pytest.approx(norms[0] / norms[1], rel=1e-3)
-    assert set(found["clients"]) == {c.data.name for c in run.federation.clients.values()}
-    assert found["mean"] == pytest.approx(sum(found["clients"].values()) / len(found["clients"]))
-    assert "mean" in capsys.readouterr().out
-
-
-def norm_of_gradient(loss: torch.Tensor, model: nn.Module, optimizer) -> float:
-    """The norm of a loss's gradient, which the parameters have afterwards."""
-    optimizer.zero_grad()
-    loss.backward(retain_graph=True)
-    return float(flatten([p.grad for p in model.parameters() if p.grad is not None]).norm())

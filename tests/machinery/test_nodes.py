@@ -295,13 +295,13 @@ def test_a_client_that_keeps_rejoins_in_its_own_round(tmp_path):
 
 def test_versions_of_the_same_images_are_split_alike(tmp_path, monkeypatch):
     """As on one machine, though a node has one version alone."""
-    opened = common.open_dataset
+    limited = common.limited
 
     def versions(*words):
-        dataset = opened(*words)
+        dataset = limited(*words)
         dataset.same_images = True
         return dataset
-    monkeypatch.setattr(common, "open_dataset", versions)
+    monkeypatch.setattr(common, "limited", versions)
     monkeypatch.setattr(common.linear, "accuracies",  # which labels are drawn
                         lambda z, y, classes, settings, seed, view: {"0.1": seed % 997 / 997, "0.3": 0.0})
     flags = ["--rounds", 1, "--target", "b", "--linear-epochs", 20]

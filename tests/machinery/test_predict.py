@@ -175,4 +175,4 @@ def test_an_ensembles_outputs_are_probabilities_already(own):
     ours, theirs = (common.probabilities(of, data, net.run.args)[0] for of in (both, net))
     assert torch.allclose(ours, theirs)
     net.state_dict()["body.1.running_var"].fill_(-1)
-    stops("body.1.running_var is negative", common.probabilities, net, data, net.run.args)
+    stops("numbers that are not finite", common.probabilities, net, data, net.run.args)

@@ -13,7 +13,7 @@ from plumbing.run.files import locked
 from reproduce import plan
 from reproduce.cells import Missing, missing
 from reproduce.methods import arguments
-from reproduce.records import Place, Records, Run
+from reproduce.records import Place, PlannedRun, Records
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, parsed, start
 from tests.small_table import (FEDSR, FEDSR_PUBLISHED, PUBLISHED, TABLE, record, recorded, records_in,
@@ -69,7 +69,7 @@ def test_two_runners_killed_at_random_moments(tmp_path):
 
 
 def entry(*flags: str, module: str = "fedavg", tables: tuple = ("t",), curve: bool = True) -> Missing:
-    run = Run(module, ("--dataset", "digits", *flags), 0)
+    run = PlannedRun(module, ("--dataset", "digits", *flags), 0)
     return Missing(type(run)(**vars(run) | {"curve": curve}), list(tables))
 
 

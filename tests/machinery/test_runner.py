@@ -10,7 +10,7 @@ import time
 
 import fedavg
 from reproduce import runner
-from reproduce.records import Place, Run
+from reproduce.records import Place, PlannedRun
 from reproduce.runner import Processes, execute
 
 import pytest
@@ -135,4 +135,4 @@ def test_runs_that_one_training_serves_wait_for_it(monkeypatch, tmp_path):
 
 
 def digits(*flags: str, module: str = "fedavg", seed: int = 0):
-    return Run(module, ("--dataset", "digits", *flags), seed)
+    return PlannedRun(module, ("--dataset", "digits", *flags), seed)

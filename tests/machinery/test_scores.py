@@ -49,13 +49,11 @@ def test_auc_of_two_and_of_three_classes(p, y, auc):
     assert scores(tensor(p), tensor(y))["auc"] == pytest.approx(auc)
 
 
-@pytest.mark.parametrize("name, value, words", [
-    ("body.1.running_var", -1.0, "not finite: body.1.running_var is negative: BN's statistics travel with"),
-    ("head.bias", torch.nan, "the network that is tested gives numbers that are not finite: lower --lr"),
-])
-def test_a_network_that_gives_nan_is_not_scored(tmp_path, monkeypatch, capsys, name, value, words):
+@pytest.mark.parametrize("name, value", [("body.1.running_var", -1.0), ("head.bias", torch.nan)])
+def test_a_network_that_gives_nan_is_not_scored(tmp_path, monkeypatch, capsys, name, value):
     """As by a server that does to BN's variances what it does to the weights; NaN would count as class 0."""
     update = fedavg.Server.update
+    words = "the network that is tested gives numbers that are not finite: lower --lr"
 
     def clever(self, uploads, t: int) -> None:
         update(self, uploads, t)

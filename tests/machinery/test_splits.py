@@ -35,15 +35,14 @@ def parts(folder: Path, *flags) -> dict[str, set[str]]:
     found = {name: set() for name in FILES}
     sources, targets = common.split(dataset, args)
     for client in sources + targets:
-        start = 20 * client.name.startswith("south")  # with --clients the rows are those of all domains
+        start = 20 * client.name.startswith("south")
         for part in PARTS:
             for row in getattr(client, part).index.tolist():
                 found[FILES[start + row]].add(part)
     return found
 
 
-CLIENTS = [[], ["--clients-per-domain", "2"], ["--clients", "2", "--domain-mix", "0"],
-           ["--clients-per-domain", "2", "--dirichlet", "5"]]
+CLIENTS = [[], ["--clients-per-domain", "2"], ["--clients-per-domain", "2", "--dirichlet", "5"]]
 
 
 @pytest.mark.parametrize("flags", CLIENTS)

@@ -207,5 +207,5 @@ def test_views_are_those_of_the_labelled_images():
     grey = torch.arange(40, dtype=torch.uint8)[:, None, None, None].expand(40, 1, 12, 12)
     target = common.Data(grey, torch.arange(40).flip(0), torch.zeros(40, dtype=torch.long), "cpu", "unit")
     rows = torch.tensor([3, 0, 39])
-    z = common.view_representations(Pixels().eval(), target, args, rows)
+    z, _ = common.representations(Pixels().eval(), target, args, rows)
     torch.testing.assert_close(z, ((39 - rows) / 255)[:, None].expand(3, 64))
