@@ -8,6 +8,8 @@ import textwrap
 from docs import equations
 from docs.equations import METHODS, ROOT, Code
 
+from tests.mutations.__main__ import mutations_of, names
+
 import pytest
 
 MEASURED = re.compile(r"[0-9]%|±|[ (][-+][0-9]|(?<!Eq. )[0-9]\.[0-9]")  # a number that was measured
@@ -92,8 +94,11 @@ def test_every_part_has_its_place_and_its_tests(method):
             assert name in source.spans or any(line.startswith(f"{name} = ") for line in source.lines)
 
 
-def test_the_sum_in_the_readme():
-    assert equations.sentence() in " ".join((ROOT / "README.md").read_text().split())
+def test_the_sums_in_the_readme():
+    """Of equations, and of planted mistakes."""
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    planted = sum(len(mutations_of(name)) for name in names())
+    assert equations.sentence() in readme and f"must notice {planted} planted one-line mistakes" in readme
 
 
 SOURCE = r'''"""Eq. (1)."""
