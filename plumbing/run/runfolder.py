@@ -36,7 +36,7 @@ from tqdm import tqdm
 PLACED = ("file", "client", "part", "class", "group", "pixels")  # the heads of parts.csv
 STATE = {"identity": dict, "round": int, "seconds": dict, "images": int, "code": list, "server": dict,
          "clients": dict}  # what a checkpoint has
-CODE = {"sha256": str, "dirty": bool | None, "from": int}  # and each part of its code
+CODE = {"sha256": str, "commit": str, "dirty": bool | None, "from": int}  # and each part of its code
 TIMES = ("train", "server", "evaluate", "write")
 OTHER_OUT = "give another --out, or --no-resume to replace it"
 DAMAGED = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError)
