@@ -45,7 +45,7 @@ from reproduce.runner import Processes, environment, last_lines, side_by_side
 from tqdm import tqdm
 
 SPLITTING = ("dataset", "image_size", "limit", "protocol", "target", "target_part", "sources", "split",
-             "clients_per_domain", "dirichlet", "clients", "domain_mix", "skip_broken")
+             "clients_per_domain", "dirichlet", "skip_broken")
 LAST = 10  # evaluations whose mean validation a value of --tune is chosen by
 
 
