@@ -182,8 +182,8 @@ SEARCHED = dataclasses.replace(OWN, name="searched", search_seed=7,
 
 
 def draws(scores: dict[tuple[str, str], float]) -> list[dict]:
-    """A record of each draw: 25 evaluations, of which only the last five count; the worse the draw, the better
-    the others."""
+    """A record of each draw: 25 evaluations, of which only the last five count; the worse the draw, the
+    better the others."""
     made = []
     for (name, lr), score in scores.items():
         flags = ["--dataset", "digits", "--rounds", "20", "--seed", "7", "--lr", lr, "--precision", "fp32"]
