@@ -40,7 +40,8 @@ def seconds_of(run: PlannedRun, records: Records) -> float | None:
     """The median seconds of the recorded trainings of its setting, whatever seed, target and rate, at its
     precision and on its kind of device; None if there is none. A run that states no device is taken for one
     on a processor."""
-    args = dataclasses.replace(run.args, device="cuda" if run.device == "gpu" else "cpu")
+    args = dataclasses.replace(run.args, device="cuda" if run.device == "gpu" else "cpu",
+                               precision=run.precision)
     name, device = short_name(run.module), run.device or "cpu"
     settings = {setting_of(name, args), setting_of(name, args, main_reading=False)}
     of_setting = [record for record in records.every
