@@ -237,7 +237,9 @@ def setting_row(answer: Answer, measured: Measured) -> list[str]:
     if mine.sources is not None or theirs.sources is not None:
         sources = " / ".join("-" if of.sources is None else f"{of.sources:.1f}" for of in (mine, theirs))
     level = measured.level(measured.claim.methods[1])
-    answered = "-" if measured.specification.other_data else answer_words(measured)
+    answered, trained = "-", {*measured.claim.methods} & {*measured.specification.after_training}
+    if len(trained) != 1 and not measured.specification.other_data:
+        answered = answer_words(measured)
     seeds = f"{len(measured.gains)} of {measured.claim.seeds}"
     return [name, gain_words(measured), answered, losses, sources, "-" if level is None else f"{level:.1f}",
             seeds, made_by(measured.records)]
