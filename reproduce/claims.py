@@ -122,7 +122,6 @@ class Measured:
     printed: float
     deviation: float | None  # of the printed gain
     trials: int  # behind it; 0: not said
-    chosen: dict[str, list[str]] = field(default_factory=dict)  # of each method that was searched: by case
 
     @property
     def gains(self) -> BySeed:
@@ -168,7 +167,8 @@ class Measured:
 
     @property
     def beside_print(self) -> str:
-        """less than printed, as printed, more than printed, or nothing where the interval does not say.
+        """less than printed, as printed, or nothing where the interval does not say it.
+
         The printed deviation widens the interval where it is known."""
         if not self.decided:
             return ""
@@ -178,9 +178,8 @@ class Measured:
         half = welch(self.gains, published, self.trials) or self.gain().half_width
         if self.difference + half < self.printed:
             return "less than printed"
-        if self.difference - half > self.printed:
-            return "more than printed"
-        return "as printed" if self.verdict == "gains" else ""
+        holds_it = self.difference - half <= self.printed
+        return "as printed" if holds_it and self.verdict == "gains" else ""
 
     def learned(self, name: str) -> Learned:
         """Of a method, over the seeds behind the gain, or over those that it has if there is no gain."""
@@ -320,16 +319,14 @@ def answer_of(paper: Paper, claim: Claim, tables: dict[str, Table], records: Rec
 def measure(paper: Paper, claim: Claim, specification: Specification, records: Records, *printed) -> Measured:
     """What the records have of a claim under a specification: its planned seeds, at its precision and on its
     kind of device."""
-    cases, values, chosen = {}, {}, {}
+    cases, values = {}, {}
     for name in claim.names:
         metric = metric_of(claim, specification, name)
         runs = runs_of(paper, claim, specification, name, 0, records)
         cases[name] = [planned(run, claim, specification, records) for run in runs]
         of_cases = [accuracies(of_case, metric, paper.methods[name].start) for of_case in cases[name]]
         values[name] = means_over_columns(of_cases) if of_cases else {}
-        if name in specification.search and runs:
-            chosen[name] = chosen_draws(paper, claim, specification, name, records)
-    return Measured(claim, specification, cases, values, *printed, chosen)
+    return Measured(claim, specification, cases, values, *printed)
 
 
 def metric_of(claim: Claim, specification: Specification, name: str) -> str:

@@ -99,27 +99,24 @@ def loss(value: float | None) -> str:
 def missing_words(answer: Answer, records: Records) -> str:
     """What would decide a claim in the paper's own setting: the trainings that it lacks, and their time."""
     claim, own = answer.claim, answer.own.specification
-    lone = [replace(answer.paper, claims=[replace(claim, others=[])])]
-    runs = [run for part, run in runs_for(lone, {f"claim-{claim.id}"}, None, records)
-            if "control" not in part]
-    lacking = by_training([run for run in runs if not records.get(run)])
-    of_others = [run for _, run in runs_for([replace(answer.paper, claims=[claim])], {f"claim-{claim.id}"},
-                                            None, records)]
-    all_lacking = by_training([run for run in of_others if not records.get(run)])
+    asked = runs_for([replace(answer.paper, claims=[claim])], {f"claim-{claim.id}"}, None, records)
+    lacking = [(part, run) for part, run in asked if not records.get(run)]
+    of_own = by_training([run for part, run in lacking if part == f"claim-{claim.id}, {claim.own}"])
+    of_all = by_training([run for _, run in lacking])
     command = f"`python reproduce_tables.py --run --only claim-{claim.id} --seeds paper`"
-    if not all_lacking:
+    needs = f" It needs {claim.needs}." if claim.needs else ""
+    if not of_all:
         return "Nothing is missing."
-    hours, unknown = hours_of([group[0] for group in lacking], records)
+    if not of_own:
+        return f"{command} trains what the other settings lack ({count(len(of_all))}).{needs}"
+    hours, unknown = hours_of([group[0] for group in of_own], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
     time = f"in {hours:.1f} hours on {where}" if hours else f"on {where}"
     if unknown:
         time += f" (how long {unknown} of them take was never measured)"
-    needs = f" It needs {claim.needs}." if claim.needs else ""
-    if not lacking:
-        return f"{command} trains what the other settings lack ({count(len(all_lacking))}).{needs}"
-    others = len(all_lacking) - len(lacking)
+    others = len(of_all) - len(of_own)
     further = f" The other settings lack {count(others)}." if others else ""
-    return f"{command} begins with the paper's own setting: {count(len(lacking))} {time}.{further}{needs}"
+    return f"{command} begins with the paper's own setting: {count(len(of_own))} {time}.{further}{needs}"
 
 
 def count(trainings: int) -> str:

@@ -221,14 +221,12 @@ def next_step(args: Args, folder: Path, method_file: Path) -> str:
     name = method_file.stem
     if method_file.parent not in (ROOT, ROOT / "baselines"):
         name = os.path.relpath(method_file)
-    words = ["python", "-m", "reproduce.benchmark", "--methods", f"{name},fedavg", "--dataset", args.dataset]
+    other = "local" if name == "fedavg" else "fedavg"
+    words = ["python", "-m", "reproduce.benchmark", "--methods", f"{name},{other}", "--dataset", args.dataset]
     if args.scale != "paper":
         words += ["--scale", args.scale]
     if args.protocol == "lodo":
         words += ["--targets", args.target]
-    if name == "fedavg":
-        words[4] = "fedavg,local"
-    other = words[4].partition(",")[2]
     return f"curves: {folder / 'curves.png'}; beside {other}, with three seeds each: {shlex.join(words)}"
 
 
