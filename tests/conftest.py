@@ -306,6 +306,7 @@ def precision(pytestconfig):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
+    pytest.importorskip("markdown_it", reason="needs `pip install -r requirements-docs.txt`")
     from docs import methods_pages
     return once(tmp_path_factory, "site", methods_pages.build)
 
