@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -24,18 +24,16 @@ from plumbing.data.decoding import open_images
 from plumbing.data.domains import Dataset, Domain, scaled
 from plumbing.data.mixing import pool
 from plumbing.data.mnist import load_digits, rotate, rotated_mnist
-from plumbing.data.splits import (Placed, Rows, complete_split, parts_of, placed_images, shares_of,
+from plumbing.data.splits import (Rows, complete_split, limited, parts_of, placed_images, shares_of,
                                   source_rows, target_rows)
 from plumbing.run import linear
 from plumbing.run.devices import prepare
 from plumbing.run.errors import UserError, no_exit, one_line_on_failure
-from plumbing.run.files import tensors_of
+from plumbing.run.federation import Federation
 from plumbing.run.networks import (built, custom_network, from_torchvision, imagenet_weights, last_linear,
                                    load_pretrained, read_weights)
 from plumbing.run.optimizers import OptimizerState, adam, optimizer_state, restore_optimizer, sgd
-from plumbing.run.payloads import (TRAINED, check_answer, check_keeps, check_upload, copy_kept,
-                                   expected_layout, guarded, kept, layout, logged, nbytes, restore,
-                                   shared, take_counts, to_device)
+from plumbing.run.payloads import TRAINED, check_keeps, kept, layout, shared, take_counts
 from plumbing.run.results import best_of
 from plumbing.run.runfolder import Run, check_outputs
 from plumbing.run.scores import as_probabilities, check_classes, final_measures, joined, validation_score
@@ -73,23 +71,6 @@ def read_dataset(settings: Args) -> Dataset:
     if named(name).file:
         return open_custom_data(named(name).file, settings)
     return open_images(name, size, data, settings.archives, settings.skip_broken)
-
-
-def limited(dataset: Dataset, settings: Args) -> Dataset:
-    """The dataset with at most --limit images of each domain, drawn by the seed. Stop if a domain has too
-    few."""
-    for d in dataset.domains:
-        if settings.limit:
-            generator = seed_all(settings.seed, "limit", dataset.seed_name(d.name))
-            rows = torch.randperm(len(d.labels), generator=generator)[:settings.limit]
-            d.images, d.labels = d.images[rows], d.labels[rows]
-            d.given = None if d.given is None else d.given[rows]
-            d.origin = [d.origin[row] for row in rows.tolist()] if d.origin else []
-        if len(d.labels) < len(dataset.classes):
-            advice = "raise --limit" if settings.limit else "look at its folder"
-            raise UserError(f"domain {d.name} has {len(d.labels)} images, fewer than the "
-                            f"{len(dataset.classes)} classes; {advice}")
-    return dataset
 
 
 # Data: what a client holds
@@ -630,8 +611,6 @@ class ClientProtocol(Protocol):
 
 # The round loop
 
-LARGEST = 1e18  # of a number that a server may keep; float32 ends at 3.4e38
-
 
 def run(Server, Client, settings: Args, build=None) -> list[dict]:
     """Train and evaluate a method as `settings` say; the main of every method file. Returns the results, one
@@ -674,7 +653,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
             entry["start"] = linear.evaluate_start(fed, fit_client, start_client)
 
         S_t = sampled_clients(settings, fed.K, t)
-        uploads, logs = fed.train(S_t, t)  # each client of S_t: download, local training, upload
+        uploads, logs = fed.train(train_client, S_t, t)  # each of S_t: download, local training, upload
         counts = take_counts(logs)  # with --after-training
         entry |= fed.who_trained(S_t, logs)
         fed.update(uploads, t)  # the server: from the uploads to the next round's downloads
@@ -684,7 +663,8 @@ def rounds(fed: Federation, progress: Run) -> dict:
             if settings.after_training:
                 entry["after_training"] = accuracies_of(fed, counts, range(fed.K))
         fed.lap("evaluate")
-        progress.log(entry, fed.images_of(logs))
+        images = sum(images_in_round(fed.sizes[k], settings) for k in logs)
+        progress.log(entry, images)
         progress.save(fed)
     measures = final_measures(fed, progress, tested_outputs)
     return progress.finish(fed.of_classes, measures, fed.dataset.content)
@@ -707,107 +687,6 @@ def is_evaluated(settings: Args, t: int) -> bool:
 
 
 # The round loop: who takes part
-
-
-def uncounted(part: str) -> None:
-    """Instead of `Run.lap`, where nobody counts seconds."""
-
-
-@dataclass
-class Federation:
-    """Who takes part in a run. Clients 0..K-1 train; the numbers behind are the targets', who never do.
-
-    Clients are trained by `train` and tested by `test` alone, here one after the other. On separate machines
-    deploy/flower.py has its own two, which ask all nodes at once.
-    """
-
-    settings: Args
-    dataset: Dataset
-    net: nn.Module  # which all clients train, one after the other
-    server: ServerProtocol
-    clients: dict[int, ClientProtocol]
-    names: list[str]  # of all clients and then the targets
-    K: int
-    sizes: list[int]  # training images of the K clients
-    channels: int
-    tested: int  # images of the targets that are tested
-    of_classes: list[int]  # images of each class on which the accuracy is measured: the targets', or all
-    expected: dict[str, str] | None = None  # the layout of uploads, by the first one
-    placed: list[Placed] = field(default_factory=list)  # of one's own data: which image is where
-    lap: Callable[[str], None] = uncounted  # counts the seconds of a part of the round: `Run.lap`
-
-    def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
-        """Download, local training and upload of each client of S_t: the uploads, and what was logged."""
-        uploads, logs = {}, {}
-        for k in S_t:
-            down = self.server.download(k)
-            uploads[k], logs[k] = train_client(self, k, t, down)
-            self.check(k, t, down, uploads[k], logs[k])
-        self.lap("train")
-        return uploads, logs
-
-    def update(self, uploads: dict[int, Payload], t: int) -> None:
-        """The server's step from the uploads of round t, if there are any; they are forgotten."""
-        if uploads:
-            seed_all(self.settings.seed, "server", t)
-            what, of_others = f"round {t + 1}: the server's update", self.state()["clients"]
-            with guarded(self.server, self.net, t, what, of_others, "what a client keeps"):
-                self.server.update(to_device(uploads, self.settings.device), t)
-            self.check_state(what)
-        uploads.clear()  # else they are still there when the next round's come
-        self.lap("server")
-
-    def who_trained(self, S_t: list[int], logs: dict[int, dict[str, float]]) -> dict:
-        """What each client of S_t has logged, by name; and whose upload is missing, as nodes' may be."""
-        entry = {"clients": {self.names[k]: log for k, log in logs.items()}}
-        missing = [self.names[k] for k in S_t if k not in logs]
-        return entry | {"dropped": missing} if missing else entry
-
-    def images_of(self, who: Iterable[int]) -> int:
-        """The images that these clients train on in a round."""
-        return sum(images_in_round(self.sizes[k], self.settings) for k in who)
-
-    def test(self, of_client: Callable, who: Iterable[int], t: int,
-             also: Payload | None = None) -> dict[int, Reply]:
-        """What validate_client, test_client, fit_client or start_client gives for each of these; `also` goes
-        with the downloads."""
-        return {k: of_client(self, k, t, self.tested_with(k) | (also or {})) for k in who}
-
-    def tested_with(self, k: int) -> Payload:
-        """What client k is tested with: `server.tested(k)` if there is one, else its next download."""
-        return getattr(self.server, "tested", self.server.download)(k)
-
-    def check(self, k: int, t: int, down: Payload, up: Payload, numbers: dict) -> None:
-        """Stop if an upload does not fit. A client whose images another one has sends nothing."""
-        expected = {}
-        if k == 0 or not getattr(self.clients[k], "pooled", False):
-            if self.expected is None:
-                self.expected = expected_layout(down, up)
-            expected = self.expected
-        check_answer(f"round {t + 1}, client {self.names[k]}", up, numbers, expected)
-
-    def check_state(self, what: str) -> None:
-        """Stop, before it is kept, if what the server keeps has numbers with which no training can go on, as
-        from one upload of 3e38: their squares are not finite. The checkpoint before stays."""
-        for v in tensors_of(kept(self.server)):
-            if v.is_floating_point() and v.numel() and not v.abs().max() < LARGEST:
-                raise UserError(f"{what} gives numbers that are not finite or above {LARGEST:g}: this round "
-                                "is not kept; the same command resumes from the last checkpoint; look at "
-                                "who sent them, or lower --lr")
-
-    def state(self) -> dict:
-        """{"server": what it keeps, "clients": {k: what that client keeps}}."""
-        clients = {k: kept(client) for k, client in self.clients.items()}
-        return {"server": kept(self.server), "clients": clients}
-
-    def restore(self, saved: dict) -> None:
-        """The server and the clients as `state` gave them. An error if the tensors do not fit the network."""
-        device = self.settings.device
-        restore(self.server, saved["server"], device)
-        for k, client in self.clients.items():
-            restore(client, saved["clients"].get(k, {}), device)  # without: they are on nodes
-        if self.clients:  # one is enough to see whether the tensors fit
-            self.clients[0].model(self.server.download(0))
 
 
 def federation(Server, Client, settings: Args, build, dataset: Dataset) -> Federation:
@@ -865,13 +744,10 @@ def images_in_round(n: int, settings: Args) -> int:
 def train_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
     """Local training in round t: the upload; the bytes both ways and what the client has logged. In a round
     with an evaluation, and --after-training, the counts of `test_trained` too."""
-    client, whose = fed.clients[k], f"round {t + 1}, client {fed.names[k]}"
     seed_all(fed.settings.seed, "train", t, k)
-    copy_kept(client)
-    with guarded(client, fed.net, t, f"{whose}: its train", down, "its download"):
-        up = client.train(down, t)
-    check_upload(whose, up, client)
-    log = {"bytes_down": nbytes(down), "bytes_up": nbytes(up)} | logged(whose, client)
+    with fed.watching(k, t, down):
+        up = fed.clients[k].train(down, t)
+    log = fed.log_of(k, t, down, up)
     if fed.settings.after_training and is_evaluated(fed.settings, t + 1):
         log |= test_trained(fed, k, t + 1, down, up)
     return up, log
@@ -908,9 +784,6 @@ def fit_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
 def start_client(fed: Federation, k: int, t: int, down: Payload) -> Reply:
     """Without labels, before the first step: statistics of batch normalization, and the loss of features that
     say nothing."""
-    client, settings = fed.clients[k], dataclasses.replace(fed.settings, epochs=1)
-    model = client.model(down)
-    seed_all(settings.seed, "start", k)
-    with autocast(settings):
-        statistics = linear.running_statistics(model, batches(client.data.train, settings, 0, k))
-    return {"statistics": statistics}, {"chance_loss": client.chance_loss()}
+    with autocast(fed.settings):
+        statistics = linear.running_statistics(fed, k, down, batches)
+    return {"statistics": statistics}, {"chance_loss": fed.clients[k].chance_loss()}

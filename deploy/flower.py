@@ -246,7 +246,8 @@ class Remote(common.Federation):
             print(f"{name} has not answered within --patience", flush=True)
         return answers
 
-    def train(self, S_t: list[int], t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
+    def train(self, of_client: Callable, S_t: list[int],
+              t: int) -> tuple[dict[int, Payload], dict[int, dict[str, float]]]:
         answers = self.ask("train", {k: self.server.download(k) for k in S_t}, t)
         self.last = [t + 1 if k in answers else last for k, last in enumerate(self.last)]
         self.lap("train")

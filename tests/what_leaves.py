@@ -11,6 +11,7 @@ from copy import deepcopy
 
 import common
 from plumbing.run.files import tensors_of
+from plumbing.run.payloads import kept, nbytes
 from tests.conftest import METHODS, ROOT, one_run, parsed
 
 import torch
@@ -25,7 +26,7 @@ def after_two_rounds(method: str) -> tuple[common.Federation, dict, dict]:
     args = parsed(method, "--scale", "smoke", "--precision", "fp32", *one_run(method))
     fed = common.federation(module.Server, module.Client, args, build, common.open_dataset(args))
     for t in range(3):
-        uploads, logs = fed.train(range(fed.K), t)
+        uploads, logs = fed.train(common.train_client, range(fed.K), t)
         if t < 2:
             fed.server.update(uploads, t)
     return fed, uploads, logs
@@ -49,7 +50,7 @@ def needs_a_sum_alone(fed: common.Federation, uploads: dict) -> bool:
         server = deepcopy(fed.server)
         common.seed_all(0, "server", 2)
         server.update(deepcopy(given), 2)
-        states.append(tensors_of(common.kept(server)))
+        states.append(tensors_of(kept(server)))
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*states, strict=True))
 
 
@@ -61,7 +62,7 @@ def row(method: str) -> str:
     parts = []
     for part, value in uploads[0].items():
         count = f"{len(value)} tensors, " if isinstance(value, dict) else ""
-        parts.append(f"`{part}` ({count}{common.nbytes({part: value}):,})")
+        parts.append(f"`{part}` ({count}{nbytes({part: value}):,})")
     logged = ", ".join(name for name in logs[0] if not name.startswith("bytes_"))
     alone = "-" if not uploads[0] else "yes" if needs_a_sum_alone(fed, uploads) else "no"
     name = method.removeprefix("baselines.")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plumbing.data.catalog import shortlist
-from plumbing.data.domains import Origin
+from plumbing.data.domains import Dataset, Origin
 from plumbing.data.mixing import skewed
 from plumbing.run import linear
 from plumbing.run.errors import UserError
+from plumbing.run.seeding import seed_all
 from plumbing.run.settings import Args, ratios, shares
 
 import torch
@@ -28,6 +29,26 @@ VERBS = {"train": "train", "val": "validate", "test": "test"}
 SHOWN = 12  # classes, and clients, that a table of images has at most
 Rows = tuple[Tensor, Tensor, Tensor]  # of one client: train, val, test
 Parting = Callable[[Tensor], Rows]  # shuffled rows -> train, validation, test: `parts_of` of a domain
+
+
+# Fewer images: --limit
+
+
+def limited(dataset: Dataset, settings: Args) -> Dataset:
+    """The dataset with at most --limit images of each domain, drawn by the seed. Stop if a domain has too
+    few."""
+    for d in dataset.domains:
+        if settings.limit:
+            generator = seed_all(settings.seed, "limit", dataset.seed_name(d.name))
+            rows = torch.randperm(len(d.labels), generator=generator)[:settings.limit]
+            d.images, d.labels = d.images[rows], d.labels[rows]
+            d.given = None if d.given is None else d.given[rows]
+            d.origin = [d.origin[row] for row in rows.tolist()] if d.origin else []
+        if len(d.labels) < len(dataset.classes):
+            advice = "raise --limit" if settings.limit else "look at its folder"
+            raise UserError(f"domain {d.name} has {len(d.labels)} images, fewer than the "
+                            f"{len(dataset.classes)} classes; {advice}")
+    return dataset
 
 
 # The parts of a domain

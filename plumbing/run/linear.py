@@ -1,13 +1,14 @@
 """The linear evaluation of a representation (FedGaLA, Sec. 4 and App. B.3): a linear classifier is fitted to
 a share of the target's labels, on the frozen network's z, and tested on the rest.
 
-`fed` is the Federation of common.py, which hands over what else is its own: `fit` and `start`, what clients
-answer with (fit_client, start_client), and `representations`, which gives z.
+`fed` is a Federation. common.py hands over what is its own: `fit` and `start`, what clients answer with
+(fit_client, start_client), `representations`, which gives z, and `batches`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable
 
 from plumbing.run.errors import UserError
 from plumbing.run.seeding import seed_all
@@ -68,9 +69,13 @@ def fit(fed, k: int, down: dict, representations: Callable) -> dict[str, float]:
 
 
 @torch.no_grad()
-def running_statistics(model: nn.Module, batches: Iterable) -> dict[str, Tensor]:
-    """The statistics of batch normalization, plain means over the batches, in a network that stands still."""
-    update_bn(batches, model)
+def running_statistics(fed, k: int, down: dict, batches: Callable) -> dict[str, Tensor]:
+    """The statistics of batch normalization: plain means over client k's batches of an epoch, in a network
+    that stands still."""
+    settings = dataclasses.replace(fed.settings, epochs=1)
+    model = fed.clients[k].model(down)
+    seed_all(settings.seed, "start", k)
+    update_bn(batches(fed.clients[k].data.train, settings, 0, k), model)
     return {name: v.clone() for name, v in model.named_buffers() if "running_" in name}
 
 

@@ -27,8 +27,8 @@ DOMAINS = [f"d{15 * k}" for k in range(6)]
 class WithoutSome(common.Federation):
     """A federation in which some uploads are lost after the training, as nodes' may be."""
 
-    def train(self, S_t, t):
-        uploads, logs = super().train(S_t, t)
+    def train(self, of_client, S_t, t):
+        uploads, logs = super().train(of_client, S_t, t)
         kept = [k for k in S_t if (k + t) % 3]
         return {k: uploads[k] for k in kept}, {k: logs[k] for k in kept}
 

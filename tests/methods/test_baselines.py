@@ -8,6 +8,7 @@ import fedcir
 import fedsr
 from baselines import (centralized, ditto, fedbn, feddg_ga, feddyn, fedfa, fedgen, fedheal, fedopt, fedproc,
                        fedprox, lgfedavg, local, moon, partialfed, scaffold)
+from plumbing.run.payloads import nbytes
 from tests.conftest import parsed
 from tests.plain_torch import body_of_smallcnn_bn, is_trained, linear
 from tests.three_clients import FLAGS, ROUNDS, federation, one_round, same, three_clients
@@ -152,7 +153,7 @@ def test_what_travels(module, down, up):
     for method in (module, fedavg):
         server, clients = made(method)
         play(server, clients, 0, (0, 1, 2))
-        payloads[method] = [common.nbytes(payload) for payload in play(server, clients, 1, (0, 1, 2))]
+        payloads[method] = [nbytes(payload) for payload in play(server, clients, 1, (0, 1, 2))]
     theirs = payloads[fedavg]
     assert payloads[module] == [theirs[0] + down, theirs[1] + up]
 

@@ -2,6 +2,7 @@
 
 import common
 import fedavg
+from plumbing.run.payloads import nbytes
 from tests.plain_torch import in_double
 from tests.three_clients import Beside, mean, shares_of
 
@@ -25,5 +26,5 @@ def test_two_rounds_by_hand(average):
 def test_alexnets_traffic():
     """Table 4 of FDSE: 49.52 MiB each way with the BN buffers."""
     net = common.Net(common.alexnet_bn(3, 224), 1024, 10)
-    mib = common.nbytes(fedavg.Server(fedavg.Args(), net, 4).download(0)) / 2 ** 20
+    mib = nbytes(fedavg.Server(fedavg.Args(), net, 4).download(0)) / 2 ** 20
     assert round(mib, 2) == 49.52

@@ -2,6 +2,7 @@
 
 import common
 from baselines import feddyn
+from plumbing.run.payloads import nbytes
 from tests.conftest import parsed
 from tests.plain_torch import in_double, is_trained
 from tests.three_clients import FLAGS, ROUNDS, Beside, assert_near, mean, same, shares_of
@@ -49,7 +50,7 @@ def test_rounds_by_hand():
             tested = client.model(of.server.tested(client.k))
             assert_near(in_double(common.state(tested)), of_round)
     download = of.server.download(0)
-    assert common.nbytes(download) == common.nbytes(uploads[chosen[0]])  # the mean does not travel
+    assert nbytes(download) == nbytes(uploads[chosen[0]])  # the mean does not travel
     of.server.args = parsed("baselines.feddyn", *FLAGS, "--evaluated", "theta")
     assert same(of.server.tested(0)["w"], of.server.w)
     of.some_were_clipped()
