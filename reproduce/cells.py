@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -28,12 +27,6 @@ BUDGET = re.compile(r"--(rounds|epochs|steps|image-size) \S+")  # what a smaller
 # The run behind a cell
 
 
-@functools.cache
-def words_of(text: str) -> tuple[str, ...]:
-    """The words of some flags."""
-    return tuple(shlex.split(text))
-
-
 def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) -> PlannedRun | None:
     """The run behind a cell; None where a smaller scale has none.
 
@@ -41,13 +34,13 @@ def run_of(block: Block, row: Row, column: Column, scale: str, seed: int = 0) ->
     there is no cell if the budget is the column's subject, or if nothing is smaller.
     """
     start = f"--dataset {block.dataset} {block.flags} {row.flags}"
-    whole = words_of(f"{start} {column.flags}")
+    whole = tuple(f"{start} {column.flags}".split())
     if scale == "paper":
         return PlannedRun(row.module, whole, seed)
     if BUDGET.search(column.flags):
         return None
     laptop = f"{block.laptop} {row.laptop}" if scale == "laptop" else ""
-    smaller = words_of(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}")
+    smaller = tuple(f"{BUDGET.sub('', start)} --scale {scale} {laptop} {column.flags}".split())
     try:
         same = dataclasses.replace(setting(row.module, smaller), scale="paper")
     except UserError:

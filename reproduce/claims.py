@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 import statistics
 import tomllib
 from collections.abc import Iterator
@@ -377,7 +376,7 @@ def run_with(paper: Paper, specification: Specification, name: str, case: str, s
              f"{case} --precision {specification.precision}")
     if name in specification.after_training and "--after-training" not in words:
         words += " --after-training"
-    return PlannedRun(method.module, tuple(shlex.split(words)), seed, device=specification.device)
+    return PlannedRun(method.module, tuple(words.split()), seed, device=specification.device)
 
 
 def draws_of(paper: Paper, claim: Claim, specification: Specification,

@@ -324,10 +324,8 @@ def draw_specifications(answer: Answer, path: Path) -> None:
         return path.unlink(missing_ok=True)
     lines = []
     for measured in answer.measured:
-        words = f"{measured.specification.name} ({len(measured.gains)} seeds)"
-        if not measured.gains:
-            words = f"{measured.specification.name} (not measured)"
-        lines.append(line_of_plot(words, answer, measured))
+        seeds = {0: "not measured", 1: "1 seed"}.get(len(measured.gains), f"{len(measured.gains)} seeds")
+        lines.append(line_of_plot(f"{measured.specification.name} ({seeds})", answer, measured))
     words = ("gain, points (95%); |: printed; hollow: other data or scale; cross: not learned, more than "
              f"{BEHIND:g} points below the baseline on the sources")
     draw_forest(path, lines, textwrap.fill(words, 80))

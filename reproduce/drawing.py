@@ -111,9 +111,14 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
 def write_figure(path, figure, mark: str | None = OURS) -> None:
     """Write a figure whole, in the format of the file's ending: png, pdf or svg. `mark` stands in it for who
     made it, instead of matplotlib and its version: the same figure has the same bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # which --help does not need
     content, ending = io.BytesIO(), figure_format(path)
     made_by = {"Software" if ending == "png" else "Creator": mark}
-    figure.savefig(content, dpi=150, format=ending, metadata=made_by)
+    figure.set_dpi(150)
+    if ending == "png":
+        FigureCanvasAgg(figure).print_png(content, metadata=made_by)  # savefig would draw it twice
+    else:
+        figure.savefig(content, format=ending, metadata=made_by)
     write_whole(Path(path), lambda file: file.write(content.getvalue()))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from plumbing.run.several import BySeed
 
-from scipy import stats
+from scipy.special import stdtrit  # Student's t; scipy.stats takes a second to import
 
 LEVEL = 0.05  # at which a test errs, or several together
 
@@ -33,7 +33,7 @@ def welch(ours: BySeed, published: list[float], trials: int) -> float | None:
         return None
     shares = deviation(ours) ** 2 / len(ours), published[1] ** 2 / trials
     freedom = sum(shares) ** 2 / (shares[0] ** 2 / (len(ours) - 1) + shares[1] ** 2 / (trials - 1))
-    return float(stats.t.ppf(1 - LEVEL / 2, freedom)) * math.sqrt(sum(shares))
+    return float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(sum(shares))
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,6 @@ def paired(a: BySeed, b: BySeed, level: float = LEVEL) -> Paired | None:
         return None
     differences = [a[seed] - b[seed] for seed in shared]
     error = statistics.stdev(differences) / math.sqrt(len(shared))
-    half = float(stats.t.ppf(1 - level / 2, len(shared) - 1) * error)
+    half = float(stdtrit(len(shared) - 1, 1 - level / 2) * error)
     difference = statistics.mean(differences)
     return Paired(difference, (difference - half, difference + half), len(shared))
