@@ -3,6 +3,7 @@ code runs where."""
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -52,31 +53,35 @@ class Machines:
                 one.bind(("127.0.0.1", 0))
             link, gate, self.node = (one.getsockname()[1] for one in (a, b, c))
         self.link, self.gate = f"127.0.0.1:{link}", f"127.0.0.1:{gate}"
-        self.here = {"server.example.org:8443": self.gate, "0.0.0.0": "127.0.0.1", "8443": str(gate),
-                     "8000": str(link), "/srv/flower": str(folder), "/srv/": f"{folder}/",
+        self.here = {"server.example.org:8443": self.gate, "8443": str(gate), "8000": str(link),
+                     "/srv/flower": str(folder), "/srv/": f"{folder}/",
+                     "nginx -p": "nginx -g 'user root;' -p",  # where root runs the tests
                      "flower-supernode ": f"flower-supernode --port {self.node} ",
                      "deploy.node ": f"deploy.node --supernode 127.0.0.1:{self.node} "}
 
     def command(self, words: str) -> str:
         """The one block of the README that begins with these words, for the ports and folders of here."""
         (found,) = [block for block in self.blocks if block.startswith(words)]
+        return self.here_and_now(found)
+
+    def here_and_now(self, text: str) -> str:
         for theirs, ours in self.here.items():
-            found = found.replace(theirs, ours)
-        return found
+            text = text.replace(theirs, ours)
+        return text
 
     def env(self, home: str) -> dict:
-        more = {"HOME": str(self.folder / home), "SUPERLINK": f"https://{self.link}", "OMP_NUM_THREADS": "1",
+        more = {"HOME": str(self.folder / home), "OMP_NUM_THREADS": "1",
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        return {name: value for name, value in os.environ.items() if name != "FLWR_HOME"} | more
+        return {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")} | more
 
     def start(self, command: str) -> None:
         where = dict(cwd=self.folder, env=self.env("home"), start_new_session=True)
         with open(self.folder / f"{len(self.started)}.log", "w") as log:
-            words = ["bash", "-c", f"exec {command}"]
+            words = ["bash", "-c", self.command("umask") + command]
             self.started.append(subprocess.Popen(words, stdout=log, stderr=log, **where))
 
     def do(self, command: str, home: str = "home") -> subprocess.CompletedProcess:
-        return subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.env(home), text=True,
+        return subprocess.run(["bash", "-c", self.command("umask") + command], cwd=self.folder, env=self.env(home), text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
 
     def config(self, home: str, address: str) -> None:
@@ -107,7 +112,8 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     for words in ("openssl", "ssh-keygen"):
         assert machines.do(machines.command(words)).returncode == 0
     machines.start(machines.command("flower-superlink"))
-    machines.start("env " + machines.command("SSL_CERT_FILE"))
+    write_files(tmp_path, {"nginx.conf": machines.here_and_now((ROOT / "deploy" / "nginx.conf").read_text())})
+    machines.start(machines.command("nginx"))
     register = machines.command("flwr supernode register")
     wait_for(lambda: "registered successfully" in machines.do(register).stdout)
 

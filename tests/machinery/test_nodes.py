@@ -252,7 +252,8 @@ def test_why_a_node_cannot_answer_stays_with_it(tmp_path, capsys):
     grid = Grid(flower, [f"--only {name} --state {tmp_path}" for name in NAMES], lambda *_: "")
     words = ["fedavg", "--scale", "smoke", *map(str, flags), "--nodes", "a,b,c"]
     for wrong in (["--classes", "healthy,ill"], ["--no-such-flag"]):
-        fed = SimpleNamespace(grid=grid, words=[*words, *wrong], own=SimpleNamespace(patience=9))
+        fed = SimpleNamespace(grid=grid, words=[*words, *wrong], own=SimpleNamespace(patience=9),
+                              key=None, most=0)
         assert flower.Remote.send(fed, "tell", {"b": {}}, {"b": 2}) == {}
         out = capsys.readouterr().out
         (said,) = [line for line in out.splitlines() if line.startswith("b is left out: ")]
