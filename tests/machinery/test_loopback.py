@@ -3,7 +3,6 @@ code runs where."""
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -39,6 +38,9 @@ def main(grid, context):
     replies = list(grid.send_and_receive(messages, timeout=90))
     Path("FOLDER/on_server").write_text(" ".join(str(reply.error.reason) for reply in replies))
 '''
+PATHS = {"runtime/acquire-task": 404, "control/start-run": 404, "fleet/../control/start-run": 404,
+         "../docs": 404, "fleet/%00": 400, "fleet/push-object": 404, "fleet/push-object -T big": 413,
+         "fleet/push-object -T big -H Transfer-Encoding:chunked": 404}  # what a stranger gets
 
 
 class Machines:
@@ -75,14 +77,16 @@ class Machines:
         return {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")} | more
 
     def start(self, command: str) -> None:
-        where = dict(cwd=self.folder, env=self.env("home"), start_new_session=True)
         with open(self.folder / f"{len(self.started)}.log", "w") as log:
-            words = ["bash", "-c", self.command("umask") + command]
-            self.started.append(subprocess.Popen(words, stdout=log, stderr=log, **where))
+            self.started.append(subprocess.Popen(self.words(command), cwd=self.folder, env=self.env("home"),
+                                                 stdout=log, stderr=log, start_new_session=True))
+
+    def words(self, command: str) -> list[str]:
+        """It begins as each terminal does."""
+        return ["bash", "-c", self.command("umask") + command]
 
     def do(self, command: str, home: str = "home") -> subprocess.CompletedProcess:
-        return subprocess.run(["bash", "-c", self.command("umask") + command], cwd=self.folder, env=self.env(home), text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+        return subprocess.run(self.words(command), cwd=self.folder, env=self.env(home), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
 
     def config(self, home: str, address: str) -> None:
         """Flower's configuration, whole, with an address."""
@@ -121,14 +125,17 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     write_files(app, {"app.py": APP.replace("FOLDER", str(tmp_path)),
                       "pyproject.toml": ours.replace("deploy.flower:", "app:")})
     stranger = [f"flwr run {app} server", f"flwr run {ROOT}/deploy/app server --run-config 'run=\"fedavg\"'",
-                register, "flwr ls server", "flwr supernode list server"]
+                register.splitlines()[0], "flwr ls server", "flwr supernode list server"]
     for command in stranger:
         refused = machines.do(command, "stranger")
         assert refused.returncode and "404 Not Found" in refused.stdout, refused.stdout
-    for path in ("runtime/acquire-task", "control/start-run", "fleet/../control/start-run", "../docs"):
+    (tmp_path / "big").touch()
+    os.truncate(tmp_path / "big", 3 << 29)
+    for path, code in PATHS.items():
         asked = machines.do(f"curl --path-as-is -s -o /dev/null -w '%{{http_code}}' --cacert ca.crt -X POST "
                             f"https://{machines.gate}/v1/{path}")
-        assert asked.stdout == "404", (path, asked.stdout)
+        assert asked.stdout == str(code), (path, asked.stdout)
+    idle = [socket.create_connection(machines.gate.split(":")) for _ in range(150)]
     unknown = machines.command("flower-supernode").replace("hospital_a.key", "other.key")
     machines.do("ssh-keygen -q -t ecdsa -b 384 -N '' -f other.key")
     assert machines.do(f"timeout 60 {unknown}").returncode not in (0, 124)
@@ -136,6 +143,8 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     machines.start(machines.command("flower-supernode"))
     machines.start(machines.command("python -m deploy.node"))
     wait_for(lambda: "online" in machines.do("flwr supernode list server").stdout)
+    assert len(idle) == 150 and (tmp_path / "superlink.db").stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "home" / ".flwr" / "source").exists()  # the name under which Flower tells of it
     assert machines.do(f"flwr run {app} server").returncode == 0  # by who has a login on the server
     wait_for((tmp_path / "on_server").exists)
     assert "its log says why" in (tmp_path / "on_server").read_text()
