@@ -133,8 +133,8 @@ def reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
 
 
 def answered(content: RecordDict, node: dict) -> RecordDict:
-    """What this node's client answers; it is built, restored, asked and forgotten. `node` has `flags` of its own,
-    which replace those of the run."""
+    """What this node's client answers; it is built, restored, asked and forgotten. `node` has `flags` of its
+    own, which replace those of the run."""
     asked = content["asked"]
     module, settings, own = parsed([*asked["words"], *shlex.split(str(node.get("flags", "")))])
     prepare(settings)

@@ -86,7 +86,8 @@ class Machines:
         return ["bash", "-c", self.command("umask") + command]
 
     def do(self, command: str, home: str = "home") -> subprocess.CompletedProcess:
-        return subprocess.run(self.words(command), cwd=self.folder, env=self.env(home), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+        return subprocess.run(self.words(command), cwd=self.folder, env=self.env(home), text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
 
     def config(self, home: str, address: str) -> None:
         """Flower's configuration, whole, with an address."""
