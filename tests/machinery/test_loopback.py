@@ -145,7 +145,7 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     machines.start(machines.command("python -m deploy.node"))
     wait_for(lambda: "online" in machines.do("flwr supernode list server").stdout)
     assert len(idle) == 150 and (tmp_path / "superlink.db").stat().st_mode & 0o777 == 0o600
-    assert not (tmp_path / "home" / ".flwr" / "source").exists()  # the name under which Flower tells of it
+    assert "FLWR_TELEMETRY_ENABLED=0" in machines.command("umask")
     assert machines.do(f"flwr run {app} server").returncode == 0  # by who has a login on the server
     wait_for((tmp_path / "on_server").exists)
     assert "its log says why" in (tmp_path / "on_server").read_text()
