@@ -348,7 +348,7 @@ server_app = ServerApp()
 @server_app.main()
 def on_server(grid: Grid, context: Context) -> None:
     words = shlex.split(str(context.run_config["run"]))
-    if "--sign" not in words:
+    if not parsed(words)[2].sign:
         raise UserError("expected --sign FILE in `run`, the key of step 2 of deploy/README.md: nodes answer "
                         "nothing that it has not signed", 2)
     serve(grid, words)
