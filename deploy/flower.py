@@ -4,8 +4,8 @@
 
 This simulates the nodes, with Ray. On real machines: deploy/README.md. A node is one domain; it builds its
 client anew for each message. The server has no image: `Remote` is a `Federation` of common.py that asks all
-its nodes at once. It believes a reply after the checks of plumbing/run/payloads.py; one that fails them
-leaves out its node alone.
+its nodes at once, and signs what it asks (deploy/signing.py). It believes a reply after the checks of
+plumbing/run/payloads.py; one that fails them leaves out its node alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from types import ModuleType
 
 import common
 from common import Args, Payload, Reply, UserError
+from deploy import check_flower
 from deploy.domain import open_domain
+from deploy.signing import key_of, sign
 from plumbing.run.devices import prepare
 from plumbing.run.errors import one_line_on_failure, printable
-from plumbing.run.files import load_file, save, write_whole
+from plumbing.run.files import in_units, load_file, save, write_whole
 from plumbing.run.payloads import (agreed, check_answer, check_told, checked_numbers, expected_layout,
-                                   kept, restore, to_device)
+                                   kept, nbytes, restore, to_device)
 from plumbing.run.provenance import code
 from plumbing.run.results import id_of
 from plumbing.run.runfolder import Run, check_outputs
@@ -46,6 +48,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+MOST = 1 << 20  # bytes of an answer, beside eight times those of the network
 PAUSE = 1  # seconds between two looks for answers, or for nodes that are away
 ANSWERS = {"train": common.train_client, "validate": common.validate_client, "test": common.test_client,
            "fit": common.fit_client, "start": common.start_client}  # what a node may be asked
@@ -60,6 +63,7 @@ def parsed(words: list[str]) -> tuple[ModuleType, Args, argparse.Namespace]:
     parser.add_argument("--classes", type=names, required=True, help="in the order of the labels")
     parser.add_argument("--min-clients", type=int, default=1, help="fewest answers of a round [1]")
     parser.add_argument("--patience", type=float, default=3600, help="seconds to wait for answers [3600]")
+    parser.add_argument("--sign", type=Path, help="the private key that signs what nodes are asked")
     parser.add_argument("--only", default="", help="of a node: its domain")
     parser.add_argument("--state", default="state", help="of a node: folder of what its client keeps [state]")
     own, flags = parser.parse_known_args(words)
@@ -112,10 +116,15 @@ client_app = ClientApp()
 
 @client_app.query()
 def on_node(message: Message, context: Context) -> Message:
+    """The answer of a simulated node, which knows its server; another one's is deploy/node.py's."""
+    return reply(message, lambda: answered(message.content, context.node_config))
+
+
+def reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
     """The answer to the server. Why there is none stays in the node's log, since it may name a patient's
     file; the server gets the number under which it stands there."""
     try:
-        return Message(answered(message.content, context), reply_to=message)
+        return Message(answer(), reply_to=message)
     except (Exception, SystemExit) as stop:
         number = secrets.token_hex(4)
         why = str(stop) if isinstance(stop, UserError) else traceback.format_exc()
@@ -123,9 +132,10 @@ def on_node(message: Message, context: Context) -> Message:
         return Message(Error(0, f"its log says why, under {number}"), reply_to=message)
 
 
-def answered(content: RecordDict, context: Context) -> RecordDict:
-    """What this node's client answers; it is built, restored, asked and forgotten."""
-    asked, node = content["asked"], context.node_config
+def answered(content: RecordDict, node: dict) -> RecordDict:
+    """What this node's client answers; it is built, restored, asked and forgotten. `node` has `flags` of its
+    own, which replace those of the run."""
+    asked = content["asked"]
     module, settings, own = parsed([*asked["words"], *shlex.split(str(node.get("flags", "")))])
     prepare(settings)
     name = own.only or own.nodes[int(node["partition-id"])]
@@ -143,10 +153,13 @@ def answered(content: RecordDict, context: Context) -> RecordDict:
                          dataset.classes, channels, data)
     fed.dataset.same_images = dataset.same_images
     what, t, k = asked["what"], int(asked["t"]), fed.names.index(name)
+    client, last = fed.clients[k], asked["last"][k]
+    if not 0 <= last <= t <= settings.rounds - (what == "train"):
+        raise UserError(f"asked to {what} after round {t} of {settings.rounds}, of which the server has this "
+                        f"node's round {last}; that cannot be: look who sends it")
 
     # The file has what the client keeps before and after its last training: that is asked for once more if
     # its answer, or the server, was lost. A client of which the server has no answer begins anew.
-    client, last = fed.clients[k], asked["last"][k]
     file = Path(own.state) / f"{name}-{id_of(fixed(module, settings), 4)}.pt"
     if client.keeps and last:
         saved = load_file(file, "kept state", "put the folder of --state back, or start with --no-resume")
@@ -176,17 +189,42 @@ def left_out(name: str) -> Iterator[None]:
         print(printable(f"{name} is left out: {e!r}"[:400]), flush=True)
 
 
+@contextlib.contextmanager
+def bounded(grid: Grid, most: int) -> Iterator[None]:
+    """Within this Flower fetches an answer, in pieces of 5 MiB; ValueError as soon as they have more bytes
+    than `most`. In the simulation the answers are here already."""
+    client, sizes = getattr(grid, "_runtime_client", None), []
+    if client is None:
+        yield
+        return
+    pull = client.PullObject
+
+    def pulled(request):
+        piece = pull(request)
+        sizes.append(len(piece.object_content))
+        if sum(sizes) > most:
+            raise ValueError(f"its answer has more than {in_units(most)}")
+        return piece
+    client.PullObject = pulled
+    try:
+        yield
+    finally:
+        client.PullObject = pull
+
+
 class Remote(common.Federation):
     """A federation whose clients are on nodes. `ids` has those that are there, by the names of their domains,
     `told` what each has told of itself, `last` of each client its last round that the server has, `layouts`
     what each client's answers to a question look like."""
 
     def __init__(self, grid: Grid, words: list[str]):
-        self.grid, self.words = grid, words
+        self.grid = grid
         self.module, settings, self.own = parsed(words)
+        self.words = [*words, "--precision", settings.precision]  # what "auto" has become on this machine
+        self.key = self.own.sign and key_of(self.own.sign, private=True)
         prepare(settings)
         self.settings, self.same = settings, fixed(self.module, settings)
-        self.ids, self.told, self.layouts = {}, {}, {}
+        self.ids, self.told, self.layouts, self.most = {}, {}, {}, MOST
         while missing := self.meet():
             print(f"waiting for {', '.join(missing)}", flush=True)
             time.sleep(10 * PAUSE)
@@ -197,6 +235,7 @@ class Remote(common.Federation):
             raise UserError("some nodes have images in colour and some have gray ones: convert them", 2)
         fed = without_images(self.module, settings, builder_of(self.module), sources, targets,
                              self.own.classes, channels)
+        self.most = MOST + 8 * nbytes(fed.net.state_dict())
         counts = torch.tensor([told[name]["tested"] for name in targets or sources])
         vars(self).update(vars(fed), clients={}, sizes=[told[name]["size"] for name in sources],
                           tested=int(counts.sum()) if targets else 0, of_classes=counts.sum(0).tolist())
@@ -228,12 +267,14 @@ class Remote(common.Federation):
         for name, down in downs.items():
             asked = ConfigRecord({"what": what, "words": self.words, **more})
             content = RecordDict({**records(down), "asked": asked})
-            waiting[name] = self.grid.push_messages([Message(content, ids[name], "query",
-                                                             ttl=self.own.patience)])
+            message = Message(content, ids[name], "query", ttl=self.own.patience)
+            if self.key:
+                sign(message, self.key)
+            waiting[name] = self.grid.push_messages([message])
         while waiting and time.monotonic() < end:
             for name, asked in list(waiting.items()):
                 replies = [None]
-                with left_out(name):
+                with left_out(name), bounded(self.grid, self.most):
                     replies = list(self.grid.pull_messages(asked))
                     for reply in replies:
                         if reply.has_error():
@@ -289,6 +330,7 @@ class Remote(common.Federation):
 
 def serve(grid: Grid, words: list[str]) -> dict:
     """A run whose clients are on nodes; it resumes from its folder. Returns its result."""
+    check_flower()
     fed = Remote(grid, words)
     check_outputs(fed.settings)
     fed.dataset.content = id_of({"images": [fed.told[name]["content"] for name in fed.own.nodes]}, 4)
@@ -302,7 +344,15 @@ def serve(grid: Grid, words: list[str]) -> dict:
 
 
 server_app = ServerApp()
-server_app.main()(lambda grid, context: serve(grid, shlex.split(str(context.run_config["run"]))))
+
+
+@server_app.main()
+def on_server(grid: Grid, context: Context) -> None:
+    words = shlex.split(str(context.run_config["run"]))
+    if not parsed(words)[2].sign:
+        raise UserError("expected --sign FILE in `run`, the key of step 2 of deploy/README.md: nodes answer "
+                        "nothing that it has not signed", 2)
+    serve(grid, words)
 
 
 def main() -> None:

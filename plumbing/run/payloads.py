@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from plumbing.run.errors import UserError
+from plumbing.run.errors import UserError, printable
 from plumbing.run.files import tensors_of
 from plumbing.run.settings import Args, ratios
 from plumbing.run.several import targets_of
@@ -128,7 +128,7 @@ def checked_numbers(what: str, told: dict, settings: Args, down: dict, up: dict,
     fits = len(numbers) <= NUMBERS and up.get("n", told["size"]) == told["size"]
     if not fits or not all(lowest[name] <= numbers[name] <= high for name, high in highest.items()):
         raise ValueError(f"expected numbers up to {highest}, n {told['size']}; found {numbers}")
-    return {name: numbers[name] for name in highest} | known
+    return {printable(name): numbers[name] for name in highest} | known
 
 
 def kept(member) -> dict:

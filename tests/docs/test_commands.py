@@ -92,6 +92,11 @@ def parse_flower(flags: list[str]) -> None:
     importlib.import_module("deploy.flower").parsed([*flags, "--nodes", "a,b", "--classes", "c,d"])
 
 
+def parse_node(flags: list[str]) -> None:
+    pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
+    importlib.import_module("deploy.node").arguments(flags)
+
+
 OTHER_PROGRAMS = {
     "pytest": lambda flags: files_are_there([flag for flag in flags if "/" in flag]),
     "venv": lambda flags: None,
@@ -100,6 +105,7 @@ OTHER_PROGRAMS = {
     "bash": lambda flags: files_are_there(flags[:1]),
     "diff": files_are_there,
     "deploy.flower": parse_flower,
+    "deploy.node": parse_node,
 }
 
 
@@ -123,9 +129,8 @@ def parse_module(name: str, flags: list[str]) -> None:
     def stop(*words, **how):
         parse_args(*words, **how)
         raise Parsed
-    for program, library, file in (("docs.build", "markdown_it", "docs"), ("deploy.node", "flwr", "deploy")):
-        if name == program:
-            pytest.importorskip(library, reason=f"needs pip install -r requirements-{file}.txt")
+    if name == "docs.build":
+        pytest.importorskip("markdown_it", reason="needs pip install -r requirements-docs.txt")
     module = importlib.import_module(f"{name}.__main__" if path.is_dir() else name)
     expected = (Parsed, SystemExit) if "--help" in flags else Parsed
     with pytest.MonkeyPatch.context() as patch, pytest.raises(expected):

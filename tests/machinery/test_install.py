@@ -38,7 +38,7 @@ def test_all_code_that_a_run_needs_is_in_the_package():
     files = [path for path in tracked() if path.startswith(tuple(f"{floor}/" for floor in floors))]
     assert {path.rpartition("/")[0] for path in files if path.endswith(".py")} == folders
     beside = {path for path in files if not path.endswith((".py", ".jinja"))}
-    for_the_clone = {"deploy/README.md", "deploy/app/pyproject.toml"}
+    for_the_clone = {"deploy/README.md", "deploy/nginx.conf", "deploy/app/pyproject.toml"}
     assert beside - for_the_clone == {"plumbing/data/catalog.toml", "plumbing/run/scales.toml",
                                       "plumbing/data/rotated_mnist_indices.csv"}
 

@@ -3,6 +3,7 @@ code runs where."""
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from tests.conftest import ROOT, write_files
 import pytest
 
 pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow,
+              pytest.mark.skipif(not shutil.which("nginx"), reason="needs nginx: apt install nginx")]
 APP = '''
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -38,6 +40,9 @@ def main(grid, context):
     replies = list(grid.send_and_receive(messages, timeout=90))
     Path("FOLDER/on_server").write_text(" ".join(str(reply.error.reason) for reply in replies))
 '''
+PATHS = {"runtime/acquire-task": 404, "control/start-run": 404, "fleet/../control/start-run": 404,
+         "../docs": 404, "fleet/%00": 400, "fleet/push-object": 404, "fleet/push-object -T big": 413,
+         "fleet/push-object -T big -H Transfer-Encoding:chunked": 404}  # what a stranger gets
 
 
 class Machines:
@@ -52,31 +57,38 @@ class Machines:
                 one.bind(("127.0.0.1", 0))
             link, gate, self.node = (one.getsockname()[1] for one in (a, b, c))
         self.link, self.gate = f"127.0.0.1:{link}", f"127.0.0.1:{gate}"
-        self.here = {"server.example.org:8443": self.gate, "0.0.0.0": "127.0.0.1", "8443": str(gate),
-                     "8000": str(link), "/srv/flower": str(folder), "/srv/": f"{folder}/",
+        self.here = {"server.example.org:8443": self.gate, "8443": str(gate), "8000": str(link),
+                     "/srv/flower": str(folder), "/srv/": f"{folder}/",
+                     "nginx -p": "nginx -g 'user root;' -p",  # where root runs the tests
                      "flower-supernode ": f"flower-supernode --port {self.node} ",
                      "deploy.node ": f"deploy.node --supernode 127.0.0.1:{self.node} "}
 
     def command(self, words: str) -> str:
         """The one block of the README that begins with these words, for the ports and folders of here."""
         (found,) = [block for block in self.blocks if block.startswith(words)]
+        return self.here_and_now(found)
+
+    def here_and_now(self, text: str) -> str:
         for theirs, ours in self.here.items():
-            found = found.replace(theirs, ours)
-        return found
+            text = text.replace(theirs, ours)
+        return text
 
     def env(self, home: str) -> dict:
-        more = {"HOME": str(self.folder / home), "SUPERLINK": f"https://{self.link}", "OMP_NUM_THREADS": "1",
+        more = {"HOME": str(self.folder / home), "OMP_NUM_THREADS": "1",
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        return {name: value for name, value in os.environ.items() if name != "FLWR_HOME"} | more
+        return {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")} | more
 
     def start(self, command: str) -> None:
-        where = dict(cwd=self.folder, env=self.env("home"), start_new_session=True)
         with open(self.folder / f"{len(self.started)}.log", "w") as log:
-            words = ["bash", "-c", f"exec {command}"]
-            self.started.append(subprocess.Popen(words, stdout=log, stderr=log, **where))
+            self.started.append(subprocess.Popen(self.words(command), cwd=self.folder, env=self.env("home"),
+                                                 stdout=log, stderr=log, start_new_session=True))
+
+    def words(self, command: str) -> list[str]:
+        """It begins as each terminal does."""
+        return ["bash", "-c", self.command("umask") + command]
 
     def do(self, command: str, home: str = "home") -> subprocess.CompletedProcess:
-        return subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.env(home), text=True,
+        return subprocess.run(self.words(command), cwd=self.folder, env=self.env(home), text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
 
     def config(self, home: str, address: str) -> None:
@@ -107,7 +119,8 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     for words in ("openssl", "ssh-keygen"):
         assert machines.do(machines.command(words)).returncode == 0
     machines.start(machines.command("flower-superlink"))
-    machines.start("env " + machines.command("SSL_CERT_FILE"))
+    write_files(tmp_path, {"nginx.conf": machines.here_and_now((ROOT / "deploy" / "nginx.conf").read_text())})
+    machines.start(machines.command("nginx"))
     register = machines.command("flwr supernode register")
     wait_for(lambda: "registered successfully" in machines.do(register).stdout)
 
@@ -115,14 +128,17 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     write_files(app, {"app.py": APP.replace("FOLDER", str(tmp_path)),
                       "pyproject.toml": ours.replace("deploy.flower:", "app:")})
     stranger = [f"flwr run {app} server", f"flwr run {ROOT}/deploy/app server --run-config 'run=\"fedavg\"'",
-                register, "flwr ls server", "flwr supernode list server"]
+                register.splitlines()[0], "flwr ls server", "flwr supernode list server"]
     for command in stranger:
         refused = machines.do(command, "stranger")
         assert refused.returncode and "404 Not Found" in refused.stdout, refused.stdout
-    for path in ("runtime/acquire-task", "control/start-run", "fleet/../control/start-run", "../docs"):
+    (tmp_path / "big").touch()
+    os.truncate(tmp_path / "big", 3 << 29)
+    idle = [socket.create_connection(machines.gate.split(":")) for _ in range(150)]  # they shut out nobody
+    for path, code in PATHS.items():
         asked = machines.do(f"curl --path-as-is -s -o /dev/null -w '%{{http_code}}' --cacert ca.crt -X POST "
                             f"https://{machines.gate}/v1/{path}")
-        assert asked.stdout == "404", (path, asked.stdout)
+        assert asked.stdout == str(code), (path, asked.stdout)
     unknown = machines.command("flower-supernode").replace("hospital_a.key", "other.key")
     machines.do("ssh-keygen -q -t ecdsa -b 384 -N '' -f other.key")
     assert machines.do(f"timeout 60 {unknown}").returncode not in (0, 124)
@@ -130,6 +146,8 @@ def test_without_a_login_nothing_is_started_and_a_node_runs_its_own_code(machine
     machines.start(machines.command("flower-supernode"))
     machines.start(machines.command("python -m deploy.node"))
     wait_for(lambda: "online" in machines.do("flwr supernode list server").stdout)
+    assert idle and (tmp_path / "superlink.db").stat().st_mode & 0o777 == 0o600
+    assert "FLWR_TELEMETRY_ENABLED=0" in machines.command("umask")
     assert machines.do(f"flwr run {app} server").returncode == 0  # by who has a login on the server
     wait_for((tmp_path / "on_server").exists)
     assert "its log says why" in (tmp_path / "on_server").read_text()

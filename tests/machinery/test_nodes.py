@@ -8,14 +8,19 @@ import contextlib
 import importlib
 import io
 import json
+import os
+import re
+import subprocess
+import sys
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import common
 from common import UserError
 from reproduce.compare import read
-from tests.conftest import metrics, run_here
+from tests.conftest import ROOT, metrics, run_here, write_files
 from tests.machinery.test_flower import Grid, deployed, same_run
 from tests.own_images import FLAGS, write_images
 
@@ -23,6 +28,8 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs pip install -r requirements-deploy.txt")
+flower, node, signing = map(importlib.import_module, ("deploy.flower", "deploy.node", "deploy.signing"))
+SERVER, OTHER = signing.Ed25519PrivateKey.generate(), signing.Ed25519PrivateKey.generate()
 NAMES = ("a", "b", "c")
 
 
@@ -60,7 +67,7 @@ class Replay:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> tuple:
     """The server of a run, after a message of each kind, and the honest answers of its three nodes."""
-    flower, folder = importlib.import_module("deploy.flower"), tmp_path_factory.mktemp("nodes")
+    folder = tmp_path_factory.mktemp("nodes")
     flags = [f"--only {name} --state {folder / 'state'}" for name in NAMES]
     grid, honest = Grid(flower, flags, lambda node, what, t: ""), {}
     pull = grid.pull_messages
@@ -213,14 +220,32 @@ def test_the_first_answer_is_no_template(recorded, spoil):
 def test_what_the_server_knows_is_not_asked(recorded):
     """Bytes and sizes of test parts are its own; numbers that nobody asked for are forgotten."""
     fed, honest = recorded
-    lie = numbers({"bytes_up": 5, "bytes_down": -1})
+    lie = numbers({"bytes_up": 5, "bytes_down": -1, "\x1b[2J": 1.0})
     fed.grid, fed.ids = Replay(honest, "train", lie, 1), {}
     sent = {k: log for k, (_, log) in ask(fed, "train").items()}
     assert sent[1]["bytes_up"] == sent[0]["bytes_up"] > 5 and sent[1]["bytes_down"] == sent[0]["bytes_down"]
+    assert r"\x1b[2J" in sent[1]
     fed.grid = Replay(honest, "test", numbers({"test_of": 10**6, "odd": 1}, "val_of"), 1)
     counted = {k: found for k, (_, found) in ask(fed, "test").items()}
     assert counted[1].keys() == {"val", "test", "val_of", "test_of"}
     assert counted[1]["test_of"] == sum(fed.told["b"]["tested"])
+
+
+def test_an_answer_far_larger_than_the_network_is_not_fetched(recorded, monkeypatch):
+    """Flower fetches it in pieces, of which the server takes two here."""
+    fetched = []
+
+    def piece(request):
+        fetched.append(request)
+        return SimpleNamespace(object_content=bytes(5 << 20))
+
+    def larger(reply):
+        for number in range(60):
+            fed.grid._runtime_client.PullObject(number)
+    fed, _ = recorded
+    monkeypatch.setattr(Replay, "_runtime_client", SimpleNamespace(PullObject=piece), raising=False)
+    check_left_out(*replayed(recorded, "train", larger))
+    assert fetched == [0, 1] and fed.grid._runtime_client.PullObject is piece
 
 
 def test_a_node_that_comes_back_is_the_one_that_went(recorded):
@@ -248,11 +273,11 @@ def test_why_a_node_cannot_answer_stays_with_it(tmp_path, capsys):
     """A patient's name in that of a file does not leave the hospital."""
     flags = images(tmp_path)
     (tmp_path / "images" / "b" / "ill" / "mueller_1950.png").write_text("no image")
-    flower = importlib.import_module("deploy.flower")
     grid = Grid(flower, [f"--only {name} --state {tmp_path}" for name in NAMES], lambda *_: "")
     words = ["fedavg", "--scale", "smoke", *map(str, flags), "--nodes", "a,b,c"]
     for wrong in (["--classes", "healthy,ill"], ["--no-such-flag"]):
-        fed = SimpleNamespace(grid=grid, words=[*words, *wrong], own=SimpleNamespace(patience=9))
+        fed = SimpleNamespace(grid=grid, words=[*words, *wrong], own=SimpleNamespace(patience=9),
+                              key=None, most=0)
         assert flower.Remote.send(fed, "tell", {"b": {}}, {"b": 2}) == {}
         out = capsys.readouterr().out
         (said,) = [line for line in out.splitlines() if line.startswith("b is left out: ")]
@@ -308,3 +333,108 @@ def test_versions_of_the_same_images_are_split_alike(tmp_path, monkeypatch):
     on_nodes(tmp_path, "nodes", *flags, method="fedgala")
     run_here("fedgala", tmp_path / "here", *images(tmp_path), *flags)
     assert same_run(tmp_path / "nodes", tmp_path / "here")
+
+
+# What a node obeys
+
+
+def instruction(run=1, to=2, key=SERVER, change=lambda content: None):
+    """What the server asks the second node in run 1; it is changed after it was signed."""
+    from flwr.app import ConfigRecord, Message
+    identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+    identity.run_id, identity.node_id, identity.task_id = run, 0, 0
+    content = flower.records({"w": torch.zeros(2)})
+    content["asked"] = ConfigRecord({"what": "train", "t": 1})
+    message = Message(content, to, "query")
+    signing.sign(message, key)
+    change(content)
+    return message
+
+
+FORGED = {"of another run": dict(run=2), "of another node": dict(to=3), "by another key": dict(key=OTHER),
+          "not signed": dict(change=lambda content: content.pop("signature")),
+          "a text as signature": dict(change=lambda content: content["signature"].update(ed25519="x")),
+          "an old one as new": dict(change=lambda content: content["asked"].update(sent=2**62)),
+          "other weights": dict(change=lambda content: content.update(flower.records({"w": torch.ones(2)})))}
+
+
+@pytest.fixture
+def obeyed(tmp_path, monkeypatch):
+    """What the second node does with a message: it gives its own flags instead of an answer."""
+    monkeypatch.setattr(node, "answered", lambda content, own: own["flags"])
+    words = ["--secret", "s", "--server-key", "k", "--only", "b", "--state", str(tmp_path), "--device", "cpu"]
+    return partial(node.obeyed, context=SimpleNamespace(run_id=1, node_id=2), args=node.arguments(words),
+                   key=SERVER.public_key())
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_a_node_obeys_the_server_alone(obeyed, forged):
+    with pytest.raises(UserError, match="--server-key has not signed"):
+        obeyed(instruction(**forged))
+
+
+def test_an_instruction_that_is_sent_again_is_not_obeyed(obeyed, tmp_path):
+    """Unless it is the newest: Flower may bring one twice."""
+    first, second = instruction(), instruction()
+    for message in (first, first, second):
+        assert obeyed(message) == f"--device cpu --only b --state {tmp_path}"
+    with pytest.raises(UserError, match="older than the newest"):
+        obeyed(first)
+
+
+def test_the_server_signs_what_it_asks(recorded, monkeypatch):
+    """With the precision that it has chosen: another machine might choose another."""
+    fed, honest = recorded
+    asked, push = [], Replay.push_messages
+    monkeypatch.setattr(Replay, "push_messages", lambda grid, sent: asked.extend(sent) or push(grid, sent))
+    monkeypatch.setattr(fed, "key", SERVER)
+    assert replayed(recorded, "train", lambda reply: None) == (set(NAMES), "")
+    assert len(asked) == 6  # who are you, and train
+    for message in asked:
+        text = signing.text_of(message.content, 1, message.metadata.dst_node_id)
+        SERVER.public_key().verify(message.content["signature"]["ed25519"], text)
+        assert message.content["asked"]["words"][-2:] == ["--precision", "fp32"]
+
+
+@pytest.mark.parametrize("t, last", [(10**6, 0), (3, 0), (-1, -1), (0, 1)])
+def test_a_round_that_cannot_be_is_not_trained(recorded, tmp_path, t, last):
+    """Of three."""
+    from flwr.app import ConfigRecord, RecordDict
+    asked = {"what": "train", "words": recorded[0].words, "t": t, "last": [last] * 3, "clients": [*NAMES],
+             "targets": []}
+    with pytest.raises(UserError, match="that cannot be"):
+        flower.answered(RecordDict({"asked": ConfigRecord(asked)}), {"flags": f"--only b --state {tmp_path}"})
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_key_that_is_missing_or_of_another_kind():
+    words = "fedavg --nodes a,b --classes c,d"
+    with pytest.raises(UserError, match="expected --sign FILE"):
+        flower.on_server(None, SimpleNamespace(run_config={"run": words}))
+    with pytest.raises(UserError, match="expected the public half of an Ed25519 key"):
+        signing.key_of(ROOT / "requirements.txt", private=False)
+
+
+# The commands and files of deploy/
+
+
+def test_another_version_of_flower_is_refused(tmp_path):
+    """In one line, before its inner parts are imported."""
+    write_files(tmp_path, {"flwr-1.43.0.dist-info/METADATA": "Name: flwr\nVersion: 1.43.0\n"})
+    done = subprocess.run([sys.executable, "-m", "deploy.node"], cwd=ROOT, text=True, capture_output=True,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2 and done.stderr == (
+        "deploy.node: expected Flower 1.42, with which this was tried; found 1.43.0: pip install -r "
+        "requirements-deploy.txt\n")
+    assert "flwr[simulation]>=1.42,<1.43" in (ROOT / "requirements-deploy.txt").read_text()
+
+
+def test_the_page_has_the_limits_of_nginx():
+    """And a piece of Flower's fits in a body."""
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    page, file = ((ROOT / "deploy" / name).read_text() for name in ("README.md", "nginx.conf"))
+    table = page[page.index("| from whom | limit |"):]
+    limits = re.findall(r"`(\w+ [\w ]+|max_conns=\d+)`", table[:table.index("\n\n")])
+    assert len(limits) == 7 and all(f" {limit};" in file for limit in limits)
+    (most,) = re.findall(r"client_max_body_size (\d+)m;", file)
+    assert FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE == 5 << 20 < int(most) << 20
