@@ -174,6 +174,7 @@ class Site:
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
         html = re.sub("(<table>.*?</table>)", r'<div class="wide" tabindex="0">\1</div>', html, flags=re.S)
         html = html.replace("<th></th>", "<td></td>")
+        html = html.replace("<td>Measured", '<td class="measured">Measured')  # stands out among what is argued
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
         html = re.sub(r'<a href="">(.*?)</a>', r"\1", html, flags=re.S)  # what has no page and no address
         return Markup(html)
