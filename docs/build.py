@@ -4,7 +4,7 @@
     python docs/build.py
 
 A method's page has its note and each equation beside the statements that compute it; the file has its own.
-The results are the pages of results/, as Markdown. Two equations can be played with (docs/interactive.js).
+The results are the pages of results/, as Markdown. Four equations can be played with (docs/interactive.js).
 A link that leads nowhere ends the build. Tests have no page here. They are links if pyproject.toml has the
 repository's address ([project.urls], Repository). The pages need no server and fetch nothing from elsewhere.
 They read without a script. The HTML is in docs/templates/.
