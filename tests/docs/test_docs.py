@@ -101,10 +101,21 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
             address = f"../../{file}.html"
             assert {f"{address}#L{n}" for n in lines} <= set(re.findall(r'href="([^"]*)"', card))
         for test in entry["tests"]:
-            line, words = equations.test_of(test)
-            assert f"{equations.file_of(test)}:{line} {test.partition('::')[2]}: {words}" in unescape(card)
+            assert f'<a href="#{equations.slug(test)}">' in card
     used, whole, _ = equations.counts(of)
     assert f"{whole} of {used} equations and lines located and tested" in text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_test_can_be_read_and_run(pages, method):
+    """Its lines are those of its file, the command has its name."""
+    for test in equations.table(method).tests:
+        file, name = equations.file_of(test), test.partition("::")[2]
+        _, _, rest = pages[of_method(method)].partition(f'<details id="{equations.slug(test)}">')
+        shown = re.sub(r'<span class="number">\d+</span>|<[^>]*>', "", rest.partition("</details>")[0])
+        first, last = equations.code(file, method).spans[name]
+        lines = (ROOT / file).read_text().splitlines()[first - 1:last]
+        assert unescape(shown).endswith(f"python -m pytest {file} -k {name}\n" + "\n".join(lines) + "\n")
 
 
 def test_code_is_shown_as_it_is(site):
