@@ -85,7 +85,7 @@ for (const block of document.querySelectorAll("pre, .lines .code")) {
 // Leaderboards: the head of a column sorts by it, the best first; once more turns it round
 for (const table of document.querySelectorAll("#leaderboards ~ .wide table")) {
   const heads = [...table.tHead.rows[0].cells]
-  heads.at(-2).ariaSort = "descending"
+  heads.at(-1).ariaSort = "descending"
   heads.forEach((head, i) => {
     const words = head.textContent
     head.replaceChildren()
@@ -107,6 +107,16 @@ for (const table of document.querySelectorAll(".wide table:not(.grid)")) {
   const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent)
   table.querySelectorAll("tbody td:not(:first-child)").forEach(cell => { cell.dataset.column = names[cell.cellIndex] })
 }
+
+// A formula that is wider than its column goes above both. What is wider than the page fades at the edge
+for (const formula of document.querySelectorAll(".row .math")) {
+  if (formula.scrollWidth > formula.clientWidth) formula.closest(".row").classList.add("broad")
+}
+const boxes = document.querySelectorAll(".math, .wide, .figure")
+const fade = () => boxes.forEach(box => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2))
+boxes.forEach(box => box.addEventListener("scroll", fade, { passive: true }))
+addEventListener("load", fade)
+addEventListener("resize", fade)
 
 // The table of contents: open beside the text, and with the section that is read
 if (toc) {
