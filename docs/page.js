@@ -19,7 +19,8 @@ const SIGNS = { alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ε"
   eta: "η", tau: "τ", mu: "μ", nu: "ν", pi: "π" }
 const signed = word => word.replace(/_/g, "").replace(RegExp(`^(${Object.keys(SIGNS).join("|")})(?=.{0,3}$)`), name => SIGNS[name])
 
-// Search: all words must be in a section; those in its heading count most
+// Search: all words must be in a section. First comes what has them as its heading, then this page's sections, then
+// those with most of the words in their headings
 const input = made("input", tools, { type: "search", placeholder: "Search", ariaLabel: "Search all pages" })
 const found = made("div", tools, { className: "found" })
 function search() {
@@ -30,7 +31,9 @@ function search() {
   for (const [title, heading, address, text] of words.length ? SECTIONS : []) {
     const head = `${title} ${heading}`.toLowerCase(), body = text.toLowerCase()
     if (!words.every(word => has(head, word) || has(body, word))) continue
-    hits.push([words.filter(word => has(head, word)).length, title, heading, address, text])
+    const exact = `${heading || title} `.toLowerCase().startsWith(`${words.join(" ")} `)
+    const here = new URL(ROOT + address, location.href).pathname === location.pathname
+    hits.push([1000 * exact + 100 * here + words.filter(word => has(head, word)).length, title, heading, address, text])
   }
   hits.sort((a, b) => b[0] - a[0])
   found.replaceChildren()

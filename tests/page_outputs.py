@@ -2,8 +2,8 @@
 
     python -m tests.page_outputs      # runs their commands in empty folders and rewrites it: half an hour
 
-A fence or a table below a command has lines of its output, not all of them. A number of the page stands for any
-number, `...` for any text, device and precision for those of any machine, and the lines of a table for spaces.
+A fence or a table below a command has lines of its output, not all of them. A number of the page stands for
+any number, `...` for any text, device and precision for those of any machine, a table's lines for spaces.
 """
 
 import argparse
