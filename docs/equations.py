@@ -88,14 +88,6 @@ class Table:
         """The lines of the paper's algorithms."""
         return [entry for entry in self.entries if "Eq" not in entry["tag"]]
 
-    @property
-    def tests(self) -> list[str]:
-        """What tests its entries and parts, each once."""
-        named = []
-        for entry in self.entries + self.parts:
-            named += entry["tests"]
-        return list(dict.fromkeys(named))
-
     def tags_in(self, text: str, box: str = "") -> list[str]:
         """The tags in a text, one for each number: of "Eqs. (5)-(6), line 7" Eq. (5), Eq. (6), Alg. 1 line 7.
 

@@ -130,8 +130,8 @@ def withdrawn(records: Records) -> int:
 
 
 def leaderboards(records: Records) -> list[str]:
-    """A table for each data set, protocol and scale; these are never mixed. Its rows have one budget: of all
-    budgets the one in which most methods were run."""
+    """A table for each data set, protocol and scale; these are never mixed. Its rows have one budget, the one
+    that has most of them."""
     places = {}
     for record in records.newest:
         args = record["args"]
@@ -143,8 +143,8 @@ def leaderboards(records: Records) -> list[str]:
         boards = []
         for words, settings in budgets.items():
             heads, rows = leaderboard(list(settings.values()))
-            boards.append((len({row[0] for row in rows}), len(rows), words, heads, rows))
-        *_, words, heads, rows = max(boards)
+            boards.append((len(rows), words, heads, rows))
+        _, words, heads, rows = max(boards)
         if rows:
             text += [f"### {dataset}, {protocol}, --scale {scale}", f"All rows: {words}.",
                      table_text(rows, heads)]

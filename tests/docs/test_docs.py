@@ -109,7 +109,8 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_test_can_be_read_and_run(pages, method):
     """Its lines are those of its file, the command has its name."""
-    for test in equations.table(method).tests:
+    of = equations.table(method)
+    for test in {test for entry in of.entries + of.parts for test in entry["tests"]}:
         file, name = equations.file_of(test), test.partition("::")[2]
         _, _, rest = pages[of_method(method)].partition(f'<details id="{equations.slug(test)}">')
         shown = re.sub(r'<span class="number">\d+</span>|<[^>]*>', "", rest.partition("</details>")[0])
@@ -166,7 +167,7 @@ def test_the_search_finds_and_escape_closes_it(browser, site):
             tab.locator("input").first.fill(f"{word} dse modules")
             assert "θv" in tab.locator(".found").inner_text()
         for word, address in (("temperature", "docs/methods/fdse.html#eq-9"),  # of this page before others
-                              ("leaderboards", "results/README.html#leaderboards")):  # a heading before all
+                              ("results", "results/README.html")):  # a heading before all
             tab.locator("input").first.fill(word)
             assert first.get_attribute("href") == f"../../{address}"
         tab.keyboard.press("Escape")
@@ -179,6 +180,7 @@ def test_a_leaderboard_is_sorted_by_its_heads(browser, site):
     """By a click, and by the keyboard; a screen reader is told."""
     with opened(browser, site, "results/README.html") as (tab, complaints):
         table = tab.locator("#leaderboards ~ .wide table").first
+        assert table.locator("th").last.get_attribute("aria-sort") == "descending"
         head = table.locator("th").nth(2)
         head.locator("button").click()
         tab.keyboard.press("Enter")  # turns it round
