@@ -103,9 +103,10 @@ for (const table of document.querySelectorAll("#leaderboards ~ .wide table")) {
   })
 }
 
-// A table that is wider than a phone: a block for each row, in which a cell has the name of its column
+// A table of four columns or wider than its place is on a phone a block for each row, in which a cell has the name of
+// its column
 for (const table of document.querySelectorAll(".wide table:not(.grid)")) {
-  if (table.scrollWidth <= table.parentElement.clientWidth || !table.tHead) continue
+  if (!table.tHead || (table.tHead.rows[0].cells.length < 4 && table.scrollWidth <= table.parentElement.clientWidth)) continue
   table.classList.add("stacked")
   const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent)
   table.querySelectorAll("tbody td:not(:first-child)").forEach(cell => { cell.dataset.column = names[cell.cellIndex] })
