@@ -19,7 +19,8 @@ const SIGNS = { alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ε"
   eta: "η", tau: "τ", mu: "μ", nu: "ν", pi: "π" }
 const signed = word => word.replace(/_/g, "").replace(RegExp(`^(${Object.keys(SIGNS).join("|")})(?=.{0,3}$)`), name => SIGNS[name])
 
-// Search: all words must be in a section; those in its heading count most
+// Search: all words must be in a section. First comes what has them as its heading, then this page's sections, then
+// those with most of the words in their headings
 const input = made("input", tools, { type: "search", placeholder: "Search", ariaLabel: "Search all pages" })
 const found = made("div", tools, { className: "found" })
 function search() {
@@ -30,7 +31,9 @@ function search() {
   for (const [title, heading, address, text] of words.length ? SECTIONS : []) {
     const head = `${title} ${heading}`.toLowerCase(), body = text.toLowerCase()
     if (!words.every(word => has(head, word) || has(body, word))) continue
-    hits.push([words.filter(word => has(head, word)).length, title, heading, address, text])
+    const exact = `${heading || title} `.toLowerCase().startsWith(`${words.join(" ")} `)
+    const here = new URL(ROOT + address, location.href).pathname === location.pathname
+    hits.push([1000 * exact + 100 * here + words.filter(word => has(head, word)).length, title, heading, address, text])
   }
   hits.sort((a, b) => b[0] - a[0])
   found.replaceChildren()
@@ -85,7 +88,7 @@ for (const block of document.querySelectorAll("pre, .lines .code")) {
 // Leaderboards: the head of a column sorts by it, the best first; once more turns it round
 for (const table of document.querySelectorAll("#leaderboards ~ .wide table")) {
   const heads = [...table.tHead.rows[0].cells]
-  heads.at(-2).ariaSort = "descending"
+  heads.at(-1).ariaSort = "descending"
   heads.forEach((head, i) => {
     const words = head.textContent
     head.replaceChildren()
@@ -100,13 +103,24 @@ for (const table of document.querySelectorAll("#leaderboards ~ .wide table")) {
   })
 }
 
-// A table that is wider than a phone: a block for each row, in which a cell has the name of its column
+// A table of four columns or wider than its place is on a phone a block for each row, in which a cell has the name of
+// its column
 for (const table of document.querySelectorAll(".wide table:not(.grid)")) {
-  if (table.scrollWidth <= table.parentElement.clientWidth || !table.tHead) continue
+  if (!table.tHead || (table.tHead.rows[0].cells.length < 4 && table.scrollWidth <= table.parentElement.clientWidth)) continue
   table.classList.add("stacked")
   const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent)
   table.querySelectorAll("tbody td:not(:first-child)").forEach(cell => { cell.dataset.column = names[cell.cellIndex] })
 }
+
+// A formula that is wider than its column goes above both. What is wider than the page fades at the edge
+for (const formula of document.querySelectorAll(".row .math")) {
+  if (formula.scrollWidth > formula.clientWidth) formula.closest(".row").classList.add("broad")
+}
+const boxes = document.querySelectorAll(".math, .wide, .figure")
+const fade = () => boxes.forEach(box => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2))
+boxes.forEach(box => box.addEventListener("scroll", fade, { passive: true }))
+addEventListener("load", fade)
+addEventListener("resize", fade)
 
 // The table of contents: open beside the text, and with the section that is read
 if (toc) {

@@ -174,6 +174,7 @@ class Site:
         html = MARKDOWN.renderer.render(tokens, MARKDOWN.options, {})
         html = re.sub("(<table>.*?</table>)", r'<div class="wide" tabindex="0">\1</div>', html, flags=re.S)
         html = html.replace("<th></th>", "<td></td>")
+        html = html.replace("<td>Measured", '<td class="measured">Measured')
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
         html = re.sub(r'<a href="">(.*?)</a>', r"\1", html, flags=re.S)  # what has no page and no address
         return Markup(html)
@@ -233,7 +234,7 @@ class Site:
 
 
 for function in (coloured, docstring, statements, contents, formula, relative, equations.formulas,
-                 equations.test_of, equations.file_of, equations.located):
+                 equations.test_of, equations.file_of, equations.located, equations.code):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}
 TEMPLATES.filters["slug"] = equations.slug

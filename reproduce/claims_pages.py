@@ -361,7 +361,7 @@ def draw_learning(measured: Measured, path: Path) -> None:
         points = percentages(curves[0][0], [values for _, values in curves])
         means = {t: [sum(values) / len(values)] for t, values in points.items()}
         draw_line(panel, means, name, records[0]["method"])
-    panel.set(xlabel="round", ylabel="accuracy (%)")
+    panel.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100))
     panel.grid(axis="y", color="0.9", linewidth=0.6)
     panel.legend(fontsize=8)
     write_figure(path, panel.figure, None)

@@ -44,7 +44,7 @@ CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "pub
             "published_deviation", "printed_elsewhere", "ours", "ours_deviation", "seeds", "values",
             "difference", "low", "high", "status", "precision", "runs", "commits", "module"]
 LEAST = 3  # seeds of a row
-BUDGET_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size")  # of `budget`
+COMMON_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size", "backbone")  # of all rows
 
 
 # All tables
@@ -130,23 +130,30 @@ def withdrawn(records: Records) -> int:
 
 
 def leaderboards(records: Records) -> list[str]:
-    """A table for each data set, protocol and scale; these are never mixed."""
+    """A table for each data set, protocol and scale; these are never mixed. Its rows have one budget, the one
+    that has most of them."""
     places = {}
     for record in records.newest:
         args = record["args"]
-        of_place = places.setdefault((args["dataset"], args["protocol"], args["scale"]), {})
-        of_place.setdefault((record["setting"], args["lr"], args["precision"]), []).append(record)
+        budgets = places.setdefault((args["dataset"], args["protocol"], args["scale"]), {})
+        of_setting = budgets.setdefault(common_words(record), {})
+        of_setting.setdefault((record["setting"], args["lr"]), []).append(record)
     text = []
-    for (dataset, protocol, scale), settings in sorted(places.items()):
-        board = leaderboard(list(settings.values()))
-        if board:
-            text += [f"### {dataset}, {protocol}, --scale {scale}", board]
+    for (dataset, protocol, scale), budgets in sorted(places.items()):
+        boards = []
+        for words, settings in budgets.items():
+            heads, rows = leaderboard(list(settings.values()))
+            boards.append((len(rows), words, heads, rows))
+        _, words, heads, rows = max(boards)
+        if rows:
+            text += [f"### {dataset}, {protocol}, --scale {scale}", f"All rows: {words}.",
+                     table_text(rows, heads)]
     return text
 
 
-def leaderboard(settings: list[list[dict]]) -> str:
-    """A row for each setting, by its records, that has LEAST seeds; the last column ranks them. Empty without
-    a row. A mean over targets has the seeds that have all of them."""
+def leaderboard(settings: list[list[dict]]) -> tuple[list[str], list[list[str]]]:
+    """The heads of the columns, and a row for each setting, by its records, that has LEAST seeds; the last
+    column ranks them. A mean over targets has the seeds that have all of them."""
     values = [values_of(of_setting) for of_setting in settings]
     columns = sorted({name for of_columns in values for name in of_columns})
     if settings[0][0]["args"]["protocol"] == "lodo":
@@ -161,8 +168,7 @@ def leaderboard(settings: list[list[dict]]) -> str:
             cells = [ours(Cell([], of_columns.get(name, {}))) or "-" for name in columns]
             ranked.append((rank, [*setting_words(of_setting[0]), *cells]))
     ranked.sort(key=lambda row: row[0], reverse=True)
-    heads = ["method", "flags", "budget", *columns]
-    return table_text([row for _, row in ranked], heads) if ranked else ""
+    return ["method", "flags", *columns], [row for _, row in ranked]
 
 
 def values_of(of_setting: list[dict]) -> dict[str, BySeed]:
@@ -173,15 +179,22 @@ def values_of(of_setting: list[dict]) -> dict[str, BySeed]:
 
 
 def setting_words(record: dict) -> list[str]:
-    """A record's method, the flags in which it differs from the method's command of now, and its budget."""
+    """A record's method with a link to its note, and the flags in which it differs from the method's command
+    of now."""
     args, module = record["args"], method(record["method"]).__name__
+    folder, _, name = module.rpartition(".")
+    note = f"baselines/{name}.md" if folder == "baselines" else f"{name}/differences.md"
     usual = [f"--dataset={args['dataset'].rsplit(' ', 1)[0]}"]  # one's own has its content behind it
     usual += [f"--{name}={args[name]}" for name in ("protocol", "scale", "variant") if name in args]
-    same = {name: args[name] for name in ("dataset", "seed", "target", *BUDGET_FIELDS)}
+    same = {name: args[name] for name in ("dataset", "seed", "target", "eval_every", *COMMON_FIELDS)}
     known = dataclasses.replace(setting(module, tuple(usual)), **same)
-    where = "GPU" if record["hardware"].get("gpu") else "CPU"
-    return [name_of_run(args), shlex.join(flags_of(record, known)) or "-",
-            f"{budget(args)}, {args['precision']} on a {where}"]
+    return [f"[{name_of_run(args)}](../papers/{note})", shlex.join(flags_of(record, known)) or "-"]
+
+
+def common_words(record: dict) -> str:
+    """What all rows of a leaderboard have in common: budget, network, precision and device."""
+    args, where = record["args"], "GPU" if record["hardware"].get("gpu") else "CPU"
+    return f"{budget(args)}, `--backbone {args['backbone']}`, {args['precision']} on a {where}"
 
 
 # One table

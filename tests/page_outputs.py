@@ -2,8 +2,8 @@
 
     python -m tests.page_outputs      # runs their commands in empty folders and rewrites it: half an hour
 
-A fence below a command has lines of its output, not all of them. A number of the page stands for any number,
-`...` for any text, and device and precision for those of any machine.
+A fence or a table below a command has lines of its output, not all of them. A number of the page stands for
+any number, `...` for any text, device and precision for those of any machine, a table's lines for spaces.
 """
 
 import argparse
@@ -24,7 +24,7 @@ FIGURES = {"start_curves.png": "runs/fedavg-digits-indomain-paper-s0-*/curves.pn
            "own/wine.png": "runs/benchmark-wine/forest.png", "own/networks.png": "networks.png"}
 MACHINE = r"(?:cpu|cuda:\d+), (?:fp32|bf16)"  # of the first lines of a run
 VERDICT = "above|below|cannot be told apart"
-TOKENS = {r"\.\.\.": ".*", r"[+-]?\d[\d.,:]*": r"[+-]?\d[\d.,:]*", " +": " +", "-{3,}": "-+",
+TOKENS = {r"\.\.\.": ".*", r"[ |]*\|[ |]*": "[ |]*", r"[+-]?\d[\d.,:]*": r"[+-]?\d[\d.,:]*", " +": " +",
           "s/round|round/s": "s/round|round/s",
           MACHINE: MACHINE,
           f"(?:{VERDICT})(?:; corrected: (?:{VERDICT}))?": f"(?:{VERDICT})(?:; corrected: (?:{VERDICT}))?"}
@@ -37,7 +37,7 @@ def blocks(page: str, language: str = "") -> list[str]:
 
 
 def shown(page: str) -> dict[str, str]:
-    """Each block of commands above an output or a figure, and that output, or nothing."""
+    """Each block of commands above an output or a figure, and that output, a fence or tables, or nothing."""
     found, commands = {}, ""
     parts = FENCED.split(page)
     for language, block, text in zip(parts[1::3], parts[2::3], parts[3::3]):
@@ -45,7 +45,10 @@ def shown(page: str) -> dict[str, str]:
             commands = block
         elif not language:
             found[commands] = block
-        if "![" in text:
+        tables = re.match(r"\n\n((?:\|.*\n|\n(?=\|))+)", text)
+        if tables:
+            found[commands] = tables[1]
+        elif "![" in text:
             found.setdefault(commands, "")
     return found
 
@@ -78,12 +81,15 @@ def renewed(output: str, said: str) -> str:
     """The lines of an output on a page as the program has now said them; an error if it says no such line."""
     lines, new = re.split(r"[\r\n]+", said), []
     for line in output.splitlines():
+        if not line.strip("|-"):
+            new.append(line + "\n")  # of a table, between its head and its rows
+            continue
         parts = TOKEN.split(line)
         pattern = "".join(f"({loosely(part)})" for part in parts)
         same = [match for match in (re.fullmatch(pattern, one) for one in lines) if match]
         assert same, f"the program prints no line like this one:\n{line}\nbut\n{said}"
         now = zip(parts, same[0].groups())
-        new.append("".join(part if part == "..." else words for part, words in now) + "\n")
+        new.append("".join(part if part == "..." or "|" in part else words for part, words in now) + "\n")
     return "".join(new)
 
 
@@ -123,7 +129,7 @@ def rewrite(name: str, folder: Path) -> None:
 
 def accuracies_of_one(page: str) -> list[float]:
     """The accuracy on each domain of the network that one client trained, by docs/start.md."""
-    row = re.search(r"^one  .*$", page, flags=re.M)[0]
+    row = re.search(r"^\| one .*$", page, flags=re.M)[0]
     return [float(cell) for cell in re.findall(r"([\d.]+) ±", row)[2:]]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fdse
 import fedgala
+import fedsr
 from docs import equations
 from docs.equations import METHODS, ROOT
 from reproduce import claims_pages
@@ -71,9 +72,8 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path, link):
 def test_the_site_is_small_and_loads_nothing_from_elsewhere(site, pages):
     size = SIZE + OF_A_RUN * len(RUNS.read_text().splitlines())
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < size
-    played = {of_method(name) for name in ("fdse", "fedgala")}  # by docs/interactive.js
-    for page, text in pages.items():
-        assert text.count("<script") == 1 + (page in played)
+    for text in pages.values():
+        assert text.count("<script") == 1 + ('class="play"' in text)
         assert not re.search(r'<(?:img|script|link)[^>]* (?:src|href)="[^"]*//', text)
         ids = re.findall(r' id="([^"]*)"', text)
         assert len(ids) == len(set(ids))
@@ -101,10 +101,22 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
             address = f"../../{file}.html"
             assert {f"{address}#L{n}" for n in lines} <= set(re.findall(r'href="([^"]*)"', card))
         for test in entry["tests"]:
-            line, words = equations.test_of(test)
-            assert f"{equations.file_of(test)}:{line} {test.partition('::')[2]}: {words}" in unescape(card)
+            assert f'<a href="#{equations.slug(test)}">' in card
     used, whole, _ = equations.counts(of)
     assert f"{whole} of {used} equations and lines located and tested" in text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_test_can_be_read_and_run(pages, method):
+    """Its lines are those of its file, the command has its name."""
+    of = equations.table(method)
+    for test in {test for entry in of.entries + of.parts for test in entry["tests"]}:
+        file, name = equations.file_of(test), test.partition("::")[2]
+        _, _, rest = pages[of_method(method)].partition(f'<details id="{equations.slug(test)}">')
+        shown = re.sub(r'<span class="number">\d+</span>|<[^>]*>', "", rest.partition("</details>")[0])
+        first, last = equations.code(file, method).spans[name]
+        lines = (ROOT / file).read_text().splitlines()[first - 1:last]
+        assert unescape(shown).endswith(f"python -m pytest {file} -k {name}\n" + "\n".join(lines) + "\n")
 
 
 def test_code_is_shown_as_it_is(site):
@@ -154,6 +166,10 @@ def test_the_search_finds_and_escape_closes_it(browser, site):
         for word in ("theta_v", "θv"):
             tab.locator("input").first.fill(f"{word} dse modules")
             assert "θv" in tab.locator(".found").inner_text()
+        for word, address in (("temperature", "docs/methods/fdse.html#eq-9"),  # of this page before others
+                              ("results", "results/README.html")):  # a heading before all
+            tab.locator("input").first.fill(word)
+            assert first.get_attribute("href") == f"../../{address}"
         tab.keyboard.press("Escape")
         assert tab.locator(".found a").count() == 0
         assert complaints == []
@@ -164,23 +180,41 @@ def test_a_leaderboard_is_sorted_by_its_heads(browser, site):
     """By a click, and by the keyboard; a screen reader is told."""
     with opened(browser, site, "results/README.html") as (tab, complaints):
         table = tab.locator("#leaderboards ~ .wide table").first
-        head = table.locator("th").nth(3)
+        assert table.locator("th").last.get_attribute("aria-sort") == "descending"
+        head = table.locator("th").nth(2)
         head.locator("button").click()
         tab.keyboard.press("Enter")  # turns it round
-        values = [float(words.split()[0]) for words in table.locator("td:nth-child(4)").all_inner_texts()]
+        values = [float(words.split()[0]) for words in table.locator("td:nth-child(3)").all_inner_texts()]
         assert values == sorted(values) and head.get_attribute("aria-sort") == "ascending"
+
+
+def terms(p: torch.Tensor, r: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """FedSR's two terms in one dimension, weighted; two z with the mean and the deviation of p(z|x)."""
+    z = p[0] + p[1] * torch.tensor([[1.0], [-1.0]])
+    kl = fedsr.gaussian_kl(*p.view(2, 1, 1), *r.view(2, 1, 1))
+    return weights[0] * fedsr.l2r(z) + weights[1] * kl[0]
 
 
 @pytest.mark.browser
 def test_the_played_equations_compute_what_python_does(browser, site):
-    """On random numbers, and where updates or changes are 0, opposite or alike."""
+    """On random numbers, and where updates or changes are 0, opposite or alike. At the least sum of FedSR's
+    terms their gradient is 0."""
     torch.manual_seed(0)
     odd = [[[1, 0], [-1, 0], [0, 0]], [[0, 3], [0, 0], [0, 0]], [[0, 0]] * 3, [[1, 2]] * 3]
     cases = torch.cat([torch.randn(200, 3, 2, dtype=torch.float64), torch.tensor(odd).double()])
     with opened(browser, site, of_method("fdse")) as (tab, complaints):
-        for delta in cases:
+        for i, delta in enumerate(cases):
             step = tab.evaluate("delta => consensus(delta).step", delta.tolist())
             assert step == pytest.approx(fdse.consensus(delta).tolist(), abs=1e-9)
+            tau = 10 ** (3 * math.sin(i))
+            theta = tab.evaluate("given => personalize(...given).next", [delta.tolist(), tau])
+            assert np.array(theta) == pytest.approx(fdse.personalize(delta, tau).numpy(), abs=1e-9)
+            p, r, weights = delta.abs() + 0.1
+            p[0] -= 1
+            found = tab.evaluate("given => simplicity(...given)", [p.tolist(), r.tolist(), *weights.tolist()])
+            assert found["sum"] == pytest.approx(terms(p, r, weights).item(), rel=1e-6)
+            best = torch.tensor(found["best"], requires_grad=True)
+            assert torch.autograd.grad(terms(best, r, weights), best)[0].abs().max() < 1e-4
         for i, (g, change) in enumerate(zip(cases, cases[1:])):
             tau, sign = math.sin(i), ("paper", "descent")[i % 2]
             bad = fedgala.unaligned(dict(enumerate(g)), dict(enumerate(change)), [[0], [1], [2]], tau, sign)
@@ -189,14 +223,16 @@ def test_the_played_equations_compute_what_python_does(browser, site):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("method, words", [("fdse", "against client 3"), ("fedgala", "-0.24, discarded")])
-def test_an_equation_is_played_with_by_pointer_and_keys(browser, site, method, words):
+@pytest.mark.parametrize("method, play, words", [
+    ("fdse", "consensus", "against client 3"), ("fdse", "personalize", "0.57, 0.56, 0.96"),
+    ("fedsr", "simplicity", "the noise drowns the mean"), ("fedgala", "unaligned", "-0.24, discarded")])
+def test_an_equation_is_played_with_by_pointer_and_keys(browser, site, method, play, words):
     with opened(browser, site, of_method(method), 390) as (tab, complaints):
-        says = tab.locator(".play figcaption")
-        handle = tab.locator(".play [role=slider]").nth(1)
+        figure = tab.locator(f"[data-play={play}]")
+        says, handle = figure.locator("figcaption"), figure.locator("[role=slider]").nth(1)
         first = says.inner_text()
-        assert words in first
-        handle.drag_to(tab.locator(".play svg"))
+        assert words in first and "Drag" in first
+        handle.drag_to(figure.locator("svg"))
         dragged = says.inner_text()
         handle.press("ArrowUp")
         assert len({first, dragged, says.inner_text()}) == 3

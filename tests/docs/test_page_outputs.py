@@ -68,6 +68,11 @@ def test_a_line_that_the_program_does_not_print_is_noticed():
         renewed("d75  9.00 +- 1.00\n", said)
 
 
+def test_a_table_of_the_page_is_an_output():
+    page = (ROOT / "docs/start.md").read_text()
+    assert "".join(shown(page).values()).count("|---|") == page.count("|---|") > 0
+
+
 def test_each_figure_is_made_by_a_command():
     """And nothing else lies beside the page of one's own files."""
     assert {path.name for path in (ROOT / "docs/own").iterdir()} == {
