@@ -9,7 +9,7 @@ from docs import equations
 from docs.equations import ROOT
 from docs.pages import NAV, ORDER, TEMPLATES, TITLES, Site, is_note, note_of, page_of, source_of
 from reproduce.claims import Answer, answers, read_claims
-from reproduce.claims_pages import gain_words, learned_words, sentence_of
+from reproduce.claims_pages import gain_words, learned_words, sentence_of, where_learned
 from reproduce.records import Records
 from reproduce.tables import read_tables
 
@@ -84,5 +84,5 @@ def build(out: Path) -> None:
     site.finish()
 
 
-for function in (gain_words, learned_words, sentence_of):
+for function in (gain_words, learned_words, sentence_of, where_learned):
     TEMPLATES.globals[function.__name__] = function

@@ -190,6 +190,11 @@ class Measured:
         return Learned(mean_of(losses), mean_of(sources))
 
     @property
+    def alike(self) -> bool:
+        """Whether both methods are tested by the same network of a client."""
+        return len({*self.claim.methods} & {*self.specification.after_training}) != 1
+
+    @property
     def not_learned(self) -> bool:
         """Whether a is further than BEHIND below b on the sources: the mark of the rule."""
         a, b = (self.learned(name).sources for name in self.claim.methods)

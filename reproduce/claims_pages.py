@@ -91,6 +91,20 @@ def learned_words(measured: Measured) -> str:
     return f"{a} had {'learned its source domains' if mine.sources is not None else 'trained'}: {words}."
 
 
+def where_learned(answer: Answer) -> str:
+    """Where the method had not learned in the paper's own setting: its gains in the settings where it had."""
+    gains = []
+    for measured in answer.others:
+        compared = measured.decided and measured.alike and not measured.specification.other_data
+        if compared and not measured.not_learned:
+            gains.append(measured.difference)
+    if not answer.own.not_learned or not gains:
+        return ""
+    settings = f"{len(gains)} other settings" if len(gains) > 1 else "another setting"
+    between = f"from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else f"{gains[0]:+.1f}"
+    return f"In {settings}, where it had, its gain is {between}."
+
+
 def loss(value: float | None) -> str:
     """Two digits: 1.32, 0.0041."""
     return "-" if value is None else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
@@ -149,11 +163,15 @@ def table_of_all(every: list[Answer]) -> str:
 
 
 def verdicts(every: list[Answer]) -> list[str]:
-    """What holds, what does not and what is open in the papers' own settings: a sentence for each."""
+    """What holds, what does not and what is open in the papers' own settings: a sentence for each. A method
+    that had not learned there says little of its idea: it stands by itself."""
     decided = [answer for answer in every if answer.own.decided]
+    kinds = {"gains": "These gains hold", "loses": "These do not", "open": "Open",
+             "not learned": "The method had not learned its source domains, so this says little of its idea"}
     lines = []
-    for verdict, words in (("gains", "These gains hold"), ("loses", "These do not"), ("open", "Open")):
-        claims = [verdict_words(answer) for answer in decided if answer.own.verdict == verdict]
+    for kind, words in kinds.items():
+        claims = [verdict_words(answer) for answer in decided
+                  if kind == ("not learned" if answer.own.not_learned else answer.own.verdict)]
         if claims:
             lines.append(f"**{words}.** {' '.join(claims)}")
     others = [answer for answer in every if not answer.own.decided]
@@ -163,12 +181,12 @@ def verdicts(every: list[Answer]) -> list[str]:
 
 
 def verdict_words(answer: Answer) -> str:
-    """FedSR over FedAvg (Table 1, average): -9.0 (-9.6 to -8.3), printed +2.8. It had not learned."""
+    """FedSR over FedAvg (Table 1, average): -9.0 (-9.6 to -8.3), printed +2.8. Then where it had learned."""
     a, b = answer.claim.methods
     place = answer.claim.place.rpartition("; ")[2]
     page = f"results/claims/{answer.paper.id}.md"
     words = f"[{a} over {b}]({page}) ({place}): {answer.own.gain()}, printed {answer.printed:+.1f}."
-    return f"{words} But {a} had not learned its source domains." if answer.own.not_learned else words
+    return f"{words} {where_learned(answer)}".rstrip()
 
 
 def unmeasured_words(others: list[Answer]) -> str:
@@ -234,8 +252,8 @@ def setting_row(answer: Answer, measured: Measured) -> list[str]:
     if mine.sources is not None or theirs.sources is not None:
         sources = " / ".join("-" if of.sources is None else f"{of.sources:.1f}" for of in (mine, theirs))
     level = measured.level(measured.claim.methods[1])
-    answered, trained = "-", {*measured.claim.methods} & {*measured.specification.after_training}
-    if len(trained) != 1 and not measured.specification.other_data:
+    answered = "-"
+    if measured.alike and not measured.specification.other_data:
         answered = answer_words(measured)
     seeds = f"{len(measured.gains)} of {measured.claim.seeds}"
     return [name, gain_words(measured), answered, losses, sources, "-" if level is None else f"{level:.1f}",
@@ -378,6 +396,7 @@ def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
 
 
 for function in (answer_words, commands_of, gain_words, learned_words, lines_of, missing_words, rest,
-                 sentence_of, short_gain, table_of_all, table_of_settings, verdicts, why):
+                 sentence_of, short_gain, table_of_all, table_of_settings, verdicts,
+                 where_learned, why):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals["rule"] = rule
