@@ -199,8 +199,8 @@ def unmeasured_words(others: list[Answer]) -> str:
         for measured in answer.others:
             if measured.gain():
                 a, b = answer.claim.methods
-                words += (f" {a} over {b} ({answer.claim.columns[0]}): {measured.gain()} with "
-                          f"{measured.specification.name}, printed {answer.printed:+.1f}.")
+                words += (f" In another setting ({measured.specification.name}) {a} over {b} has "
+                          f"{measured.gain()} by {answer.claim.columns[0]}, printed {answer.printed:+.1f}.")
                 break
     return words
 
