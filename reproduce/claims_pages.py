@@ -285,6 +285,11 @@ def functions(every: list[Answer]) -> dict:
         values = known[claim, name].values
         return str(paired(values[first], values[other]) or NOTHING)
 
+    def over(claim: str, other: str, name: str) -> str:
+        """The method of a claim over that of another claim, in one setting."""
+        a, b = (known[of, name].values[known[of, name].claim.methods[0]] for of in (claim, other))
+        return str(paired(a, b) or NOTHING)
+
     def domain(claim: str, name: str, client: str) -> str:
         """The part of a mean over clients that one of them makes."""
         measured = known[claim, name]
@@ -301,6 +306,7 @@ def functions(every: list[Answer]) -> dict:
         "gain": lambda *key: gain_words(known[key]),
         "control": lambda *key: gain_words(known[key], known[key].claim.control),
         "between": between,
+        "over": over,
         "domain": domain,
         "own": OWN,
     }

@@ -7,12 +7,14 @@ import re
 import statistics
 import subprocess
 import tomllib
+from types import SimpleNamespace
 
 from reproduce import claims
 from reproduce.cells import missing
 from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
                               metric_of, printed_gain, read_claims, read_paper, runs_for, runs_of)
-from reproduce.claims_pages import answer_words, gain_words, learned_words, row_of, sentence_of
+from reproduce.claims_pages import (answer_words, functions, gain_words, learned_words, row_of, sentence_of,
+                                    where_learned)
 from reproduce.records import Records, known_arguments
 from reproduce.tables import read_tables
 from tests.conftest import ROOT, RUNS, read_json, stops
@@ -236,6 +238,21 @@ def test_the_sentence_and_the_row_of_a_claim(tmp_path):
     assert row_of(answer)[1:4] == ["+4.0", "+4.0 (+3.8 to +4.2)", "gains, as printed"]
     none = dataclasses.replace(answer, own=measured(tmp_path, []), others=[one])
     assert "own: +4.0" in row_of(none)[2] and "Not measured yet" in sentence_of(none)
+    better = measured(tmp_path, lines_of({"fdse": [0.95, 0.951, 0.949], "fedavg": [0.9] * 3}))
+    second = dataclasses.replace(answer, claim=dataclasses.replace(CLAIM, id="d"), own=better)
+    assert functions([answer, second])["over"]("d", CLAIM.id, OWN.name) == "+1.0 (+1.0 to +1.0)"
+
+
+def test_where_a_method_had_learned_stands_beside_where_it_had_not():
+    def one(gain, **changes):
+        usual = {"difference": gain, "decided": True, "alike": True, "not_learned": False,
+                 "specification": SimpleNamespace(other_data="")}
+        return SimpleNamespace(**usual | changes)
+
+    others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
+    lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
+    assert where_learned(lost) == "In 2 other settings, where it had, its gain is from -2.0 to +1.0."
+    assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
 
 
 def test_a_claims_file_names_what_it_has():
