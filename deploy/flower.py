@@ -3,9 +3,9 @@
     python -m deploy.flower fdse --dataset digits --rounds 5 --out runs/flower
 
 This simulates the nodes, with Ray. On real machines: deploy/README.md. A node is one domain; it builds its
-client anew for each message. The server has no image: `Remote` is a `Federation` of common.py that asks all
-its nodes at once, and signs what it asks (deploy/signing.py). It believes a reply after the checks of
-plumbing/run/payloads.py; one that fails them leaves out its node alone.
+client anew for each message. The server has no image: `Remote` is a `Federation` (plumbing/run/federation.py)
+that asks all its nodes at once, and signs what it asks (deploy/signing.py). It believes a reply after the
+checks of plumbing/run/payloads.py; one that fails them leaves out its node alone.
 """
 
 from __future__ import annotations
