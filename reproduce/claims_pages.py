@@ -163,21 +163,22 @@ def table_of_all(every: list[Answer]) -> str:
 
 
 def verdicts(every: list[Answer]) -> list[str]:
-    """What holds, what does not and what is open in the papers' own settings: a sentence for each. A method
-    that had not learned there says little of its idea: it stands by itself."""
+    """What holds, what does not and what is open in the papers' own settings: a point for each, its claims
+    below it. A method that had not learned there says little of its idea: it stands by itself."""
     decided = [answer for answer in every if answer.own.decided]
     kinds = {"gains": "These gains hold", "loses": "These do not", "open": "Open",
              "not learned": "The method had not learned its source domains, so this says little of its idea"}
     lines = []
     for kind, words in kinds.items():
-        claims = [verdict_words(answer) for answer in decided
+        claims = [f"  - {verdict_words(answer)}" for answer in decided
                   if kind == ("not learned" if answer.own.not_learned else answer.own.verdict)]
         if claims:
-            lines.append(f"**{words}.** {' '.join(claims)}")
+            lines += [f"- **{words}:**", *claims]
     others = [answer for answer in every if not answer.own.decided]
-    lines.append(f"**Not measured** in the paper's own setting: {len(others)} of {len(every)} claims. "
-                 f"{unmeasured_words(others)}")
-    return lines
+    papers = list(dict.fromkeys(answer.paper.name for answer in others))
+    lines.append(f"- **Not measured in the paper's own setting:** {len(others)} of {len(every)} claims, of "
+                 f"{', '.join(papers[:-1])} and {papers[-1]}. Their pages say which runs they need.")
+    return lines + elsewhere(others)
 
 
 def verdict_words(answer: Answer) -> str:
@@ -189,20 +190,17 @@ def verdict_words(answer: Answer) -> str:
     return f"{words} {where_learned(answer)}".rstrip()
 
 
-def unmeasured_words(others: list[Answer]) -> str:
-    """Which papers' claims these are, and what has been measured of them in another setting."""
-    of_papers = {}
+def elsewhere(others: list[Answer]) -> list[str]:
+    """What has been measured of these claims in another setting, a line for each setting."""
+    settings = {}
     for answer in others:
-        of_papers.setdefault(answer.paper.name, []).append(answer)
-    words = f"They are of {', '.join(of_papers)}, and their pages say what they need."
-    for answer in others:
-        for measured in answer.others:
-            if measured.gain():
-                a, b = answer.claim.methods
-                words += (f" In another setting ({measured.specification.name}) {a} over {b} has "
-                          f"{measured.gain()} by {answer.claim.columns[0]}, printed {answer.printed:+.1f}.")
-                break
-    return words
+        measured = next((measured for measured in answer.others if measured.gain()), None)
+        if measured:
+            a, b = answer.claim.methods
+            gain = f"by {answer.claim.columns[0]} {measured.gain()}, printed {answer.printed:+.1f}"
+            start = f"[{a} over {b}](results/claims/{answer.paper.id}.md) in another setting"
+            settings.setdefault(f"{start}, {measured.specification.name}", []).append(gain)
+    return [f"  - {setting}: {'; '.join(gains)}." for setting, gains in settings.items()]
 
 
 def short_gain(answer: Answer) -> str:
