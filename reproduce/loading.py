@@ -15,6 +15,7 @@ from plumbing.data.catalog import named
 from plumbing.data.custom_data import module_in, one_line_of
 from plumbing.data.domains import scaled
 from plumbing.run.devices import prepare
+from plumbing.run.files import load_file
 from plumbing.run.settings import method_name
 from plumbing.run.trained import read_run, settings_from
 from reproduce.methods import builder_of
@@ -53,7 +54,8 @@ class Trained:
 
 def load_run(folder, client: str | int | None = None, which: str = "best", *, device: str = "cpu",
              data: str = "data", archives: str = "", any_code: bool = False,
-             script: str | Path = "", backbone: str = "", dataset: str = "") -> nn.Module:
+             script: str | Path = "", backbone: str = "", dataset: str = "",
+             state: str | Path = "") -> nn.Module:
     """The network that a client is tested with, in eval mode, from the output folder of a run of any method,
     finished or not; what is known of it is in `net.run`, see `Trained`.
 
@@ -62,10 +64,11 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
     representations. Images are needed only for a network that adapts to those of the left-out domain; `data`
     and `archives` are flags of a run. `script` is the file of a method that is not of this repository, and
     `backbone` the FILE.py:FUNCTION of a network, `dataset` the file of the data: files of one's own are code,
-    which a run's folder cannot name. Stop if there is no run, or one by other code without `any_code`.
+    which a run's folder cannot name. After a run on separate machines `state` is the file in which the client's
+    node keeps its own part of the network. Stop if there is no run, or one by other code without `any_code`.
     """
     fed, saved = rebuilt(folder, which, client, device, data, archives, any_code, script=script,
-                         backbone=backbone, dataset=dataset)
+                         backbone=backbone, dataset=dataset, state=state)
     k = number_of(client, fed.names, fed.K)
     net = common.tested_model(fed, k, saved["round"]).eval()
     net.run = Trained(fed.settings, fed.names[k], saved["round"], fed.dataset.classes, fed.channels,
@@ -75,7 +78,7 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
 
 def rebuilt(folder, which: str, client: str | int | None, device: str, data: str, archives: str,
             any_code: bool, images: bool = False, script: str | Path = "",
-            backbone: str = "", dataset: str = "") -> tuple[Federation, dict]:
+            backbone: str = "", dataset: str = "", state: str | Path = "") -> tuple[Federation, dict]:
     """Server and clients of a finished run, for what `load_run` says, and the state they have. Without
     `images` they have some only where the network of `client` needs them."""
     saved = read_run(folder, which)
@@ -96,11 +99,29 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
             fed = common.federation(module.Server, module.Client, settings, build, dataset)
         else:
             fed = without_images(module, settings, build, **told)
+        if fed.clients[k].keeps and not saved["clients"]:  # they were on nodes
+            saved["clients"] = fed.state()["clients"]
+            if k < fed.K:
+                saved["clients"][k] = of_node(state, saved)
         fed.restore(saved)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as e:
         why = f"{type(e).__name__}: {str(e)[:80]}".splitlines()[0]
         raise UserError(f"the state in {folder} does not fit {module.__name__} as it is now ({why})", 2)
     return fed, saved
+
+
+def of_node(file: str | Path, run: dict) -> dict:
+    """What a client had kept at the state of a run, from the file of its node, which has the two newest."""
+    if not str(file):
+        raise UserError(f"the clients of the run in {run['folder']} were on separate machines, and each has a "
+                        "part of its network there: give the client's file in the folder of its --state, as "
+                        "--state of predict or state= of load_run", 2)
+    saved = load_file(Path(file), "kept state")
+    ahead = saved["round"] - run["round"]
+    if ahead > 1:
+        raise UserError(f"{file} is of round {saved['round']} and the state of the run of round "
+                        f"{run['round']}: take the run's last state, --which last", 2)
+    return saved["before" if ahead == 1 else "after"]
 
 
 def method_in(script: str | Path, name: str) -> SimpleNamespace:

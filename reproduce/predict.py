@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
         files = files_of(flags.images)
         net = load_run(flags.folder, flags.client, flags.which, device=flags.device, data=flags.data,
                        archives=flags.archives, any_code=flags.any_code, script=flags.script,
-                       backbone=flags.backbone)
+                       backbone=flags.backbone, state=flags.state)
         part_of = parts_of_run(Path(flags.folder))
         rows, problems = predict(net, files)
         run = net.run
@@ -209,6 +209,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--script", default="", help="file of the run's method, if the method is your own")
     parser.add_argument("--backbone", default="", help="FILE.py:FUNCTION of the run's network, if the "
                                                        "network is your own")
+    parser.add_argument("--state", default="", help="after a run on separate machines, the file in which the "
+                                                    "client's node keeps its own part of the network")
     add_run_flags(parser)
     return parser.parse_args(argv)
 

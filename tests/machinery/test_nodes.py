@@ -19,10 +19,13 @@ from types import SimpleNamespace
 
 import common
 from common import UserError
+from plumbing.run.files import load_file
 from reproduce.compare import read
-from tests.conftest import ROOT, metrics, run_here, write_files
+from reproduce.loading import load_run
+from tests.conftest import ROOT, metrics, run_here, stops, write_files
 from tests.machinery.test_flower import Grid, deployed, same_run
 from tests.own_images import FLAGS, write_images
+from tests.three_clients import same
 
 import pytest
 import torch
@@ -313,9 +316,21 @@ def test_a_client_that_keeps_rejoins_in_its_own_round(tmp_path):
     how = dict(method="baselines.ditto", own=["--min-clients", 3])
     with pytest.raises(UserError, match="round 2: 2 of 3"):
         on_nodes(tmp_path, "nodes", fault=lost, **how)
+    (file,) = (tmp_path / "nodes-state").glob("b-*.pt")
+    undone = load_run(tmp_path / "nodes", "b", "last", state=file)
     on_nodes(tmp_path, "nodes", **how)
+    with pytest.raises(SystemExit):
+        run_here("baselines.ditto", tmp_path / "here", *images(tmp_path), "--rounds", 2, "--stop-after", 1)
+    assert same(common.state(undone), common.state(load_run(tmp_path / "here", "b", "last")))
     run_here("baselines.ditto", tmp_path / "here", *images(tmp_path), "--rounds", 2)
     assert same_run(tmp_path / "nodes", tmp_path / "here")
+
+    net = load_run(tmp_path / "nodes", "b", "last", state=file)
+    assert same(common.state(net), common.state(load_run(tmp_path / "here", "b", "last")))
+    stops("were on separate machines.*--state of predict", load_run, tmp_path / "nodes", "b", "last", code=2)
+    torch.save(load_file(file, "kept state") | {"round": 4}, file)
+    stops("of round 4 and the state of the run of round 2.*--which last", load_run, tmp_path / "nodes", "b",
+          "last", state=file, code=2)
 
 
 def test_versions_of_the_same_images_are_split_alike(tmp_path, monkeypatch):
