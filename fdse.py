@@ -27,7 +27,7 @@ What moves a number; all differences from paper and code: papers/fdse/difference
                      0.001 to 0.5     also 0.1; 0.1
   tested network     not said         the client's own   what the server sends  --after-training
                                       or the server's
-  "layer", Eqs. 8-9  module           tensor             module                 --unit tensor
+  "layer", Eqs. 8-9  not defined      a tensor           a block, or the head   --unit tensor
   lr decay; image    0.998; 224       0.9998; 256        0.998; 224             --lr-decay, --image-size
   adaptation         several epochs   none               5 epochs, lr 1         --adapt-epochs, --adapt-lr
 """
@@ -154,7 +154,8 @@ def per_channel(v: Tensor, x: Tensor) -> Tensor:
 
 class DSEBlock(nn.Module):
     """A layer S -> T with its BN and ReLU, decomposed (Table A7): x [B, S, h, w] -> [B, T, h', w']. A block
-    without a kernel is a linear layer: x [..., S] -> [..., T]."""
+    without a kernel is a linear layer: x [..., S] -> [..., T]. A BN is named after the module that it feeds:
+    BN_DSE stands between DFE and DSE, BN_DFE behind the DSE, before the next block's DFE."""
 
     def __init__(self, args: Args, S: int, T: int, kernel: int = 0, stride: int = 1, padding: int = 0,
                  last_relu: bool = True):
@@ -171,7 +172,9 @@ class DSEBlock(nn.Module):
         T_DSE = T_DFE * (G - 1)  # of a channel's G one is itself (Sec. A7.2); of an odd T one is too many
         self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
         self.bias = None
-        if args.block_bias:  # BN_DFE subtracts it in training: only L_Con and decay move it; in tests it acts
+        if args.block_bias:
+            # In training BN_DFE subtracts the batch mean, and so this bias: L_Con and weight decay alone move
+            # it. In tests it acts, because BN_DFE then subtracts a mean over clients and batches.
             self.bias = nn.Parameter(torch.zeros(T))
         self.bn_dfe = BatchNorm(T)
         self.statistics = None  # mean and variance of the last batch in training, Eq. (4)
@@ -226,7 +229,7 @@ class Parts:
         if own_bias:
             self.v += [f"{block}.bias" for block in self.block_names if f"{block}.bias" in trained]
         self.u = [name for name in trained if name not in self.v]  # theta_u
-        self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # they stay with the client
+        self.bn_dse = [name for name in statistics if ".bn_dse." in name]  # the client's; lodo sends copies
         self.bn_dfe = [name for name in statistics if ".bn_dse." not in name]  # averaged; other BNs' too
         owner = self.layer if unit == "layer" else (lambda name: name)
         self.u_layers = group_by(self.u, owner)  # {l: its names}, the layers of Eq. (8)
@@ -395,6 +398,9 @@ class Client:
 def consensus(delta: Tensor) -> Tensor:
     r"""The clients' updates delta_k of a layer, [N, P] -> the aggregated update [P].
 
+    Why a least norm is a maximal consensus: of all directions, that of the least point in the hull of the d_k
+    has the largest inner product with the d_k that agrees least with it.
+
     $$ \begin{aligned}
        \bar{d}_u^{(l)} &= \frac{1}{N}\sum_{k} \|\Delta\theta_{u,k}^{(l)}\|_2,
        \qquad
@@ -501,7 +507,7 @@ class Server:
         return {"u": self.u, "bn_dfe": self.bn_dfe, "v": v, "bn_dse": bn_dse}
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
-        r"""Layer by layer; BN_DFE's statistics are directly averaged (Sec. 4.3.2).
+        r"""Layer by layer; BN_DFE's statistics are averaged with equal weights ("directly", Sec. 4.3.2).
 
         $$ \theta_u^{t+1} = \theta_u^t + \Delta\theta_u, \qquad
            [\theta_{v,k}^{t+1}]^\top = [\theta_{v,k,\text{next}}]^\top \tag{Alg. 1, line 12} $$

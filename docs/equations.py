@@ -27,10 +27,11 @@ import tomllib
 from dataclasses import dataclass
 
 from plumbing.run.provenance import ROOT
+from reproduce.tables import papers
 
 KINDS = {"differs": "Differs", "contradicts": "Formula and words contradict each other",
          "measured": "Measured"}  # {key of an entry: its heading}
-METHODS = ("fedavg", "fedsr", "fedadg", "fedgala", "fedcir", "fdse")
+METHODS = ("fedavg", *papers())
 
 FORMULA = re.compile(r"\$\$(.*?)\\tag\{([^}]*)\}\s*\$\$", flags=re.S)
 LONGEST = 16  # lines: two statements with more between them are shown with a gap

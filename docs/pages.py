@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from docs import equations
 from docs.equations import ROOT
 from plumbing.run.errors import UserError
+from reproduce.tables import papers
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markdown_it import MarkdownIt
@@ -23,8 +24,9 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-TITLES = {"fedavg": "FedAvg", "fedsr": "FedSR", "fedadg": "FedADG", "fedgala": "FedGaLA", "fedcir": "FedCiR",
-          "fdse": "FDSE"}
+TITLES = {"fedavg": "FedAvg"}
+for paper, title in papers().items():  # FDSE (Wang et al., CVPR 2025)
+    TITLES[paper] = title.partition(" (")[0]
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
                         autoescape=select_autoescape(["html", "svg"]), undefined=StrictUndefined)

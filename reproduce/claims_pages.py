@@ -174,6 +174,8 @@ def verdicts(every: list[Answer]) -> list[str]:
                   if kind == ("not learned" if answer.own.not_learned else answer.own.verdict)]
         if claims:
             lines += [f"- **{words}:**", *claims]
+    for paper in {answer.paper.id: answer.paper for answer in decided if answer.paper.readme}.values():
+        lines.append(f"- {TEMPLATES.from_string(paper.readme).render(functions(every))}")
     others = [answer for answer in every if not answer.own.decided]
     papers = list(dict.fromkeys(answer.paper.name for answer in others))
     lines.append(f"- **Not measured in the paper's own setting:** {len(others)} of {len(every)} claims, of "
@@ -225,8 +227,9 @@ def rest(every: list[Answer]) -> str:
     for answer in without:
         of_papers.setdefault(answer.paper.name, []).append(answer)
     words = ", ".join(f"{name} ({len(answers)})" for name, answers in of_papers.items())
-    return (f"{len(without)} of {len(every)} claims have no runs in any of their settings: {words}. A page"
-            " of each paper says what they need.")
+    return (f"{len(without)} of {len(every)} claims have no runs on the paper's data at the paper's scale: "
+            f"{words}. Each paper's page says what they need, and shows runs on other data or at another "
+            "scale where there are some.")
 
 
 def table_of_settings(answer: Answer) -> str:
@@ -278,6 +281,7 @@ def functions(every: list[Answer]) -> dict:
     """What the sentences of a claims file may call, so that no number is typed."""
     known = {(answer.claim.id, measured.specification.name): measured
              for answer in every for measured in answer.measured}
+    printed_levels = {answer.claim.id: answer.levels[1] for answer in every}
 
     def between(claim: str, name: str, first: str, other: str) -> str:
         values = known[claim, name].values
@@ -287,6 +291,11 @@ def functions(every: list[Answer]) -> dict:
         """The method of a claim over that of another claim, in one setting."""
         a, b = (known[of, name].values[known[of, name].claim.methods[0]] for of in (claim, other))
         return str(paired(a, b) or NOTHING)
+
+    def level(claim: str, name: str) -> str:
+        """The baseline's accuracy in a setting."""
+        measured = known[claim, name]
+        return f"{measured.level(measured.claim.methods[1]):.1f}%"
 
     def domain(claim: str, name: str, client: str) -> str:
         """The part of a mean over clients that one of them makes."""
@@ -305,6 +314,8 @@ def functions(every: list[Answer]) -> dict:
         "control": lambda *key: gain_words(known[key], known[key].claim.control),
         "between": between,
         "over": over,
+        "level": level,
+        "printed_level": lambda claim: f"{printed_levels[claim]:.1f}%",
         "domain": domain,
         "own": OWN,
     }

@@ -64,8 +64,9 @@ def load_run(folder, client: str | int | None = None, which: str = "best", *, de
     representations. Images are needed only for a network that adapts to those of the left-out domain; `data`
     and `archives` are flags of a run. `script` is the file of a method that is not of this repository, and
     `backbone` the FILE.py:FUNCTION of a network, `dataset` the file of the data: files of one's own are code,
-    which a run's folder cannot name. After a run on separate machines `state` is the file in which the client's
-    node keeps its own part of the network. Stop if there is no run, or one by other code without `any_code`.
+    which a run's folder cannot name. After a run on separate machines `state` is the file in which the
+    client's node keeps its own part of the network. Stop if there is no run, or one by other code without
+    `any_code`.
     """
     fed, saved = rebuilt(folder, which, client, device, data, archives, any_code, script=script,
                          backbone=backbone, dataset=dataset, state=state)
@@ -113,9 +114,9 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
 def of_node(file: str | Path, run: dict) -> dict:
     """What a client had kept at the state of a run, from the file of its node, which has the two newest."""
     if not str(file):
-        raise UserError(f"the clients of the run in {run['folder']} were on separate machines, and each has a "
-                        "part of its network there: give the client's file in the folder of its --state, as "
-                        "--state of predict or state= of load_run", 2)
+        raise UserError(f"the clients of the run in {run['folder']} were on separate machines, and each has "
+                        "a part of its network there: give the client's file in the folder of its --state, "
+                        "as --state of predict or state= of load_run", 2)
     saved = load_file(Path(file), "kept state")
     ahead = saved["round"] - run["round"]
     if ahead > 1:

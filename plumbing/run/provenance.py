@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-# The top names of this package: where pip has installed it, other libraries lie beside it.
-NAMES = ("common", "fedavg", "fdse", "fedsr", "fedadg", "fedgala", "fedcir", "reproduce_tables", "plumbing",
-         "reproduce", "baselines", "official", "deploy")
+# The folders of this package: where pip has installed it, other libraries lie beside it.
+FOLDERS = ("plumbing", "reproduce", "baselines", "official", "deploy")
 
 
 def code(method_file: Path) -> dict:
@@ -41,7 +40,7 @@ def files_of(method_file: Path) -> list[Path]:
     other_libraries = method_file.parent == ROOT and not (ROOT / "pyproject.toml").exists()  # lie beside it
     for module in imported_by(method_file):
         path = Path(module.replace(".", "/") + ".py")
-        ours = module.split(".")[0] in NAMES
+        ours = "." not in module or module.split(".")[0] in FOLDERS
         for folder, counts in ((ROOT, ours), (method_file.parent, ours or not other_libraries)):
             if counts and (folder / path).is_file():
                 files.add(folder / path)
