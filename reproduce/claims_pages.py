@@ -167,7 +167,8 @@ def verdicts(every: list[Answer]) -> list[str]:
     below it. A method that had not learned there says little of its idea: it stands by itself."""
     decided = [answer for answer in every if answer.own.decided]
     kinds = {"gains": "These gains hold", "loses": "These do not", "open": "Open",
-             "not learned": "The method had not learned its source domains, so this says little of its idea"}
+             "not learned": "The method had not learned its source domains (it ended more than "
+                            f"{BEHIND:g} points below its baseline on them), so this says little of its idea"}
     lines = []
     for kind, words in kinds.items():
         claims = [f"  - {verdict_words(answer)}" for answer in decided
@@ -283,6 +284,12 @@ def functions(every: list[Answer]) -> dict:
              for answer in every for measured in answer.measured}
     printed_levels = {answer.claim.id: answer.levels[1] for answer in every}
 
+    def gain(claim: str, name: str) -> str:
+        measured = known[claim, name]
+        if measured.decided or not measured.gain():
+            return gain_words(measured)
+        return f"{str(measured.gain())[:-1]}; {len(measured.gains)} of {measured.claim.seeds} seeds)"
+
     def between(claim: str, name: str, first: str, other: str) -> str:
         values = known[claim, name].values
         return str(paired(values[first], values[other]) or NOTHING)
@@ -310,7 +317,7 @@ def functions(every: list[Answer]) -> dict:
         return f"{(gains[0] - gains[1]) / clients:+.2f}"
 
     return {
-        "gain": lambda *key: gain_words(known[key]),
+        "gain": gain,
         "control": lambda *key: gain_words(known[key], known[key].claim.control),
         "between": between,
         "over": over,
@@ -335,7 +342,8 @@ def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[s
         for name in answer.claim.names:
             runs = runs_of(answer.paper, answer.claim, measured.specification, name, 0, records)
             if runs:
-                commands[name] = runs[0].command
+                before = " (before its first step)" if answer.paper.methods[name].start else ""
+                commands[name + before] = runs[0].command
         of_settings.append((measured.specification.name, measured.specification.why, commands))
     return of_settings
 
@@ -348,7 +356,8 @@ def line_of_plot(label: str, answer: Answer, measured: Measured) -> Line:
     gain = measured.gain()
     values = [measured.difference] if measured.gains else []
     return Line(textwrap.fill(label, 50), values, gain.interval if gain else (), printed=answer.printed,
-                hollow=bool(measured.specification.other_data), cross=measured.not_learned)
+                hollow=bool(measured.specification.other_data) or not measured.alike,
+                cross=measured.not_learned)
 
 
 def draw_specifications(answer: Answer, path: Path) -> None:
@@ -359,8 +368,8 @@ def draw_specifications(answer: Answer, path: Path) -> None:
     for measured in answer.measured:
         seeds = {0: "not measured", 1: "1 seed"}.get(len(measured.gains), f"{len(measured.gains)} seeds")
         lines.append(line_of_plot(f"{measured.specification.name} ({seeds})", answer, measured))
-    words = ("gain, points (95%); |: printed; hollow: other data or scale; cross: not learned, more than "
-             f"{BEHIND:g} points below the baseline on the sources")
+    words = ("gain, points (95%); |: printed; hollow: other data or scale, or not tested alike; cross: not "
+             f"learned, more than {BEHIND:g} points below the baseline on the sources")
     draw_forest(path, lines, textwrap.fill(words, 80))
 
 
