@@ -66,8 +66,8 @@ def sentence(counts: Counter) -> str:
     said = f" ({outcome(counts)})" if measured else ""
     words = (f"Of the {accuracies} accuracies that the papers print of their own experiments, {measured} "
              "are measured here at the paper's scale, with the default settings and the flags of their row"
-             f"{said}. At laptop scale alone {counts['laptop']} have runs, and {counts['not run']} are not run. "
-             f"Of {costs} costs that are computed from the network {counts['cost']} are as printed.")
+             f"{said}. At laptop scale alone {counts['laptop']} have runs, and {counts['not run']} are not "
+             f"run. Of {costs} costs that are computed from the network {counts['cost']} are as printed.")
     if counts["lost"]:
         words += f" {counts['lost']} more were lost when the papers were read as text."
     return words
