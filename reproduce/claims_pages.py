@@ -387,7 +387,7 @@ def draw_claims(every: list[Answer], path: Path) -> None:
             words += f" ({shown.specification.name})"
         lines.append(line_of_plot(words, answer, shown))
     words = ("gain, points: printed |, measured in the paper's own setting or else as named (95%); cross: "
-             "had not learned")
+             "had not learned; hollow: not tested alike, or other data or scale")
     draw_forest(path, lines, textwrap.fill(words, 70))
 
 
@@ -402,7 +402,7 @@ def draw_learning(measured: Measured, path: Path) -> None:
         curves = [curve_of(record, metric) for record in records]
         points = percentages(curves[0][0], [values for _, values in curves])
         means = {t: [sum(values) / len(values)] for t, values in points.items()}
-        draw_line(panel, means, name, records[0]["method"])
+        draw_line(panel, means, name, name.lower())  # FedSR's file is that of its FedAvg too
     panel.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100))
     panel.grid(axis="y", color="0.9", linewidth=0.6)
     panel.legend(fontsize=8)
