@@ -580,6 +580,7 @@ class ServerProtocol(Protocol):
     """The server of a method. It sees nothing of the clients but their uploads."""
 
     keeps: tuple[str, ...]  # the attributes that outlive a round: tensors, numbers, strings, in nested dicts
+    log: dict[str, Tensor]  # may be left out: scalars of the last update
 
     def __init__(self, args: Args, net: nn.Module, clients: int): ...  # their number; `net`: see below
 
@@ -656,7 +657,7 @@ def rounds(fed: Federation, progress: Run) -> dict:
         uploads, logs = fed.train(train_client, S_t, t)  # each of S_t: download, local training, upload
         counts = take_counts(logs)  # with --after-training
         entry |= fed.who_trained(S_t, logs)
-        fed.update(uploads, t)  # the server: from the uploads to the next round's downloads
+        entry |= fed.update(uploads, t)  # the server: from the uploads to the next round's downloads
 
         if is_evaluated(settings, t + 1):
             entry |= evaluate(fed, t + 1, progress.history)

@@ -446,8 +446,9 @@ def min_norm(d: Tensor) -> Tensor:
     return u.to(d)
 
 
-def personalize(V: Tensor, tau: float) -> Tensor:
-    r"""The clients' theta_v,k of a layer, [N, P] -> the next ones, [N, P]: self-attention.
+def personalize(V: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    r"""The clients' theta_v,k of a layer, [N, P] -> the next ones, [N, P], by self-attention; and the
+    attention, [N, N], whose row k mixes client k's.
 
     $$ \begin{aligned}
        \mathbb{V}_l &= \left[\theta_{v,1}^{(l)}, \ldots, \theta_{v,N}^{(l)}\right]^\top \\
@@ -458,8 +459,8 @@ def personalize(V: Tensor, tau: float) -> Tensor:
     """
     exact = V.double()  # a small tau magnifies rounding
     Q = K = exact / exact.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    attention = torch.softmax(Q @ K.T / tau, dim=1)  # [N, N]; row k is for client k
-    return attention.to(V) @ V
+    attention = torch.softmax(Q @ K.T / tau, dim=1)
+    return attention.to(V) @ V, attention
 
 
 def rows(uploads: dict[int, Payload], part: str, names: list[str]) -> Tensor:
@@ -524,11 +525,15 @@ class Server:
             self.v[k] = up["v"]
             if self.args.protocol == "lodo":
                 self.bn_dse[k] = up["bn_dse"]
+        self.log = {}
         if self.args.similarity:
+            own = []
             for names in self.parts.v_layers.values():
-                V_next = personalize(rows(uploads, "v", names), self.args.tau)  # Eq. (9): [N, P]
+                V_next, attention = personalize(rows(uploads, "v", names), self.args.tau)  # Eq. (9): [N, P]
+                own.append(attention.diagonal().mean())
                 for k, theta_v in zip(uploads, V_next):  # row by row, in the order of the uploads
                     self.v[k] = self.v[k] | entries(theta_v, names, self.v[k])
+            self.log = {"attention": torch.stack(own).mean()}  # a client's weight for itself; 1/N: plain mean
         self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], uniform(len(uploads)))
 
 

@@ -71,7 +71,7 @@ def read(folder: Path) -> OneRun:
         key = json.loads(file.read_bytes())["identity"]
         for entry in read_history(folder):
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
-            logged = logged.union(*entry["clients"].values())
+            logged = logged.union(*entry["clients"].values(), entry.get("server", {}))
         if rounds and all(isinstance(key[name], kind) for name, kind in KEY.items()):
             return OneRun(folder, key, rounds, logged)
     raise UserError(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for "

@@ -75,16 +75,20 @@ class Federation:
         check_upload(whose, up, self.clients[k])
         return {"bytes_down": nbytes(down), "bytes_up": nbytes(up)} | logged(whose, self.clients[k])
 
-    def update(self, uploads: dict[int, dict], t: int) -> None:
-        """The server's step from the uploads of round t, if there are any; they are forgotten."""
+    def update(self, uploads: dict[int, dict], t: int) -> dict:
+        """The server's step from the uploads of round t, if there are any; they are forgotten. Returns what
+        it has logged."""
+        log = {}
         if uploads:
             seed_all(self.settings.seed, "server", t)
             what, of_others = f"round {t + 1}: the server's update", self.state()["clients"]
             with guarded(self.server, self.net, t, what, of_others, "what a client keeps"):
                 self.server.update(to_device(uploads, self.settings.device), t)
             self.check_state(what)
+            log = logged(what, self.server)
         uploads.clear()  # else they are still there when the next round's come
         self.lap("server")
+        return {"server": log} if log else {}
 
     def who_trained(self, S_t: list[int], logs: dict[int, dict[str, float]]) -> dict:
         """What each client of S_t has logged, by name; and whose upload is missing, as nodes' may be."""

@@ -217,7 +217,7 @@ def check_upload(whose: str, up, member) -> None:
 
 
 def logged(whose: str, member) -> dict[str, float]:
-    """What a client has in its `log`, as numbers."""
+    """What a client or a server has in its `log`, as numbers."""
     log = {}
     for name, value in getattr(member, "log", {}).items():
         try:

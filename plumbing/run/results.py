@@ -185,13 +185,14 @@ def curves(evaluated: list[dict]) -> dict[str, list]:
 
 
 def mean_logs(history: list[dict]) -> dict[str, list]:
-    """What the clients log, such as the share of discarded gradients: for each round the mean over the
-    clients that logged it, or None."""
-    names, means = {name for entry in history for log in entry["clients"].values() for name in log}, {}
+    """What clients and server log, such as the share of discarded gradients: for each round the mean over
+    those that logged it, or None."""
+    logs = [[*entry["clients"].values(), entry.get("server", {})] for entry in history]
+    names, means = set().union(*(log for of_round in logs for log in of_round)), {}
     for name in sorted(names - {"bytes_up", "bytes_down"}):
         means[name] = []
-        for entry in history:
-            values = [log[name] for log in entry["clients"].values() if name in log]
+        for of_round in logs:
+            values = [log[name] for log in of_round if name in log]
             means[name].append(round(float(np.mean(values)), 5) if values else None)
     return means
 

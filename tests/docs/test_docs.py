@@ -208,7 +208,7 @@ def test_the_played_equations_compute_what_python_does(browser, site):
             assert step == pytest.approx(fdse.consensus(delta).tolist(), abs=1e-9)
             tau = 10 ** (3 * math.sin(i))
             theta = tab.evaluate("given => personalize(...given).next", [delta.tolist(), tau])
-            assert np.array(theta) == pytest.approx(fdse.personalize(delta, tau).numpy(), abs=1e-9)
+            assert np.array(theta) == pytest.approx(fdse.personalize(delta, tau)[0].numpy(), abs=1e-9)
             p, r, weights = delta.abs() + 0.1
             p[0] -= 1
             found = tab.evaluate("given => simplicity(...given)", [p.tolist(), r.tolist(), *weights.tolist()])

@@ -170,8 +170,10 @@ def test_eq9_three_clients_by_hand():
     e = math.exp(1 / 0.5)
     alike = [e / (2 * e + 1), e / (2 * e + 1), 1 / (2 * e + 1)]
     alone = [1 / (e + 2), 1 / (e + 2), e / (e + 2)]
-    want = tensor([alike, alike, alone]) @ V
-    torch.testing.assert_close(fdse.personalize(V, 0.5), want)
+    want = tensor([alike, alike, alone])
+    V_next, attention = fdse.personalize(V, 0.5)
+    torch.testing.assert_close(V_next, want @ V)
+    torch.testing.assert_close(attention, want.double())
 
 
 def test_the_order_of_a_gpu_gives_the_convolution():

@@ -137,7 +137,8 @@ def put(w, names, row):
 
 
 def aggregated_by_hand(w, own, states, u_names, v_names, args):
-    """The server's step on w (theta_u and BN_DFE's statistics) and on each client's theta_v, in place."""
+    """The server's step on w (theta_u and BN_DFE's statistics) and on each client's theta_v, in place.
+    Returns a client's weight for itself, mean over clients and layers."""
     for names in groups(u_names, args):
         old = flat(w, names)
         delta = torch.stack([flat(state, names) - old for state in states])
@@ -147,6 +148,7 @@ def aggregated_by_hand(w, own, states, u_names, v_names, args):
             d = delta / norms[:, None]
             step = norms.mean() * (nearest_to_zero(d) @ d)
         put(w, names, old + step)
+    for_itself = []
     for names in groups(v_names, args):
         V = torch.stack([flat(state, names) for state in states])
         unit = V / V.norm(dim=1, keepdim=True)
@@ -154,12 +156,15 @@ def aggregated_by_hand(w, own, states, u_names, v_names, args):
             attention = torch.eye(len(V), dtype=V.dtype)[k]
             if args.similarity:
                 attention = (unit @ unit[k] / args.tau).exp()
-            put(tensors, names, attention / attention.sum() @ V)
+            attention = attention / attention.sum()
+            for_itself.append(attention[k])
+            put(tensors, names, attention @ V)
     for name in w:
         if ".bn_dfe." in name and "num_batches" in name:
             w[name] = states[0][name]
         elif ".bn_dfe.running" in name:
             w[name] = sum(state[name] for state in states) / len(states)
+    return sum(for_itself) / len(for_itself)
 
 
 def assert_same(tensors, want):
@@ -205,7 +210,8 @@ def test_two_rounds_by_hand(flags):
             kept[k] = {name: state[name] for name in statistics}
         server.update(uploads, t)
         states, of_round = [trained[k] for k in chosen], [own[k] for k in chosen]
-        aggregated_by_hand(w, of_round, states, u_names, v_names, args)
+        for_itself = aggregated_by_hand(w, of_round, states, u_names, v_names, args)
+        assert server.log.get("attention", 1) == pytest.approx(for_itself)
         assert_same(server.u | server.bn_dfe, w)
         for k, client in enumerate(clients):
             assert_same(server.v[k], own[k])
