@@ -181,8 +181,9 @@ def check_auc(seed: int, tested: list, classes: tuple[str, ...]) -> None:
         lacking = [c for c, count in zip(classes, counts) if not count]
         if lacking:
             raise UserError(f"--measure auc: with seed {seed} the test images of {client.name} lack "
-                            f"{shortlist(lacking)}, so it has no AUC: give a larger share of test images in "
-                            "--split, other parts in split.csv, or another --measure", 2)
+                            f"{shortlist(lacking)}, so it has no AUC: give a larger share of test images, "
+                            "such as --flags '--split 0.6/0.2/0.2', other parts in split.csv, or another "
+                            "--measure", 2)
 
 
 # The runs
@@ -230,7 +231,8 @@ def compare(flags: argparse.Namespace) -> None:
         settings += ["--protocol", "lodo", "--target", flags.targets]
     settings += flags.flags
     place = ["--data", flags.data] + (["--archives", flags.archives] if flags.archives else [])
-    out = Path(flags.out or f"runs/benchmark-{named(flags.dataset).short}").resolve()
+    left_out = f"-without-{flags.targets.replace(',', '-')}" if flags.targets else ""
+    out = Path(flags.out or f"runs/benchmark-{named(flags.dataset).short}{left_out}").resolve()
     trials = [trials_of(entry, grid, settings, seeds, place, out) for entry in entries]
     unused = set(grid) - {name for of_entry in trials for name, _ in of_entry[0].values}
     if unused:
@@ -278,8 +280,9 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--measure", default="accuracy", choices=METRICS,
                         help="what is compared, of each left-out domain or client [accuracy]")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time [1]")
-    parser.add_argument("--out", default="", metavar="FOLDER", help="folder of the comparison "
-                                                                    "[runs/benchmark-DATASET]")
+    parser.add_argument("--out", default="", metavar="FOLDER",
+                        help="folder of the comparison [runs/benchmark-DATASET, with --targets "
+                             "runs/benchmark-DATASET-without-TARGETS]")
     parser.add_argument("--data", default="data", help="folder of the datasets and their cache [data]")
     parser.add_argument("--archives", type=existing_folder, default="",
                         help="folder with downloaded archives [none]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,12 +139,31 @@ def in_custom_folders(files: ImageFiles, source: Folders) -> Listing:
                         f"classes; found the domains {shortlist([*of_domain])} and the classes "
                         f"{shortlist(classes)}", 2)
     check_names(str(files), of_domain, classes)
+    for name in listing.left_out:
+        domain, c = map(composed, name.split("/")[:2])
+        if c in classes and domain not in of_domain:
+            raise UserError(f"{files}: {domain} has no images, only files such as {name}: convert them to "
+                            "PNG or JPEG, or take the folder away", 2)
     listing.classes, labels = tuple(classes), {c: label for label, c in enumerate(classes)}
     for domain, images in sorted(of_domain.items()):
         listing.images[domain] = [(name, labels[c]) for name, c in images]
         lacking = set(classes) - {c for _, c in images}
         listing.lacking += [f"{domain} has no images of {c}" for c in sorted(lacking)]
+    listing.lacking = [*misspelled(of_domain, classes), *listing.lacking]
     return listing
+
+
+def misspelled(of_domain: dict[str, list[tuple[str, str]]], classes: list[str]) -> list[str]:
+    """Classes of one domain alone whose names are almost those of others: nodul, Nodule."""
+    domains_of, said = collections.defaultdict(set), []
+    for domain, images in of_domain.items():
+        for _, c in images:
+            domains_of[c].add(domain)
+    usual = {c.lower(): c for c in classes if len(domains_of[c]) > 1}
+    for c in classes:
+        meant = difflib.get_close_matches(c.lower(), usual, 1) if len(domains_of[c]) == 1 else []
+        said += [f"{min(domains_of[c])} alone has {c}: is {usual[name]} meant?" for name in meant]
+    return said
 
 
 # DomainNet

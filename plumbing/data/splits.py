@@ -215,10 +215,10 @@ def read_rows(file: Path) -> tuple[dict[str, tuple[str, str]], bool]:
         with open(file, newline="", encoding="utf-8-sig") as opened:
             table = csv.DictReader(opened)
             heads = table.fieldnames or ()
-            if not {"file", "part"} <= {*heads} or len({*heads}) < len(heads):
+            if "file" not in heads or not {"part", "group"} & {*heads} or len({*heads}) < len(heads):
                 raise ValueError(f"its first line is {','.join(heads)}")
             for row in table:
-                name, part, group = composed(row["file"] or ""), row["part"] or "", row.get("group") or ""
+                name, part, group = composed(row["file"] or ""), row.get("part") or "", row.get("group") or ""
                 if not name:
                     raise ValueError(f"row {len(rows) + 1} names no file")
                 if name in rows or None in row or part not in ("", *PARTS):
@@ -226,7 +226,7 @@ def read_rows(file: Path) -> tuple[dict[str, tuple[str, str]], bool]:
                                      f"none of {', '.join(PARTS)}")
                 rows[name] = part, group
     except (csv.Error, ValueError) as e:
-        raise UserError(f"{file} is no table with the columns file, part and, if you like, group ({e})", 2)
+        raise UserError(f"{file} is no table with the columns file and part, group or both ({e})", 2)
     return rows, "group" in heads
 
 

@@ -62,7 +62,9 @@ def built(build, settings, classes: int, example: Tensor) -> nn.Module:
             raise
         flag = "--crop" if settings.crop else "--image-size"
         why = str(e).splitlines()[0][:80]
-        advice = "a backbone for them" if named(settings.dataset).file else f"another {flag}"
+        advice = f"another {flag}, or --backbone smallcnn_bn, which takes small images"
+        if named(settings.dataset).file:
+            advice = "a backbone for them"
         shape = "x".join(map(str, example.shape[1:]))
         raise UserError(f"images of {shape} do not fit --backbone {settings.backbone} ({why}): give "
                         f"{advice}", 2)

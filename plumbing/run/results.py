@@ -27,6 +27,7 @@ import torch
 # The files of a run's folder.
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png", "split.txt", "parts.csv")
+SAID = ("dataset", "scale", "protocol", "target", "seed")  # which the benchmark has flags of its own for
 NAMED = 10  # clients in curves.png that have a colour and a name, at most
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
@@ -205,7 +206,7 @@ def summary(result: dict) -> str:
         if "start" in result:
             accuracies += f"; untrained: {in_words_of_linear(result['start']['linear'])}"
     else:
-        chosen = f" ({result['args']['metric']} {best['metric']:.3f})" if "metric" in best else ""
+        chosen = f" (validation {result['args']['metric']} {best['metric']:.3f})" if "metric" in best else ""
         accuracies = (f"best validation round {best['round']}{chosen}: {in_words(best)}; last round: "
                       f"{in_words(last)}")
     if "after_training" in result:
@@ -228,6 +229,12 @@ def next_step(args: Args, folder: Path, method_file: Path) -> str:
         words += ["--scale", args.scale]
     if args.protocol == "lodo":
         words += ["--targets", args.target]
+    given = []  # what all methods understand of the flags of this run
+    for f in dataclasses.fields(Args):
+        if args.origins.get(f.name) == "flag" and f.metadata["numbers"] and f.name not in SAID:
+            given += flag_with(f.name, getattr(args, f.name))
+    if given:
+        words += ["--flags", shlex.join(given)]
     return f"curves: {folder / 'curves.png'}; beside {other}, with three seeds each: {shlex.join(words)}"
 
 

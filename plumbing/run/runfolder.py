@@ -122,6 +122,9 @@ class Run:
         self.announce(data, sum(federation.sizes), federation.tested)
         if federation.placed:
             self.show_parts(federation.placed, tuple(data["classes"]))
+            if not self.args.steps and max(federation.sizes) <= self.args.batch_size > 8:
+                print(f"each local epoch is one step, as --batch-size {self.args.batch_size} is more than a "
+                      "client's training images: a smaller one trains further")
         wide = sys.stderr.isatty()
         bar = tqdm(total=self.args.rounds, initial=self.t, unit="round", dynamic_ncols=wide,
                    desc=f"{self.key['method']} {named(self.args.dataset).short}",

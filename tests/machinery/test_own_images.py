@@ -59,6 +59,15 @@ def test_a_class_that_a_domain_lacks_is_told_and_the_others_keep_their_numbers(f
     assert [sorted(set(d.labels.tolist())) for d in domains] == [[1, 2], [0, 1], [0, 1]]
 
 
+def test_a_class_that_is_almost_another_is_told(folder, capsys):
+    write_images(folder, ("east", "west"), ("Health", "grade1"), 3)
+    write_images(folder, ("west",), ("il",), 3)
+    load(folder)
+    said = capsys.readouterr().err
+    assert "in all: west alone has il: is ill meant?, " in said
+    assert "grade1 meant" not in said and "Health: is" not in said  # two domains have it
+
+
 def test_an_image_in_two_domains_is_told(folder, capsys):
     (folder / "south" / "ill" / "copy.png").write_bytes((folder / "north" / "ill" / "3.png").read_bytes())
     load(folder)

@@ -3,7 +3,7 @@
 import re
 import subprocess
 
-from plumbing.run.results import untrained
+from plumbing.run.results import next_step, untrained
 from reproduce.records import Records
 from tests.conftest import ROOT, RUNS, one_run, parsed, run_all, small_images
 from tests.small_table import recorded
@@ -117,3 +117,10 @@ def test_runs_on_digits(tmp_path, capsys, method, flags, says):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("untrained: ") == says
     assert sum(line.startswith("untrained: ") for line in lines) == says
+
+
+def test_the_next_command_has_the_flags_that_all_methods_understand():
+    """Not those that the benchmark has itself, nor the method's own."""
+    flags = ["--lambda", 0.2, "--rounds", 3, "--protocol", "lodo", "--target", "d0", "--seed", 4]
+    said = next_step(parsed("fdse", *flags), ROOT / "runs", ROOT / "fdse.py")
+    assert said.endswith("--methods fdse,fedavg --dataset digits --targets d0 --flags '--rounds 3'")

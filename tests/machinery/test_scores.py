@@ -93,7 +93,7 @@ def test_another_metric_chooses_the_round(tmp_path):
     best = 1 + curve.index(max(curve))
     assert result["best"]["round"] == best != plain_result["best"]["round"]
     assert result["best"]["metric"] == max(curve)
-    assert f"best validation round {best} (f1 {max(curve):.3f}): ALL" in summary(result)
+    assert f"best validation round {best} (validation f1 {max(curve):.3f}): ALL" in summary(result)
     assert "accuracy" not in summary(plain_result)
     assert saved_in(tmp_path / "f1" / "best.pt")["round"] == best
 
