@@ -6,8 +6,6 @@ from pathlib import Path
 
 from plumbing.run.files import locked
 
-AS_BY_DEFAULT = ("--image-size", "28")
-
 
 def once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
     """The folder that `make` fills, for the tests of all processes. (The groups of pytest-xdist 3.8 do not
@@ -28,14 +26,6 @@ def labelled_runs(tmp_path_factory) -> Path:
 
     def make(place: Path) -> None:
         for method in ("fedavg", "fdse"):
-            run_here(method, place / f"{method}-indomain", *AS_BY_DEFAULT)
-            run_here(method, place / f"{method}-lodo", *AS_BY_DEFAULT, "--protocol", "lodo", "--target", "d0")
+            for name, *flags in (("indomain",), ("lodo", "--protocol", "lodo", "--target", "d0")):
+                run_here(method, place / f"{method}-{name}", "--image-size", 28, *flags)
     return once(tmp_path_factory, "labelled_runs", make)
-
-
-def unlabelled_runs(tmp_path_factory) -> Path:
-    """A run of FedGaLA: paper."""
-    from tests.conftest import run_here
-    flags = [*AS_BY_DEFAULT, "--crop", "28", "--target", "d0", "--rounds", "3"]
-    return once(tmp_path_factory, "unlabelled_runs",
-                lambda place: run_here("fedgala", place / "paper", *flags))

@@ -18,9 +18,8 @@ from pathlib import Path
 import common
 import reproduce_tables
 from plumbing.data.catalog import FOLDERS, OWN
-from reproduce.claims import read_claims
-from reproduce.tables import read_tables
 from tests.commands import Command, all_commands
+from tests.committed import PAPERS, TABLES
 from tests.conftest import PROGRAMS, ROOT, run_here
 from tests.small_table import two_tables
 
@@ -28,9 +27,7 @@ import pytest
 import torch
 
 COMMANDS = all_commands()
-TABLES = read_tables()
-CLAIMS = [claim for paper in read_claims() for claim in paper.claims]
-IDS = [table.id for table in TABLES] + [f"claim-{claim.id}" for claim in CLAIMS]
+IDS = [table.id for table in TABLES] + [f"claim-{claim.id}" for paper in PAPERS for claim in paper.claims]
 
 KNOWN = tomllib.loads((ROOT / "tests" / "commands.toml").read_text())
 SUBSTITUTES, NOT_RUN, FOLDER_OF = KNOWN["substitutes"], KNOWN["not_run"], KNOWN["folder_of"]

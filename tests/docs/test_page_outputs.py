@@ -39,7 +39,8 @@ def small_domains(monkeypatch):
 def quick(words: list[str]) -> list[str]:
     """The words of a command that trains for a round."""
     if "reproduce.benchmark" in words:
-        return [*(word.replace("--rounds 20", FEW) for word in words), "--jobs", "1"]
+        flags = words.index("--flags") + 1
+        return [*words[:flags], f"{words[flags]} {FEW}", *words[flags + 1:], "--jobs", "1"]
     return words if "reproduce.compare" in words else [*words, *FEW.split()]
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from reproduce import figures
 from reproduce.cells import filled
-from reproduce.records import Records
 from reproduce.rendering import BLOCKS, MADE_BY, marks
-from reproduce.tables import read_tables
-from tests.conftest import ROOT, RUNS
+from tests.committed import RECORDS, TABLES
+from tests.conftest import ROOT
 from tests.finished_runs import once
 
 import pytest
@@ -56,8 +55,8 @@ def test_the_results_are_those_of_the_records(elsewhere):
 
 def test_figures_follow_no_matplotlibrc(elsewhere, tmp_path):
     """All are as they were committed, if this environment's matplotlib draws one so."""
-    (table,) = [table for table in read_tables() if table.id == "fedgala-fig2b"]
-    figures.draw(table, filled(table, Records(RUNS), "paper"), tmp_path / "here.png", "paper")
+    (table,) = [table for table in TABLES if table.id == "fedgala-fig2b"]
+    figures.draw(table, filled(table, RECORDS, "paper"), tmp_path / "here.png", "paper")
     drawn = (tmp_path / "here.png").read_bytes()
     assert (elsewhere / DRAWN).read_bytes() == drawn
     if (ROOT / DRAWN).read_bytes() != drawn:

@@ -24,6 +24,7 @@ from plumbing.run.settings import flag_of
 from reproduce import benchmark, compare, predict
 from reproduce.measures import command as measures
 from tests.conftest import MODULES, PROGRAMS, ROOT, fails, one_run, run_all, run_here, saved_in
+from tests.finished_runs import once
 from tests.own_images import write_images
 from tests.small_table import small_folder
 
@@ -124,12 +125,12 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
-    place = tmp_path_factory.mktemp("made")
-    for name, (method, *flags) in RUNS.items():
-        run_here(method, place / name, "--image-size", 28, "--rounds", 2, *flags)
-    write_images(place / "images")
-    small_folder(place / "small")
-    return {path.name: path for path in place.iterdir()}
+    def make(place: Path) -> None:
+        for name, (method, *flags) in RUNS.items():
+            run_here(method, place / name, "--image-size", 28, "--rounds", 2, *flags)
+        write_images(place / "images")
+        small_folder(place / "small")
+    return {path.name: path for path in once(tmp_path_factory, "made", make).iterdir()}
 
 
 @pytest.fixture

@@ -132,14 +132,21 @@ def test_it_runs_tunes_and_compares(place, capsys, monkeypatch):
     assert (out / "benchmark.md").read_text() == page
     assert len(times) == 9 and all(path.stat().st_mtime_ns == time for path, time in times.items())
     assert "mine minus fedavg --lr 0.2" in capsys.readouterr().out
-    check_other_measure(place, capsys)
+    check_other_measure(place, capsys, monkeypatch)
 
 
-def check_other_measure(place, capsys):
+def check_other_measure(place, capsys, monkeypatch):
     """Each client's and their mean, with the images that it stands on; or a line before any run, where a
     client lacks a class."""
     benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", "balanced"))
     assert "mine minus fedavg --lr 0.2 | mean " in capsys.readouterr().out
+    heads, *_ = (place / "out" / "benchmark.csv").read_text().splitlines()
+    assert "balanced" in heads.split(",")
+    page = (place / "out" / "benchmark.md").read_text()
+    (d0,) = [line for line in page.splitlines() if line.startswith("| d0 ") and "/" in line]
+    tested = [read_json(place.rglob(f"out/runs/mine-*/s{seed}/result.json").__next__()) for seed in range(3)]
+    counts = [[sum(row) for row in result["measures"]["best"]["d0"]["confusion"]] for result in tested]
+    assert [cell.strip() for cell in d0.split("|")[2:-1]] == ["/".join(map(str, of)) for of in zip(*counts)]
     for measure in ("accuracy", "balanced"):
         benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", measure, "--which", "last"))
         for row in csv.DictReader((place / "out" / "benchmark.csv").open()):
@@ -149,19 +156,9 @@ def check_other_measure(place, capsys):
                 assert float(row[measure]) == pytest.approx(100 * expected, abs=1e-3)
         assert "last round" in (place / "out" / "benchmark.md").read_text()
     capsys.readouterr()
-    benchmark.main(words(place, "--tune", "lr=0.05,0.2", "--measure", "balanced"))
-    heads, *_ = (place / "out" / "benchmark.csv").read_text().splitlines()
-    assert "balanced" in heads.split(",")
-    page = (place / "out" / "benchmark.md").read_text()
-    (d0,) = [line for line in page.splitlines() if line.startswith("| d0 ") and "/" in line]
-    tested = [read_json(place.rglob(f"out/runs/mine-*/s{seed}/result.json").__next__()) for seed in range(3)]
-    counts = [[sum(row) for row in result["measures"]["best"]["d0"]["confusion"]] for result in tested]
-    assert [cell.strip() for cell in d0.split("|")[2:-1]] == ["/".join(map(str, of)) for of in zip(*counts)]
-    capsys.readouterr()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "run_all", pytest.fail)
-        fails(capsys, 2, "--measure auc: with seed 0 the test images of d0 lack .*, so it has no AUC: give a",
-              benchmark.main, words(place, "--tune", "lr=0.05,0.2", "--measure", "auc"))
+    monkeypatch.setattr(benchmark, "run_all", pytest.fail)
+    fails(capsys, 2, "--measure auc: with seed 0 the test images of d0 lack .*, so it has no AUC: give a",
+          benchmark.main, words(place, "--tune", "lr=0.05,0.2", "--measure", "auc"))
 
 
 def test_the_columns_that_are_compared():

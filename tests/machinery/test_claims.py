@@ -12,20 +12,17 @@ from types import SimpleNamespace
 from reproduce import claims
 from reproduce.cells import missing
 from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
-                              metric_of, printed_gain, read_claims, read_paper, runs_for, runs_of)
+                              metric_of, printed_gain, read_paper, runs_for, runs_of)
 from reproduce.claims_pages import (answer_words, functions, gain_words, learned_words, row_of, sentence_of,
                                     where_learned)
-from reproduce.records import Records, known_arguments
-from reproduce.tables import read_tables
+from reproduce.records import known_arguments
+from tests.committed import PAPERS, RECORDS, TABLES
 from tests.conftest import ROOT, RUNS, read_json, stops
 from tests.small_table import record, recorded, records_in
 
 import pytest
 from scipy import stats
 
-PAPERS = read_claims()
-TABLES = read_tables()
-RECORDS = Records(RUNS)
 ANSWERS = answers(PAPERS, TABLES, RECORDS)
 
 
@@ -270,17 +267,19 @@ def test_a_claims_file_names_what_it_has():
 # The committed claims
 
 
+RECORDED = [(line, vars(known_arguments(line))) for line in RECORDS.every]
+
+
 def by_hand(answer: Answer, one: Measured, name: str) -> dict[int, float]:
     """{seed: percent} of a method under a specification, from the lines of runs.jsonl, by their arguments
     alone, of several runs the newest."""
     of, by_seed = one.specification, {}
     runs = runs_of(answer.paper, answer.claim, of, name, 0, RECORDS)
     for i, run in enumerate(runs):
-        for line in RECORDS.every:
+        for line, known in RECORDED:
             on = "gpu" if line["hardware"].get("gpu") else "cpu"
             if (line["args"]["precision"], on) != (of.precision, of.device):
                 continue
-            known = vars(known_arguments(line))
             same = all(known[field] == value for field, value in vars(run.args).items()
                        if field in line["args"] and field not in ("seed", "device", "precision"))
             if same and line["method"] == run.module.removeprefix("baselines."):

@@ -33,13 +33,16 @@ def test_a_library_that_is_missing_is_one_line():
     assert "the library not_there is missing: pip install it" in run.stderr
 
 
-@pytest.mark.parametrize("name, value", [("MININTERVAL", "abc"), ("UNIT_DIVISOR", "1.5")])
-def test_a_variable_of_tqdm_that_is_no_number(name, value):
-    """It ended the import of torch."""
-    words, env = [sys.executable, "-c", "import common"], os.environ | {f"TQDM_{name}": value}
+def test_a_variable_of_tqdm_that_is_no_number():
+    """It ended the import of tqdm, and so that of torch, before which common.py imports from plumbing/."""
+    wrong = {"TQDM_MININTERVAL": "abc", "TQDM_UNIT_DIVISOR": "1.5"}
+    words, env = [sys.executable, "-c", "import plumbing, tqdm"], os.environ | wrong
     run = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, env=env)
-    assert (run.returncode, run.stderr.count("\n")) == (0, 1)
-    assert f"TQDM_{name} is '{value}', expected a number: it is left out" in run.stderr
+    assert (run.returncode, run.stderr.count("\n")) == (0, 2)
+    for name, value in wrong.items():
+        assert f"{name} is '{value}', expected a number: it is left out" in run.stderr
+    text = (ROOT / "common.py").read_text()
+    assert text.index("\nfrom plumbing") < text.index("\nimport torch")
 
 
 def test_a_stderr_that_the_shell_has_closed_ends_nothing():

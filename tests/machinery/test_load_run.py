@@ -9,8 +9,7 @@ from reproduce import compare, loading
 from reproduce.benchmark import entry_of
 from plumbing.run.errors import UserError
 from plumbing.run.files import load_file
-from tests.conftest import ROOT, interrupted, read_json, run_here, saved_in, stops
-from tests.finished_runs import unlabelled_runs
+from tests.conftest import ROOT, interrupted, one_run, read_json, run_here, saved_in, stops
 from tests.three_clients import same
 
 import pytest
@@ -67,10 +66,11 @@ def test_other_pixels_are_refused(pixels):
     stops("uint8 of the shape .N, 3, 28, 28., as this run's images are", run.inputs, pixels, code=2)
 
 
-def test_without_labels_it_gives_representations(tmp_path_factory):
-    net = loading.load_run(unlabelled_runs(tmp_path_factory) / "paper")  # has no best.pt
-    x = net.run.inputs(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
-    assert net.run.client == "d0" and net.run.round == 3
+def test_without_labels_it_gives_representations(tmp_path):
+    run_here("fedgala", tmp_path, *one_run("fedgala"))
+    net = loading.load_run(tmp_path)  # has no best.pt
+    x = net.run.inputs(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    assert net.run.client == "d0" and net.run.round == 2
     assert net(x).shape == net.features(x).shape
 
 

@@ -36,13 +36,8 @@ def mine(tmp_path):
     return path
 
 
-def slow_but(names: set[str]) -> list:
-    """All methods; of those that are not named the tests run with -m slow."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in MODULES]
-
-
 @pytest.mark.parametrize("method", MODULES)
-def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine):
+def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine, four_domains):
     """On digits, which have one channel. A frozen layer has no gradient. The network is loaded again, by the
     file that the caller names."""
     backbone = f"{mine}:build"
@@ -52,8 +47,12 @@ def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine):
     assert net.run.args.backbone == backbone
 
 
+QUICK = ("fedavg", "fedadg", "baselines.fedfa")
+
+
 # In FDSE's place a line says what it needs.
-@pytest.mark.parametrize("method", slow_but({"fedavg", "fedadg", "baselines.fedfa"}))
+@pytest.mark.parametrize("method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+                                    for name in MODULES])
 def test_every_method_trains_a_network_of_torchvision(tmp_path, method, capsys):
     images = write_images(tmp_path / "images", count=6)
     flags = ["--dataset", f"folder:{images}", "--backbone", "torchvision:mobilenet_v3_small", "--image-size",

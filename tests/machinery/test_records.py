@@ -8,6 +8,7 @@ from reproduce.cells import missing, run_of
 from reproduce.methods import arguments, method
 from reproduce.records import Records, command_of, known_arguments, moved, setting_of
 from reproduce.tables import Block, Column, Row, read_tables
+from tests.committed import RECORDS
 from tests.conftest import RUNS
 from tests.small_table import record, recorded, records_in, small_folder, write_records
 
@@ -65,9 +66,8 @@ def test_removed_fields(tmp_path, monkeypatch):
 
 def test_no_record_is_lost():
     """Every line of the repository's records is of a method that is there."""
-    records = Records(RUNS)
-    assert records.damaged == [] and len(records.every) == len(recorded(RUNS)) >= 504
-    assert all(method(one["method"]) for one in records.every)
+    assert RECORDS.damaged == [] and len(RECORDS.every) == len(recorded(RUNS)) >= 504
+    assert all(method(one["method"]) for one in RECORDS.every)
 
 
 def test_the_command_that_gives_a_records_bytes():

@@ -8,6 +8,7 @@ from reproduce.records import Records
 from reproduce.rendering import leaderboards, render
 from reproduce.tables import read_tables
 from reproduce.published import REPORTED
+from tests.committed import TABLES
 from tests.conftest import ROOT, fails
 from tests.small_table import record, small_folder, write_records
 
@@ -79,14 +80,14 @@ def test_what_others_print_stands_in_brackets(tmp_path):
 
 
 def test_every_number_of_others_stands_beside_a_cell():
-    for table in read_tables():
+    for table in TABLES:
         printed = {(block.dataset, row.method, column.name) for block in table.blocks for row in block.rows
                    for column, numbers in zip(block.columns, row.published) if numbers}
         for line in table.elsewhere:
             assert (line["dataset"], line["method"], line["column"]) in printed, line
 
 
-BY_ID = {table.id: table for table in read_tables() if table.figure}
+BY_ID = {table.id: table for table in TABLES if table.figure}
 ARGS = {"dataset": "officecaltech", "limit": 0, "split": "0.8/0.1/0.1"}
 RECORDS = {0: {"curve": {"round": [1, 2], "ALL": [0.5, 0.6]}, "best": {"clients": {"a": 0.5, "b": 0.2}},
                "args": ARGS},

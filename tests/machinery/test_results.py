@@ -4,7 +4,7 @@ import re
 import subprocess
 
 from plumbing.run.results import next_step, untrained
-from reproduce.records import Records
+from tests import committed
 from tests.conftest import ROOT, RUNS, one_run, parsed, run_all, small_images
 from tests.small_table import recorded
 
@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binom
 
 LINES = recorded(RUNS)
-RECORDS = Records(RUNS).newest  # the newest of each run
+RECORDS = committed.RECORDS.newest  # the newest of each run
 
 
 def start_of(method: str) -> str:

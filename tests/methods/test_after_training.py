@@ -47,7 +47,7 @@ def counted(fed, module, state, data) -> int:
 
 
 @pytest.mark.parametrize("method", TESTABLE)
-def test_it_is_the_network_at_the_end_of_the_training(method, monkeypatch):
+def test_it_is_the_network_at_the_end_of_the_training(method, monkeypatch, four_domains):
     """The state of the common network after the last step of an optimizer, in a round with an evaluation; it
     is what is tested, and its counts, computed again, are those of the answer."""
     fed = federation_of(method)
@@ -85,7 +85,7 @@ def test_it_is_the_network_at_the_end_of_the_training(method, monkeypatch):
 
 
 @pytest.mark.parametrize("method", TESTABLE)
-def test_all_else_is_the_same_to_the_byte(tmp_path, method):
+def test_all_else_is_the_same_to_the_byte(tmp_path, method, four_domains):
     """Metrics, states and results with the flag and without it."""
     flags = [*flags_of(method)[:-2], "--rounds", 2, "--checkpoint-every", 0]
     plain = run_here(method, tmp_path / "plain", *flags)

@@ -52,7 +52,7 @@ def flags_of(method: str) -> list:
 
 
 @pytest.fixture
-def whole(tmp_path_factory, method) -> Path:
+def whole(tmp_path_factory, method, four_domains) -> Path:
     """A method's run to its end; beside it what its folder held after two rounds."""
     save = Run.save
 
@@ -98,7 +98,7 @@ def loaded_accuracies(out: Path, which: str) -> dict:
     args = loading.load_run(out, which=which).run.args
     sources, targets = members_of(args)
     accuracies = {}
-    for data in (sources + targets)[::5]:
+    for data in (sources + targets)[::3]:
         net = loading.load_run(out, data.name, which)
         assert net.run.client == data.name and not net.training
         if not data.unseen:
