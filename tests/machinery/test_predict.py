@@ -4,6 +4,7 @@ bit; nothing is skipped in silence."""
 import csv
 import dataclasses
 import os
+import threading
 import shutil
 from pathlib import Path
 
@@ -154,15 +155,19 @@ def test_files_that_cannot_be_read_are_named(own, tmp_path, capsys):
     odd = "a\x1b[31m\n.png"  # whose line end and escape code are written out
     contents = {odd: good, "b.png": b"x", "c.jpg": b"", "d.png": good[:200], "f": good, ".hidden.png": b"x"}
     write_files(tmp_path, contents)
-    os.mkfifo(tmp_path / "e.png")  # whose end nobody writes
+    os.mkfifo(tmp_path / "e.png")  # whose end nobody writes; who reads it would wait for it
+    written = threading.Timer(30, lambda: os.close(os.open(tmp_path / "e.png", os.O_WRONLY)))
+    written.start()
     with pytest.raises(SystemExit, match="1"):
         predict.main([str(own / "run"), str(tmp_path), str(tmp_path / "f")])
+    written.cancel()
     said = capsys.readouterr()
     predicted_files = [line.split()[-1] for line in said.out.splitlines()[1:]]
     assert predicted_files == [str(tmp_path / name) for name in (printable(odd), "f")]
     named = [line.split()[1] for line in said.err.splitlines() if "cannot be read as an image (" in line]
     assert named == [str(tmp_path / name) for name in ("b.png", "c.jpg", "d.png", "e.png")]
     assert "b.png cannot be read as an image (UnidentifiedImageError)" in said.err
+    assert "e.png cannot be read as an image (UserError)" in said.err
     assert "2 of 6 images" in said.err
     assert f"by their names were left out; 1 in all, such as {tmp_path / 'f'}" in said.err
 
