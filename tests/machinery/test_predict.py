@@ -4,8 +4,8 @@ bit; nothing is skipped in silence."""
 import csv
 import dataclasses
 import os
-import threading
 import shutil
+import threading
 from pathlib import Path
 
 import common
