@@ -169,7 +169,7 @@ class DSEBlock(nn.Module):
             self.dfe = nn.Conv2d(S, T_DFE, kernel, stride, padding)
             Conv, BatchNorm, dw = GroupedConv2d, nn.BatchNorm2d, 3
         self.bn_dse = BatchNorm(T_DFE)
-        T_DSE = T_DFE * (G - 1)  # of a channel's G one is itself (Sec. A7.2); of an odd T one is too many
+        T_DSE = T_DFE * (G - 1)  # of a channel's G one is itself (Sec. A7.2); if T is odd, one is left over
         self.dse = Conv(T_DFE, T_DSE, dw, 1, dw // 2, groups=T_DFE, bias=not args.block_bias)
         self.bias = None
         if args.block_bias:
@@ -448,7 +448,7 @@ def min_norm(d: Tensor) -> Tensor:
 
 def personalize(V: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     r"""The clients' theta_v,k of a layer, [N, P] -> the next ones, [N, P], by self-attention; and the
-    attention, [N, N], whose row k mixes client k's.
+    attention, [N, N], whose row k weighs all clients for client k.
 
     $$ \begin{aligned}
        \mathbb{V}_l &= \left[\theta_{v,1}^{(l)}, \ldots, \theta_{v,N}^{(l)}\right]^\top \\

@@ -100,9 +100,9 @@ def where_learned(answer: Answer) -> str:
             gains.append(measured.difference)
     if not answer.own.not_learned or not gains:
         return ""
-    settings = f"{len(gains)} other settings" if len(gains) > 1 else "another setting"
+    settings = f"the {len(gains)} other settings" if len(gains) > 1 else "the other setting"
     between = f"from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else f"{gains[0]:+.1f}"
-    return f"In {settings}, where it had, its gain is {between}."
+    return f"In {settings} where it had learned and all seeds were run, its gain is {between}."
 
 
 def loss(value: float | None) -> str:
@@ -203,7 +203,8 @@ def elsewhere(others: list[Answer]) -> list[str]:
             gain = f"by {answer.claim.columns[0]} {measured.gain()}, printed {answer.printed:+.1f}"
             start = f"[{a} over {b}](results/claims/{answer.paper.id}.md) in another setting"
             settings.setdefault(f"{start}, {measured.specification.name}", []).append(gain)
-    return [f"  - {setting}: {'; '.join(gains)}." for setting, gains in settings.items()]
+    return [f"  - {setting}, which answers no claim: {'; '.join(gains)}."
+            for setting, gains in settings.items()]
 
 
 def short_gain(answer: Answer) -> str:

@@ -248,7 +248,8 @@ def test_where_a_method_had_learned_stands_beside_where_it_had_not():
 
     others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
     lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
-    assert where_learned(lost) == "In 2 other settings, where it had, its gain is from -2.0 to +1.0."
+    assert where_learned(lost) == ("In the 2 other settings where it had learned and all seeds were run, its "
+                                   "gain is from -2.0 to +1.0.")
     assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
 
 
