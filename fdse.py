@@ -527,13 +527,13 @@ class Server:
                 self.bn_dse[k] = up["bn_dse"]
         self.log = {}
         if self.args.similarity:
-            own = []
+            for_itself = []  # of each layer the mean weight of a client for itself; 1/N is a plain mean
             for names in self.parts.v_layers.values():
                 V_next, attention = personalize(rows(uploads, "v", names), self.args.tau)  # Eq. (9): [N, P]
-                own.append(attention.diagonal().mean())
+                for_itself.append(attention.diagonal().mean())
                 for k, theta_v in zip(uploads, V_next):  # row by row, in the order of the uploads
                     self.v[k] = self.v[k] | entries(theta_v, names, self.v[k])
-            self.log = {"attention": torch.stack(own).mean()}  # a client's weight for itself; 1/N: plain mean
+            self.log = {"attention": torch.stack(for_itself).mean()}
         self.bn_dfe = average([up["bn_dfe"] for up in uploads.values()], uniform(len(uploads)))
 
 

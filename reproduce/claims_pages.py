@@ -180,7 +180,7 @@ def verdicts(every: list[Answer]) -> list[str]:
     others = [answer for answer in every if not answer.own.decided]
     papers = list(dict.fromkeys(answer.paper.name for answer in others))
     lines.append(f"- **Not measured in the paper's own setting:** {len(others)} of {len(every)} claims, of "
-                 f"{', '.join(papers[:-1])} and {papers[-1]}. Their pages say which runs they need.")
+                 f"{', '.join(papers)}. Their pages say which runs they need.")
     return lines + elsewhere(others)
 
 

@@ -161,8 +161,10 @@ def misspelled(of_domain: dict[str, list[tuple[str, str]]], classes: list[str]) 
             domains_of[c].add(domain)
     usual = {c.lower(): c for c in classes if len(domains_of[c]) > 1}
     for c in classes:
-        meant = difflib.get_close_matches(c.lower(), usual, 1) if len(domains_of[c]) == 1 else []
-        said += [f"{min(domains_of[c])} alone has {c}: is {usual[name]} meant?" for name in meant]
+        if len(domains_of[c]) == 1:
+            (domain,) = domains_of[c]
+            for name in difflib.get_close_matches(c.lower(), usual, 1):
+                said.append(f"{domain} alone has {c}: is {usual[name]} meant?")
     return said
 
 

@@ -27,7 +27,8 @@ import torch
 # The files of a run's folder.
 FILES = ("settings.json", "metrics.jsonl", "timing.jsonl", "checkpoint.pt", "best.pt", "result.json",
          "curves.png", "split.txt", "parts.csv")
-SAID = ("dataset", "scale", "protocol", "target", "seed")  # which the benchmark has flags of its own for
+# The fields for which the benchmark has flags of its own.
+OF_BENCHMARK = ("dataset", "scale", "protocol", "target", "seed")
 NAMED = 10  # clients in curves.png that have a colour and a name, at most
 RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, "last": dict, "curve": dict,
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
@@ -231,7 +232,7 @@ def next_step(args: Args, folder: Path, method_file: Path) -> str:
         words += ["--targets", args.target]
     given = []  # what all methods understand of the flags of this run
     for f in dataclasses.fields(Args):
-        if args.origins.get(f.name) == "flag" and f.metadata["numbers"] and f.name not in SAID:
+        if args.origins.get(f.name) == "flag" and f.metadata["numbers"] and f.name not in OF_BENCHMARK:
             given += flag_with(f.name, getattr(args, f.name))
     if given:
         words += ["--flags", shlex.join(given)]
