@@ -1,11 +1,11 @@
 """What every method stands on, in this order: data loaders, backbones, averaging, evaluation, the contract
 of a method file, the round loop. Each has its heading.
 
-A method file brings a `Server` and a `Client` that share nothing but two payloads, the download and the
-upload. In a run the round loop alone calls them. What they must offer is said by the two `Protocol` classes
-above it; CONTRIBUTING.md, "The path of one run", has all of it on a screen. Three values go through the
-program, each made once: the settings, `Args` (plumbing/run/settings.py), `Dataset`, and `Run`, a run's folder
-(plumbing/run/runfolder.py). Method files import all they need from here.
+A method file has a `Server` and a `Client`. All that passes between them are two dicts of tensors, the
+download and the upload. The round loop below calls both; `ServerProtocol` and `ClientProtocol` say which
+functions it needs. CONTRIBUTING.md, "The path of one run", follows a command to its result. Three values go
+through the program, each made once: the settings, `Args` (plumbing/run/settings.py), `Dataset`, and `Run`, a
+run's folder (plumbing/run/runfolder.py). Method files import all they need from here.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def client_data(settings: Args, d: Domain, name: str, rows: Rows, unseen: bool =
 
 
 def batches(data: Data, settings: Args, t: int, k: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The training batches (x, y) of client k in round t: E epochs, or exactly `--steps` of them; a new order
+    """The training batches (x, y) of client k in round t: E epochs, or exactly `--steps` batches; a new order
     each epoch. A method with two views of each image gets x [2B, C, H, W], the first views before the second
     ones."""
     how = view_of(settings)

@@ -27,7 +27,8 @@ What moves a number; all differences from paper and code: papers/fdse/difference
                      0.001 to 0.5     also 0.1; 0.1
   tested network     not said         the client's own   what the server sends  --after-training
                                       or the server's
-  "layer", Eqs. 8-9  not defined      a tensor           a block, or the head   --unit tensor
+  "layer", Eqs. 8-9  becomes DFE      a tensor           a block, or the head   --unit tensor
+                     and DSE
   lr decay; image    0.998; 224       0.9998; 256        0.998; 224             --lr-decay, --image-size
   adaptation         several epochs   none               5 epochs, lr 1         --adapt-epochs, --adapt-lr
 """

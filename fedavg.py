@@ -18,9 +18,11 @@ Where the papers that compare with FedAvg, and this file, differ (in full: paper
   learning rate     FDSE: tuned, value not given; its code 0.1   0.1               --lr
   its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
   momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 1e-3        --momentum, --weight-decay
-  RotatedMNIST      FedSR: 500 epochs of 15 batches, 5 a round;  1,500 rounds      --rounds
-                    momentum, decay not said, in its code        0.9, new each     --momentum
-                    0.9 and 5e-4                                 round; 5e-4       --weight-decay
+  RotatedMNIST:     FedSR: 500 epochs of 15 batches              1,500 rounds of   --rounds, --steps
+                                                                 5 batches
+    its momentum    FedSR: not said; its code 0.9                0.9, from 0 in    --momentum
+                                                                 each round
+    its decay       FedSR: not said; its code 5e-4               5e-4              --weight-decay
 """
 
 from dataclasses import dataclass
@@ -56,7 +58,7 @@ VARIANTS = {"fedcir": schedules.FEDCIR}
 class Client:
     keeps = ()  # nothing outlives a round
 
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):  # net: one for all to work in
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):  # net: all take turns
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:

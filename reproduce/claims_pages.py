@@ -10,7 +10,8 @@ from pathlib import Path
 from plumbing.run.files import write_text
 from reproduce import claims as rule
 from reproduce.claims import BEHIND, Answer, Measured, Paper, accuracies, metric_of, runs_for, runs_of
-from reproduce.drawing import Line, draw_forest, draw_line, new_panel, percentages, table_text, write_figure
+from reproduce.drawing import (Line, Signs, draw_forest, draw_line, new_panel, percentages, table_text,
+                               write_figure)
 from reproduce.intervals import mean, paired
 from reproduce.methods import ROOT
 from reproduce.plan import hours_of
@@ -19,7 +20,11 @@ from reproduce.templates import TEMPLATES
 
 NOTHING = "not measured"
 OWN = "the paper's own setting"
-HEAD = ["claim", "printed", "measured here (95%)", "answer", "had it learned?"]
+HEAD = ["claim", "printed", "measured here (95%)", "answer", "on the source domains, method / baseline"]
+
+SIGNS = Signs("printed", "measured here, 95% interval",
+              f"had not learned: more than {BEHIND:g} points below its baseline on the sources",
+              "answers no claim: other data or scale, or not tested alike")
 
 
 def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records) -> None:
@@ -92,17 +97,26 @@ def learned_words(measured: Measured) -> str:
 
 
 def where_learned(answer: Answer) -> str:
-    """Where the method had not learned in the paper's own setting: its gains in the settings where it had."""
-    gains = []
+    """Where the method had not learned in the paper's own setting: its gains in the other settings, apart for
+    those where it had and those where it had not."""
+    learned, lost = [], []
     for measured in answer.others:
-        compared = measured.decided and measured.alike and not measured.specification.other_data
-        if compared and not measured.not_learned:
-            gains.append(measured.difference)
-    if not answer.own.not_learned or not gains:
+        if measured.decided and measured.alike and not measured.specification.other_data:
+            (lost if measured.not_learned else learned).append(measured.difference)
+    if not answer.own.not_learned or not learned:
         return ""
-    settings = f"the {len(gains)} other settings" if len(gains) > 1 else "the other setting"
-    between = f"from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else f"{gains[0]:+.1f}"
-    return f"In {settings} where it had learned and all seeds were run, its gain is {between}."
+    words = (f"Of the {len(learned) + len(lost)} other settings with all seeds it had learned its source "
+             f"domains in {len(learned)}: {reach(learned)}")
+    if lost:
+        words += f"; in the other{f' {len(lost)}' if len(lost) > 1 else ''} it had not: {reach(lost)}"
+    return f"{words}."
+
+
+def reach(gains: list[float]) -> str:
+    """+4.6, or -0.4 to +2.6."""
+    if len(gains) == 1:
+        return f"{gains[0]:+.1f}"
+    return f"{min(gains):+.1f} to {max(gains):+.1f}"
 
 
 def loss(value: float | None) -> str:
@@ -116,21 +130,24 @@ def missing_words(answer: Answer, records: Records) -> str:
     asked = runs_for([replace(answer.paper, claims=[claim])], {f"claim-{claim.id}"}, None, records)
     lacking = [(part, run) for part, run in asked if not records.get(run)]
     of_own = by_training([run for part, run in lacking if part == f"claim-{claim.id}, {claim.own}"])
+    of_methods = by_training([run for part, run in lacking if not part.endswith(", control")])
     of_all = by_training([run for _, run in lacking])
+    others, controls = len(of_methods) - len(of_own), len(of_all) - len(of_methods)
     command = f"`python reproduce_tables.py --run --only claim-{claim.id} --seeds paper`"
     needs = f" It needs {claim.needs}." if claim.needs else ""
+    further = f" The other settings lack {count(others)}." if others else ""
+    if controls:
+        named = f" ({claim.control})" if claim.control != "control" else ""
+        further += f" The control{named} lacks {count(controls)}."
     if not of_all:
         return "Nothing is missing."
     if not of_own:
-        return f"{command} trains what the other settings lack ({count(len(of_all))}).{needs}"
+        return f"{command} trains what is missing.{further}{needs}"
     hours, unknown = hours_of([group[0] for group in of_own], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
-    time = f"in {hours:.1f} hours on {where}" if hours else f"on {where}"
-    if unknown:
-        time += f" (how long {unknown} of them take was never measured)"
-    others = len(of_all) - len(of_own)
-    further = f" The other settings lack {count(others)}." if others else ""
-    return f"{command} begins with the paper's own setting: {count(len(of_own))} {time}.{further}{needs}"
+    time = f"{hours:.1f} hours for the {len(of_own) - unknown} whose time is known" if hours else "time unknown"
+    return (f"{command} begins with the paper's own setting: {count(len(of_own))} on {where} ({time})."
+            f"{further}{needs}")
 
 
 def count(trainings: int) -> str:
@@ -144,11 +161,11 @@ def row_of(answer: Answer) -> list[str]:
     learned = "-"
     if own.gains:
         mine, theirs = (own.learned(method) for method in own.claim.methods)
-        learned = f"loss {loss(mine.loss)} / {loss(theirs.loss)}"
+        learned = f"training loss {loss(mine.loss)} / {loss(theirs.loss)}"
         if mine.sources is not None and theirs.sources is not None:
-            learned += f", sources {mine.sources:.1f} / {theirs.sources:.1f}%"
+            learned = f"{mine.sources:.1f} / {theirs.sources:.1f}%, {learned}"
         if own.not_learned:
-            learned = f"**no**: {learned}"
+            learned = f"**had not learned**: {learned}"
     measured = gain_words(own)
     for other in answer.others if not own.gains else []:
         if other.gains:
@@ -166,9 +183,11 @@ def verdicts(every: list[Answer]) -> list[str]:
     """What holds, what does not and what is open in the papers' own settings: a point for each, its claims
     below it. A method that had not learned there says little of its idea: it stands by itself."""
     decided = [answer for answer in every if answer.own.decided]
-    kinds = {"gains": "These gains hold", "loses": "These do not", "open": "Open",
-             "not learned": "The method had not learned its source domains (it ended more than "
-                            f"{BEHIND:g} points below its baseline on them), so this says little of its idea"}
+    kinds = {"gains": "Gains", "loses": "Loses", "open": "Open",
+             "not learned": f"The method had not learned: it ended more than {BEHIND:g} points below its "
+                            "baseline on the source domains, those it was trained on. The gain then says "
+                            f"little about its idea (we chose the {BEHIND:g} points after we had seen "
+                            "FedSR's numbers)"}
     lines = []
     for kind, words in kinds.items():
         claims = [f"  - {verdict_words(answer)}" for answer in decided
@@ -179,7 +198,7 @@ def verdicts(every: list[Answer]) -> list[str]:
         lines.append(f"- {TEMPLATES.from_string(paper.readme).render(functions(every))}")
     others = [answer for answer in every if not answer.own.decided]
     papers = list(dict.fromkeys(answer.paper.name for answer in others))
-    lines.append(f"- **Not measured in the paper's own setting:** {len(others)} of {len(every)} claims, of "
+    lines.append(f"- **Not measured in the paper's own setting:** {len(others)} claims of "
                  f"{', '.join(papers)}. Their pages say which runs they need.")
     return lines + elsewhere(others)
 
@@ -220,18 +239,28 @@ def lines_of(method: str) -> int:
     return len((ROOT / f"{method}.py").read_text(encoding="utf-8").splitlines())
 
 
+def answered(every: list[Answer]) -> str:
+    """How many claims are answered."""
+    decided = sum(answer.own.decided for answer in every)
+    return f"We answered {decided} of the papers' {len(every)} claims so far, each in the paper's own setting."
+
+
 def rest(every: list[Answer]) -> str:
-    """A sentence on the claims without runs at the paper's data and scale."""
+    """Sentences on the claims that are not answered."""
+    elsewhere = sum(answer.has_runs and not answer.own.decided for answer in every)
     without = [answer for answer in every if not answer.has_runs]
+    words = answered(every)
+    if elsewhere:
+        words += f" Another {elsewhere} have runs at the paper's scale in other settings alone."
     if not without:
-        return ""
+        return words
     of_papers = {}
     for answer in without:
         of_papers.setdefault(answer.paper.name, []).append(answer)
-    words = ", ".join(f"{name} ({len(answers)})" for name, answers in of_papers.items())
-    return (f"{len(without)} of {len(every)} claims have no runs on the paper's data at the paper's scale: "
-            f"{words}. Each paper's page says what they need, and shows runs on other data or at another "
-            "scale where there are some.")
+    names = ", ".join(f"{name} {len(answers)}" for name, answers in of_papers.items())
+    return (f"{words} The other {len(without)} have no run on the paper's data at the paper's scale: {names}. "
+            "Each paper's page says what they need, and shows runs on other data or at another scale where "
+            "there are some.")
 
 
 def table_of_settings(answer: Answer) -> str:
@@ -369,9 +398,7 @@ def draw_specifications(answer: Answer, path: Path) -> None:
     for measured in answer.measured:
         seeds = {0: "not measured", 1: "1 seed"}.get(len(measured.gains), f"{len(measured.gains)} seeds")
         lines.append(line_of_plot(f"{measured.specification.name} ({seeds})", answer, measured))
-    words = ("gain, points (95%); |: printed; hollow: other data or scale, or not tested alike; cross: not "
-             f"learned, more than {BEHIND:g} points below the baseline on the sources")
-    draw_forest(path, lines, textwrap.fill(words, 80))
+    draw_forest(path, lines, f"gain over {answer.claim.methods[1]}, points", signs=SIGNS)
 
 
 def draw_claims(every: list[Answer], path: Path) -> None:
@@ -387,9 +414,7 @@ def draw_claims(every: list[Answer], path: Path) -> None:
             shown = next(measured for measured in answer.others if measured.gains)
             words += f" ({shown.specification.name})"
         lines.append(line_of_plot(words, answer, shown))
-    words = ("gain, points: printed |, measured in the paper's own setting or else as named (95%); cross: "
-             "had not learned; hollow: not tested alike, or other data or scale")
-    draw_forest(path, lines, textwrap.fill(words, 70))
+    draw_forest(path, lines, "gain, points", signs=SIGNS)
 
 
 def draw_learning(measured: Measured, path: Path) -> None:
@@ -420,7 +445,7 @@ def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
     return curve["round"], curve.get(name, [])
 
 
-for function in (answer_words, commands_of, gain_words, learned_words, lines_of, missing_words, rest,
+for function in (answer_words, answered, commands_of, gain_words, learned_words, lines_of, missing_words, rest,
                  sentence_of, short_gain, table_of_all, table_of_settings, verdicts,
                  where_learned, why):
     TEMPLATES.globals[function.__name__] = function

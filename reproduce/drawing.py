@@ -80,16 +80,27 @@ class Line(NamedTuple):
     wider: tuple[float, ...] = ()  # a second interval, drawn thin
 
 
+class Signs(NamedTuple):
+    """What the signs of a forest plot mean, for its legend."""
+
+    printed: str | None
+    value: str | None
+    cross: str | None
+    hollow: str | None
+
+
 def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, float] | None = None,
-                mark: str | None = None) -> None:
-    """A row for each line, the first one at the top; `band` is shaded in all of them."""
-    panel = new_panel(9.0, 0.34 * len(lines) + 1.2)
+                mark: str | None = None, signs: Signs | None = None) -> None:
+    """A row for each line, the first one at the top; `band` is shaded in all of them. `signs` make a legend
+    of those that are drawn."""
+    panel = new_panel(9.0, 0.34 * len(lines) + (1.6 if signs else 1.2))
+    words = signs or Signs(None, None, None, None)
     panel.axvline(0, color="0.5", linewidth=0.8)
     if band:
         panel.axvspan(*band, color=PALE, alpha=0.3)
     printed = {line.printed for line in lines} - {None}
     if len(printed) == 1:
-        panel.axvline(*printed, color="black", linewidth=1.2, linestyle="--")
+        panel.axvline(*printed, color="black", linewidth=1.2, linestyle="--", label=words.printed)
     reach = max([REACH, *(1.2 * abs(value) for line in lines for value in line.values)])
     for i, line in enumerate(lines):
         for interval, width in ((line.wider, 0.9), (line.interval, 2.4)):
@@ -99,12 +110,20 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
                     panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
         inside = "white" if line.hollow else INK
         shape = "X" if line.cross else "o"
-        panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,
-                   markerfacecolor=inside)
+        word = words.cross if line.cross else words.hollow if line.hollow else words.value
+        if line.values:
+            panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,
+                       markerfacecolor=inside, label=word)
         if line.printed is not None and len(printed) > 1:
-            panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2)
+            panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2,
+                       label=words.printed)
     panel.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)
     panel.set(ylim=(max(len(lines), 1) - 0.5, -0.5), xlabel=xlabel)
+    if signs:
+        handles, labels = panel.get_legend_handles_labels()
+        drawn = dict(zip(labels, handles))
+        panel.figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=2, fontsize=8,
+                            frameon=False)
     write_figure(path, panel.figure, mark)
 
 

@@ -22,7 +22,7 @@ from reproduce.drawing import table_text
 from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import method, setting
 from reproduce.records import Records, command_of, flags_of
-from reproduce.scoreboard import counts_of, measured_words, outcome, sentence
+from reproduce.scoreboard import counts_of, outcome, sentence
 from reproduce.intervals import deviation, mean, paired
 from reproduce.tables import Row, Table
 from reproduce.tables import papers as titles
@@ -44,6 +44,7 @@ CSV_HEAD = ["kind", "paper", "table", "scale", "block", "method", "column", "pub
             "published_deviation", "printed_elsewhere", "ours", "ours_deviation", "seeds", "values",
             "difference", "low", "high", "status", "precision", "runs", "commits", "module"]
 LEAST = 3  # seeds of a row
+PROTOCOLS = {"indomain": "in-domain", "lodo": "one domain left out", "linear": "linear evaluation"}
 COMMON_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size", "backbone")  # of all rows
 
 
@@ -86,8 +87,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     write_csv(out / "results.csv", lines + claim_lines(every))
     page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
             "boards": leaderboards(records), "listed": listed, "pictures": pictures,
-            "withdrawn": withdrawn(records), "papers": papers,
-            "measured_cells": measured_words(counts)}
+            "withdrawn": withdrawn(records), "papers": papers}
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists():
@@ -146,8 +146,8 @@ def leaderboards(records: Records) -> list[str]:
             boards.append((len(rows), words, heads, rows))
         _, words, heads, rows = max(boards)
         if rows:
-            text += [f"### {dataset}, {protocol}, --scale {scale}", f"All rows: {words}.",
-                     table_text(rows, heads)]
+            text += [f"### {dataset}, {PROTOCOLS[protocol]}, {words.partition(' of ')[0]}",
+                     f"All rows: {words}.", table_text(rows, heads)]
     return text
 
 

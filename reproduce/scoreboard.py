@@ -73,14 +73,6 @@ def sentence(counts: Counter) -> str:
     return words
 
 
-def measured_words(counts: Counter) -> str:
-    """28 of the 740 accuracies ... are measured here: 19 that differ, ..."""
-    measured = sum(counts[state] for state in MEASURED)
-    accuracies = counts.total() - counts["lost"] - sum(counts[state] for state in COSTS)
-    return (f"{measured} of the {accuracies} accuracies that the papers print are measured here: "
-            f"{outcome(counts)}")
-
-
 def outcome(counts: Counter) -> str:
     """What the intervals of the measured cells say, in words."""
     said = {"agrees": "without a difference", "differs": "that differ", "unclear": "with a wide interval",

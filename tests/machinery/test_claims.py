@@ -248,8 +248,8 @@ def test_where_a_method_had_learned_stands_beside_where_it_had_not():
 
     others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
     lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
-    assert where_learned(lost) == ("In the 2 other settings where it had learned and all seeds were run, its "
-                                   "gain is from -2.0 to +1.0.")
+    assert where_learned(lost) == ("Of the 3 other settings with all seeds it had learned its source domains "
+                                   "in 2: -2.0 to +1.0; in the other it had not: +9.0.")
     assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
 
 
@@ -361,7 +361,7 @@ def test_the_rule_is_older_than_what_it_judges():
     if not dates:
         pytest.skip("this is no git checkout, or one without a history")
     assert claims.RULE in {date[:10] for date in dates}
-    assert f"\n{claims.RULE}," in (ROOT / "papers" / "RULE.md").read_text(encoding="utf-8")
+    assert f" {claims.RULE}," in (ROOT / "papers" / "RULE.md").read_text(encoding="utf-8")
 
 
 def test_no_number_is_typed_into_the_words():

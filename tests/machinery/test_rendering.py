@@ -47,8 +47,8 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
     name = "[FedAvg](../papers/fedavg/differences.md)"
     assert rows == [[name, "--lr 0.3", "50.00 ± 0.00 (3)", "81.00 ± 1.00 (3)"],
                     [name, "-", "50.00 ± 0.00 (4)", "61.50 ± 1.29 (4)"]]
-    assert (of_paper, of_smoke) == ("### digits, indomain, --scale paper",
-                                    "### /x/my data.py c0ffee, indomain, --scale smoke")
+    assert (of_paper, of_smoke) == ("### digits, in-domain, 60 rounds",
+                                    "### /x/my data.py c0ffee, in-domain, 2 rounds")
     assert smoke.count("(3)") == 2
 
 
