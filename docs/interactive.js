@@ -122,7 +122,7 @@ function playConsensus(svg, says) {
     const harmed = way => delta.flatMap((update, k) => inner(update, way) < -1e-9 ? [k + 1] : []).join(" and ")
     const against = way => harmed(way) ? `against client ${harmed(way)}` : "against no client"
     says.textContent = `u = (${u.map(share => share.toFixed(2)).join(", ")}). Eq. (8), thick: length ${length(step).toFixed(0)}, ${against(step)}. ` +
-      `Plain mean, dashed: length ${length(plain).toFixed(0)}, ${against(plain)}. The triangle is the hull of the directions, the dot its shortest point. Drag an arrow.`
+      `Plain mean, dashed: length ${length(plain).toFixed(0)}, ${against(plain)}. The triangle is the hull of the directions, the dot its shortest point. Drag a black dot.`
   }
   show()
 }
@@ -149,7 +149,7 @@ function playUnaligned(svg, says) {
       const value = cosine(g, changes[l]), step = value > 0 ? "against" : "along"
       return `layer ${l + 1}: cosine ${value.toFixed(2)}, ${discarded[l] ? "discarded" : `kept, its step goes ${step} the last change`}`
     })
-    says.textContent = `tau ${(+tau.value).toFixed(2)}. Thick: the gradient, thin: the last change. ${words.join("; ")}. Drag an arrow, or tau.`
+    says.textContent = `tau ${(+tau.value).toFixed(2)}. Thick: the gradient, thin: the last change. ${words.join("; ")}. Drag a black dot, or tau.`
   }
   show()
 }
@@ -193,7 +193,7 @@ function playPersonalize(svg, says) {
     const nearest = cosine(theta[0], theta[1]), own = attention.map((row, k) => row[k].toFixed(2)).join(", ")
     slider.ariaValueText = tau.toPrecision(2)
     says.textContent = `tau ${tau.toPrecision(2)}. Row k: how much of each client's θ client k gets; its own share is ${own} (a plain mean: 0.33). ` +
-      `Dots: the next θ. Cosine of clients 1 and 2: ${nearest.toFixed(4)}. Drag an arrow, or tau: between the modules of trained layers ` +
+      `Dots: the next θ. Cosine of clients 1 and 2: ${nearest.toFixed(4)}. Drag a black dot, or tau: between the modules of trained layers ` +
       "the cosine is 0.9997 and more, and then no tau above 0.001 tells the clients apart."
   }
   show()

@@ -9,7 +9,7 @@ from docs import equations
 from docs.equations import ROOT
 from docs.pages import NAV, ORDER, TEMPLATES, TITLES, Site, is_note, note_of, page_of, source_of
 from reproduce.claims import Answer, answers, read_claims
-from reproduce.claims_pages import gain_words, learned_words, sentence_of, where_learned
+from reproduce.claims_pages import functions, gain_words, learned_words, sentence_of, where_learned
 from reproduce.records import Records
 from reproduce.tables import read_tables
 
@@ -23,6 +23,11 @@ def with_table(method: str) -> str:
     return before + start + made + end + after
 
 
+def with_numbers(text: str, call: dict) -> str:
+    """A text of equations.toml with the measured numbers that it asks for, as the claims do."""
+    return TEMPLATES.from_string(text).render(call)
+
+
 def method_page(site: Site, method: str, claims: list[Answer]) -> None:
     """The note: its idea and its picture, then the equations beside their code, then the rest."""
     note = note_of(method)
@@ -31,7 +36,8 @@ def method_page(site: Site, method: str, claims: list[Answer]) -> None:
     head, what, who, *_ = before.split("\n## ")  # the last one is what GitHub shows in place of the equations
     used, whole, unused = equations.counts(of)
     site.write(page_of(note), "method.html", TITLES[method], of=of, head=head, what=what, who=who,
-               after=after, note=note, used=used, whole=whole, unused=unused, claims=claims)
+               after=after, note=note, used=used, whole=whole, unused=unused, claims=claims,
+               call=functions(claims))
 
 
 def baselines() -> dict[Path, str]:
@@ -84,5 +90,5 @@ def build(out: Path) -> None:
     site.finish()
 
 
-for function in (gain_words, learned_words, sentence_of, where_learned):
+for function in (gain_words, learned_words, sentence_of, where_learned, with_numbers):
     TEMPLATES.globals[function.__name__] = function

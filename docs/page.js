@@ -19,21 +19,24 @@ const SIGNS = { alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ε"
   eta: "η", tau: "τ", mu: "μ", nu: "ν", pi: "π" }
 const signed = word => word.replace(/_/g, "").replace(RegExp(`^(${Object.keys(SIGNS).join("|")})(?=.{0,3}$)`), name => SIGNS[name])
 
-// Search: all words must be in a section. First comes what has them as its heading, then this page's sections, then
-// those with most of the words in their headings
+const escaped = word => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")
+
+// Search: all words must be in a section. First comes what has them as its heading, then where they begin words, then
+// this page's sections, the glossary, and what has most of the words in its heading. Enter opens the first
 const input = made("input", tools, { type: "search", placeholder: "Search", ariaLabel: "Search all pages" })
 const found = made("div", tools, { className: "found" })
 function search() {
   const words = input.value.toLowerCase().split(/\s+/).filter(Boolean), both = words.flatMap(word => [word, signed(word)])
   const has = (text, word) => text.includes(word) || text.includes(signed(word))
   if (typeof SECTIONS === "undefined") return  // search.js calls again when it is there
-  const hits = []
-  for (const [title, heading, address, text] of words.length ? SECTIONS : []) {
-    const head = `${title} ${heading}`.toLowerCase(), body = text.toLowerCase()
+  const hits = [], patterns = words.map(word => [word, signed(word)].map(of => RegExp(`(?<![\\p{L}\\p{N}])${escaped(of)}`, "u")))
+  for (const [title, heading, address, text, also] of words.length ? SECTIONS : []) {
+    const heads = [heading || title, ...also], head = `${title} ${heads.join(" ")}`.toLowerCase(), body = text.toLowerCase()
     if (!words.every(word => has(head, word) || has(body, word))) continue
-    const exact = `${heading || title} `.toLowerCase().startsWith(`${words.join(" ")} `)
+    const exact = heads.some(of => `${of} `.toLowerCase().startsWith(`${words.join(" ")} `))
+    const whole = patterns.every(pair => pair.some(pattern => pattern.test(head) || pattern.test(body)))
     const here = new URL(ROOT + address, location.href).pathname === location.pathname
-    hits.push([1000 * exact + 100 * here + words.filter(word => has(head, word)).length, title, heading, address, text])
+    hits.push([1000 * exact + 200 * whole + 100 * here + 50 * address.startsWith("docs/words.html") + words.filter(word => has(head, word)).length, title, heading, address, text])
   }
   hits.sort((a, b) => b[0] - a[0])
   found.replaceChildren()
@@ -53,8 +56,7 @@ function excerpt(text, words) {
 }
 
 function marked(parent, text, words) {
-  const escaped = words.map(word => word.replace(/[^\p{L}\p{N}]/gu, "\\$&"))
-  text.split(new RegExp(`(${escaped.join("|")})`, "i")).forEach((part, i) => {
+  text.split(new RegExp(`(${words.map(escaped).join("|")})`, "i")).forEach((part, i) => {
     if (i % 2) made("mark", parent, { textContent: part })
     else parent.append(part)
   })
@@ -66,6 +68,7 @@ input.addEventListener("focus", search)
 document.addEventListener("click", event => { if (!tools.contains(event.target)) found.replaceChildren() })
 document.addEventListener("keydown", event => {
   if (event.key === "Escape") { input.value = ""; found.replaceChildren() }
+  if (event.key === "Enter" && document.activeElement === input) found.querySelector("a")?.click()
   if (event.key === "/" && document.activeElement.tagName !== "INPUT") { event.preventDefault(); input.focus() }
 })
 
@@ -109,7 +112,10 @@ for (const table of document.querySelectorAll(".wide table:not(.grid)")) {
   if (!table.tHead || (table.tHead.rows[0].cells.length < 4 && table.scrollWidth <= table.parentElement.clientWidth)) continue
   table.classList.add("stacked")
   const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent)
-  table.querySelectorAll("tbody td:not(:first-child)").forEach(cell => { cell.dataset.column = names[cell.cellIndex] })
+  table.querySelectorAll("tbody td:not(:first-child)").forEach(cell => {
+    cell.dataset.column = names[cell.cellIndex]
+    cell.classList.toggle("none", cell.textContent.trim() === "-")
+  })
 }
 
 // A formula that is wider than its column goes above both. What is wider than the page fades at the edge

@@ -31,7 +31,7 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 TEMPLATES = Environment(loader=FileSystemLoader(ROOT / "docs" / "templates"),
                         autoescape=select_autoescape(["html", "svg"]), undefined=StrictUndefined)
 NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results/README.html": "Results",
-       "docs/errata.html": "Errata", "docs/own.html": "Your data"}  # at the top
+       "docs/errata.html": "Errata", "docs/own.html": "Your data", "docs/words.html": "Words"}  # at the top
 ORDER = {"index.html": "CleanFDG", "docs/start.html": "Start", "docs/exercises.html": "Exercises",
          **{f"docs/methods/{method}.html": title for method, title in TITLES.items()},
          "results/README.html": "Results", "docs/errata.html": "Errata"}  # of reading
@@ -122,6 +122,19 @@ def contents(html: str) -> list[tuple[str, str, str]]:
     return [(level, anchor, Markup(words).striptags()) for level, anchor, words in HEADING.findall(html)]
 
 
+def alone(heading: str) -> list[str]:
+    """Of "Eqs. (10)-(11) L2R" what a reader may search for: "Eq. (10) L2R", "Eq. (11) L2R"."""
+    tag = equations.TAG.match(heading)
+    if not tag or not tag["equations"]:
+        return []
+    return [f"Eq. ({n}){heading[tag.end():]}" for n in equations.expanded(tag["equations"])]
+
+
+def indented(html: str) -> int:
+    """The spaces before a coloured line."""
+    return len(re.match(r"(?:<[^>]*>)*( *)", html)[1])
+
+
 class Site:
     """The pages, and what they link to."""
 
@@ -179,6 +192,7 @@ class Site:
         html = html.replace("<td>Measured", '<td class="measured">Measured')
         html = html.replace("<p><img ", '<p class="figure" tabindex="0"><img ')
         html = re.sub(r'<a href="">(.*?)</a>', r"\1", html, flags=re.S)  # what has no page and no address
+        html = re.sub(r"(?<=[ >])--[a-z][\w-]*(?=[^<]*</code>)", r'<span class="flag">\g<0></span>', html)
         return Markup(html)
 
     def relink(self, token, source: Path, page: Path) -> None:
@@ -210,12 +224,14 @@ class Site:
 
     def remember(self, page: Path, title: str, html: str) -> None:
         """The sections of a page for the search: their words without code and formulas."""
-        left_out = re.compile(r'<div class="code">.*?</div>|<math.*?</math>|<svg.*?</svg>', flags=re.S)
+        left_out = re.compile(r'<div class="code">.*?</div>|<math.*?</math>|<svg.*?</svg>|'
+                              r'<ul class="tests">.*?</ul>', flags=re.S)
         pieces = HEADING.split(left_out.sub(" ", html.partition("<main")[2]))
         heads = [("", ""), *zip(pieces[2::4], pieces[3::4])]
         for (anchor, heading), text in zip(heads, pieces[::4]):
             words = Markup("<p " + text if not anchor else text).striptags()
-            self.sections.append([title, Markup(heading).striptags(), f"{page}#{anchor}".rstrip("#"), words])
+            heading = Markup(heading).striptags()
+            self.sections.append([title, heading, f"{page}#{anchor}".rstrip("#"), words, alone(heading)])
 
     def finish(self) -> None:
         """The files that all pages load. Stop if a link leads nowhere."""
@@ -235,7 +251,7 @@ class Site:
             raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}")
 
 
-for function in (coloured, docstring, statements, contents, formula, relative, equations.formulas,
+for function in (coloured, docstring, indented, statements, contents, formula, relative, equations.formulas,
                  equations.test_of, equations.file_of, equations.located, equations.code):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}

@@ -70,10 +70,11 @@ def sentence_of(answer: Answer) -> str:
     a, b = answer.claim.methods
     if not own.gains:
         words = f"**Not measured yet in the paper's own setting.** The paper prints {printed} points."
-        for other in answer.others:
-            if other.gains:
-                return f"{words} {other.specification.name}: {gain_words(other)}."
-        return words
+        other = next((other for other in [*answer.others, *answer.illustrations] if other.gains), None)
+        if not other:
+            return words
+        where = "In another setting" if other in answer.others else "On other data or at another scale"
+        return f"{words} {where}, which answers no claim ({other.specification.name}): {gain_words(other)}."
     if not own.decided:
         return f"**Not decided**: {gain_words(own)} points so far. The paper prints {printed}."
     verdict = {"gains": f"{a} gains over {b}", "loses": f"{a} loses against {b}",
@@ -267,7 +268,7 @@ def table_of_settings(answer: Answer) -> str:
     """A row for each setting of a claim."""
     a, b = answer.claim.methods
     heads = ["setting", "gain (95%)", "answer", f"training loss, {a} / {b}", "on the sources, %",
-             f"{b}, here / printed {answer.levels[1]:.1f}", "seeds", "commit, machine"]
+             f"{b}, here / printed {answer.levels[1]:.1f}", "seeds", "numbers"]
     return table_text([setting_row(answer, measured) for measured in answer.measured], heads)
 
 
@@ -289,23 +290,7 @@ def setting_row(answer: Answer, measured: Measured) -> list[str]:
         answered = answer_words(measured)
     seeds = f"{len(measured.gains)} of {measured.claim.seeds}"
     return [name, gain_words(measured), answered, losses, sources, "-" if level is None else f"{level:.1f}",
-            seeds, made_by(measured.records)]
-
-
-def made_by(records: list[dict]) -> str:
-    """The commits and machines of records, two of each at most."""
-    commits = list(dict.fromkeys(record["commit"][:7] for record in records))
-    machines = list(dict.fromkeys(record["hardware"].get("gpu") or record["hardware"].get("cpu") or "unknown"
-                                  for record in records))
-    precision = dict.fromkeys(record["args"]["precision"] for record in records)
-    if not records:
-        return "-"
-    return f"{shortened(commits)}; {shortened(machines)}, {' '.join(precision)}"
-
-
-def shortened(words: list[str]) -> str:
-    more = f" and {len(words) - 2} more" if len(words) > 2 else ""
-    return ", ".join(words[:2]) + more
+            seeds, f"{measured.specification.precision}, {measured.specification.device}"]
 
 
 def functions(every: list[Answer]) -> dict:

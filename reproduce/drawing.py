@@ -93,7 +93,7 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
                 mark: str | None = None, signs: Signs | None = None) -> None:
     """A row for each line, the first one at the top; `band` is shaded in all of them. `signs` make a legend
     of those that are drawn."""
-    panel = new_panel(9.0, 0.34 * len(lines) + (1.6 if signs else 1.2))
+    panel = new_panel(5.4, 0.5 * len(lines) + (1.9 if signs else 1.2))
     words = signs or Signs(None, None, None, None)
     panel.axvline(0, color="0.5", linewidth=0.8)
     if band:
@@ -112,18 +112,20 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
         shape = "X" if line.cross else "o"
         word = words.cross if line.cross else words.hollow if line.hollow else words.value
         if line.values:
-            panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,
-                       markerfacecolor=inside, label=word)
+            panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=8 if line.cross else 7,
+                       markerfacecolor=inside, markeredgecolor="white" if line.cross else INK, label=word,
+                       zorder=3)
         if line.printed is not None and len(printed) > 1:
             panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2,
-                       label=words.printed)
-    panel.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)
-    panel.set(ylim=(max(len(lines), 1) - 0.5, -0.5), xlabel=xlabel)
+                       label=words.printed, zorder=4)
+    panel.set_yticks([])
+    for i, line in enumerate(lines):  # above its line: beside it a phone would show the label alone
+        panel.text(0.01, i - 0.2, line.label, transform=panel.get_yaxis_transform(), fontsize=8, va="bottom")
+    panel.set(ylim=(max(len(lines), 1) - 0.5, -0.9), xlabel=xlabel)
     if signs:
         handles, labels = panel.get_legend_handles_labels()
         drawn = dict(zip(labels, handles))
-        panel.figure.legend(drawn.values(), drawn, loc="outside lower center", ncols=2, fontsize=8,
-                            frameon=False)
+        panel.figure.legend(drawn.values(), drawn, loc="outside lower center", fontsize=8, frameon=False)
     write_figure(path, panel.figure, mark)
 
 

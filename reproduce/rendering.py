@@ -203,7 +203,7 @@ def common_words(record: dict) -> str:
 def title(table: Table, scale: str) -> str:
     if scale == "paper":
         return table.title
-    return f"{table.title} - at {scale.upper()} scale, not comparable with the published numbers"
+    return f"{table.title} ({scale} scale, not comparable)"
 
 
 def page_of(table: Table, blocks: list[FilledBlock], scale: str) -> str:

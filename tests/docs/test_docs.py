@@ -81,7 +81,7 @@ def test_the_site_is_small_and_loads_nothing_from_elsewhere(site, pages):
 
 def test_the_search_knows_sections_and_their_words(site):
     words = (site / "search.js").read_text()
-    found = {address: text for _, _, address, text in json.loads(words.partition(" = ")[2])}
+    found = {address: text for _, _, address, text, _ in json.loads(words.partition(" = ")[2])}
     assert "a negative product with it" in found["docs/methods/fdse.html#eq-8"]
     assert "<" not in found["docs/start.html#the-problem"]
 
