@@ -84,7 +84,12 @@ def test_it_is_the_network_at_the_end_of_the_training(method, monkeypatch, four_
         fed.server.update(uploads, t)
 
 
-@pytest.mark.parametrize("method", TESTABLE)
+# The papers' methods, and those whose clients keep a part of the network; the others take minutes.
+KEEPERS = ("fdse", "fedsr", "fedadg", "fedcir", "baselines.ditto", "baselines.local", "baselines.partialfed")
+QUICK = [method if method in KEEPERS else pytest.param(method, marks=pytest.mark.slow) for method in TESTABLE]
+
+
+@pytest.mark.parametrize("method", QUICK)
 def test_all_else_is_the_same_to_the_byte(tmp_path, method, four_domains):
     """Metrics, states and results with the flag and without it."""
     flags = [*flags_of(method)[:-2], "--rounds", 2, "--checkpoint-every", 0]

@@ -17,10 +17,6 @@ import pytest
 import torch
 from PIL import Image
 
-# Each method has a test of two rounds by hand; that it learns takes seconds for each.
-LEARNING = [name if name == "fdse" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-
-
 ALL = [*METHODS, *OFFICIAL]
 
 
@@ -121,7 +117,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, whole, method):
 # Learning
 
 
-@pytest.mark.parametrize("method", LEARNING)
+@pytest.mark.slow  # seconds for each; all have a test of two rounds by hand
+@pytest.mark.parametrize("method", METHODS)
 def test_it_learns(tmp_path, method):
     """On the digits, in a few rounds, far more than chance."""
     tested = TESTED[method]

@@ -304,7 +304,7 @@ def test_distribution_at_the_start(name, rule):
         start_of(module, rule)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18", "vit_b8"])
+@pytest.mark.parametrize("name", ["alexnet", "resnet18", pytest.param("vit_b8", marks=pytest.mark.slow)])
 def test_networks_of_torchvision_start_as_it_says(name):
     """Bit for bit; the classifier, which is another one, as PyTorch's linear layer."""
     torch.manual_seed(0)
