@@ -84,12 +84,11 @@ def test_it_is_the_network_at_the_end_of_the_training(method, monkeypatch, four_
         fed.server.update(uploads, t)
 
 
-# The papers' methods, and those whose clients keep a part of the network; the others take minutes.
+# The papers' methods, and those whose clients keep a part of the network: the others go the same way.
 KEEPERS = ("fdse", "fedsr", "fedadg", "fedcir", "baselines.ditto", "baselines.local", "baselines.partialfed")
-QUICK = [method if method in KEEPERS else pytest.param(method, marks=pytest.mark.slow) for method in TESTABLE]
 
 
-@pytest.mark.parametrize("method", QUICK)
+@pytest.mark.parametrize("method", KEEPERS)
 def test_all_else_is_the_same_to_the_byte(tmp_path, method, four_domains):
     """Metrics, states and results with the flag and without it."""
     flags = [*flags_of(method)[:-2], "--rounds", 2, "--checkpoint-every", 0]
