@@ -149,7 +149,7 @@ function playUnaligned(svg, says) {
       const value = cosine(g, changes[l]), step = value > 0 ? "against" : "along"
       return `layer ${l + 1}: cosine ${value.toFixed(2)}, ${discarded[l] ? "discarded" : `kept, its step goes ${step} the last change`}`
     })
-    says.textContent = `tau ${(+tau.value).toFixed(2)}. Thick: the gradient, thin: the last change. ${words.join("; ")}. Drag a black dot, or tau.`
+    says.textContent = `τ ${(+tau.value).toFixed(2)}. Thick: the gradient, thin: the last change. ${words.join("; ")}. Drag a black dot, or τ.`
   }
   show()
 }
@@ -192,9 +192,9 @@ function playPersonalize(svg, says) {
     handles.forEach(draw => draw())
     const nearest = cosine(theta[0], theta[1]), own = attention.map((row, k) => row[k].toFixed(2)).join(", ")
     slider.ariaValueText = tau.toPrecision(2)
-    says.textContent = `tau ${tau.toPrecision(2)}. Row k: how much of each client's θ client k gets; its own share is ${own} (a plain mean: 0.33). ` +
-      `Dots: the next θ. Cosine of clients 1 and 2: ${nearest.toFixed(4)}. Drag a black dot, or tau: between the modules of trained layers ` +
-      "the cosine is 0.9997 and more, and then no tau above 0.001 tells the clients apart."
+    says.textContent = `τ ${tau.toPrecision(2)}. Row k: how much of each client's θ client k gets; its own share is ${own} (a plain mean: 0.33). ` +
+      `Dots: the next θ. Cosine of clients 1 and 2: ${nearest.toFixed(4)}. Drag a black dot, or τ: between the modules of trained layers ` +
+      "the cosine is 0.9997 and more, and then no τ above 0.001 tells the clients apart."
   }
   show()
 }
@@ -202,8 +202,8 @@ function playPersonalize(svg, says) {
 function playSimplicity(svg, says) {
   put(svg, { viewBox: "-170 -140 340 160" })
   const unit = 40, here = [0, 0], p = [1.5 * unit, 0.5 * unit], r = [0, 1.31 * unit]  // mean and deviation, as drawn
-  const [l2r, cmi] = controls(says, `<label>alpha_l2r <input type="range" min="0" max="0.5" step="0.01" value="0.1"></label>
-    <label>alpha_cmi <input type="range" min="0" max="0.5" step="0.01" value="0.3"></label>`, show)
+  const [l2r, cmi] = controls(says, `<label>α L2R <input type="range" min="0" max="0.5" step="0.01" value="0.1"></label>
+    <label>α CMI <input type="range" min="0" max="0.5" step="0.01" value="0.3"></label>`, show)
   shape(svg, "line", { x1: -170, x2: 170, y1: 0, y2: 0, class: "axis" })
   const [ofR, other, ofP, ofBest] = ["hull", "client", "step", "mean"].map(name => shape(svg, "path", { class: name }))
   const names = ["p", "r"].map(name => Object.assign(shape(svg, "text"), { textContent: name }))
@@ -223,9 +223,9 @@ function playSimplicity(svg, says) {
     handles.forEach(draw => draw());
     [p, r].forEach((vector, k) => put(names[k], { x: vector[0] + 11, y: -vector[1] - 6 }))
     const drowned = (mu, sigma) => Math.abs(mu) < sigma ? "the noise drowns the mean" : "the mean stands out of the noise"
-    says.textContent = `alpha_l2r ${(+l2r.value).toFixed(2)}, alpha_cmi ${(+cmi.value).toFixed(2)}. p(z|x), thick: mean ${ofX[0].toFixed(2)}, deviation ${ofX[1].toFixed(2)}, ` +
+    says.textContent = `α L2R ${(+l2r.value).toFixed(2)}, α CMI ${(+cmi.value).toFixed(2)}. p(z|x), thick: mean ${ofX[0].toFixed(2)}, deviation ${ofX[1].toFixed(2)}, ` +
       `${drowned(...ofX)}. L2R ${found.l2r.toFixed(2)}, CMI ${found.cmi.toFixed(2)}, weighted sum ${found.sum.toFixed(2)}. ` +
-      `Dashed: where both terms alone would take it, mean ${mean.toFixed(2)} and deviation ${deviation.toFixed(2)}, ${drowned(mean, deviation)}. ` +
+      `Red, dashed: where both terms alone would take it, mean ${mean.toFixed(2)} and deviation ${deviation.toFixed(2)}, ${drowned(mean, deviation)}. ` +
       "Thin: an image of another class, mirrored. Drag a dot sideways for the mean, up for the deviation, of p or of r(z|y), shaded; and the two weights."
   }
   show()

@@ -119,7 +119,8 @@ def symbols(text: str) -> Markup:
 
 def contents(html: str) -> list[tuple[str, str, str]]:
     """(level, anchor, words) of the headings of a page."""
-    return [(level, anchor, Markup(words).striptags()) for level, anchor, words in HEADING.findall(html)]
+    return [(level, anchor, Markup(re.sub(r"</?(?!sub\b)[a-z][^>]*>", "", words)))
+            for level, anchor, words in HEADING.findall(html)]
 
 
 def alone(heading: str) -> list[str]:
@@ -251,7 +252,7 @@ class Site:
             raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}")
 
 
-for function in (coloured, docstring, indented, statements, contents, formula, relative, equations.formulas,
+for function in (coloured, docstring, indented, statements, symbols, contents, formula, relative, equations.formulas,
                  equations.test_of, equations.file_of, equations.located, equations.code):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}
