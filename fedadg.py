@@ -25,8 +25,10 @@ are FedSR's.
 What moves a number; all differences from paper and code: papers/fedadg/differences.md. Eqs. (1) and (3) as
 printed: official/fedadg.py.
   what            paper                  official: VLCS; PACS  here               flag
-  losses of D, G  as printed             least squares in both least squares      official, --d-loss, --g-loss
-                                         on PACS
+  losses of D, G  as printed             as printed, G not     least squares      official, --d-loss, --g-loss
+                                         trained; least squares
+  E0, E1          mini-batches           epochs: 5, 10; 3, 7   epochs, the code's --E0, --epochs; --steps
+  warm-up         none                   never ends            none               official, --warmup
   lambda_0, _1    0.85, 0.15             0.15, 0.85            0.85, 0.15         --lambda0, --lambda1
   lr of F and C   VLCS 0.01, PACS 0.001  0.001; 0.01           0.01; 0.001        --lr
   hidden layers   ReLU                   leaky ReLU            ReLU               --slope
@@ -323,12 +325,12 @@ class Client:
 
     def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):
         r"""
-        $$ w_d \text{ as it was left} \tag{step c1} $$
+        $$ \text{Initialize or use the local } w_d \tag{step c1} $$
         """
         self.args, self.net, self.k, self.data = args, net, k, data
         self.w_d = {}
         if args.adversarial:
-            self.w_d = state(net.D)  # step c1: the initial, later the own discriminator
+            self.w_d = state(net.D)  # step c1: initialized; from then on what the last round left
         self.momentum = {}  # of F and C, of D, of G
 
     def train(self, down: Payload, t: int) -> Payload:

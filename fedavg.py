@@ -58,7 +58,7 @@ VARIANTS = {"fedcir": schedules.FEDCIR}
 class Client:
     keeps = ()  # nothing outlives a round
 
-    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):  # net: all take turns
+    def __init__(self, args: Args, net: nn.Module, k: int, data: ClientData):  # net is shared
         self.args, self.net, self.k, self.data = args, net, k, data
 
     def train(self, down: Payload, t: int) -> Payload:

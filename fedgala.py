@@ -3,8 +3,9 @@ r"""FedGaLA: domain generalization without labels by aligned gradients (Pourpana
     python fedgala.py --dataset pacs --target photo                # SimCLR, a cell of the paper's Table 1
     python fedgala.py --target d0                                  # digits, minutes on two cores
 
-Clients learn without labels. A client keeps a layer's gradient only if it points as the global model's last
-change does: as printed, so that its step goes against that change (--alignment-sign). The server gives more
+Clients learn without labels. A client compares the gradient of each layer with the global model's last change
+and drops it unless their cosine is above tau. A step is minus the gradient: as printed, the steps that are
+kept go against that change (--alignment-sign descent keeps those that go on with it). The server gives more
 weight to clients whose updates point as the mean update does. Tested is a linear classifier on the frozen
 encoder, fitted to 10% or 30% of the target's labels.
 Server keeps Theta (encoder, projector). Client k keeps its optimizer's state, the global model it was sent
@@ -30,6 +31,8 @@ What moves a number; all differences from paper and code: papers/fedgala/differe
                       model's last change
   a layer             "layer"                      each tensor               weight and bias --align-unit
   line 10 into 8      printed no, Sec. 3.3 yes     yes                       yes, 3 times    --ga-iterations
+  one w_i for         the whole update             each tensor, BN's too     the update      official, --ga-unit
+  FedAVG in line 6    "averaging all"              by full batches           by batches      --average
   optimizer           Adam 3e-3, SGD 0.025-0.03    Adam 1e-4                 the paper's     --optimizer, --lr
   images that fit     not said                     augmented, later plain    augmented; on   --linear-views
   the classifier                                                             digits plain
@@ -414,12 +417,7 @@ class Client:
         if self.before:
             for n, w in theta_g.items():
                 g_est[n] = w - self.before[n]  # line 18: of all layers at once, the same for all batches
-        if args.optimizer == "sgd":
-            opt = sgd(model, args, t, self.opt)
-            for p in opt.param_groups[0]["params"]:  # fused SGD fails if a discarded gradient leaves one out
-                opt.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-        else:
-            opt = adam(model, args, t, self.opt)
+        opt = self.optimizer(model, t)
         log = defaultdict(list)
         for x, _ in batches(self.data.train, args, t, self.k):  # line 15; x [2B, C, crop, crop]: two views
             with autocast(args):
@@ -445,6 +443,15 @@ class Client:
         w, self.own = travels_and_stays(state(model), self.net.travels)
         n = len(self.data.train)
         return {"w": w, "n": torch.tensor(n), "batches": torch.tensor(steps_in_epoch(n, args))}  # line 25
+
+    def optimizer(self, model: nn.Module, t: int) -> torch.optim.Optimizer:
+        """Adam or SGD at the rate of round t, with what it remembers of the client's last round."""
+        if self.args.optimizer == "adam":
+            return adam(model, self.args, t, self.opt)
+        opt = sgd(model, self.args, t, self.opt)
+        for p in opt.param_groups[0]["params"]:  # fused SGD fails if a discarded gradient leaves one out
+            opt.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+        return opt
 
     def align(self, theta_i: dict[str, nn.Parameter], g_est: dict[str, Tensor]) -> Tensor:
         """Alg. 1, lines 17-23, before the step: the gradients of unaligned layers are discarded (or
@@ -533,14 +540,7 @@ class Server:
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         """Alg. 1, lines 5-12."""
-        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
-        if self.args.average == "samples":
-            p = n / n.sum()
-        elif self.args.average == "batches":
-            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
-            p = n_batches / n_batches.sum()
-        else:
-            p = torch.full_like(n, 1 / len(n))
+        p = self.weights_of_fedavg(uploads)
         models = [up["w"] for up in uploads.values()]  # Theta_i
         if self.args.global_alignment:
             new = global_alignment(models, self.w, self.parameters, p, self.args.ga_iterations)  # lines 5-12
@@ -550,6 +550,18 @@ class Server:
             if all(torch.equal(theta_i[name], theta) for theta_i in models):
                 new[name] = theta  # nobody moved it: the rounding of an average is no direction for line 18
         self.w = new
+
+    def weights_of_fedavg(self, uploads: dict[int, Payload]) -> Tensor:
+        """p [K] of line 6, by --average."""
+        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
+        if self.args.average == "samples":
+            p = n / n.sum()
+        elif self.args.average == "batches":
+            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
+            p = n_batches / n_batches.sum()
+        else:
+            p = torch.full_like(n, 1 / len(n))
+        return p
 
 
 def build(args: Args, channels: int, classes: int) -> Learner:

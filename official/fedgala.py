@@ -96,14 +96,7 @@ class Server(fedgala.Server):
 
     def update(self, uploads: dict[int, Payload], t: int) -> None:
         """Alg. 1, lines 5-12, but each unit has weights of its own."""
-        n = torch.stack([up["n"] for up in uploads.values()]).double()  # [K]
-        if self.args.average == "samples":
-            p = n / n.sum()
-        elif self.args.average == "batches":
-            n_batches = torch.stack([up["batches"] for up in uploads.values()]).double()
-            p = n_batches / n_batches.sum()
-        else:
-            p = torch.full_like(n, 1 / len(n))
+        p = self.weights_of_fedavg(uploads)
         models = [up["w"] for up in uploads.values()]
         units = [list(self.w)]
         if self.args.ga_unit != "model":

@@ -430,7 +430,8 @@ def runs_for(papers: list[Paper], wanted: set[str], seeds: list[int] | None,
             of_claim = range(claim.seeds) if seeds is None else seeds
             for nearness, name in enumerate([claim.own, *claim.others]):
                 of = paper.specifications[name]
-                for names, words in ((claim.methods, ""), (claim.names[2:], ", control")):
+                controls = [] if of.search else claim.names[2:]
+                for names, words in ((claim.methods, ""), (controls, ", control")):
                     runs = runs_under(paper, claim, of, names, of_claim, records)
                     order = nearness, bool(words), sum(not records.get(run) for run in runs)
                     parts.append((order, f"claim-{claim.id}, {name}{words}", runs))

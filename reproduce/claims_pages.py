@@ -22,8 +22,11 @@ NOTHING = "not measured"
 OWN = "the paper's own setting"
 HEAD = ["claim", "printed", "measured here (95%)", "answer", "on the source domains, method / baseline"]
 
+BEHIND_WORDS = (f" These methods ended more than {BEHIND:g} points below FedAvg on held-out images of the domains "
+                "they were trained on. Such a gain says little about a method's idea. (We chose the "
+                f"{BEHIND:g} points after we had seen FedSR's numbers.)")
 SIGNS = Signs("printed", "measured here, 95% interval",
-              f"had not learned: more than {BEHIND:g} points below its baseline on the sources",
+              f"behind: more than {BEHIND:g} points below its baseline on the sources",
               "answers no claim: other data or scale, or not tested alike")
 
 
@@ -73,8 +76,7 @@ def sentence_of(answer: Answer) -> str:
         other = next((other for other in [*answer.others, *answer.illustrations] if other.gains), None)
         if not other:
             return words
-        where = "In another setting" if other in answer.others else "On other data or at another scale"
-        return f"{words} {where}, which answers no claim ({other.specification.name}): {gain_words(other)}."
+        return f"{words} Elsewhere ({other.specification.name}), which answers no claim: {gain_words(other)}."
     if not own.decided:
         return f"**Not decided**: {gain_words(own)} points so far. The paper prints {printed}."
     verdict = {"gains": f"{a} gains over {b}", "loses": f"{a} loses against {b}",
@@ -93,24 +95,25 @@ def learned_words(measured: Measured) -> str:
     if mine.sources is not None and theirs.sources is not None:
         words += f", accuracy on the source domains {mine.sources:.1f}% ({b} {theirs.sources:.1f}%)"
     if measured.not_learned:
-        return f"**{a} had not learned its source domains**: {words}."
+        return f"**{a} was behind on its source domains**: {words}."
     return f"{a} had {'learned its source domains' if mine.sources is not None else 'trained'}: {words}."
 
 
 def where_learned(answer: Answer) -> str:
-    """Where the method had not learned in the paper's own setting: its gains in the other settings, apart for
-    those where it had and those where it had not."""
+    """Where the method was behind on its sources in the paper's own setting: its gains in the other settings,
+    apart for those where it was not and those where it was."""
     learned, lost = [], []
     for measured in answer.others:
-        if measured.decided and measured.alike and not measured.specification.other_data:
-            (lost if measured.not_learned else learned).append(measured.difference)
+        of_own_runs = measured.records == answer.own.records  # by another round
+        if not of_own_runs and measured.decided and measured.alike and not measured.specification.other_data:
+            of_kind = lost if measured.not_learned else learned
+            of_kind.append(measured.difference)
     if not answer.own.not_learned or not learned:
         return ""
-    words = (f"Of the {len(learned) + len(lost)} other settings with all seeds it had learned its source "
-             f"domains in {len(learned)}: {reach(learned)}")
-    if lost:
-        words += f"; in the other{f' {len(lost)}' if len(lost) > 1 else ''} it had not: {reach(lost)}"
-    return f"{words}."
+    if not lost:
+        return f"In all {len(learned)} other settings with all seeds it was not behind: {reach(learned)}."
+    return (f"Of the {len(learned) + len(lost)} other settings with all seeds it was not behind in "
+            f"{len(learned)}: {reach(learned)}; it was behind in {len(lost)}: {reach(lost)}.")
 
 
 def reach(gains: list[float]) -> str:
@@ -146,7 +149,7 @@ def missing_words(answer: Answer, records: Records) -> str:
         return f"{command} trains what is missing.{further}{needs}"
     hours, unknown = hours_of([group[0] for group in of_own], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
-    time = f"{hours:.1f} hours for the {len(of_own) - unknown} whose time is known" if hours else "time unknown"
+    time = f"{hours:.1f} hours for the {len(of_own) - unknown} whose time is known"
     return (f"{command} begins with the paper's own setting: {count(len(of_own))} on {where} ({time})."
             f"{further}{needs}")
 
@@ -166,7 +169,7 @@ def row_of(answer: Answer) -> list[str]:
         if mine.sources is not None and theirs.sources is not None:
             learned = f"{mine.sources:.1f} / {theirs.sources:.1f}%, {learned}"
         if own.not_learned:
-            learned = f"**had not learned**: {learned}"
+            learned = f"**behind**: {learned}"
     measured = gain_words(own)
     for other in answer.others if not own.gains else []:
         if other.gains:
@@ -185,16 +188,14 @@ def verdicts(every: list[Answer]) -> list[str]:
     below it. A method that had not learned there says little of its idea: it stands by itself."""
     decided = [answer for answer in every if answer.own.decided]
     kinds = {"gains": "Gains", "loses": "Loses", "open": "Open",
-             "not learned": f"The method had not learned: it ended more than {BEHIND:g} points below its "
-                            "baseline on the source domains, those it was trained on. The gain then says "
-                            f"little about its idea (we chose the {BEHIND:g} points after we had seen "
-                            "FedSR's numbers)"}
+             "behind": "Behind on its own source domains"}
     lines = []
     for kind, words in kinds.items():
         claims = [f"  - {verdict_words(answer)}" for answer in decided
-                  if kind == ("not learned" if answer.own.not_learned else answer.own.verdict)]
+                  if kind == ("behind" if answer.own.not_learned else answer.own.verdict)]
         if claims:
-            lines += [f"- **{words}:**", *claims]
+            more = BEHIND_WORDS if kind == "behind" else ""
+            lines += [f"- **{words}.**{more}", *claims]
     for paper in {answer.paper.id: answer.paper for answer in decided if answer.paper.readme}.values():
         lines.append(f"- {TEMPLATES.from_string(paper.readme).render(functions(every))}")
     others = [answer for answer in every if not answer.own.decided]
@@ -221,18 +222,17 @@ def elsewhere(others: list[Answer]) -> list[str]:
         if measured:
             a, b = answer.claim.methods
             gain = f"by {answer.claim.columns[0]} {measured.gain()}, printed {answer.printed:+.1f}"
-            start = f"[{a} over {b}](results/claims/{answer.paper.id}.md) in another setting"
-            settings.setdefault(f"{start}, {measured.specification.name}", []).append(gain)
-    return [f"  - {setting}, which answers no claim: {'; '.join(gains)}."
-            for setting, gains in settings.items()]
+            start = f"[{a} over {b}](results/claims/{answer.paper.id}.md)"
+            settings.setdefault(f"{start} in another setting ({measured.specification.name})", []).append(gain)
+    return [f"  - {setting}: {'; '.join(gains)}. This answers no claim." for setting, gains in settings.items()]
 
 
 def short_gain(answer: Answer) -> str:
-    """-9.0, had not learned; or that nothing was measured."""
+    """-9.0, behind on its sources; or that nothing was measured."""
     own = answer.own
     if not own.gains:
         return NOTHING
-    return f"{own.difference:+.1f}{', had not learned' * own.not_learned}"
+    return f"{own.difference:+.1f}{', behind on its sources' * own.not_learned}"
 
 
 def lines_of(method: str) -> int:
@@ -354,7 +354,8 @@ def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[s
     of_settings = []
     for measured in answer.measured:
         commands = {}
-        for name in answer.claim.names:
+        searched = measured.specification.search
+        for name in searched or answer.claim.names:
             runs = runs_of(answer.paper, answer.claim, measured.specification, name, 0, records)
             if runs:
                 before = " (before its first step)" if answer.paper.methods[name].start else ""
@@ -381,9 +382,10 @@ def draw_specifications(answer: Answer, path: Path) -> None:
         return path.unlink(missing_ok=True)
     lines = []
     for measured in answer.measured:
-        seeds = {0: "not measured", 1: "1 seed"}.get(len(measured.gains), f"{len(measured.gains)} seeds")
-        lines.append(line_of_plot(f"{measured.specification.name} ({seeds})", answer, measured))
-    draw_forest(path, lines, f"gain over {answer.claim.methods[1]}, points", signs=SIGNS)
+        if measured.gains:
+            seeds = f"{len(measured.gains)} of {answer.claim.seeds} seeds"
+            lines.append(line_of_plot(f"{measured.specification.name} ({seeds})", answer, measured))
+    draw_forest(path, lines, " minus ".join(answer.claim.methods) + ", points", signs=SIGNS)
 
 
 def draw_claims(every: list[Answer], path: Path) -> None:
@@ -392,12 +394,13 @@ def draw_claims(every: list[Answer], path: Path) -> None:
     lines = []
     for answer in every:
         a, b = answer.claim.methods
-        words, shown = f"{a} over {b}, {answer.claim.place.rpartition('; ')[2]}", answer.own
+        place = answer.claim.place.rpartition("; ")[2].rpartition(", ")[2]
+        words, shown = f"{a} over {b}, {answer.claim.dataset}, {place}", answer.own
         if len(answer.claim.columns) == 1:
             words += f", {answer.claim.columns[0]}"
         if not answer.own.gains:
             shown = next(measured for measured in answer.others if measured.gains)
-            words += f" ({shown.specification.name})"
+            words += " (another setting)"
         lines.append(line_of_plot(words, answer, shown))
     draw_forest(path, lines, "gain, points", signs=SIGNS)
 

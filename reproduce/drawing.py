@@ -110,11 +110,12 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
                     panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
         inside = "white" if line.hollow else INK
         shape = "X" if line.cross else "o"
-        word = words.cross if line.cross else words.hollow if line.hollow else words.value
+        word = words.value
+        if line.hollow or line.cross:
+            word = words.cross if line.cross else words.hollow
         if line.values:
-            panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=8 if line.cross else 7,
-                       markerfacecolor=inside, markeredgecolor="white" if line.cross else INK, label=word,
-                       zorder=3)
+            panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,
+                       markerfacecolor=inside, label=word, zorder=3)
         if line.printed is not None and len(printed) > 1:
             panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2,
                        label=words.printed, zorder=4)

@@ -177,8 +177,9 @@ def main(argv: list[str] | None = None) -> None:
         part_of = parts_of_run(Path(flags.folder))
         rows, problems = predict(net, files)
         run = net.run
+        others = "" if flags.client else "; --client names another one"
         print(f"predict: {len(rows)} of {len(files)} images, by the network of client {run.client} after "
-              f"round {run.round}", file=sys.stderr)
+              f"round {run.round}{others}", file=sys.stderr)
         if flags.csv:
             lines = [["file", "class", "probability", *(f"p({c})" for c in run.classes), "part"]]
             for row in rows:

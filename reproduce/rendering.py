@@ -16,7 +16,7 @@ from plumbing.run.settings import SCALES
 from plumbing.run.several import BySeed, accuracies_of, by_seed, means_over_columns
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, cells_in, chance, filled, rows_of
-from reproduce.claims import Answer, Paper, answers
+from reproduce.claims import Answer, Paper, answers, metric_of
 from reproduce.claims_pages import answer_words, write_pages
 from reproduce.drawing import table_text
 from reproduce.measures.finished import name_of as name_of_run
@@ -249,10 +249,14 @@ def claim_lines(every: list[Answer]) -> list[list]:
     lines = []
     for answer in every:
         for measurement in answer.measured:
-            gain, status = measurement.gain(), answer_words(measurement)
+            gain, of = measurement.gain(), measurement.specification
+            status = answer_words(measurement)
+            if of.other_data or not measurement.alike:
+                status = "answers no claim"
             lines.append([
-                "claim", answer.paper.id, answer.claim.id, "", measurement.specification.name,
-                " minus ".join(answer.claim.methods), answer.claim.metric, fixed(answer.printed),
+                "claim", answer.paper.id, answer.claim.id, "", of.name,
+                " minus ".join(answer.claim.methods),
+                metric_of(answer.claim, of, answer.claim.methods[0]), fixed(answer.printed),
                 fixed(measurement.deviation), "",
                 *measured(measurement.gains, measurement.difference, gain and gain.interval, status,
                           measurement.records), ""])

@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
 
-from plumbing.run.errors import handled, interrupt
+from plumbing.run.errors import TOGETHER, handled
 from reproduce.measures.adaptation import flags_at_test, in_words
 from reproduce.methods import ROOT
 from reproduce.records import Place, PlannedRun, Records, by_training, folder_of_run
@@ -60,25 +61,28 @@ class Processes:
 
 
 def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -> bool:
-    """Do `work(item)` for all items, in `jobs` threads. Whether all was done: Ctrl-C ends the processes of
+    """Do `work(item)` for all items, in `jobs` threads. Whether all was done: a signal ends the processes of
     the items that are going on, and no other begins."""
-    with handled(interrupt), ThreadPoolExecutor(jobs) as pool:
-        futures = []
-        while True:
-            try:
-                if not futures and not processes.stopping:
-                    futures = [pool.submit(work, item) for item in items]
-                for future in as_completed(futures):
-                    if not future.cancelled():
-                        future.result()
-                return not processes.stopping
-            except KeyboardInterrupt:
-                if not processes.stopping:
-                    tqdm.write("stopping after the rounds that are going on; once more: at once",
-                               file=sys.stderr)
-                for future in futures:
-                    future.cancel()
-                processes.end()
+    futures, came = [], []
+
+    def stop(_number, _frame=None) -> None:
+        if came and time.monotonic() - came[-1] < TOGETHER:
+            return
+        came.append(time.monotonic())
+        if len(came) == 1:
+            tqdm.write("stopping after the rounds that are going on; once more: at once", file=sys.stderr)
+        for future in futures:
+            future.cancel()
+        processes.end()
+
+    with ThreadPoolExecutor(jobs) as pool, handled(stop):
+        for item in items:
+            if not came:
+                futures.append(pool.submit(work, item))
+        for future in as_completed(futures):
+            if not future.cancelled():
+                future.result()
+    return not processes.stopping
 
 
 # One run

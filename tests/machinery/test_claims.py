@@ -143,7 +143,7 @@ def test_the_mark_of_what_had_not_learned(tmp_path, sources, mark):
     lodo = dataclasses.replace(OWN, flags="--rounds 20 --protocol lodo --target d0")
     one = measure(A_PAPER, claim, lodo, records_in(tmp_path, lines), 4.0, None, 0)
     assert one.learned("FDSE").loss == 1.32 and one.not_learned == mark
-    assert ("had not learned" in learned_words(one)) == mark
+    assert ("was behind" in learned_words(one)) == mark
     words = learned_words(one)
     assert "1.32 (FedAvg 0.004)" in words and f"{100 * sources['fdse']:.1f}%" in words
 
@@ -243,13 +243,13 @@ def test_the_sentence_and_the_row_of_a_claim(tmp_path):
 def test_where_a_method_had_learned_stands_beside_where_it_had_not():
     def one(gain, **changes):
         usual = {"difference": gain, "decided": True, "alike": True, "not_learned": False,
-                 "specification": SimpleNamespace(other_data="")}
+                 "specification": SimpleNamespace(other_data=""), "records": [gain]}
         return SimpleNamespace(**usual | changes)
 
     others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
     lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
-    assert where_learned(lost) == ("Of the 3 other settings with all seeds it had learned its source domains "
-                                   "in 2: -2.0 to +1.0; in the other it had not: +9.0.")
+    assert where_learned(lost) == ("Of the 3 other settings with all seeds it was not behind in 2: -2.0 to "
+                                   "+1.0; it was behind in 1: +9.0.")
     assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
 
 

@@ -62,14 +62,15 @@ def test_a_run_of_another_runner_is_skipped(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_runs_at_once(monkeypatch, tmp_path, number):
-    """Also one that has just started and one that starts meanwhile."""
+    """Also one that has just started and one that starts meanwhile. `timeout` sends two of them."""
     place = saying(monkeypatch, tmp_path, "import time; time.sleep(60)")
     popen = subprocess.Popen
 
     def slowly(*args, **kw):
         time.sleep(0.2)  # all are submitted
-        os.kill(os.getpid(), number)
-        time.sleep(0.5)
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+            time.sleep(0.25)
         return popen(*args, **kw)
     monkeypatch.setattr(runner.subprocess, "Popen", slowly)
     started = time.monotonic()
