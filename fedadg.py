@@ -170,7 +170,7 @@ SMOKE = dict.fromkeys(("digits", "pacs", "vlcs", "officecaltech", "officehome", 
 
 class Generator(nn.Module):
     """G: noise and one-hot label -> h' [B, dim], two layers as wide as the features (Sec. 5.1). It ends with
-    ReLU where the features of our backbones do, and with other networks never."""
+    ReLU where the backbone's features come out of one; with networks outside BACKBONES it has none."""
 
     def __init__(self, args: Args, label_dim: int, dim: int):
         super().__init__()
@@ -203,7 +203,7 @@ class Discriminator(nn.Module):
         self.project = nn.Identity()
         if args.projection != "none":
             self.project = nn.Linear(width, args.projection_size, bias=False)
-            seed_all(args.seed, "projection")  # the same on all clients
+            seed_all(args.seed, "projection")  # of the seed alone; D's layers below go on with it
             nn.init.normal_(self.project.weight, std=args.projection_size ** -0.5)  # keeps lengths on average
             self.project.requires_grad_(False)
             width = args.projection_size
@@ -288,7 +288,8 @@ def loss_f(d_h: Tensor) -> Tensor:
 
 
 def loss_g(d_ref: Tensor) -> Tensor:
-    r"""L_adv_g of D(h'|y) [B], by which the reference approaches the features. The paper prints its opposite,
+    r"""L_adv_g of D(h'|y) [B], by which the reference approaches the features. The paper prints another
+    goal, D(h') = 1, which is also Eq. (1)'s:
 
     $$ \mathcal{L}_{adv_g} = \mathbb{E}_{z \sim p(h')}\left[(1 - D(h'|y))^2\right] \tag{3} $$
     """
@@ -312,7 +313,8 @@ def reference_features(args: Args, model: FedADG, label: Tensor) -> Tensor:
 
 
 def minimize(loss: Tensor, module: nn.Module, opt: SGD, clip: float) -> None:
-    """A step on the parameters of this module alone: in step c5 D and G stay, in c7 F and G, in c8 D."""
+    """A step on the parameters of this module alone: in step c5 D and G stay, in c7 F, C and G, in c8 F, C
+    and D."""
     opt.zero_grad()
     loss.backward(inputs=trainable(module))
     if clip:

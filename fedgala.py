@@ -31,7 +31,7 @@ What moves a number; all differences from paper and code: papers/fedgala/differe
                       model's last change
   a layer             "layer"                      each tensor               weight and bias --align-unit
   line 10 into 8      printed no, Sec. 3.3 yes     yes                       yes, 3 times    --ga-iterations
-  one w_i for         the whole update             each tensor, BN's too     the update      official, --ga-unit
+  one w_i for         the whole update             each tensor, BN's too     the update      (official)
   FedAVG in line 6    "averaging all"              by full batches           by batches      --average
   optimizer           Adam 3e-3, SGD 0.025-0.03    Adam 1e-4                 the paper's     --optimizer, --lr
   images that fit     not said                     augmented, later plain    augmented; on   --linear-views
@@ -163,8 +163,9 @@ def learning_rate(values: dict, optimizer: str) -> dict:
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """The projector's and the predictor's shape: two layers with BN and ReLU between them (App. B.2)."""
-    return nn.Sequential(nn.Linear(inputs, hidden, bias=False),  # BN takes its mean away, and a bias with it
+    """The projector's and the predictor's shape: two layers with BN and ReLU between them (App. B.2),
+    [B, inputs] -> [B, outputs]."""
+    return nn.Sequential(nn.Linear(inputs, hidden, bias=False),  # BN would subtract a bias
                          nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, outputs))
 
 
@@ -297,8 +298,9 @@ def info_nce(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
 
 
 def chance_loss(args, n: int) -> float:
-    """The learner's loss for a client of n images when all features are alike (simclr, moco), or when p and
-    its target are at right angles (byol, simsiam; alike, they are at their minimum)."""
+    """What `loss` is to be compared with: the learner's loss for a client of n images when all features are
+    alike (simclr, moco), or when p and its target are at right angles (byol, simsiam; alike, they are at
+    their minimum)."""
     if args.ssl == "simclr":
         return math.log(2 * min(args.batch_size, n) - 1)
     if args.ssl == "moco":
@@ -394,7 +396,8 @@ class Client:
         self.opt = {}  # the optimizer's state by parameter
 
     def train(self, down: Payload, t: int) -> Payload:
-        r"""Alg. 1, lines 14-25, with E local epochs; Table 7 adds one of two regularizers.
+        r"""Alg. 1, lines 14-25, with E local epochs; Table 7 adds one of two regularizers. Line 21 means the
+        weights before the step, not those of round t-1, and the step is Adam's (`--optimizer`).
 
         $$ j = 1, \ldots, N_{\text{batch}} \tag{Alg. 1, line 15} $$
         $$ \mathbf{g}_{i,j}^{(t)} \leftarrow \nabla l_i(x_{i,j}, \theta_i^{(t)}) \tag{Alg. 1, line 16} $$
@@ -494,8 +497,8 @@ def global_alignment(models: list[dict[str, Tensor]], theta: dict[str, Tensor], 
 
     Line 5's Theta^(t-1) and line 12's Theta^(t) are one: what the clients received. Line 10's result goes
     back into line 8 (Sec. 3.3). The w_i sum to 1, so the sum of line 12 is the average of the Theta_i, BN's
-    statistics too. Sums and cosines of lines 6-10 are float64. Of float32 updates, which take the memory of
-    the uploads once more, only one is float64 at a time, beside the mean.
+    statistics too. The cosines and sums of lines 6-10 are in float64, one update at a time; the K updates
+    stay float32 and take as much memory as the uploads.
     """
     g = []
     for theta_i in models:

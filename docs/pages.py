@@ -252,8 +252,8 @@ class Site:
             raise UserError(f"{len(lost)} links of the pages lead nowhere: {'; '.join(lost[:5])}")
 
 
-for function in (coloured, docstring, indented, statements, symbols, contents, formula, relative, equations.formulas,
-                 equations.test_of, equations.file_of, equations.located, equations.code):
+for function in (coloured, docstring, indented, statements, symbols, contents, formula, relative,
+                 equations.formulas, equations.test_of, equations.file_of, equations.located, equations.code):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals |= {"Path": Path, "KINDS": equations.KINDS}
 TEMPLATES.filters["slug"] = equations.slug

@@ -22,8 +22,8 @@ NOTHING = "not measured"
 OWN = "the paper's own setting"
 HEAD = ["claim", "printed", "measured here (95%)", "answer", "on the source domains, method / baseline"]
 
-BEHIND_WORDS = (f" These methods ended more than {BEHIND:g} points below FedAvg on held-out images of the domains "
-                "they were trained on. Such a gain says little about a method's idea. (We chose the "
+BEHIND_WORDS = (f" These methods ended more than {BEHIND:g} points below FedAvg on held-out images of the "
+                "domains they were trained on. Such a gain says little about a method's idea. (We chose the "
                 f"{BEHIND:g} points after we had seen FedSR's numbers.)")
 SIGNS = Signs("printed", "measured here, 95% interval",
               f"behind: more than {BEHIND:g} points below its baseline on the sources",
@@ -222,9 +222,10 @@ def elsewhere(others: list[Answer]) -> list[str]:
         if measured:
             a, b = answer.claim.methods
             gain = f"by {answer.claim.columns[0]} {measured.gain()}, printed {answer.printed:+.1f}"
-            start = f"[{a} over {b}](results/claims/{answer.paper.id}.md)"
-            settings.setdefault(f"{start} in another setting ({measured.specification.name})", []).append(gain)
-    return [f"  - {setting}: {'; '.join(gains)}. This answers no claim." for setting, gains in settings.items()]
+            start = f"[{a} over {b}](results/claims/{answer.paper.id}.md) in another setting"
+            settings.setdefault(f"{start} ({measured.specification.name})", []).append(gain)
+    return [f"  - {setting}: {'; '.join(gains)}. This answers no claim."
+            for setting, gains in settings.items()]
 
 
 def short_gain(answer: Answer) -> str:
@@ -243,7 +244,8 @@ def lines_of(method: str) -> int:
 def answered(every: list[Answer]) -> str:
     """How many claims are answered."""
     decided = sum(answer.own.decided for answer in every)
-    return f"We answered {decided} of the papers' {len(every)} claims so far, each in the paper's own setting."
+    return (f"We answered {decided} of the papers' {len(every)} claims so far, each in the paper's own "
+            "setting.")
 
 
 def rest(every: list[Answer]) -> str:
@@ -259,8 +261,8 @@ def rest(every: list[Answer]) -> str:
     for answer in without:
         of_papers.setdefault(answer.paper.name, []).append(answer)
     names = ", ".join(f"{name} {len(answers)}" for name, answers in of_papers.items())
-    return (f"{words} The other {len(without)} have no run on the paper's data at the paper's scale: {names}. "
-            "Each paper's page says what they need, and shows runs on other data or at another scale where "
+    return (f"{words} The other {len(without)} have no run on the paper's data at the paper's scale: "
+            f"{names}. Each paper's page says what they need, and shows runs on other data or at another scale where "
             "there are some.")
 
 
@@ -433,8 +435,8 @@ def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
     return curve["round"], curve.get(name, [])
 
 
-for function in (answer_words, answered, commands_of, gain_words, learned_words, lines_of, missing_words, rest,
-                 sentence_of, short_gain, table_of_all, table_of_settings, verdicts,
+for function in (answer_words, answered, commands_of, gain_words, learned_words, lines_of, missing_words,
+                 rest, sentence_of, short_gain, table_of_all, table_of_settings, verdicts,
                  where_learned, why):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals["rule"] = rule

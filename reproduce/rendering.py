@@ -139,7 +139,7 @@ def leaderboards(records: Records) -> list[str]:
         of_setting = budgets.setdefault(common_words(record), {})
         of_setting.setdefault((record["setting"], args["lr"]), []).append(record)
     text = []
-    for (dataset, protocol, scale), budgets in sorted(places.items()):
+    for (dataset, protocol, _), budgets in sorted(places.items()):
         boards = []
         for words, settings in budgets.items():
             heads, rows = leaderboard(list(settings.values()))

@@ -75,6 +75,6 @@ def sentence(counts: Counter) -> str:
 
 def outcome(counts: Counter) -> str:
     """What the intervals of the measured cells say, in words."""
-    said = {"agrees": "without a difference", "differs": "with a difference", "unclear": "with a wide interval",
-            "untested": "not decided"}
+    said = {"agrees": "without a difference", "differs": "with a difference",
+            "unclear": "with a wide interval", "untested": "not decided"}
     return ", ".join(f"{counts[state]} {words}" for state, words in said.items() if counts[state])
