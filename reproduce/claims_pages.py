@@ -262,8 +262,8 @@ def rest(every: list[Answer]) -> str:
         of_papers.setdefault(answer.paper.name, []).append(answer)
     names = ", ".join(f"{name} {len(answers)}" for name, answers in of_papers.items())
     return (f"{words} The other {len(without)} have no run on the paper's data at the paper's scale: "
-            f"{names}. Each paper's page says what they need, and shows runs on other data or at another scale where "
-            "there are some.")
+            f"{names}. Each paper's page says what they need, and shows runs on other data or at another "
+            "scale where there are some.")
 
 
 def table_of_settings(answer: Answer) -> str:
