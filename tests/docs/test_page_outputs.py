@@ -11,10 +11,13 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 SHOWN = [(name, block, output) for name in ("start", "own")
          for block, output in shown((ROOT / f"docs/{name}.md").read_text()).items()]
+# start.md's benchmarks print the same lines as those of own.md, which make many runs.
+LONG = [pytest.mark.slow]
+CASES = [pytest.param(one, marks=LONG * (one[0] == "own" and "benchmark" in one[1])) for one in SHOWN]
 FEW = "--rounds 1 --epochs 1 --image-size 8 --no-figures"
 
 
-@pytest.fixture(params=SHOWN, ids=lambda case: f"{case[0]}: {case[1].splitlines()[0][:60]}")
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}: {case[1].splitlines()[0][:60]}")
 def case(request, tmp_path, monkeypatch):
     """The commands of a page in a folder with its files, and their output."""
     name, block, output = request.param
