@@ -24,7 +24,7 @@ from reproduce.tables import PLACE, Block, Table, papers
 
 # Of RULE.md:
 RULE = "2026-11-28"
-BEHIND = 2.0  # points below its baseline on the sources: a method that is further had not learned them
+BEHIND = 2.0  # points below its baseline on the sources: a method that is further was behind there
 LAST = 5  # evaluations at the end of a run, by whose mean a draw of a search is chosen
 
 

@@ -111,7 +111,7 @@ def where_learned(answer: Answer) -> str:
     if not answer.own.not_learned or not learned:
         return ""
     if not lost:
-        return f"In all {len(learned)} other settings with all seeds it was not behind: {reach(learned)}."
+        return f"In the {len(learned)} other settings with all seeds it was not behind: {reach(learned)}."
     return (f"Of the {len(learned) + len(lost)} other settings with all seeds it was not behind in "
             f"{len(learned)}: {reach(learned)}; it was behind in {len(lost)}: {reach(lost)}.")
 
@@ -149,7 +149,9 @@ def missing_words(answer: Answer, records: Records) -> str:
         return f"{command} trains what is missing.{further}{needs}"
     hours, unknown = hours_of([group[0] for group in of_own], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
-    time = f"{hours:.1f} hours for the {len(of_own) - unknown} whose time is known"
+    time = "time unknown"
+    if hours:
+        time = f"{hours:.1f} hours for the {len(of_own) - unknown} whose time is known"
     return (f"{command} begins with the paper's own setting: {count(len(of_own))} on {where} ({time})."
             f"{further}{needs}")
 
@@ -185,7 +187,7 @@ def table_of_all(every: list[Answer]) -> str:
 
 def verdicts(every: list[Answer]) -> list[str]:
     """What holds, what does not and what is open in the papers' own settings: a point for each, its claims
-    below it. A method that had not learned there says little of its idea: it stands by itself."""
+    below it. The gain of a method that was behind there says little of its idea: it stands by itself."""
     decided = [answer for answer in every if answer.own.decided]
     kinds = {"gains": "Gains", "loses": "Loses", "open": "Open",
              "behind": "Behind on its own source domains"}

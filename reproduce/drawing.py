@@ -83,24 +83,23 @@ class Line(NamedTuple):
 class Signs(NamedTuple):
     """What the signs of a forest plot mean, for its legend."""
 
-    printed: str | None
-    value: str | None
-    cross: str | None
-    hollow: str | None
+    printed: str = ""
+    value: str = ""
+    cross: str = ""
+    hollow: str = ""
 
 
 def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, float] | None = None,
-                mark: str | None = None, signs: Signs | None = None) -> None:
+                mark: str | None = None, signs: Signs = Signs()) -> None:
     """A row for each line, the first one at the top; `band` is shaded in all of them. `signs` make a legend
     of those that are drawn."""
-    panel = new_panel(5.4, 0.5 * len(lines) + (1.9 if signs else 1.2))
-    words = signs or Signs(None, None, None, None)
+    panel = new_panel(5.4, 0.5 * len(lines) + (1.9 if signs.value else 1.2))
     panel.axvline(0, color="0.5", linewidth=0.8)
     if band:
         panel.axvspan(*band, color=PALE, alpha=0.3)
     printed = {line.printed for line in lines} - {None}
     if len(printed) == 1:
-        panel.axvline(*printed, color="black", linewidth=1.2, linestyle="--", label=words.printed)
+        panel.axvline(*printed, color="black", linewidth=1.2, linestyle="--", label=signs.printed)
     reach = max([REACH, *(1.2 * abs(value) for line in lines for value in line.values)])
     for i, line in enumerate(lines):
         for interval, width in ((line.wider, 0.9), (line.interval, 2.4)):
@@ -110,20 +109,20 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
                     panel.plot([np.sign(end) * reach], [i], ">" if end > 0 else "<", color=INK, markersize=6)
         inside = "white" if line.hollow else INK
         shape = "X" if line.cross else "o"
-        word = words.value
+        word = signs.value
         if line.hollow or line.cross:
-            word = words.cross if line.cross else words.hollow
+            word = signs.cross if line.cross else signs.hollow
         if line.values:
             panel.plot(line.values, [i] * len(line.values), shape, color=INK, markersize=7,
                        markerfacecolor=inside, label=word, zorder=3)
         if line.printed is not None and len(printed) > 1:
             panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2,
-                       label=words.printed, zorder=4)
+                       label=signs.printed, zorder=4)
     panel.set_yticks([])
     for i, line in enumerate(lines):  # above its line: beside it a phone would show the label alone
         panel.text(0.01, i - 0.2, line.label, transform=panel.get_yaxis_transform(), fontsize=8, va="bottom")
     panel.set(ylim=(max(len(lines), 1) - 0.5, -0.9), xlabel=xlabel)
-    if signs:
+    if signs.value:
         handles, labels = panel.get_legend_handles_labels()
         drawn = dict(zip(labels, handles))
         panel.figure.legend(drawn.values(), drawn, loc="outside lower center", fontsize=8, frameon=False)
