@@ -15,7 +15,7 @@ from plumbing.run.errors import UserError
 from plumbing.run.several import means_over_columns
 from reproduce import intervals
 from reproduce.measures.overhead import network_cost
-from reproduce.methods import setting
+from reproduce.methods import setting, short_name
 from reproduce.records import PlannedRun, Records, cut_off, reading_of
 from reproduce.tables import Block, Column, Row, Table
 
@@ -197,6 +197,9 @@ def fill(cell: Cell, records: Records, asked: tuple[int, ...]) -> None:
     records."""
     def rank(by_seed: dict[int, dict]) -> tuple[int, str]:
         return len(by_seed), max((record["finished"] for record in by_seed.values()), default="")
+    method = short_name(cell.row.module)
+    if not asked and (method, cell.block.dataset, cell.scale) not in records.worked_on:
+        return  # before its command is parsed: most cells have no record
     if not cell.run:
         return
     curve = cell.table.figure == "curves" or cell.column.kind == "curve"

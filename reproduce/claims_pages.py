@@ -9,13 +9,13 @@ from pathlib import Path
 
 from plumbing.run.files import write_text
 from reproduce import claims as rule
-from reproduce.claims import BEHIND, Answer, Measured, Paper, accuracies, metric_of, runs_for, runs_of
+from reproduce.claims import BEHIND, Answer, Measured, Paper, metric_of, runs_for, runs_of
 from reproduce.drawing import (Line, Signs, draw_forest, draw_line, new_panel, percentages, table_text,
                                write_figure)
 from reproduce.intervals import mean, paired
 from reproduce.methods import ROOT
 from reproduce.plan import hours_of
-from reproduce.records import Records, by_training, only_reading_of
+from reproduce.records import Records, by_training
 from reproduce.templates import TEMPLATES
 
 NOTHING = "not measured"
@@ -27,7 +27,7 @@ BEHIND_WORDS = (f" These methods ended more than {BEHIND:g} points below FedAvg 
                 f"{BEHIND:g} points after we had seen FedSR's numbers.)")
 SIGNS = Signs("printed", "measured here, 95% interval",
               f"behind: more than {BEHIND:g} points below its baseline on the sources",
-              "answers no claim: other data or scale, or not tested alike")
+              "answers no claim: other data or scale, not tested alike, or too few seeds")
 
 
 def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records) -> None:
@@ -323,18 +323,6 @@ def functions(every: list[Answer]) -> dict:
         measured = known[claim, name]
         return f"{measured.level(measured.claim.methods[1]):.1f}%"
 
-    def domain(claim: str, name: str, client: str) -> str:
-        """The part of a mean over clients that one of them makes."""
-        measured = known[claim, name]
-        a, b = measured.claim.methods
-        clients = len(only_reading_of(measured.records[0])["best"]["clients"])
-        gains = []
-        for method in (a, b):
-            path = metric_of(measured.claim, measured.specification, method)
-            of_client = accuracies(measured.cases[method][0], path.replace("AVG", f"clients/{client}"))
-            gains.append(mean({seed: of_client[seed] for seed in measured.gains}))
-        return f"{(gains[0] - gains[1]) / clients:+.2f}"
-
     return {
         "gain": gain,
         "control": lambda *key: gain_words(known[key], known[key].claim.control),
@@ -342,7 +330,6 @@ def functions(every: list[Answer]) -> dict:
         "over": over,
         "level": level,
         "printed_level": lambda claim: f"{printed_levels[claim]:.1f}%",
-        "domain": domain,
         "own": OWN,
     }
 
@@ -376,7 +363,7 @@ def line_of_plot(label: str, answer: Answer, measured: Measured) -> Line:
     gain = measured.gain()
     values = [measured.difference] if measured.gains else []
     return Line(textwrap.fill(label, 50), values, gain.interval if gain else (), printed=answer.printed,
-                hollow=bool(measured.specification.other_data) or not measured.alike,
+                hollow=bool(measured.specification.other_data) or not (measured.alike and measured.decided),
                 cross=measured.not_learned)
 
 

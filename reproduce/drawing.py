@@ -122,10 +122,14 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
     for i, line in enumerate(lines):  # above its line: beside it a phone would show the label alone
         panel.text(0.01, i - 0.2, line.label, transform=panel.get_yaxis_transform(), fontsize=8, va="bottom")
     panel.set(ylim=(max(len(lines), 1) - 0.5, -0.9), xlabel=xlabel)
-    if signs.value:
-        handles, labels = panel.get_legend_handles_labels()
-        drawn = dict(zip(labels, handles))
-        panel.figure.legend(drawn.values(), drawn, loc="outside lower center", fontsize=8, frameon=False)
+    handles, labels = panel.get_legend_handles_labels()
+    drawn = dict(zip(labels, handles))
+    if drawn:
+        panel.figure.legend(drawn.values(), drawn, loc="lower center", fontsize=8, frameon=False)
+    # Margins in inches. A layout that measures every text takes as long as the drawing.
+    panel.figure.set_layout_engine("none")
+    height, below = panel.figure.get_figheight(), 0.5 + 0.19 * len(drawn)
+    panel.set_position((0.03, below / height, 0.94, 1 - (below + 0.06) / height))
     write_figure(path, panel.figure, mark)
 
 

@@ -17,8 +17,12 @@ import numpy as np
 def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> bool:
     """Draw a figure into `path`, a panel for each block; whether there is one."""
     least = 2 if table.figure == "parameter" else 1  # records of a row; one point is no line to see
-    shown = [block for block in blocks if any(sum(bool(cell.records) for cell in line) >= least
-                                              for line in block.rows)]
+    shown = []
+    for block in blocks:
+        rows = sum(sum(bool(cell.records) for cell in line) >= least for line in block.rows)
+        alone = block.block.columns[0].kind == "logs" or len(block.rows) == 1
+        if rows > 1 or rows and alone:  # one accuracy alone compares nothing
+            shown.append(block)
     if not shown:
         path.unlink(missing_ok=True)  # what records that are no longer there have left
         return False

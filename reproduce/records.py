@@ -218,6 +218,7 @@ class Records:
     def __init__(self, path: Path):
         self.path = path
         self.every: list[dict] = []
+        self.worked_on: set[tuple[str, str, str]] = set()  # method, dataset and scale of each record
         # {work: {(precision, cpu or gpu): {seed: the newest}}}; and those for a run with --after-training
         self.by_work: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
         self.trained: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
@@ -250,15 +251,13 @@ class Records:
                 if seed not in by_seed or by_seed[seed]["finished"] <= record["finished"]:
                     by_seed[seed] = record
         self.every.append(record)
+        self.worked_on.add((name, known.dataset, known.scale))
 
     @property
     def newest(self) -> list[dict]:
         """That of each run, with a reading of what the server sends."""
         of_kinds = [by_seed for of_work in self.by_work.values() for by_seed in of_work.values()]
         return [record for by_seed in of_kinds for record in by_seed.values()]
-
-    def has_scale(self, scale: str) -> bool:
-        return any(record["args"]["scale"] == scale for record in self.every)
 
     def of_work(self, run: PlannedRun) -> dict[tuple[str, str], dict[int, dict]]:
         """{(precision, cpu or gpu): {seed: record}} of what a run computes, with the reading that it asks

@@ -57,7 +57,8 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     the pages of the papers' claims into `out`; returns the text for the terminal."""
     shown, counts, seen, lines = [], Counter(), set(), [CSV_HEAD]
     listed, pictures = [], []  # of README.md
-    scales = [scale for scale in SCALES if scale != "smoke" or records.has_scale(scale)]
+    recorded = {scale for _, _, scale in records.worked_on}
+    scales = [scale for scale in SCALES if scale != "smoke" or scale in recorded]
     at = {scale: [filled(table, records, scale) for table in tables] for scale in scales}
     for scale in scales:
         for table, blocks, smaller in zip(tables, at[scale], at["laptop"]):

@@ -124,6 +124,11 @@ PROGRAMS = MODULES | OFFICIAL
 METHODS = {name: (module, getattr(module, "build", common.backbone)) for name, module in MODULES.items()}
 
 
+def quick_for(some, every) -> list:
+    """All methods to go through; the quick suite has some of them alone."""
+    return [name if name in some else pytest.param(name, marks=pytest.mark.slow) for name in every]
+
+
 def one_run(method: str) -> list[str]:
     """The flags that make a method's default command one run, and a short one: without labels it would be
     one for each target, and half of it the linear classifier's."""

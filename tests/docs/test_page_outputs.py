@@ -11,9 +11,9 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 SHOWN = [(name, block, output) for name in ("start", "own")
          for block, output in shown((ROOT / f"docs/{name}.md").read_text()).items()]
-# start.md's benchmarks print the same lines as those of own.md, which make many runs.
-LONG = [pytest.mark.slow]
-CASES = [pytest.param(one, marks=LONG * (one[0] == "own" and "benchmark" in one[1])) for one in SHOWN]
+# All benchmarks print the same lines: the quick suite runs that of one's own file.
+SLOW = [pytest.mark.slow]
+CASES = [pytest.param(one, marks=SLOW * ("benchmark" in one[1] and "one.py" not in one[1])) for one in SHOWN]
 FEW = "--rounds 1 --epochs 1 --image-size 8 --no-figures"
 
 

@@ -8,7 +8,8 @@ import fdse
 from plumbing.run import networks
 from plumbing.run.settings import identity
 from reproduce import loading
-from tests.conftest import MODULES, fails, one_run, parsed, run_here, stops
+from reproduce.tables import papers
+from tests.conftest import MODULES, fails, one_run, parsed, quick_for, run_here, stops
 from tests.own_images import write_images
 from tests.three_clients import same
 
@@ -36,7 +37,11 @@ def mine(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("method", MODULES)
+# In the quick suite the papers' methods, and those that treat some layers apart.
+APART = (*papers(), "baselines.fedbn", "baselines.fedfa", "baselines.lgfedavg", "baselines.partialfed")
+
+
+@pytest.mark.parametrize("method", quick_for(APART, MODULES))
 def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine, four_domains):
     """On digits, which have one channel. A frozen layer has no gradient. The network is loaded again, by the
     file that the caller names."""
@@ -47,12 +52,8 @@ def test_every_method_trains_a_network_of_ones_own(tmp_path, method, mine, four_
     assert net.run.args.backbone == backbone
 
 
-QUICK = ("fedavg", "fedadg", "baselines.fedfa")
-
-
 # In FDSE's place a line says what it needs.
-@pytest.mark.parametrize("method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-                                    for name in MODULES])
+@pytest.mark.parametrize("method", quick_for(("fedavg", "fdse", "baselines.fedfa"), MODULES))
 def test_every_method_trains_a_network_of_torchvision(tmp_path, method, capsys):
     images = write_images(tmp_path / "images", count=6)
     flags = ["--dataset", f"folder:{images}", "--backbone", "torchvision:mobilenet_v3_small", "--image-size",

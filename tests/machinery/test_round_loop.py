@@ -119,7 +119,7 @@ def test_a_run_is_that_of_the_second_computation(tmp_path, data, values):
 
 
 def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
-    """--seeds and --target all: a folder for each run, and a table with the means of the best rounds."""
+    """--seeds and --target all: a folder for each run, and a table of their means and sample deviations."""
     settings = settings_of(data, tmp_path / "run", protocol="lodo", rounds=2, seeds="0,3")
     log, results = recorded(settings)
     said, remaining, shown = capsys.readouterr().out, iter(results), collections.defaultdict(list)
@@ -133,10 +133,13 @@ def test_every_seed_and_target_has_a_run_of_its_own(tmp_path, data, capsys):
                 assert_close(line, by_hand_)
             best = max(expected.lines, key=lambda line: line["val"]["ALL"])["target"]
             assert result["best"]["target"] == pytest.approx(best)
-            shown[target].append(100 * best)
-    for target, (first, second) in shown.items():
-        mean, deviation = (first + second) / 2, abs(first - second) / 2 ** 0.5
-        assert f"\n{target} {mean:.2f} +- {deviation:.2f} " in re.sub(" +", " ", said)
+            shown[target].append((best, expected.lines[-1]["target"]))
+    assert "seeds 0, 3: accuracy (%), mean +- sample deviation over the seeds" in said
+    for target, of_seeds in shown.items():
+        words = target
+        for first, second in zip(*of_seeds):  # the best rounds, and the last
+            words += f" {50 * (first + second):.2f} +- {100 * abs(first - second) / 2 ** 0.5:.2f}"
+        assert f"\n{words}\n" in re.sub(" +", " ", said)
     assert next(remaining, None) is None
 
 

@@ -1,26 +1,9 @@
 """--seeds: a run of each seed, each the one that --seed gives, and the mean and deviation over them."""
 
-import statistics
 from pathlib import Path
 
-import common
 from plumbing.run import several
 from tests.conftest import parsed, read_json, run_all, same_metrics
-from tests.recording import recording, write_data
-
-import pytest
-
-
-@pytest.fixture
-def run_recorded(tmp_path):
-    """Runs of a method that trains nothing, of two rounds: the accuracy of the first is the better one."""
-    data = write_data(tmp_path / "data.py", {"north": 60, "south": 40})
-
-    def run(*flags) -> list[dict]:
-        settings = parsed("fedavg", "--dataset", data, "--no-figures", "--rounds", 2, *flags)
-        return common.run(*recorded, settings, build)
-    *recorded, build = recording({}, lambda image, t: image % 7 < 6 - 2 * t)
-    return run
 
 
 def settings_in(folder) -> dict:
@@ -44,21 +27,6 @@ def test_each_run_is_that_of_its_seed(tmp_path, monkeypatch):
     for name in ("id", "args", "command", "best", "last"):
         assert ours[name] == theirs[name]
     assert "--seed 3" in theirs["command"]
-
-
-def test_mean_and_deviation_at_the_end(tmp_path, capsys, run_recorded):
-    """Of the images that are classified correctly; the deviation is the sample's, n - 1."""
-    results = run_recorded("--out", tmp_path, "--seeds", "0,1,2")
-    *_, heading, heads, of_all, of_mean = capsys.readouterr().out.splitlines()
-    assert heading == (f"recording on {tmp_path / 'data.py'}, seeds 0, 1, 2: accuracy (%), mean +- sample "
-                       "deviation over the seeds")
-    assert heads.split() == ["best", "validation", "round", "last", "round"]
-    for name, line in (("ALL", of_all), ("AVG", of_mean)):
-        shown = name
-        for which in ("best", "last"):
-            values = [100 * result[which][name] for result in results]
-            shown += f" {statistics.mean(values):.2f} +- {statistics.stdev(values):.2f}"
-        assert " ".join(line.split()) == shown
 
 
 def test_without_labels_there_is_no_best_round(capsys):

@@ -62,11 +62,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("module,optimizer,keep", [
-    (fedsr, "sgd", True), (fedsr, "adam", False), (fedsr, "adam", True),
-    (official.fedsr, "sgd", True), (official.fedsr, "adam", True),
+@pytest.mark.parametrize("module, variant, optimizer, keep", [
+    *((fedsr, variant, "sgd", True) for variant in VARIANTS),
+    (fedsr, "fedsr", "adam", False), (fedsr, "fedcmi", "adam", True),
+    (official.fedsr, "fedcmi", "sgd", True), (official.fedsr, "fedl2r", "sgd", True),
+    (official.fedsr, "fedsr", "adam", True), (official.fedsr, "fedavg", "adam", True),
 ])
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_two_rounds_by_hand(module, variant, optimizer, keep):
     """Every parameter and every statistic of uploads, clients and server, after each round. What the release
     does otherwise is off."""

@@ -38,8 +38,8 @@ def load(args):
     return domains, ("a", "b", "c")
 """
 FLAGS = ["--sources", "dark,bright", "--label-ratio", "0.12/0.3", "--crop", CROP, "--rounds", 2,
-         "--epochs", 5, "--batch-size", 32, "--augment", "none", "--hidden", 20, "--dim", 12,
-         "--linear-epochs", 15, "--linear-batch", 7, "--linear-lr", 0.01, "--lr", 0.0005, "--eval-every", 1,
+         "--epochs", 2, "--batch-size", 32, "--augment", "none", "--hidden", 20, "--dim", 12,
+         "--linear-epochs", 6, "--linear-batch", 7, "--linear-lr", 0.01, "--lr", 0.0005, "--eval-every", 1,
          "--seed", 4, "--backbone", "smallcnn_bn", "--precision", "fp32", "--device", "cpu", "--no-figures"]
 
 
@@ -127,7 +127,7 @@ def test_a_run_by_hand(tmp_path, probe):
         return all(abs(found[name][share] - by_hand[name][share]) * SIZES[name] < 1.6
                    for name in by_hand for share in by_hand[name])
     saved = saved_in(tmp_path / "run" / "checkpoint.pt")
-    assert saved["images"] == 2 * 5 * (64 + 29)  # whole batches of all images of the sources, or the only one
+    assert saved["images"] == 2 * 2 * (64 + 29)  # whole batches of all images of the sources, or the only one
     w = in_double(saved["server"]["w"])
     last = result["last"]["linear"]
     assert list(last) == ["one", "two"] and list(last["one"]) == ["0.12", "0.3"]

@@ -202,7 +202,7 @@ PLACES = {"alexnet_bn": ["3", "7", "10", "13", "17"],
           "vit_b8": [f"encoder.layers.encoder_layer_{i}" for i in (2, 5, 8, 11)]}
 
 
-@pytest.mark.parametrize("name", SIDE)
+@pytest.mark.parametrize("name", ["smallcnn", "alexnet_bn", "alexnet", "resnet18", "resnet18_3x3", "vit_b8"])
 @torch.no_grad()
 def test_places_of_fedfas_layers(name, monkeypatch):
     """Behind the pooling of the first, second and last block of an AlexNet and behind the other two (both
@@ -228,7 +228,7 @@ def test_places_of_fedfas_layers(name, monkeypatch):
 
 @pytest.mark.parametrize("method, variant, name, dim", [
     ("fedsr", "fedsr", "smallcnn3", 64),
-    ("fedsr", "fedsr", "resnet50", 2048),
+    pytest.param("fedsr", "fedsr", "resnet50", 2048, marks=pytest.mark.slow),
     ("fedsr", "fedsr", "smallcnn3_linear", 64),
     ("fedsr", "fedl2r", "resnet18", 512),
     ("fedsr", "fedavg", "smallcnn3", 64),
