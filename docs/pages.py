@@ -35,7 +35,8 @@ NAV = {"docs/start.html": "Start", "docs/methods.html": "Methods", "results/READ
 ORDER = {"index.html": "CleanFDG", "docs/start.html": "Start", "docs/exercises.html": "Exercises",
          **{f"docs/methods/{method}.html": title for method, title in TITLES.items()},
          "results/README.html": "Results", "docs/errata.html": "Errata"}  # of reading
-CLAIMS = {f"results/claims/{method}.html": f"{title}'s claims" for method, title in [*TITLES.items()][1:]}
+CLAIMS = {"results/README.html": "Results", **{f"results/claims/{method}.html": f"{title}'s claims"
+                                               for method, title in [*TITLES.items()][1:]}}
 SIGNS = dict(zip("alpha beta gamma delta Delta epsilon eta theta Theta lambda mu nu pi sigma tau sum".split(),
                  "αβγδΔεηθΘλμνπστΣ"))
 SYMBOL = re.compile(rf"(?<![\w-])({'|'.join(SIGNS)}|BN|var|[A-Za-z])(?:_([A-Za-z0-9]+(?:,[a-z])?))?(?![\w-])")
@@ -214,7 +215,7 @@ class Site:
     def write(self, page: Path, template: str, title: str, **values) -> None:
         path = self.out / page
         path.parent.mkdir(parents=True, exist_ok=True)
-        order = CLAIMS if str(page) in CLAIMS else ORDER
+        order = ORDER if str(page) in ORDER else CLAIMS
         made = TEMPLATES.get_template(template).render(title=title, nav=NAV, order=order, page=page,
                                                        site=self, **values)
         path.write_text(made, encoding="utf-8")
