@@ -100,7 +100,7 @@ class Paper:
     methods: dict[str, Method]
     specifications: dict[str, Specification]
     claims: list[Claim]
-    readme: str = ""  # what README says of them all, as a template
+    readme: tuple[str, ...] = ()  # points of README on them all, as templates
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def read_paper(name: str, content: dict) -> Paper:
             raise ValueError(f"{of.name}: {of.precision} on {of.device}; expected fp32, tf32 or bf16 on cpu "
                              "or gpu")
     return Paper(name, content["name"], content["cited"], content["order"], content["idea"],
-                 content["tables"], methods, specifications, claims, content.get("readme", ""))
+                 content["tables"], methods, specifications, claims, tuple(content.get("readme", ())))
 
 
 def printed_gain(claim: Claim, tables: dict[str, Table]) -> tuple[float, float | None, list[float]]:

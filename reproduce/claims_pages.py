@@ -4,6 +4,7 @@ that has runs; the table of all claims and the sentences of the README."""
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,9 @@ NOTHING = "not measured"
 OWN = "the paper's own setting"
 HEAD = ["claim", "printed", "measured here (95%)", "answer", "on the source domains, method / baseline"]
 
-BEHIND_WORDS = (f" These methods ended more than {BEHIND:g} points below FedAvg on held-out images of the "
-                "domains they were trained on. Such a gain says little about a method's idea. (We chose the "
+BEHIND_WORDS = (" These methods did worse than FedAvg even on the domains that they were trained on (their "
+                f"*sources*): by more than {BEHIND:g} points on held-out images. So the number may show a "
+                "training that did not get far enough, and not a bad idea. (We chose the "
                 f"{BEHIND:g} points after we had seen FedSR's numbers.)")
 SIGNS = Signs("printed", "measured here, 95% interval",
               f"behind: more than {BEHIND:g} points below its baseline on the sources",
@@ -106,21 +108,19 @@ def where_learned(answer: Answer) -> str:
     for measured in answer.others:
         of_own_runs = measured.records == answer.own.records  # by another round
         if not of_own_runs and measured.decided and measured.alike and not measured.specification.other_data:
-            of_kind = lost if measured.not_learned else learned
-            of_kind.append(measured.difference)
+            (lost if measured.not_learned else learned).append(measured.difference)
     if not answer.own.not_learned or not learned:
         return ""
-    if not lost:
-        return f"In the {len(learned)} other settings with all seeds it was not behind: {reach(learned)}."
-    return (f"Of the {len(learned) + len(lost)} other settings with all seeds it was not behind in "
-            f"{len(learned)}: {reach(learned)}; it was behind in {len(lost)}: {reach(lost)}.")
+    words = (f"In {len(learned)} of {len(learned + lost)} other settings with all seeds it was not behind; "
+             f"its gain there is {reach(learned)}.")
+    return f"{words} In the other {len(lost)} it is {reach(lost)}." if lost else words
 
 
 def reach(gains: list[float]) -> str:
-    """+4.6, or -0.4 to +2.6."""
+    """+4.6, or between -0.4 and +2.6."""
     if len(gains) == 1:
         return f"{gains[0]:+.1f}"
-    return f"{min(gains):+.1f} to {max(gains):+.1f}"
+    return f"between {min(gains):+.1f} and {max(gains):+.1f}"
 
 
 def loss(value: float | None) -> str:
@@ -151,7 +151,7 @@ def missing_words(answer: Answer, records: Records) -> str:
     where = "a GPU" if own.device == "gpu" else "one processor core"
     time = "time unknown"
     if hours:
-        time = f"{hours:.1f} hours for the {len(of_own) - unknown} whose time is known"
+        time = f"{hours:.1f} hours" + f" and {unknown} of unknown time" * bool(unknown)
     return (f"{command} begins with the paper's own setting: {count(len(of_own))} on {where} ({time})."
             f"{further}{needs}")
 
@@ -198,12 +198,12 @@ def verdicts(every: list[Answer]) -> list[str]:
         if claims:
             more = BEHIND_WORDS if kind == "behind" else ""
             lines += [f"- **{words}.**{more}", *claims]
-    for paper in {answer.paper.id: answer.paper for answer in decided if answer.paper.readme}.values():
-        lines.append(f"- {TEMPLATES.from_string(paper.readme).render(functions(every))}")
+    for paper in {answer.paper.id: answer.paper for answer in decided}.values():
+        lines += [f"- {TEMPLATES.from_string(line).render(functions(every))}" for line in paper.readme]
     others = [answer for answer in every if not answer.own.decided]
-    papers = list(dict.fromkeys(answer.paper.name for answer in others))
+    papers = ", ".join(dict.fromkeys(answer.paper.name for answer in others))
     lines.append(f"- **Not measured in the paper's own setting:** {len(others)} claims of "
-                 f"{', '.join(papers)}. Their pages say which runs they need.")
+                 f"{papers}. Their pages have the command that trains what is missing.")
     return lines + elsewhere(others)
 
 
@@ -225,8 +225,8 @@ def elsewhere(others: list[Answer]) -> list[str]:
             a, b = answer.claim.methods
             gain = f"by {answer.claim.columns[0]} {measured.gain()}, printed {answer.printed:+.1f}"
             start = f"[{a} over {b}](results/claims/{answer.paper.id}.md) in another setting"
-            settings.setdefault(f"{start} ({measured.specification.name})", []).append(gain)
-    return [f"  - {setting}: {'; '.join(gains)}. This answers no claim."
+            settings.setdefault(f"{start}: {measured.specification.name}", []).append(gain)
+    return [f"  - {setting}. The gain is {'; '.join(gains)}. This answers no claim."
             for setting, gains in settings.items()]
 
 
@@ -245,9 +245,9 @@ def lines_of(method: str) -> int:
 
 def answered(every: list[Answer]) -> str:
     """How many claims are answered."""
-    decided = sum(answer.own.decided for answer in every)
-    return (f"We answered {decided} of the papers' {len(every)} claims so far, each in the paper's own "
-            "setting.")
+    decided = [answer.paper.name for answer in every if answer.own.decided]
+    names = " and ".join(dict.fromkeys(decided)) or "none"
+    return f"We answered {len(decided)} of the papers' {len(every)} claims so far, all of {names}."
 
 
 def rest(every: list[Answer]) -> str:
@@ -259,10 +259,8 @@ def rest(every: list[Answer]) -> str:
         words += f" Another {elsewhere} have runs at the paper's scale in other settings alone."
     if not without:
         return words
-    of_papers = {}
-    for answer in without:
-        of_papers.setdefault(answer.paper.name, []).append(answer)
-    names = ", ".join(f"{name} {len(answers)}" for name, answers in of_papers.items())
+    of_papers = Counter(answer.paper.name for answer in without)
+    names = ", ".join(f"{name} {count}" for name, count in of_papers.items())
     return (f"{words} The other {len(without)} have no run on the paper's data at the paper's scale: "
             f"{names}. Each paper's page says what they need, and shows runs on other data or at another "
             "scale where there are some.")

@@ -118,9 +118,9 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
         if line.printed is not None and len(printed) > 1:
             panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2,
                        label=signs.printed, zorder=4)
-    panel.set_yticks([])
-    for i, line in enumerate(lines):  # above its line: beside it a phone would show the label alone
+        # Above its line: beside it a phone would show the label alone.
         panel.text(0.01, i - 0.2, line.label, transform=panel.get_yaxis_transform(), fontsize=8, va="bottom")
+    panel.set_yticks([])
     panel.set(ylim=(max(len(lines), 1) - 0.5, -0.9), xlabel=xlabel)
     handles, labels = panel.get_legend_handles_labels()
     drawn = dict(zip(labels, handles))
