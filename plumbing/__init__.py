@@ -9,10 +9,11 @@ import sys
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # tqdm, which torch imports, would end with a traceback.
-for name in ("MININTERVAL", "MAXINTERVAL", "SMOOTHING", "DELAY", "INITIAL", "UNIT_DIVISOR"):
+WHOLE = ("INITIAL", "NCOLS", "NROWS", "POSITION", "UNIT_DIVISOR")
+for name in (*WHOLE, "DELAY", "MAXINTERVAL", "MININTERVAL", "MINITERS", "SMOOTHING", "TOTAL"):
     value = os.environ.get(f"TQDM_{name}", "0")
     try:
-        int(value) if name == "UNIT_DIVISOR" else float(value)
+        int(value) if name in WHOLE else float(value)
     except ValueError:
         del os.environ[f"TQDM_{name}"]
         print(f"TQDM_{name} is {value!r}, expected a number: it is left out", file=sys.stderr)

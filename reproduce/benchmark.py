@@ -242,7 +242,7 @@ def compare(flags: argparse.Namespace) -> None:
         theirs = ", ".join(f"{protocol} of {label}" for label, protocol in protocols.items())
         raise UserError(f"there is nothing to compare in {theirs}: give --targets, or --flags '--protocol "
                         "...'", 2)
-    check_splits([of_entry[0].args for of_entry in trials], seeds, flags.measure)
+    check_splits([trial.args for trial in sum(trials, [])], seeds, flags.measure)
     output_folder(out, "benchmark.json", "command")
     command = ["python", "-m", "reproduce.benchmark", *(sys.argv[1:] if flags.argv is None else flags.argv)]
     write_json(out / "benchmark.json", {"command": command})

@@ -202,8 +202,9 @@ def verdicts(every: list[Answer]) -> list[str]:
         lines += [f"- {TEMPLATES.from_string(line).render(functions(every))}" for line in paper.readme]
     others = [answer for answer in every if not answer.own.decided]
     papers = ", ".join(dict.fromkeys(answer.paper.name for answer in others))
-    lines.append(f"- **Not measured in the paper's own setting:** {len(others)} claims of "
-                 f"{papers}. Their pages have the command that trains what is missing.")
+    if others:
+        lines.append(f"- **Not measured in the paper's own setting:** {len(others)} claims of "
+                     f"{papers}. Their pages have the command that trains what is missing.")
     return lines + elsewhere(others)
 
 

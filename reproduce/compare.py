@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.run.errors import UserError, one_line_on_failure
-from plumbing.run.results import no_formula
+from plumbing.run.files import check_regular
+from plumbing.run.results import best_of, no_formula
 from plumbing.run.runfolder import DAMAGED, read_history
 from plumbing.run.settings import Parser
 from plumbing.run.several import mean_and_deviation
@@ -34,6 +35,7 @@ class OneRun:
 
     folder: Path
     key: dict  # the arguments that decide its numbers
+    history: list[dict]  # its metrics, an entry for each round
     rounds: list[dict[str, float]]  # of each its numbers by name
     logged: set[str]  # what its clients log; other numbers are accuracies
 
@@ -67,13 +69,15 @@ def read(folder: Path) -> OneRun:
     """A run from its folder."""
     rounds, logged = [], set()
     file = folder / "settings.json"
+    check_regular(file)
     with contextlib.suppress(OSError, UserError, *DAMAGED):
         key = json.loads(file.read_bytes())["identity"]
-        for entry in read_history(folder):
+        history = read_history(folder)
+        for entry in history:
             rounds.append(numbers_of(entry) | entry.get("test", {}).get("clients", {}))
             logged = logged.union(*entry["clients"].values(), entry.get("server", {}))
         if rounds and all(isinstance(key[name], kind) for name, kind in KEY.items()):
-            return OneRun(folder, key, rounds, logged)
+            return OneRun(folder, key, history, rounds, logged)
     raise UserError(f"{folder} is damaged, or no round is done: expected settings and a line of metrics for "
                     "each round", 2)
 
@@ -98,8 +102,7 @@ def group_of(label: str, members: list[OneRun], metric: str) -> Group:
     for run in members:
         rounds = dict(enumerate(run.rounds[:done], 1))
         curves.append({t: at[metric] for t, at in rounds.items() if metric in at})
-        validated = {t: at.get("metric", at["val"]) for t, at in rounds.items() if "val" in at}
-        best.append(curves[-1].get(max(validated, key=validated.get, default=0)))
+        best.append(curves[-1].get(best_of(run.history[:done])["round"]))
         if not curves[-1]:
             names = ", ".join(dict.fromkeys(name for at in run.rounds for name in at))
             raise UserError(f"{run.folder} has no {metric!r}; it has {names}", 2)

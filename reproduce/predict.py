@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import common
-from plumbing.data.catalog import named
+from plumbing.data.catalog import composed, named
 from plumbing.data.decoding import TOLD, as_rgb, digest_of_pixels, upright
 from plumbing.data.listings import is_image
-from plumbing.data.splits import composed
 from plumbing.run.errors import UserError, one_line_on_failure, printable, tell
 from plumbing.run.files import check_regular, output_file, write_csv
 from plumbing.run.settings import Parser

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbing.run.errors import UserError
+from plumbing.run.files import check_regular
 from plumbing.run.results import check_result, id_of
 from plumbing.run.runfolder import folder_of
 from plumbing.run.settings import Args, flag_with, identity, violation
@@ -223,6 +224,7 @@ class Records:
         self.by_work: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
         self.trained: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
         self.damaged: list[str] = []
+        check_regular(path)
         content = path.read_bytes() if path.exists() else b""
         for number, line in enumerate(content.splitlines(), 1):
             try:

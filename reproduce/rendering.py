@@ -136,6 +136,8 @@ def leaderboards(records: Records) -> list[str]:
     places = {}
     for record in records.newest:
         args = record["args"]
+        if "linear" not in record["best"] and not {"ALL", "AVG"} <= record["best"].keys():
+            continue  # nothing to rank
         budgets = places.setdefault((args["dataset"], args["protocol"], args["scale"]), {})
         of_setting = budgets.setdefault(common_words(record), {})
         of_setting.setdefault((record["setting"], args["lr"]), []).append(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,11 @@ def source_of(dataset: str) -> Folders:
     if named(dataset).folder:
         return CUSTOM_IMAGES
     return FOLDERS[dataset]
+
+
+def composed(name: str) -> str:
+    """A name with composed letters: macOS writes an umlaut as two signs, tables as one."""
+    return unicodedata.normalize("NFC", name)
 
 
 def shortlist(names: list[str]) -> str:

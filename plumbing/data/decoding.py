@@ -153,6 +153,7 @@ def cache_without_archive(dataset: str, size: int, data: str, missing: str) -> P
 
 def open_cache(cache: Path, source: Folders, size: int) -> tuple[list, tuple[str, ...], dict]:
     """Domains (name, pixels [N, 3, size, size], labels [N]), classes, index. An error if it is damaged."""
+    check_regular(cache / "files.json")
     index = json.loads((cache / "index.json").read_bytes())
     domains, start, parts = [], 0, [index.get(kind, []) for kind in TOLD]
     parts += [index["left_out"], index["lacking"], index["broken"]]
@@ -343,11 +344,11 @@ def upright(content: bytes, is_own: bool = False) -> tuple[Image.Image, list[str
         if is_own and image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0:  # 0 is white
             pixels = 65535 - pixels  # PIL does so with 8 bits alone
         return Image.fromarray((pixels >> 8).astype(np.uint8)), odd
+    if has_16_bits and np.asarray(image.convert("RGB")).max() < UNUSED:  # PIL keeps the upper 8 bits
+        odd.append("dark")
     if is_own and image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    if has_16_bits and np.asarray(image.convert("RGB")).max() < UNUSED:  # PIL keeps the upper 8 bits
-        odd.append("dark")
     return image, odd
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbing.data.archives import IMAGE_ENDINGS, ImageFiles
-from plumbing.data.catalog import Folders, check_names, shortlist
-from plumbing.data.splits import SPLIT, composed
+from plumbing.data.catalog import Folders, check_names, composed, shortlist
+from plumbing.data.splits import SPLIT
 from plumbing.run.errors import UserError
 
 RARE_ENDINGS = (".jfif", ".jpe", ".pnm")  # of one's own images; the counts of the catalogue have none

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import csv
 import operator
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from plumbing.data.catalog import shortlist
+from plumbing.data.catalog import composed, shortlist
 from plumbing.data.domains import Dataset, Origin
 from plumbing.data.mixing import skewed
 from plumbing.run import linear
@@ -191,11 +190,6 @@ def place_images(file: Path | None, names: dict[str, list[str]], pixels: dict[st
     return placed
 
 
-def composed(name: str) -> str:
-    """A name with composed letters: macOS writes an umlaut as two signs, tables as one."""
-    return unicodedata.normalize("NFC", name)
-
-
 def patients_by_folder(images: list[str]) -> dict[str, str]:
     """{image: its folder below <domain>/<class>/} of a domain's images that lie deeper. Without a folder for
     each part they are no patients."""
@@ -353,6 +347,14 @@ def faults_of_parts(images: list[Placed], classes: tuple[str, ...]) -> list[str]
     if leaks:
         lines.append(f"the same pixels are trained on and tested: {'; '.join(leaks[:SHOWN])}: remove the "
                      f"copies, or give them one part in {SPLIT}")
+    deeper = {}
+    for image in images:
+        if not image.group and image.file.count("/") > 2:
+            deeper.setdefault(image.client, set()).add(image.file.split("/")[2])
+    few = [client for client, folders in deeper.items() if len(folders) == len(PARTS) - 1]
+    if few:
+        lines.append(f"{shortlist(few)}: two folders are too few to be taken for patients, so images of both "
+                     f"may be in each part: if they are patients, write a group for each image in {SPLIT}")
     places = {}
     for image in images:
         domain, _, group = image.group.partition(": ")

@@ -34,8 +34,9 @@ RESULT = {"id": str, "method": str, "args": dict, "command": str, "best": dict, 
           "seconds": dict, "finished": str, "commit": str | None, "versions": dict, "hardware": dict}
 
 # What everything that reads results needs of a run's arguments.
-ARGS = {"dataset": str, "scale": str, "protocol": str, "target": str, "precision": str, "seed": int,
-        "rounds": int, "eval_every": int}
+ARGS = {"method": str, "dataset": str, "scale": str, "protocol": str, "target": str, "precision": str,
+        "backbone": str, "weights": str, "seed": int, "rounds": int, "epochs": int, "steps": int,
+        "batch_size": int, "image_size": int, "eval_every": int, "lr": float}
 
 
 def best_of(history: list[dict]) -> dict:
@@ -118,9 +119,12 @@ def check_result(result: dict) -> None:
             raise ValueError(f"args.{name} is {str(result['args'].get(name))[:40]}, expected {kind.__name__}")
     trained = result.get("after_training", {"curve": {}})
     for reading in (result, trained):
-        for which in ("best", "last"):
-            check_fractions(which, reading.get(which, {}))
         rounds = reading["curve"].get("round", [])
+        for which in ("best", "last"):
+            of = reading.get(which, {})
+            check_fractions(which, of)
+            if any(isinstance(of.get(name), dict) for name in ("ALL", "AVG", "target", "val")):
+                raise ValueError(f"{which}: expected numbers as ALL, AVG, target and val")
         for name, values in reading["curve"].items():
             if not isinstance(values, list) or len(values) != len(rounds):
                 raise ValueError(f"curve.{name}: expected a value for each of its rounds")
@@ -129,6 +133,9 @@ def check_result(result: dict) -> None:
             if name != "round":
                 known = {t: value for t, value in zip(rounds, values) if value is not None}
                 check_fractions(f"curve.{name}, round", known)
+    for name, values in result.get("logs", {}).items():
+        if not all(value is None or type(value) in (int, float) for value in [*values]):
+            raise ValueError(f"logs.{name}: expected numbers")
     for part in ("bytes", "seconds"):
         if not all(is_number(value) for value in result.get(part, {}).values()):
             raise ValueError(f"{part}: expected numbers")

@@ -25,7 +25,7 @@ from plumbing.run.files import (check_regular, in_units, load_file, locked, save
                                 write_text, write_whole)
 from plumbing.run.payloads import nbytes
 from plumbing.run.provenance import code, hardware
-from plumbing.run.results import (FILES, best_of, check_record_file, check_result, draw_curves, id_of,
+from plumbing.run.results import (ARGS, FILES, best_of, check_record_file, check_result, draw_curves, id_of,
                                   next_step, numbers_in, numbers_of, outcome, record, result_of, summary,
                                   untrained)
 from plumbing.run.settings import Args, differences, settings_of
@@ -161,6 +161,7 @@ class Run:
 
     def clean(self) -> None:
         """Remove temporary files, the files of a run that starts afresh, and lines of rounds to come."""
+        check_regular(self.path / "timing.jsonl")
         stale = [file for name in FILES for file in self.path.glob(f"{name}.*.tmp")]  # of killed writes
         if self.t:
             stale.append(self.path / "result.json")
@@ -319,7 +320,9 @@ def read_state(file: Path, advice: str) -> dict:
     saved = load_file(file, "checkpoint", advice)
     if not has_types(saved, STATE) or not all(has_types(part, CODE) for part in saved["code"]):
         raise UserError(f"{file} is no whole checkpoint: {advice}")
-    if not saved["code"] or not has_types(saved["seconds"], dict.fromkeys(TIMES, float)):
+    identity, seconds = saved["identity"], saved["seconds"]
+    whole = has_types(identity, ARGS) and has_types(seconds, dict.fromkeys(TIMES, float))
+    if not saved["code"] or not whole or len(seconds) > len(TIMES) or not {*map(type, identity)} <= {str}:
         raise UserError(f"{file} is no whole checkpoint: {advice}")
     return saved
 

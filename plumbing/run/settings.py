@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from plumbing.data.augment import AUGMENTATIONS
-from plumbing.data.catalog import FOLDERS, OWN, named
+from plumbing.data.catalog import FOLDERS, OWN, composed, named
 from plumbing.run.devices import choose_device, choose_precision
 from plumbing.run.errors import UserError
 from plumbing.run.networks import ELSEWHERE, canonical_network, hash_of, near, network_file
@@ -275,6 +275,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     # Of a file that takes its flags from another method: its own name.
     parser.prog = Path(sys.argv[0] if argv is None else sys.modules[cls.__module__].__file__).stem
     given = vars(parser.parse_args(argv))
+    for name in given.keys() & {"sources", "target"}:  # of domains, whose names have composed letters
+        given[name] = composed(given[name])
     show = given.pop("show_settings", False)
     dataset = given.get("dataset", cls.dataset)
     custom_data = dataset if named(dataset).custom else ""

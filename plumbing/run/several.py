@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from plumbing.data.catalog import named, source_of
+from plumbing.data.catalog import composed, named, source_of
 from plumbing.data.mnist import ANGLES
 from plumbing.run.errors import UserError
 from plumbing.run.settings import Args, seed_numbers
@@ -23,7 +23,7 @@ def known_domains(dataset: str) -> list[str]:
         return [f"m{angle}" for angle in ANGLES]
     own = named(dataset)
     if own.folder:  # <domain>/<class>/
-        return sorted({path.parent.name for path in own.folder.glob("[!.]*/[!.]*/")})
+        return sorted({composed(path.parent.name) for path in own.folder.glob("[!.]*/[!.]*/")})
     return [] if own.file else list(source_of(dataset).domains)
 
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from plumbing.data.catalog import named
 from plumbing.run.devices import choose_device
 from plumbing.run.errors import UserError
+from plumbing.run.files import check_regular
 from plumbing.run.networks import canonical_network, hash_of, network_file
 from plumbing.run.provenance import ROOT, code
 from plumbing.run.runfolder import DAMAGED, check_same_code, read_state
@@ -51,6 +52,7 @@ def read_run(folder, which: str) -> dict:
     saved = read_state(folder / "checkpoint.pt", advice)
     if which == "best" and saved["identity"]["protocol"] != "linear":
         saved = read_state(folder / "best.pt", advice)
+    check_regular(folder / "settings.json")
     try:
         settings = json.loads((folder / "settings.json").read_bytes())
         dataset = str(settings["settings"]["dataset"]["value"])  # where the data were

@@ -98,10 +98,14 @@ def labels_of(keys: list[dict], left_out: tuple[str, ...] = ()) -> list[str]:
     """For each set of arguments the method; dataset, protocol and target where they are not the same for all;
     and the other arguments in which those of one method differ, but for those that are left out. The digest
     of a custom file stands there only if it tells two apart."""
-    labels = []
+    labels, methods = [], {}
     for key in keys:
-        same = [other for other in keys if name_of(other) == name_of(key)]
-        words = [name_of(key)]
+        methods.setdefault(name_of(key), set()).add(key["method"])
+    # The copy of a file has its docstring, too: the files' names tell them apart.
+    names = [key["method"] if len(methods[name_of(key)]) > 1 else name_of(key) for key in keys]
+    for key, name in zip(keys, names):
+        same = [other for other, of_other in zip(keys, names) if of_other == name]
+        words = [name]
         for argument in sorted(set().union(*same) - set(left_out)):
             others = keys if argument in ("dataset", "protocol", "target") else same
             if any(other.get(argument) != key.get(argument) for other in others):

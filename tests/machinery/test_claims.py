@@ -13,7 +13,8 @@ from reproduce import claims
 from reproduce.cells import missing
 from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
                               metric_of, printed_gain, read_paper, runs_for, runs_of)
-from reproduce.claims_pages import (answer_words, functions, gain_words, learned_words, row_of, sentence_of,
+from reproduce.claims_pages import (answer_words, answered, functions, gain_words, learned_words,
+                                    missing_words, row_of, sentence_of, setting_row, short_gain, verdicts,
                                     where_learned)
 from reproduce.records import known_arguments
 from tests.committed import PAPERS, RECORDS, TABLES
@@ -103,8 +104,8 @@ def test_too_few_seeds_have_a_mean_and_no_answer(tmp_path):
 @pytest.mark.parametrize("more", [
     lines_of({"fdse": [0.5] * 4, "fedavg": [0.9] * 4})[3::4],  # a seed pair that is not planned
     lines_of({"fedavg": [0.1] * 4})[3:],
-    lines_of({"fdse": [0.5] * 3, "fedavg": [0.9] * 3}, precision="bf16", finished="2999"),
-    lines_of({"fdse": [0.5] * 3, "fedavg": [0.9] * 3}, hardware={"gpu": "a GPU"}, finished="2999"),
+    lines_of({"fdse": [0.5] * 5, "fedavg": [0.9] * 5}, precision="bf16", finished="2999"),
+    lines_of({"fdse": [0.5] * 5, "fedavg": [0.9] * 5}, hardware={"gpu": "a GPU"}, finished="2999"),
     lines_of({"fdse": [0.5] * 3, "fedavg": [0.9] * 3}, "--lr", "0.01"),
 ], ids=["a fourth seed pair", "a fourth seed of FedAvg", "another precision", "a GPU", "another setting"])
 def test_what_moves_no_answer(tmp_path, more):
@@ -238,6 +239,58 @@ def test_the_sentence_and_the_row_of_a_claim(tmp_path):
     better = measured(tmp_path, lines_of({"fdse": [0.95, 0.951, 0.949], "fedavg": [0.9] * 3}))
     second = dataclasses.replace(answer, claim=dataclasses.replace(CLAIM, id="d"), own=better)
     assert functions([answer, second])["over"]("d", CLAIM.id, OWN.name) == "+1.0 (+1.0 to +1.0)"
+
+
+def an_answer(tmp_path, *gains: float, **parts) -> Answer:
+    """Of a claim with these gains by seed over 90%; printed is +5.0."""
+    values = {"fdse": [0.9 + gain / 100 for gain in gains], "fedavg": [0.9] * len(gains)}
+    own = measured(tmp_path, lines_of(values), 5.0, None, 0)
+    return Answer(A_PAPER, CLAIM, 5.0, [92.0, 88.0], own, parts.get("others", []), [])
+
+
+NAMED = "  - [FDSE over FedAvg](results/claims/fdse.md)"
+LOSES = "-1.0 (-1.2 to -0.8)"
+
+
+@pytest.mark.parametrize("gains, said, rows", [
+    ((-1.1, -1.0, -0.9), f"**FDSE loses against FedAvg**: {LOSES} points, less than printed. The paper",
+     ["- **Loses.**", f"{NAMED} (p): {LOSES}, printed +5.0."]),
+    ((-4.0, 1.0, 6.0), "**Open whether FDSE gains over FedAvg**: +1.0 (-11.4 to +13.4) points. The paper",
+     ["- **Open.**", f"{NAMED} (p): +1.0 (-11.4 to +13.4), printed +5.0."]),
+    ((2.0, 3.0), "**Not decided**: +2.5 (no interval: 2 of 3 seeds) points so far. The paper prints +5.0.",
+     ["- **Not measured in the paper's own setting:** 1 claims of FDSE. Their pages have the command that "
+      "trains what is missing."]),
+])
+def test_the_sentences_of_each_answer(tmp_path, gains, said, rows):
+    answer = an_answer(tmp_path, *gains)
+    assert sentence_of(answer).startswith(said) and verdicts([answer]) == rows
+    assert short_gain(answer) == f"{statistics.mean(gains):+.1f}"
+
+
+def test_a_method_that_was_behind_stands_by_itself(tmp_path, monkeypatch):
+    answer = an_answer(tmp_path, -1.1, -1.0, -0.9)
+    monkeypatch.setattr(Measured, "not_learned", True)
+    heading, row = verdicts([answer])
+    assert heading.startswith("- **Behind on its own source domains.** These methods did") and LOSES in row
+    assert short_gain(answer) == "-1.0, behind on its sources"
+
+
+def test_what_was_measured_elsewhere_and_what_is_missing(tmp_path, monkeypatch):
+    """One claim is answered, one has runs in another setting alone; of six runs each three are there."""
+    there = an_answer(tmp_path, 3.9, 4.0, 4.1)
+    none = an_answer(tmp_path, others=[there.own])
+    assert verdicts([none])[1] == (f"{NAMED} in another setting: own. The gain is by ALL +4.0 (+3.8 to "
+                                   "+4.2), printed +5.0. This answers no claim.")
+    assert answered([there, none]) == "We answered 1 of the papers' 2 claims so far, all of FDSE."
+    records = records_in(tmp_path, lines_of({"fdse": [0.9], "fedavg": [0.9, 0.9]}))
+    assert missing_words(none, records).endswith(
+        "begins with the paper's own setting: 3 trainings on one processor core (time unknown). The other "
+        "settings lack 6 trainings.")
+    assert functions([there])["level"]("c", "own") == "90.0%"
+    row = ["own", "+4.0 (+3.8 to +4.2)", "gains, less than printed", "-", "-", "90.0", "3 of 3", "fp32, cpu"]
+    assert setting_row(there, there.own) == row
+    monkeypatch.setattr(Measured, "alike", False)
+    assert setting_row(there, there.own)[2] == "-"
 
 
 def test_where_a_method_had_learned_stands_beside_where_it_had_not():

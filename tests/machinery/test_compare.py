@@ -6,7 +6,7 @@ from pathlib import Path
 from plumbing.run.files import write_json
 from reproduce import compare
 from reproduce.drawing import new_panel
-from tests.small_table import write_records
+from tests.small_table import recorded, write_records
 
 import pytest
 from PIL import Image
@@ -56,6 +56,17 @@ def test_the_table(runs, capsys):
     assert seeds == ["FedAvg, lr 0.1, 2 seeds", "-", f"50.00 +- {100 * statistics.stdev([.7, .3]):.2f}"]
     assert unfinished == ["FedAvg, lr 0.05, 1 of 3 rounds", "80.00", "80.00"]
     assert other == ["FDSE", "20.00", "0.00"]
+
+
+def test_of_equal_rounds_that_of_the_result(tmp_path, capsys):
+    """With --metric the lower validation loss decides."""
+    file = a_run(tmp_path / "auc", [0.2, 0.4, 0.6]) / "metrics.jsonl"
+    lines = recorded(file)
+    for line in lines:
+        line["val"] |= {"metric": 1.0, "loss": 1 / line["round"]}
+    file.unlink()
+    write_records(file, lines)
+    assert said(capsys, tmp_path / "auc")[1][1] == "50.00"
 
 
 def test_the_figure(runs, tmp_path, capsys, monkeypatch):

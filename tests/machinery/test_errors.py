@@ -35,10 +35,10 @@ def test_a_library_that_is_missing_is_one_line():
 
 def test_a_variable_of_tqdm_that_is_no_number():
     """It ended the import of tqdm, and so that of torch, before which common.py imports from plumbing/."""
-    wrong = {"TQDM_MININTERVAL": "abc", "TQDM_UNIT_DIVISOR": "1.5"}
+    wrong = {"TQDM_MININTERVAL": "abc", "TQDM_UNIT_DIVISOR": "1.5", "TQDM_NCOLS": "1.5", "TQDM_TOTAL": "x"}
     words, env = [sys.executable, "-c", "import plumbing, tqdm"], os.environ | wrong
     run = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, env=env)
-    assert (run.returncode, run.stderr.count("\n")) == (0, 2)
+    assert (run.returncode, run.stderr.count("\n")) == (0, 4)
     for name, value in wrong.items():
         assert f"{name} is '{value}', expected a number: it is left out" in run.stderr
     text = (ROOT / "common.py").read_text()

@@ -66,10 +66,10 @@ def test_what_is_transparent_becomes_white(tmp_path, mode):
 
 
 def png_of_16_bits(values: np.ndarray) -> bytes:
-    """RGB with 16 bits a value, which PIL reads and does not write."""
-    height, width, _ = values.shape
+    """RGB, or with alpha, with 16 bits a value, which PIL reads and does not write."""
+    height, width, channels = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 16, 2 if channels == 3 else 6, 0, 0, 0)
     chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
     content = b"\x89PNG\r\n\x1a\n"
     for kind, data in chunks:
@@ -82,6 +82,8 @@ def test_colours_of_16_bits_that_use_few_are_dark(highest, kinds):
     values = np.zeros((4, 4, 3), np.uint16)
     values[1, 2, 0] = highest
     assert upright(png_of_16_bits(values))[1] == kinds
+    transparent = np.concatenate([values, np.zeros((4, 4, 1), np.uint16)], 2)  # becomes white
+    assert upright(png_of_16_bits(transparent), is_own=True)[1] == kinds
 
 
 @pytest.mark.parametrize("comment", [b"#" + b"x" * (40 << 20), b"#\n" * (20 << 20)])

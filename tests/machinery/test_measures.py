@@ -53,6 +53,11 @@ def test_labels_say_in_what_runs_differ():
     assert labels_of([one, other])[1].endswith("build 2222222222222222")
 
 
+def test_the_copy_of_a_file_has_its_own_name(monkeypatch):
+    monkeypatch.setattr("reproduce.measures.finished.name_of", lambda key: "FedAvg")
+    assert labels_of([{"method": "fedavg", "lr": 1}, {"method": "one", "lr": 2}]) == ["fedavg", "one"]
+
+
 def flops(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """(forward, training step) FLOPs of a network for a batch."""
     x = torch.zeros(shape)

@@ -12,6 +12,7 @@ from pathlib import Path
 import common
 from plumbing.data.catalog import named
 from plumbing.run.runfolder import folder_of
+from plumbing.run.several import known_domains, targets_of
 from reproduce import predict
 from tests import small_datasets
 from tests.conftest import ROOT, fails, parsed, run_all, stops, to_rgb, write_files
@@ -292,6 +293,17 @@ def test_two_spellings_of_an_umlaut_are_one_class_and_rare_endings_are_images(fo
     domains, classes = load(folder)
     assert classes == ("gesund, für", "ill") and [len(d.labels) for d in domains] == [20, 20]
     assert domains[1].given[0, 0] == 0 and (domains[1].given[1:, 0] == -1).all()
+
+
+def test_a_domain_of_decomposed_letters_is_left_out(folder):
+    """Whichever way its folder and the flag are spelled."""
+    name = unicodedata.normalize("NFD", "Zürich")
+    (folder / "south").rename(folder / name)
+    for form in ("NFC", "NFD"):
+        target = unicodedata.normalize(form, name)
+        args = parsed("fedavg", "--dataset", f"folder:{folder}", "--protocol", "lodo", "--target", target)
+        for names in (known_domains(args.dataset), common.open_dataset(args).names):
+            assert targets_of(args, names) == [unicodedata.normalize("NFC", name)]
 
 
 def test_broken_images_are_left_out_on_demand(flags, folder, capsys):

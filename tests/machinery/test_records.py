@@ -125,6 +125,11 @@ def changed(made: dict, place: str, value) -> dict:
     ("args.rounds", "3", "args.rounds is 3, expected int"),
     ("args.scale", None, "args.scale is None, expected str"),
     ("args.seed", [0], "args.seed is [0], expected int"),
+    ("args.lr", None, "args.lr is None, expected float"),
+    ("args.method", None, "args.method is None, expected str"),
+    ("best.ALL", {}, "best: expected numbers as ALL"),
+    ("logs", [1], "'list' object has no"),
+    ("logs", {"loss": ["x"]}, "logs.loss: expected numbers"),
     ("bytes.up_per_round", "many", "bytes: expected numbers"),
 ])
 def test_a_line_is_checked_and_the_others_count(tmp_path, place, value, words):

@@ -290,10 +290,11 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_whole(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("part, value", [
     ("code", "new"), ("code", []), ("code", [{"sha256": 1}]), ("seconds", 3), ("seconds", {"train": "x"}),
-    ("identity", []), ("round", "1"), ("images", None), ("clients", [])])
+    ("seconds", {"more": "x"}), ("identity", {"rounds": "2"}), ("identity", {3: 1}), ("identity", []),
+    ("round", "1"), ("images", None), ("clients", [])])
 def test_a_checkpoint_with_other_types_is_none(tmp_path, finished, part, value):
     state = torch.load(finished / "checkpoint.pt", weights_only=True)
-    torch.save(state | {part: value}, tmp_path / "c.pt")
+    torch.save(state | {part: state[part] | value if isinstance(value, dict) else value}, tmp_path / "c.pt")
     file = tmp_path / "c.pt"
     stops("c.pt is no whole checkpoint: give another", runfolder.read_state, file, "give another")
 

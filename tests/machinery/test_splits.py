@@ -114,8 +114,28 @@ def test_folders_of_patients_stay_whole(folder, table):
 
 
 def test_a_folder_that_all_images_are_in_is_no_patient(folder):
-    put_deeper(folder, lambda i: f"images{i % 2}")
+    put_deeper(folder, lambda i: "images")
     assert {image.group for image in placed_of(folder)} == {""}
+    assert not faults_of_parts(placed_of(folder), ("healthy", "ill"))
+
+
+def test_two_folders_are_named_as_no_patients(folder):
+    put_deeper(folder, lambda i: f"p{i % 2}")
+    (said,) = faults_of_parts(placed_of(folder), ("healthy", "ill"))
+    assert said.startswith("north, south: two folders are too few to be taken for patients")
+
+
+@pytest.mark.parametrize("ill, others, expected", [(14, 46, True), (15, 45, False), (2, 58, False)])
+def test_what_a_rare_class_is(ill, others, expected):
+    """Less than half of an equal share, which is 15 of 60 images of two classes, and an image for each part:
+    then it is dealt out by itself."""
+    labels = torch.tensor([1] * ill + [0] * others)
+    alone = set()
+    for seed in range(30):
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(seed))
+        part = parts_by_class(order, labels, torch.arange(60), (0.98, 0.01, 0.01))
+        alone.add(min(int((labels[order[part == number]] == 1).sum()) for number in range(3)) > 0)
+    assert (alone == {True}) == expected
 
 
 @pytest.mark.parametrize("given", [False, True])
