@@ -8,7 +8,7 @@ from baselines import fedprox
 from plumbing.data.catalog import DatasetName
 from plumbing.run.errors import UserError
 from reproduce import benchmark
-from reproduce.benchmark_pages import headline, settings_words
+from reproduce.benchmark_pages import compared, headline, settings_words
 from tests.conftest import fails, read_json
 
 import pytest
@@ -159,6 +159,10 @@ def check_other_measure(place, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "run_all", pytest.fail)
     fails(capsys, 2, "--measure auc: with seed 0 the test images of d0 lack .*, so it has no AUC: give a",
           benchmark.main, words(place, "--tune", "lr=0.05,0.2", "--measure", "auc"))
+
+
+def test_two_seeds_compare_nothing():
+    assert compared({"a": {"ALL": {0: 90, 1: 91}}, "b": {"ALL": {0: 80, 1: 83}}}, ["ALL"]) == []
 
 
 def test_the_columns_that_are_compared():

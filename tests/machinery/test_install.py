@@ -84,6 +84,9 @@ def test_the_commit_is_not_that_of_another_repository(tmp_path, monkeypatch):
     write_files(tmp_path, {"inner/pyproject.toml": '[project]\nversion = "9"\n'})
     monkeypatch.setattr(provenance, "ROOT", tmp_path / "inner")
     assert provenance.git("rev-parse", "HEAD") is None
+    monkeypatch.setattr(provenance, "files_of", lambda file: [])
+    made_by = provenance.code(ROOT / "fedavg.py")  # nobody knows what has changed
+    assert (made_by["commit"], made_by["dirty"]) == ("unknown", None)
     assert provenance.version_line().startswith("CleanFDG 9, torch ")
 
 

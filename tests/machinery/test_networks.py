@@ -153,6 +153,14 @@ def test_the_content_of_the_file_belongs_to_the_run(tmp_path, mine, capsys, monk
           backbone="my_net.py:build", code=2)
 
 
+def test_a_network_of_ones_own_has_no_weights_of_imagenet(tmp_path, mine):
+    """Also where they are the method's default on images of one's own."""
+    images = write_images(tmp_path / "images", count=3)
+    flags = ["--dataset", f"folder:{images}", "--backbone"]
+    assert parsed("fedsr", *flags, "resnet18").weights == "imagenet"
+    assert parsed("fedsr", *flags, f"{mine}:build").weights == "none"
+
+
 def test_weights_of_a_network_of_ones_own(tmp_path, mine):
     """A state of it, whose head stays where the classes are as many."""
     flags = ["--backbone", f"{mine}:build", "--weights"]

@@ -281,6 +281,13 @@ def test_odd_pixels_and_odd_hospitals_are_named(tmp_path, capsys, change, words)
         assert any(re.search(expected, line) for line in lines), lines
 
 
+def test_what_is_transparent_is_white_in_the_decoded_images(folder):
+    """Black in its hidden colours; images of a known data set keep these."""
+    Image.new("RGBA", (20, 20), (0, 0, 0, 0)).save(folder / "north/ill/0.png")
+    domains, _ = load(folder)
+    assert (domains[0].images == 255).flatten(1).all(1).sum() == 1
+
+
 def test_two_spellings_of_an_umlaut_are_one_class_and_rare_endings_are_images(folder):
     """As macOS writes it and as others do; also in split.csv."""
     for domain, form in (("north", "NFC"), ("south", "NFD")):
