@@ -78,7 +78,8 @@ def sentence_of(answer: Answer) -> str:
         other = next((other for other in [*answer.others, *answer.illustrations] if other.gains), None)
         if not other:
             return words
-        return f"{words} Elsewhere ({other.specification.name}), which answers no claim: {gain_words(other)}."
+        return (f"{words} In another setting ({other.specification.name}) {gain_words(other)}, which answers "
+                "no claim.")
     if not own.decided:
         return f"**Not decided**: {gain_words(own)} points so far. The paper prints {printed}."
     verdict = {"gains": f"{a} gains over {b}", "loses": f"{a} loses against {b}",
