@@ -20,8 +20,8 @@ def draw(table: Table, blocks: list[FilledBlock], path: Path, scale: str) -> boo
     shown = []
     for block in blocks:
         rows = sum(sum(bool(cell.records) for cell in line) >= least for line in block.rows)
-        alone = block.block.columns[0].kind == "logs" or len(block.rows) == 1
-        if rows > 1 or rows and alone:  # one accuracy alone compares nothing
+        one_is_enough = block.block.columns[0].kind == "logs" or len(block.rows) == 1
+        if rows > 1 or rows and one_is_enough:  # the accuracy of one method compares nothing
             shown.append(block)
     if not shown:
         path.unlink(missing_ok=True)  # what records that are no longer there have left
