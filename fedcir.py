@@ -220,9 +220,10 @@ class Client:
         $$ \mathbf{w}_k^{t,e} \leftarrow \mathbf{w}_k^{t,e-1}
            - \eta \nabla \ell(\mathbf{w}_k^{t,e-1}; \xi_k^{t,e}) \tag{4} $$
 
-        $$ \mathcal{L}_k = \mathbb{E}_{p(x, y|k)}
-           \left[-\log \mathbb{E}_{p(z|x)}\, \hat{p}(y|k, z)\right], \qquad
-           \mathcal{L}_{fl} = \sum_{k \in \mathcal{K}} p(k)\, \mathcal{L}_k \tag{9-10} $$
+        $$ \begin{aligned}
+           \mathcal{L}_k &= \mathbb{E}_{p(x, y|k)} \left[-\log \mathbb{E}_{p(z|x)}\, \hat{p}(y|k, z)\right] \\
+           \mathcal{L}_{fl} &= \sum_{k \in \mathcal{K}} p(k)\, \mathcal{L}_k
+           \end{aligned} \tag{9-10} $$
 
         $$ \mathcal{L}_{reg} = \sum_{k} p(k)\, \mathbb{E}_{p(y)}\, \mathbb{E}_{q(z|y)}
            \left[-\log \hat{p}(y|k, z)\right] \tag{12} $$
@@ -295,9 +296,10 @@ def ensemble_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def moments(G: Generator, samples: int, sigma_min: float, device: str) -> tuple[Tensor, Tensor]:
     r"""Maximum likelihood mu_g(y) and sigma_g(y), both [C, D], of generated representations of each class y.
 
-    $$ \mu_g(y) = \frac{1}{S} \sum_{s} z_s, \qquad
-       \sigma_g^2(y) = \frac{1}{S} \sum_{s} \left(z_s - \mu_g(y)\right)^2, \qquad
-       z_s \sim q(z|y) \tag{Alg. 1, line 11} $$
+    $$ \begin{aligned}
+       \mu_g(y) &= \frac{1}{S} \sum_{s} z_s, \quad z_s \sim q(z|y) \\
+       \sigma_g^2(y) &= \frac{1}{S} \sum_{s} \left(z_s - \mu_g(y)\right)^2
+       \end{aligned} \tag{Alg. 1, line 11} $$
     """
     G.eval()
     mus, sigmas = [], []

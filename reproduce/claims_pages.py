@@ -112,9 +112,9 @@ def where_learned(answer: Answer) -> str:
             (lost if measured.not_learned else learned).append(measured.difference)
     if not answer.own.not_learned or not learned:
         return ""
-    words = (f"In {len(learned)} of {len(learned + lost)} other settings with all seeds it was not behind; "
-             f"its gain there is {reach(learned)}.")
-    return f"{words} In the other {len(lost)} it is {reach(lost)}." if lost else words
+    where = f"the other {len(learned)}" if not lost else f"{len(learned)} of the other {len(learned + lost)}"
+    words = f"In {where} settings with all seeds it was not behind; its gain there is {reach(learned)}."
+    return f"{words} In the remaining {len(lost)} it is {reach(lost)}." if lost else words
 
 
 def reach(gains: list[float]) -> str:
@@ -248,8 +248,8 @@ def lines_of(method: str) -> int:
 def answered(every: list[Answer]) -> str:
     """How many claims are answered."""
     decided = [answer.paper.name for answer in every if answer.own.decided]
-    names = " and ".join(dict.fromkeys(decided)) or "none"
-    return f"We answered {len(decided)} of the papers' {len(every)} claims so far, all of {names}."
+    of = f", all of {' and '.join(dict.fromkeys(decided))}" if decided else ""
+    return f"We answered {len(decided)} of the papers' {len(every)} claims so far{of}."
 
 
 def rest(every: list[Answer]) -> str:
