@@ -4,7 +4,6 @@ that has runs; the table of all claims and the sentences of the README."""
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,24 +247,8 @@ def lines_of(method: str) -> int:
 def answered(every: list[Answer]) -> str:
     """How many claims are answered."""
     decided = [answer.paper.name for answer in every if answer.own.decided]
-    of = f", all of {' and '.join(dict.fromkeys(decided))}" if decided else ""
-    return f"We answered {len(decided)} of the papers' {len(every)} claims so far{of}."
-
-
-def rest(every: list[Answer]) -> str:
-    """Sentences on the claims that are not answered."""
-    elsewhere = sum(answer.has_runs and not answer.own.decided for answer in every)
-    without = [answer for answer in every if not answer.has_runs]
-    words = answered(every)
-    if elsewhere:
-        words += f" Another {elsewhere} have runs at the paper's scale in other settings alone."
-    if not without:
-        return words
-    of_papers = Counter(answer.paper.name for answer in without)
-    names = ", ".join(f"{name} {count}" for name, count in of_papers.items())
-    return (f"{words} The other {len(without)} have no run on the paper's data at the paper's scale: "
-            f"{names}. Each paper's page says what they need, and shows runs on other data or at another "
-            "scale where there are some.")
+    names = " and ".join(dict.fromkeys(decided))
+    return f"We answered {len(decided)} of the papers' {len(every)} claims so far, all of {names}."
 
 
 def table_of_settings(answer: Answer) -> str:
@@ -425,7 +408,7 @@ def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
 
 
 for function in (answer_words, answered, commands_of, gain_words, learned_words, lines_of, missing_words,
-                 rest, sentence_of, short_gain, table_of_all, table_of_settings, verdicts,
+                 sentence_of, short_gain, table_of_all, table_of_settings, verdicts,
                  where_learned, why):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals["rule"] = rule

@@ -17,17 +17,27 @@ def scores(p: Tensor, y: Tensor) -> dict:
     """The probabilities p [N, C] of all classes and the labels y [N] -> accuracy, balanced accuracy,
     macro-F1, AUC (of several classes the mean of one against the rest), the recall of each class and the
     confusion matrix, a row for each true class. None where a class without images leaves it undefined."""
-    from sklearn import metrics  # a second, which --help does not wait for
-    y, classes, predicted = y.numpy(), range(p.shape[1]), p.argmax(1).numpy()
-    recall = metrics.recall_score(y, predicted, labels=classes, average=None, zero_division=np.nan)
+    classes = p.shape[1]
+    confusion = torch.bincount(classes * y + p.argmax(1), minlength=classes**2).view(classes, classes)
+    found, there, named = confusion.diagonal(), confusion.sum(1), confusion.sum(0)  # [C] each
+    recall = found.double() / there  # NaN for a class without images
+    f1 = 2 * found.double() / (there + named)  # NaN for a class that nobody has and nobody names
     area = None
-    if not np.isnan(recall).any():
-        p = p.double() / p.double().sum(1, keepdim=True)
-        area = float(metrics.roc_auc_score(y, p[:, 1] if len(classes) == 2 else p, multi_class="ovr"))
-    return {"accuracy": metrics.accuracy_score(y, predicted), "balanced": float(np.nanmean(recall)),
-            "f1": metrics.f1_score(y, predicted, average="macro"), "auc": area,
-            "recall": [None if np.isnan(r) else r for r in recall.tolist()],
-            "confusion": metrics.confusion_matrix(y, predicted, labels=classes).tolist()}
+    if there.all():
+        areas = [area_under_curve(p[:, c].numpy(), (y == c).numpy()) for c in range(classes)]
+        area = areas[1] if classes == 2 else sum(areas) / classes
+    return {"accuracy": found.sum().item() / len(y), "balanced": recall.nanmean().item(),
+            "f1": f1.nanmean().item(), "auc": area,
+            "recall": [None if r != r else r for r in recall.tolist()], "confusion": confusion.tolist()}
+
+
+def area_under_curve(p: np.ndarray, is_class: np.ndarray) -> float:
+    """AUC: how often an image of a class has a higher probability p [N] of it than an image of another class;
+    equal probabilities count half."""
+    others = np.sort(p[~is_class])
+    below = np.searchsorted(others, p[is_class], "left")
+    below_or_equal = np.searchsorted(others, p[is_class], "right")
+    return float((below + below_or_equal).mean() / 2 / len(others))
 
 
 def joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -41,11 +41,11 @@ def test_the_final_scores_are_of_the_rounds_random_numbers(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("p, y, auc", [
-    ([[.9, .1], [.4, .6], [.6, .4], [.2, .8]], [0, 0, 1, 1], 0.75),
+    ([[.9, .1], [.4, .6], [.6, .4], [.4, .6]], [0, 0, 1, 1], 2.5 / 4),
     ([[.5, .3, .2], [.2, .55, .25], [.35, .4, .25], [.1, .6, .3]], [0, 0, 1, 2], (3 / 4 + 1 / 3 + 1) / 3),
 ])
 def test_auc_of_two_and_of_three_classes(p, y, auc):
-    """Of two the share of pairs in order; of three the mean over the classes against the rest."""
+    """Of two the share of pairs in order, equal ones half; of three the mean of each against the rest."""
     assert scores(tensor(p), tensor(y))["auc"] == pytest.approx(auc)
 
 

@@ -46,8 +46,8 @@ def counted(fed, module, state, data) -> int:
         return int((module(x).argmax(1) == y).sum())
 
 
-# The papers' methods, and those whose clients keep a part of the network: the others go the same way.
-KEEPERS = ("fdse", "fedsr", "fedadg", "fedcir", "baselines.ditto", "baselines.local", "baselines.partialfed")
+# FDSE keeps a part, FedSR draws z, Local and PartialFed keep whole networks: the others go the same way.
+KEEPERS = ("fdse", "fedsr", "baselines.local", "baselines.partialfed")
 
 
 @pytest.mark.parametrize("method", quick_for(KEEPERS, TESTABLE))
@@ -88,8 +88,8 @@ def test_it_is_the_network_at_the_end_of_the_training(method, monkeypatch, four_
         fed.server.update(uploads, t)
 
 
-# FDSE has a target, FedSR draws z, FedADG keeps a generator, Ditto and Local test each client's own network.
-@pytest.mark.parametrize("method", ["fdse", "fedsr", "fedadg", "baselines.ditto", "baselines.local"])
+# FDSE has a target, FedSR draws z, Local tests each client's own network.
+@pytest.mark.parametrize("method", ["fdse", "fedsr", "baselines.local"])
 def test_all_else_is_the_same_to_the_byte(tmp_path, method, four_domains):
     """Metrics, states and results with the flag and without it."""
     flags = [*flags_of(method)[:-2], "--rounds", 2, "--checkpoint-every", 0]
@@ -105,10 +105,9 @@ def test_all_else_is_the_same_to_the_byte(tmp_path, method, four_domains):
     own = {"after_training", "seconds", "images_per_second", "finished", "peak_memory_mib", "command"}
     assert plain.keys() | {"after_training"} == result.keys()
     assert all(plain[name] == result[name] for name in plain if name not in own)
-    if method in ("baselines.ditto", "baselines.local"):  # each client is tested with its own network anyway
+    if method == "baselines.local":  # each client is tested with its own network anyway
         for which in ("best", "last"):
-            main = {name: value for name, value in result[which].items() if name != "target"}
-            assert result["after_training"][which] == main
+            assert result["after_training"][which].items() <= result[which].items()
 
 
 def equal(one, other) -> bool:

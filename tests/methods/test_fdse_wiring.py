@@ -176,11 +176,9 @@ def assert_same(tensors, want):
 
 @pytest.mark.parametrize("flags", [
     [],
-    ["--no-consensus"],
     ["--no-consensus", "--no-similarity", "--lambda", "0"],  # FedAvg with local DSE modules
     ["--no-similarity", "--block-bias", "--own-bias"],
-    ["--no-block-bias", "--no-own-bias"],
-    ["--unit", "tensor"],
+    ["--no-block-bias", "--no-own-bias", "--unit", "tensor"],
 ], ids=" ".join)
 def test_two_rounds_by_hand(flags):
     """Uploads, L_Con and the server's state against a second computation in plain torch, in float64. The

@@ -22,6 +22,7 @@ from torchvision import models
 SIDE = {"smallcnn": 28, "smallcnn3": 28, "smallcnn3_linear": 28, "smallcnn_bn": 23, "alexnet_bn": 187,
         "alexnet": 187, "resnet18": 64, "resnet50": 64, "resnet18_3x3": 16, "vit_b8": 16}
 OF_DIRT = ("smallcnn", "smallcnn3")  # a ReLU stands before the classifier
+SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in ("alexnet", "resnet50", "vit_b8")}
 
 
 # Plain torch: w has the weights by their names
@@ -183,7 +184,7 @@ def with_blocks(name: str, w: dict) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("name", ["alexnet_bn", "resnet18", "resnet50", "resnet18_3x3", "vit_b8"])
+@pytest.mark.parametrize("name", ["alexnet_bn", "resnet18", SLOW["resnet50"], "resnet18_3x3", "vit_b8"])
 @torch.no_grad()
 def test_fdses_blocks_in_other_networks(name):
     """Sec. A8.1: before the addition, where torchvision has its last layer."""
@@ -202,7 +203,8 @@ PLACES = {"alexnet_bn": ["3", "7", "10", "13", "17"],
           "vit_b8": [f"encoder.layers.encoder_layer_{i}" for i in (2, 5, 8, 11)]}
 
 
-@pytest.mark.parametrize("name", ["smallcnn", "alexnet_bn", "alexnet", "resnet18", "resnet18_3x3", "vit_b8"])
+@pytest.mark.parametrize("name", ["smallcnn", "alexnet_bn", SLOW["alexnet"], "resnet18", "resnet18_3x3",
+                                  "vit_b8"])
 @torch.no_grad()
 def test_places_of_fedfas_layers(name, monkeypatch):
     """Behind the pooling of the first, second and last block of an AlexNet and behind the other two (both
@@ -304,7 +306,7 @@ def test_distribution_at_the_start(name, rule):
         start_of(module, rule)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18", pytest.param("vit_b8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [SLOW["alexnet"], "resnet18", SLOW["vit_b8"]])
 def test_networks_of_torchvision_start_as_it_says(name):
     """Bit for bit; the classifier, which is another one, as PyTorch's linear layer."""
     torch.manual_seed(0)
