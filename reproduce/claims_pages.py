@@ -112,7 +112,8 @@ def where_learned(answer: Answer) -> str:
     if not answer.own.not_learned or not learned:
         return ""
     where = f"the other {len(learned)}" if not lost else f"{len(learned)} of the other {len(learned + lost)}"
-    words = f"In {where} settings with all seeds it was not behind; its gain there is {reach(learned)}."
+    words = (f"In {where} settings that have runs of their own and all seeds it was not behind; its gain "
+             f"there is {reach(learned)}.")
     return f"{words} In the remaining {len(lost)} it is {reach(lost)}." if lost else words
 
 
@@ -198,14 +199,14 @@ def verdicts(every: list[Answer]) -> list[str]:
         if claims:
             more = BEHIND_WORDS if kind == "behind" else ""
             lines += [f"- **{words}.**{more}", *claims]
-    for paper in {answer.paper.id: answer.paper for answer in decided}.values():
+    for paper in {answer.paper.id: answer.paper for answer in every}.values():
         lines += [f"- {TEMPLATES.from_string(line).render(functions(every))}" for line in paper.readme]
     others = [answer for answer in every if not answer.own.decided]
     papers = ", ".join(dict.fromkeys(answer.paper.name for answer in others))
     if others:
         lines.append(f"- **Not measured in the paper's own setting:** {len(others)} claims of "
                      f"{papers}. Their pages have the command that trains what is missing.")
-    return lines + elsewhere(others)
+    return lines
 
 
 def verdict_words(answer: Answer) -> str:
@@ -215,20 +216,6 @@ def verdict_words(answer: Answer) -> str:
     page = f"results/claims/{answer.paper.id}.md"
     words = f"[{a} over {b}]({page}) ({place}): {answer.own.gain()}, printed {answer.printed:+.1f}."
     return f"{words} {where_learned(answer)}".rstrip()
-
-
-def elsewhere(others: list[Answer]) -> list[str]:
-    """What has been measured of these claims in another setting, a line for each setting."""
-    settings = {}
-    for answer in others:
-        measured = next((measured for measured in answer.others if measured.gain()), None)
-        if measured:
-            a, b = answer.claim.methods
-            gain = f"by {answer.claim.columns[0]} {measured.gain()}, printed {answer.printed:+.1f}"
-            start = f"[{a} over {b}](results/claims/{answer.paper.id}.md) in another setting"
-            settings.setdefault(f"{start}: {measured.specification.name}", []).append(gain)
-    return [f"  - {setting}. The gain is {'; '.join(gains)}. This answers no claim."
-            for setting, gains in settings.items()]
 
 
 def short_gain(answer: Answer) -> str:

@@ -69,7 +69,7 @@ def sentence(counts: Counter) -> str:
              f"{said}. At laptop scale alone {counts['laptop']} have runs, and {counts['not run']} are not "
              f"run. Of {costs} costs that are computed from the network {counts['cost']} are as printed.")
     if counts["lost"]:
-        words += f" {counts['lost']} more were lost when the papers were read as text."
+        words += f" {counts['lost']} more printed numbers were unreadable in our text of the papers."
     return words
 
 

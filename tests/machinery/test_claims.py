@@ -275,12 +275,11 @@ def test_a_method_that_was_behind_stands_by_itself(tmp_path, monkeypatch):
     assert short_gain(answer) == "-1.0, behind on its sources"
 
 
-def test_what_was_measured_elsewhere_and_what_is_missing(tmp_path, monkeypatch):
+def test_what_is_answered_and_what_is_missing(tmp_path, monkeypatch):
     """One claim is answered, one has runs in another setting alone; of six runs each three are there."""
     there = an_answer(tmp_path, 3.9, 4.0, 4.1)
     none = an_answer(tmp_path, others=[there.own])
-    assert verdicts([none])[1] == (f"{NAMED} in another setting: own. The gain is by ALL +4.0 (+3.8 to "
-                                   "+4.2), printed +5.0. This answers no claim.")
+    assert verdicts([none])[-1].startswith("- **Not measured in the paper's own setting:** 1 claims of FDSE.")
     assert answered([there, none]) == "We answered 1 of the papers' 2 claims so far, all of FDSE."
     records = records_in(tmp_path, lines_of({"fdse": [0.9], "fedavg": [0.9, 0.9]}))
     assert missing_words(none, records).endswith(
@@ -301,8 +300,9 @@ def test_where_a_method_had_learned_stands_beside_where_it_had_not():
 
     others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
     lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
-    assert where_learned(lost) == ("In 2 of the other 3 settings with all seeds it was not behind; its gain "
-                                   "there is between -2.0 and +1.0. In the remaining 1 it is +9.0.")
+    words = ("In 2 of the other 3 settings that have runs of their own and all seeds it was not behind; its "
+             "gain there is between -2.0 and +1.0. In the remaining 1 it is +9.0.")
+    assert where_learned(lost) == words
     assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
 
 
