@@ -47,21 +47,20 @@ def falls_faster(plain, changed) -> bool:
     return loss(plain[0]) == loss(changed[0]) and loss(changed[-1]) < loss(plain[-1]) - 0.1
 
 
-QUICK = [("no_consensus", "fdse", "--rounds 2", same_loss_another_model),
-         ("no_crops", "fedgala", f"{VIEWS} --rounds 1", low_from_the_start)]
-SLOW = [("no_statistics", "fedavg", "--rounds 8", useless_though_the_loss_falls),
-        ("one_leaves", "fedavg", "--rounds 10", the_domain_that_has_left_loses_most),
-        ("all_gradients", "fedgala", f"{VIEWS} --rounds 4", falls_faster)]
+EXERCISES = [("no_consensus", "fdse", "--rounds 2", same_loss_another_model),
+             ("no_crops", "fedgala", f"{VIEWS} --rounds 1", low_from_the_start),
+             ("no_statistics", "fedavg", "--rounds 8", useless_though_the_loss_falls),
+             ("one_leaves", "fedavg", "--rounds 10", the_domain_that_has_left_loses_most),
+             ("all_gradients", "fedgala", f"{VIEWS} --rounds 4", falls_faster)]
 
 
-@pytest.mark.parametrize("exercise, method", [row[:2] for row in SLOW])
+@pytest.mark.parametrize("exercise, method", [row[:2] for row in EXERCISES])
 def test_a_change_fits(tmp_path, monkeypatch, exercise, method):
-    """Of the exercises that only slow tests run."""
     module_of(DIFFS[exercise], tmp_path, monkeypatch, method)
 
 
-@pytest.mark.parametrize("exercise, method, flags, outcome",
-                         [*QUICK, *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("exercise, method, flags, outcome", EXERCISES)
 def test_an_exercise(tmp_path, monkeypatch, exercise, method, flags, outcome):
     changed, lines = module_of(DIFFS[exercise], tmp_path, monkeypatch, method), []
     for name, module in (("as-it-is", MODULES[method]), ("changed", changed)):

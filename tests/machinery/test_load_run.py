@@ -48,6 +48,7 @@ def test_what_is_known_of_it(runs):
     assert loading.load_run(runs / "fedavg-indomain").run.round == best
 
 
+@pytest.mark.slow  # torch.export takes seconds
 def test_the_exported_network_gives_the_same_of_any_batch(runs, tmp_path, monkeypatch):
     """The lines of docs/runs.md, but for the run's folder."""
     page = (ROOT / "docs" / "runs.md").read_text()
