@@ -103,7 +103,7 @@ def test_each_equation_is_beside_its_lines_and_tests(site, pages, method):
         for test in entry["tests"]:
             assert f'<a href="#{equations.slug(test)}">' in card
     used, whole, _ = equations.counts(of)
-    assert f"{whole} of {used} equations and lines located and tested" in text
+    assert f"{whole} of the {used} equations and lines that the method uses are shown with their code" in text
 
 
 @pytest.mark.parametrize("method", METHODS)
