@@ -28,7 +28,8 @@ def scores(p: Tensor, y: Tensor) -> dict:
         area = areas[1] if classes == 2 else sum(areas) / classes
     return {"accuracy": found.sum().item() / len(y), "balanced": recall.nanmean().item(),
             "f1": f1.nanmean().item(), "auc": area,
-            "recall": [None if r != r else r for r in recall.tolist()], "confusion": confusion.tolist()}
+            "recall": [None if np.isnan(r) else r for r in recall.tolist()],
+            "confusion": confusion.tolist()}
 
 
 def area_under_curve(p: np.ndarray, is_class: np.ndarray) -> float:
