@@ -59,7 +59,7 @@ class Args(common.Args):
     alpha_cmi: float = arg(0.001, "weight of CMI, Eq. (9)", low=0, source="ours, as on PACS")
     reference: str = arg("shared", "r(z|y): shared (averaged with the model) or local (kept by each client, "
                                    "official code)", choices=("shared", "local"),
-                         source="text, Eqs. (17)-(19), where r has no index i")
+                         source="ours, as r has no index i in Eqs. (17)-(19)")
     samples: int = arg(20, "samples of z for a prediction, Eq. (5); 0: use the mean of z", low=0,
                        source="code ba8d894, src/argument.py")
     keep_momentum: bool = arg(True, "keep each client's momentum (Adam's moments) between rounds instead of "

@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -303,7 +303,7 @@ def published(blocks: list[Block], method: str, setting: str, column: str) -> li
 # Measuring
 
 
-def answers(papers: list[Paper], tables: list[Table], records: Records) -> list[Answer]:
+def answers(papers: Sequence[Paper], tables: list[Table], records: Records) -> list[Answer]:
     """Every claim with all its specifications."""
     by_id = {table.id: table for table in tables}
     return [answer_of(paper, claim, by_id, records) for paper in papers for claim in paper.claims]

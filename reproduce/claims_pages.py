@@ -4,6 +4,7 @@ that has runs; the table of all claims and the sentences of the README."""
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,18 +32,14 @@ SIGNS = Signs("printed", "measured here, 95% interval",
               "answers no claim: other data or scale, not tested alike, or too few seeds")
 
 
-def write_pages(papers: list[Paper], every: list[Answer], out: Path, records: Records) -> None:
-    """A page for each paper, the figures of each claim that has runs, and the figure of all these claims."""
+def write_pages(papers: Sequence[Paper], every: list[Answer], out: Path, records: Records) -> None:
+    """A page for each paper."""
     template = TEMPLATES.get_template("page.md.jinja")
     folder = out / "claims"
     for paper in papers:
         of_paper = [answer for answer in every if answer.paper is paper]
         words = template.render(paper=paper, every=of_paper, records=records, call=functions(every))
         write_text(folder / f"{paper.id}.md", words)
-        for answer in of_paper:
-            draw_specifications(answer, folder / f"{answer.claim.id}.png")
-            draw_learning(answer.own, folder / f"{answer.claim.id}-curves.png")
-    draw_claims([answer for answer in every if answer.has_runs], out / "claims.png")
 
 
 # Words
@@ -326,6 +323,15 @@ def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[s
 
 
 # Figures
+
+
+def draw_figures(every: list[Answer], out: Path) -> None:
+    """Two figures of each claim that has runs, and the figure of all these claims, if there are any."""
+    for answer in every:
+        draw_specifications(answer, out / "claims" / f"{answer.claim.id}.png")
+        draw_learning(answer.own, out / "claims" / f"{answer.claim.id}-curves.png")
+    if every:
+        draw_claims([answer for answer in every if answer.has_runs], out / "claims.png")
 
 
 def line_of_plot(label: str, answer: Answer, measured: Measured) -> Line:

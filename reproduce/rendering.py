@@ -7,8 +7,10 @@ import dataclasses
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from plumbing.run.files import output_folder, write_csv, write_text
@@ -17,7 +19,7 @@ from plumbing.run.several import BySeed, accuracies_of, by_seed, means_over_colu
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, cells_in, chance, filled, rows_of
 from reproduce.claims import Answer, Paper, answers, metric_of
-from reproduce.claims_pages import answer_words, write_pages
+from reproduce.claims_pages import answer_words, draw_figures, write_pages
 from reproduce.drawing import table_text
 from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import method, setting
@@ -52,9 +54,12 @@ COMMON_FIELDS = ("rounds", "epochs", "steps", "batch_size", "image_size", "backb
 
 
 def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
-           papers: list[Paper] | None = None) -> str:
+           papers: Sequence[Paper] = ()) -> str:
     """Write tables/*.md, the figures and, if these are all tables, results.csv, README.md and
     the pages of the papers' claims into `out`; returns the text for the terminal."""
+    every = answers(papers, tables, records) if whole else []
+    beside = ProcessPoolExecutor(1, get_context("fork"))  # on a second core, while this one writes the pages
+    drawn = beside.submit(draw_figures, every, out)
     shown, counts, seen, lines = [], Counter(), set(), [CSV_HEAD]
     listed, pictures = [], []  # of README.md
     recorded = {scale for _, _, scale in records.worked_on}
@@ -82,9 +87,8 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
             shown.append(listed[-1] if whole else page)
     if not whole:
         return "\n\n".join(shown) or "Claims are rendered without --only."
-    state, every = sentence(counts), answers(papers or [], tables, records)
-    if every:
-        write_pages(papers, every, out, records)
+    state = sentence(counts)
+    write_pages(papers, every, out, records)
     write_csv(out / "results.csv", lines + claim_lines(every))
     page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
             "boards": leaderboards(records), "listed": listed, "pictures": pictures,
@@ -93,6 +97,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists():
         write_blocks(readme, page)
+    drawn.result()
     return "\n\n".join([*shown, state])
 
 
@@ -148,7 +153,7 @@ def leaderboards(records: Records) -> list[str]:
             heads, rows = leaderboard(list(settings.values()))
             boards.append((len(rows), words, heads, rows))
         _, words, heads, rows = max(boards)
-        if rows:
+        if len(rows) > 1:  # a row alone is compared with nothing
             text += [f"### {dataset}, {PROTOCOLS[protocol]}, {words.partition(' of ')[0]}",
                      f"All rows: {words}.", table_text(rows, heads)]
     return text
