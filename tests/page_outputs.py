@@ -21,7 +21,7 @@ from tests.conftest import ROOT, write_files
 FIGURES = {"start_curves.png": "runs/fedavg-digits-indomain-paper-s0-*/curves.png",
            "own/coral.png": "runs/benchmark-digits-without-d75/forest.png",
            "own/coral.csv": "runs/benchmark-digits-without-d75/benchmark.csv",
-           "own/wine.png": "runs/benchmark-wine/forest.png", "own/networks.png": "networks.png"}
+           "own/wine.png": "runs/benchmark-wine-without-all/forest.png", "own/networks.png": "networks.png"}
 MACHINE = r"(?:cpu|cuda:\d+), (?:fp32|bf16)"  # of the first lines of a run
 VERDICT = "above|below|cannot be told apart"
 TOKENS = {r"\.\.\.": ".*", r"[ |]*\|[ |]*": "[ |]*", r"[+-]?\d[\d.,:]*": r"[+-]?\d[\d.,:]*", " +": " +",
