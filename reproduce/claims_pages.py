@@ -74,8 +74,8 @@ def sentence_of(answer: Answer) -> str:
         other = next((other for other in [*answer.others, *answer.illustrations] if other.gains), None)
         if not other:
             return words
-        return (f"{words} In another setting ({other.specification.name}) {gain_words(other)}, which answers "
-                "no claim.")
+        return (f"{words} In another setting ({other.specification.name}) the gain is {gain_words(other)}; "
+                "this answers no claim.")
     if not own.decided:
         return f"**Not decided**: {gain_words(own)} points so far. The paper prints {printed}."
     verdict = {"gains": f"{a} gains over {b}", "loses": f"{a} loses against {b}",
@@ -108,10 +108,9 @@ def where_learned(answer: Answer) -> str:
             (lost if measured.not_learned else learned).append(measured.difference)
     if not answer.own.not_learned or not learned:
         return ""
-    where = f"the other {len(learned)}" if not lost else f"{len(learned)} of the other {len(learned + lost)}"
-    words = (f"In {where} settings that have runs of their own and all seeds it was not behind; its gain "
-             f"there is {reach(learned)}.")
-    return f"{words} In the remaining {len(lost)} it is {reach(lost)}." if lost else words
+    words = (f"In {len(learned)} other settings with all seeds it was not behind; its gain there is "
+             f"{reach(learned)}.")
+    return f"{words} In {len(lost)} more it was behind: {reach(lost)}." if lost else words
 
 
 def reach(gains: list[float]) -> str:
@@ -211,7 +210,8 @@ def verdict_words(answer: Answer) -> str:
     a, b = answer.claim.methods
     place = answer.claim.place.rpartition("; ")[2]
     page = f"results/claims/{answer.paper.id}.md"
-    words = f"[{a} over {b}]({page}) ({place}): {answer.own.gain()}, printed {answer.printed:+.1f}."
+    words = (f"[{a} over {b}]({page}) ({place}): {answer.own.verdict}, {answer.own.gain()}; "
+             f"printed {answer.printed:+.1f}.")
     return f"{words} {where_learned(answer)}".rstrip()
 
 

@@ -168,7 +168,7 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace) -> Non
         advice = "pip install it, or -r requirements.txt, in the environment of this Python"
         if error.name in ("fcntl", "resource"):  # parts of Python that Windows lacks
             advice = "this program runs on Linux and macOS; on Windows in WSL"
-        elif error.name in ("flwr", "ray"):
+        elif error.name in ("flwr", "ray", "cryptography"):
             advice = "pip install -r requirements-deploy.txt, in the environment of this Python"
         tell(name, f"the library {error.name} is missing: {advice}")
     else:

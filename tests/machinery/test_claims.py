@@ -254,9 +254,9 @@ LOSES = "-1.0 (-1.2 to -0.8)"
 
 @pytest.mark.parametrize("gains, said, rows", [
     ((-1.1, -1.0, -0.9), f"**FDSE loses against FedAvg**: {LOSES} points, less than printed. The paper",
-     ["- **Loses.**", f"{NAMED} (p): {LOSES}, printed +5.0."]),
+     ["- **Loses.**", f"{NAMED} (p): loses, {LOSES}; printed +5.0."]),
     ((-4.0, 1.0, 6.0), "**Open whether FDSE gains over FedAvg**: +1.0 (-11.4 to +13.4) points. The paper",
-     ["- **Open.**", f"{NAMED} (p): +1.0 (-11.4 to +13.4), printed +5.0."]),
+     ["- **Open.**", f"{NAMED} (p): open, +1.0 (-11.4 to +13.4); printed +5.0."]),
     ((2.0, 3.0), "**Not decided**: +2.5 (no interval: 2 of 3 seeds) points so far. The paper prints +5.0.",
      ["- **Not measured in the paper's own setting:** 1 claims of FDSE. Their pages have the command that "
       "trains what is missing."]),
@@ -300,9 +300,8 @@ def test_where_a_method_had_learned_stands_beside_where_it_had_not():
 
     others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
     lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
-    words = ("In 2 of the other 3 settings that have runs of their own and all seeds it was not behind; its "
-             "gain there is between -2.0 and +1.0. In the remaining 1 it is +9.0.")
-    assert where_learned(lost) == words
+    assert where_learned(lost) == ("In 2 other settings with all seeds it was not behind; its gain there is "
+                                   "between -2.0 and +1.0. In 1 more it was behind: +9.0.")
     assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
 
 

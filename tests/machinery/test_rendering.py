@@ -34,22 +34,22 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
     row, nor is a method with another budget than most have. A row alone is no leaderboard."""
     made = []
     for flags, seeds in ((["--rounds", "2"], 3), (["--lr", "0.3"], 3), ([], 4), (["--lr", "0.7"], 2),
-                         (["--scale", "smoke"], 6), (["--scale", "smoke", "--lr", "0.3"], 3)):
+                         (["--scale", "smoke"], 7), (["--scale", "smoke", "--lr", "0.3"], 7)):
         for seed in range(seeds):
             values = {"ALL": 0.5, "AVG": 0.6 + 0.05 * len(flags) + 0.01 * seed}
             made.append(record("fedavg", ["--seed", str(seed), "--precision", "fp32", *flags], best=values))
-    for one in made[-6:]:
-        one["args"]["dataset"] = "/x/my data.py c0ffee"  # its content behind it, as runs are identified
+            if seed > 3:
+                made[-1]["args"]["dataset"] = "/x/my data.py c0ffee"  # its content behind it, as in a run
     path = write_records(tmp_path / "r.jsonl", made)
-    of_smoke, _, smoke, of_paper, words, board = leaderboards(Records(path))
+    of_smoke, _, smoke, of_paper, words, board, other, *_ = leaderboards(Records(path))
     assert words.startswith("All rows: 60 rounds of 1 epoch of 32 images, 28x28, `--backbone smallcnn_bn`")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in board.splitlines()[2:]]
     name = "[FedAvg](../papers/fedavg/differences.md)"
     assert rows == [[name, "--lr 0.3", "50.00 ± 0.00 (3)", "71.00 ± 1.00 (3)"],
                     [name, "-", "50.00 ± 0.00 (4)", "61.50 ± 1.29 (4)"]]
-    assert of_paper == "### digits, in-domain, 60 rounds"
+    assert (of_paper, other) == ("### digits, in-domain, 60 rounds", "### digits, in-domain, 2 rounds")
     assert of_smoke == "### /x/my data.py c0ffee, in-domain, 2 rounds"
-    assert smoke.count("(3)") == 4
+    assert "(3)" in smoke
 
 
 def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
