@@ -143,7 +143,7 @@ def missing_words(answer: Answer, records: Records) -> str:
     if not of_all:
         return "Nothing is missing."
     if not of_own:
-        return f"The paper's own setting lacks no run. {command} trains the rest.{further}{needs}"
+        return f"{command} trains the rest; the paper's own setting lacks no run.{further}{needs}"
     hours, unknown = hours_of([group[0] for group in of_own], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
     time = "time unknown"
