@@ -93,11 +93,11 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
             "boards": leaderboards(records), "listed": listed, "pictures": pictures,
             "withdrawn": withdrawn(records), "papers": papers}
+    drawn.result()  # an error of a figure, before a page shows it
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists():
         write_blocks(readme, page)
-    drawn.result()
     return "\n\n".join([*shown, state])
 
 
