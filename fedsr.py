@@ -25,7 +25,7 @@ a t-SNE), regression, r(z|y) as a network or a mixture, L2R with entropy.
 
 What moves a number; all differences from paper and code: papers/fedsr/differences.md
   what                  paper             official code            here                    flag
-  r(z|y)                not said          each client's own        averaged with w         --reference local
+  r(z|y)                no index i: one   each client's own        averaged with w         --reference local
   momentum              not said          kept over the rounds     kept over the rounds    --no-keep-momentum
   RotatedMNIST: network 3x3, one linear   5x5, linear after ReLU   3x3, linear after ReLU  --backbone
   its optimizer         SGD, lr 0.001     Adam, lr 0.001           SGD, lr 0.001           --optimizer, --lr
@@ -59,7 +59,7 @@ class Args(common.Args):
     alpha_cmi: float = arg(0.001, "weight of CMI, Eq. (9)", low=0, source="ours, as on PACS")
     reference: str = arg("shared", "r(z|y): shared (averaged with the model) or local (kept by each client, "
                                    "official code)", choices=("shared", "local"),
-                         source="ours, as r has no index i in Eqs. (17)-(19)")
+                         source="text, Eqs. (17)-(19), where r has no index i")
     samples: int = arg(20, "samples of z for a prediction, Eq. (5); 0: use the mean of z", low=0,
                        source="code ba8d894, src/argument.py")
     keep_momentum: bool = arg(True, "keep each client's momentum (Adam's moments) between rounds instead of "

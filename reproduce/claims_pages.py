@@ -108,9 +108,11 @@ def where_learned(answer: Answer) -> str:
             (lost if measured.not_learned else learned).append(measured.difference)
     if not answer.own.not_learned or not learned:
         return ""
-    words = (f"In {len(learned)} other settings with all seeds it was not behind; its gain there is "
-             f"{reach(learned)}.")
-    return f"{words} In {len(lost)} more it was behind: {reach(lost)}." if lost else words
+    words = ("Among the other settings with all seeds it was not behind in "
+             f"{len(learned)} (gain {reach(learned)})")
+    if lost:
+        words += f" and behind in {len(lost)} (gain {reach(lost)})"
+    return words + "."
 
 
 def reach(gains: list[float]) -> str:
@@ -327,9 +329,10 @@ def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[s
 
 def draw_figures(every: list[Answer], out: Path) -> None:
     """Two figures of each claim that has runs, and the figure of all these claims, if there are any."""
+    folder = out / "claims"
     for answer in every:
-        draw_specifications(answer, out / "claims" / f"{answer.claim.id}.png")
-        draw_learning(answer.own, out / "claims" / f"{answer.claim.id}-curves.png")
+        draw_specifications(answer, folder / f"{answer.claim.id}.png")
+        draw_learning(answer.own, folder / f"{answer.claim.id}-curves.png")
     if every:
         draw_claims([answer for answer in every if answer.has_runs], out / "claims.png")
 

@@ -40,8 +40,8 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
             made.append(record("fedavg", ["--seed", str(seed), "--precision", "fp32", *flags], best=values))
             if seed > 3:
                 made[-1]["args"]["dataset"] = "/x/my data.py c0ffee"  # its content behind it, as in a run
-    path = write_records(tmp_path / "r.jsonl", made)
-    of_smoke, _, smoke, of_paper, words, board, other, *_ = leaderboards(Records(path))
+    of_smoke, _, smoke, of_paper, words, board, other, *_ = leaderboards(
+        Records(write_records(tmp_path / "r.jsonl", made)))
     assert words.startswith("All rows: 60 rounds of 1 epoch of 32 images, 28x28, `--backbone smallcnn_bn`")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in board.splitlines()[2:]]
     name = "[FedAvg](../papers/fedavg/differences.md)"
@@ -49,7 +49,7 @@ def test_a_leaderboard_ranks_settings_of_three_seeds(tmp_path):
                     [name, "-", "50.00 ± 0.00 (4)", "61.50 ± 1.29 (4)"]]
     assert (of_paper, other) == ("### digits, in-domain, 60 rounds", "### digits, in-domain, 2 rounds")
     assert of_smoke == "### /x/my data.py c0ffee, in-domain, 2 rounds"
-    assert "(3)" in smoke
+    assert smoke.count("(3)") == 4
 
 
 def test_folders_are_those_of_where_one_is(tmp_path, monkeypatch, capsys):
