@@ -118,8 +118,9 @@ def draw_forest(path: Path, lines: list[Line], xlabel: str, band: tuple[float, f
         if line.printed is not None and len(printed) > 1:
             panel.plot([line.printed], [i], "|", color="black", markersize=11, markeredgewidth=2,
                        label=signs.printed, zorder=4)
-        # Above its line: beside it a phone would show the label alone.
-        panel.text(0.01, i - 0.2, line.label, transform=panel.get_yaxis_transform(), fontsize=8, va="bottom")
+        # Above its line: beside it a phone would show the label alone. White, so that no line crosses it.
+        panel.text(0.01, i - 0.2, line.label, transform=panel.get_yaxis_transform(), fontsize=8, va="bottom",
+                   bbox=dict(facecolor="white", linewidth=0, pad=0))
     panel.set_yticks([])
     panel.set(ylim=(max(len(lines), 1) - 0.5, -0.9), xlabel=xlabel)
     handles, labels = panel.get_legend_handles_labels()
