@@ -112,14 +112,10 @@ def distinct(values: dict[str, dict[str, BySeed]]) -> list[str]:
     return names
 
 
-def is_mean(name: str) -> bool:
-    """Of a column: mean, or of runs without labels mean, 10% of the labels; a domain's name has no comma."""
-    return name.partition(",")[0] == "mean"
-
-
 def headline(names: list[str]) -> list[str]:
     """The columns that methods are compared by: means over targets, a target alone, or ALL and AVG."""
-    means = [name for name in names if is_mean(name)]
+    # mean, or of runs without labels mean, 10% of the labels; a domain's name has no comma
+    means = [name for name in names if name.partition(",")[0] == "mean"]
     targets = [name for name in names if name not in ("ALL", "AVG")]
     return means or targets or names
 

@@ -71,7 +71,7 @@ def sentence_of(answer: Answer) -> str:
     a, b = answer.claim.methods
     if not own.gains:
         words = f"**Not measured yet in the paper's own setting.** The paper prints {printed} points."
-        other = next((other for other in [*answer.others, *answer.illustrations] if other.gains), None)
+        other = instead(answer)
         if not other:
             return words
         return (f"{words} In another setting ({other.specification.name}) the gain is {gain_words(other)}; "
@@ -82,6 +82,11 @@ def sentence_of(answer: Answer) -> str:
                "open": f"Open whether {a} gains over {b}"}[own.verdict]
     beside = f", {own.beside_print}" if own.beside_print else ""
     return f"**{verdict}**: {own.gain()} points{beside}. The paper prints {printed}."
+
+
+def instead(answer: Answer) -> Measured | None:
+    """The first setting with runs beside the paper's own."""
+    return next((other for other in [*answer.others, *answer.illustrations] if other.gains), None)
 
 
 def learned_words(measured: Measured) -> str:
@@ -171,11 +176,9 @@ def row_of(answer: Answer) -> list[str]:
             learned = f"{mine.sources:.1f} / {theirs.sources:.1f}%, {learned}"
         if own.not_learned:
             learned = f"**behind**: {learned}"
-    measured = gain_words(own)
-    for other in answer.others if not own.gains else []:
-        if other.gains:
-            measured += f" yet; {other.specification.name}: {gain_words(other)}"
-            break
+    measured, other = gain_words(own), instead(answer)
+    if other and not own.gains:
+        measured += f" yet; {other.specification.name}: {gain_words(other)}"
     return [name, f"{answer.printed:+.1f}", measured, answer_words(own), learned]
 
 
@@ -369,7 +372,7 @@ def draw_claims(every: list[Answer], path: Path) -> None:
         if len(answer.claim.columns) == 1:
             words += f", {answer.claim.columns[0]}"
         if not answer.own.gains:
-            shown = next(measured for measured in answer.others if measured.gains)
+            shown = instead(answer)
             words += " (another setting)"
         lines.append(line_of_plot(words, answer, shown))
     draw_forest(path, lines, "gain, points", signs=SIGNS)

@@ -197,11 +197,6 @@ def reading_of(record: dict, after_training: bool) -> dict:
     return record | record["after_training"] if after_training else record
 
 
-def only_reading_of(record: dict) -> dict:
-    """The reading of a record that has one: what the server sends, or else the networks after training."""
-    return reading_of(record, not record["curve"])
-
-
 def setting_of(name: str, args: Args, main_reading: bool = True) -> str:
     """What the runs of one setting share: a hash of method and arguments but seed, target and rate. Records
     without a reading of what the server sends are by themselves."""

@@ -254,17 +254,18 @@ def untrained(args: Args, best: dict, of_classes: list[int], measures: dict[str,
     target is not, it is no fault of the training."""
     if args.protocol == "linear":
         return ""
-    name, tested = ("target" if "target" in best else "ALL"), measures or {}
-    sites = [of for site, of in tested.items() if (name == "target") == (site == args.target)]
+    left_out, tested = "target" in best, measures or {}
+    name = f"target {args.target}" if left_out else "ALL"
+    sites = [of for site, of in tested.items() if left_out == (site == args.target)]
     if args.metric == "accuracy":
         n, largest = sum(of_classes), max(of_classes)
-        said = against_chance(name, round(best[name] * n), n, largest)
+        said = against_chance(name, round(best.get("target", best["ALL"]) * n), n, largest)
     else:
         said = metric_against_chance(args.metric, name, sites)
     if not said.startswith("untrained"):
         return said
     of_clients = [of["confusion"] for site, of in tested.items() if site != args.target]
-    if name == "target" and of_clients and learned(of_clients):
+    if left_out and of_clients and learned(of_clients):
         return (f"domain gap: {said.removeprefix('untrained: ')}, while ALL is {100 * best['ALL']:.2f}%: the "
                 "clients' images are learned, those of the left-out domain are not recognized")
     why = f"look at --lr {args.lr:g} and at the loss"
