@@ -75,7 +75,7 @@ class Args(common.LinearArgs):  # plumbing/run/settings.py: views, crop, linear 
                               source="text, Alg. 1, line 19")
     tau: float = arg(0.0, "threshold of the local alignment", low=-1, high=1, source="text, Sec. 5.4")
     align_unit: str = arg("layer", "what is discarded together: all tensors of a layer, or each tensor",
-                          choices=("layer", "tensor"), source="text, Alg. 1, line 17")
+                          choices=("layer", "tensor"), source="ours, of the text's layer")
     reweight_factor: float = arg(0.1, "factor on unaligned gradients, with --local-alignment reweight", low=0,
                                  source="ours, of the text's Table 6")
     global_alignment: bool = arg(True, "weight clients by the cosine of their update with the mean update",
@@ -94,7 +94,7 @@ class Args(common.LinearArgs):  # plumbing/run/settings.py: views, crop, linear 
     queue: int = arg(65536, "keys in moco's queue (65536 of 2048 numbers: 512 MiB on each client)", low=1,
                      source="code f3ec1e1, models.py")
     ema: float = arg(0.99, "momentum m of the target network; 0.99 for byol, 0.999 for moco", low=0, high=1,
-                     source="cited code, EasyFL")
+                     source="code f3ec1e1, models.py")
 
 
 # The images are kept at 224x224 and cropped to 32x32. On digits our values make the loss fall. There 10% of a
@@ -117,8 +117,8 @@ PAPER = sourced({
 }, {
     "text, App. B.2 and B.3": "backbone rounds epochs batch_size",
     "ours, before the text's crop, App. B.1": "image_size",
-    "ours": "eval_every digits rotatedmnist",
-    "code f3ec1e1, main.py": "average",
+    "ours": "digits rotatedmnist",
+    "code f3ec1e1, main.py": "average eval_every",
     "code f3ec1e1, utils.py": "linear_views",
     "text, Sec. 4": "sources",
 })

@@ -79,7 +79,9 @@ class Args(common.LinearArgs):
 # All of FedGaLA's baselines have its rounds, epochs, batch and images.
 IMAGES = (source("text of FedGaLA, App. B.2 and B.3", backbone="resnet18_3x3", rounds=100, epochs=7,
                  batch_size=128)
-          | source("ours, as fedgala.py", image_size=224, eval_every=10))
+          | source("ours, as fedgala.py", image_size=224)
+          | source("code of FedGaLA, main.py", eval_every=10)
+          | source("code of FedGaLA, utils.py", linear_views="augmented"))
 DIGITS = source("ours, as fedgala.py", rounds=30, epochs=2, batch_size=64, crop=28, augment="crops",
                 hidden=256, dim=128, eval_every=10, linear_epochs=1000)
 PAPER = {
@@ -90,14 +92,15 @@ PAPER = {
     "terrainc": IMAGES,
     "domainnet20": IMAGES | source("text of FedGaLA, Sec. 4", sources="painting,real,sketch"),
 }
-AT_LAPTOP_SCALE = dict(image_size=64, rounds=10, epochs=1, steps=4, batch_size=64, eval_every=5)
+AT_LAPTOP_SCALE = dict(image_size=64, rounds=10, epochs=1, steps=4, batch_size=64, eval_every=5,
+                       linear_views="plain")
 LAPTOP = {
     "pacs": AT_LAPTOP_SCALE,
     "officehome": AT_LAPTOP_SCALE,
     "terrainc": AT_LAPTOP_SCALE,
     "domainnet20": AT_LAPTOP_SCALE,
 }
-AT_SMOKE_SCALE = dict(image_size=64, hidden=64, dim=32, epochs=1, eval_every=1)
+AT_SMOKE_SCALE = dict(image_size=64, hidden=64, dim=32, epochs=1, eval_every=1, linear_views="plain")
 SMOKE = {
     "digits": dict(eval_every=1, linear_epochs=100),
     "rotatedmnist": dict(eval_every=1, linear_epochs=100),

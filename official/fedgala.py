@@ -8,8 +8,7 @@ the release's.
 What differs                           paper              official                flag
 what has one w_i                       the whole update   each tensor, BN's       --ga-unit
   (utils.Aggregation_by_Alignment)                        statistics too
-scale of g_i (the same)                g_i                p_i g_i, from their     --ga-vectors
-                                                          plain mean
+scale of g_i (the same)                g_i                p_i g_i                 --ga-vectors
 predictor (federated_averaging)        not averaged       SimSiam's is            --predictor
 optimizers (main.py)                   Adam 3e-3; SGD     Adam 1e-4; SGD's decay  --lr, --weight-decay
                                        .03, MoCo .025     1e-4, .03, SimSiam .025
