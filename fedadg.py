@@ -4,7 +4,8 @@ r"""FedADG: federated adversarial domain generalization (Zhang et al., arXiv 211
     python fedadg.py --dataset pacs --scale laptop      # minutes on two cores
 
 On each client a discriminator D tells extracted features from those of a distribution generator G; the
-extractor F learns to pass for G. Its distribution, common to all clients, aligns the domains, class by class.
+extractor F learns to pass for G. G starts a round alike on all clients, so the domains are aligned, class by
+class.
 Server keeps w = (w_f, w_c, w_g). Client k keeps its discriminator w_d, and momentum where --keep-momentum or
 --keep-momentum-d says so. Down: w. Up: w_k. (The random projection RP in front of D is drawn from the run's
 seed, the same for all clients, and does not travel.)
@@ -16,7 +17,7 @@ Alg. 1          c1; c2-c9                       Client.__init__, Client.model; C
                 s1; s2; s3                      Server.__init__; common.train_client; Server.update
 Sec. 3.2 (2)    L_err with label smoothing      Client.train
 Sec. 3.1, 5.1   F and classifier C; G; D, RP    build; Generator; Discriminator
-Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y), lambda_0, lambda_1, E0, K.
+Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y) (printed G(z)), lambda_0, lambda_1, E0.
 Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-onehot. Table 6: --reference
 gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an adversary, L_err at 0.15 in E1 as in
 FedADG: --lambda0 0. Left out: nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults
@@ -28,12 +29,12 @@ printed: official/fedadg.py.
   losses of D, G  as printed             as printed, G not     least squares      official, --d-loss, --g-loss
                                          trained; least squares
   E0, E1          mini-batches           epochs: 5, 10; 3, 7   epochs, the code's --E0, --epochs; --steps
-  warm-up         none                   never ends            none               official, --warmup
+  warm-up of lr   none                   never ends            none               official, --warmup
   lambda_0, _1    0.85, 0.15             0.15, 0.85            0.85, 0.15         --lambda0, --lambda1
   lr of F and C   VLCS 0.01, PACS 0.001  0.001; 0.01           0.01; 0.001        --lr
   hidden layers   ReLU                   leaky ReLU            ReLU               --slope
-  random          no formula, about      trained, 512; 1000    N(0, 1/P), 1000    --projection,
-  projection RP   1000 numbers                                                    --projection-size
+  random          no formula; on PACS    trained, 512; 1000,   N(0, 1/P), 512;    --projection,
+  projection RP   about 1000 numbers     later 1024            1000               --projection-size
 """
 
 from collections import defaultdict
@@ -56,7 +57,7 @@ from torch.optim import SGD
 class Args(common.Args):
     adversarial: bool = arg(True, "train G and D; without them FedADG is FedAvg with label smoothing (Table "
                                   "5)", source="text, Alg. 1")
-    E0: int = arg(1, "length of a round's warm-up, steps c2-c3: in mini-batches with --steps, else in "
+    E0: int = arg(1, "length of a round's first loop, steps c2-c3: in mini-batches with --steps, else in "
                      "epochs; the rest of the round is E1", low=0, source="ours")
     lambda0: float = arg(0.85, "weight of L_adv_f in step c5; 0: D and G have no effect on F and C", low=0,
                          source="text, Sec. 5.1")
@@ -101,16 +102,16 @@ class Args(common.Args):
                             "adversarial steps c4-c8; give a smaller --E0, or --no-adversarial", 2)
 
 
-# A validation part is ours, and so are the shares of PACS, which the paper splits as another paper does. The
-# code spreads the smoothing, 0.1 on PACS and 0.2, over the other classes, PyTorch over all: so 0.1 * 7/6 and
-# 0.2 * 5/4 here.
+# The shares of the validation parts are ours, and those of PACS, which the paper splits as another one does.
+# The code spreads the smoothing, 0.1 on PACS and 0.2, over the other classes, PyTorch over all: so 0.1 * 7/6
+# and 0.2 * 5/4 here.
 IMAGES = sourced({
     "pacs": dict(backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo",
                  projection_size=1000, lr=0.001, rounds=30, E0=3, epochs=10, batch_size=10, momentum=0.9,
                  weight_decay=1e-5, smoothing=0.7 / 6, image_size=222, normalize="imagenet",
                  split="0.9/0.05/0.05"),
     "vlcs": dict(backbone="alexnet", weights="imagenet", augment="jigen", protocol="lodo",
-                 projection_size=1000, lr=0.01, rounds=20, epochs=15, batch_size=16, momentum=0.9,
+                 projection_size=512, lr=0.01, rounds=20, epochs=15, batch_size=16, momentum=0.9,
                  weight_decay=1e-5, smoothing=0.25, keep_momentum_d=True, E0=5, keep_momentum=False,
                  label_at="before", image_size=225, normalize="imagenet", target_part="heldout",
                  split="0.7/0.15/0.15"),
@@ -124,7 +125,7 @@ IMAGES = sourced({
         "keep_momentum_d vlcs.rounds vlcs.epochs vlcs.batch_size vlcs.momentum vlcs.weight_decay "
         "vlcs.smoothing",
     "code a69a54a, src/localTrain.py": "keep_momentum vlcs.E0",
-    "code a69a54a, models/Nets.py": "label_at",
+    "code a69a54a, models/Nets.py": "label_at vlcs.projection_size",
     "code a69a54a, utils/sampling.py": "target_part vlcs.image_size vlcs.normalize",
     "ours, of the text's 70/30": "vlcs.split",
 })
@@ -144,12 +145,13 @@ MNIST = sourced({
     "ours, of FedSR's 90/10": "split",
     "ours": "E0 eval_every",
 })
+AS_PACS = source("ours, as on PACS", **{name: of.value for name, of in IMAGES["pacs"].items()})
 PAPER = {
     **IMAGES,
     **MNIST,
-    "officecaltech": IMAGES["pacs"],  # these three are in none of its tables: as PACS
-    "officehome": IMAGES["pacs"],
-    "domainnet": IMAGES["pacs"],
+    "officecaltech": AS_PACS,  # these three are in none of its tables
+    "officehome": AS_PACS,
+    "domainnet": AS_PACS,
     "digits": source("ours", rounds=60, epochs=2, lr=0.05, batch_size=32),
 }
 # AlexNet needs its ImageNet weights to learn in so few rounds; a ResNet18 learns from scratch. Without

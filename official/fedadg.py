@@ -16,6 +16,7 @@ lr of F and C (README)                 0.01; 0.001       0.001; 0.01            
 warm-up (utilss.py), in each round     none              to 14/500; to 9/100          --warmup
 random projection (Nets.py)            random            a trained layer, 1024        --projection(-size)
 one-hot label (train_step)             1                 0.6; 0.7 (0.5 before 604073b) --onehot-value
+label smoothing (README)               no value          0.2; 0.01 (0.1 in train.py)  --smoothing
 Hidden layers of G and D have a leaky ReLU where the paper has ReLU (--slope).
 fedadg.py itself has the losses of the program for PACS; here they can be had as printed, too.
 """
