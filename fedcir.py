@@ -28,14 +28,14 @@ Symbols as in the paper: w = w1 o w2, G, w_g, epsilon, E local steps (--steps), 
 gamma (--lr), gamma_g. --variant fedreg: L_reg alone; fedalign: L_align alone; control: neither, FedAvg on
 FedCiR's network. Table 1's FedAvg and FedSR: fedavg.py and fedsr.py with --variant fedcir. Figs. 5-10:
 --clients-per-domain, --dirichlet, --participation, --steps. Table 3: python -m reproduce.measures cost. Left
-out: Figs. 11 and 12. Official code: none.
+out: Figs. 11 and 12. Official code: none known.
 
 What moves a number; all that the paper leaves open or prints differently: papers/fedcir/differences.md
   what                  paper                       here                                      flag
   L_align, Eq. (17)     no sum over the dimensions  the sum over z's dimensions, as in FedSR  --lambda-align
-  on PACS               E = 20: 5e-7 (App. E),      5e-7                                      --lambda-align
+  on PACS               5e-7 (App. E); at E = 100   5e-7                                      --lambda-align
                         above 1e-6 (Sec. 6.3)
-  generator's step      plain SGD, no rate          plain SGD at 0.01                         --generator-lr
+  generator's step      printed bare, no rate       plain SGD at 0.01                         --generator-lr
   clients of Table 1    not said                    all train in each round                   --participation
   reported accuracy     which round is not said     best validation round, mean over clients  --eval-every
 """
@@ -62,7 +62,7 @@ class Args(common.Args):
     lambda_reg: float = arg(0.5, "weight of L_reg, Eq. (18)", low=0, source="text, App. E")
     lambda_align: float = arg(5e-7, "weight of L_align, Eq. (18)", low=0, source="text, App. E")
     reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: after the generator's "
-                           "first training", low=0, source="cited code, FedGen dd5807c, serverpFedGen.py")
+                           "first training", low=0, source="text, Sec. 5.4")
     generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1, source="text, Sec. 6.1")
     generator_optimizer: str = arg("sgd", "optimizer of the generator: sgd, as printed in line 9, or adam",
                                    choices=("adam", "sgd"), source="text, Alg. 1, line 9")

@@ -90,7 +90,7 @@ class Args(common.Args):
 
 
 # Of FedCiR's weights lambda_reg is taken for Eq. (5), as its own L_reg, and lambda_kd for the divergence.
-# Noise, width and rate are those of fedcir.py: FedCiR has one generator for both methods and gives none.
+# Noise and width are those of fedcir.py: FedCiR has one generator for both methods and gives none.
 CHOSEN = "text of FedCiR, App. E"
 PAPER = {
     "digits": schedules.DIGITS | source("ours", generator_lr=0.01),
