@@ -99,7 +99,7 @@ PAPER = sourced(ROWS, {
     "text, A7.1": "image_size split",
     "text, A7.2 and Table A6": "backbone",
     "numbers, Table 2": "target_part",  # they are shares of the target's 10%
-    "code of FLGo ea07f1d, flgo/utils/fflow.py": "momentum",
+    "code of FLGo 0.3.29, flgo/utils/fflow.py": "momentum",
     "code dd266a2, config/run_office.yml": "officecaltech.lr officecaltech.weight_decay",
     "code dd266a2, config/run_pacs.yml": "pacs.lr pacs.weight_decay",
     "code dd266a2, config/domainnet.yml": "domainnet10.lr domainnet10.weight_decay",

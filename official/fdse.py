@@ -8,8 +8,8 @@ that are 1% below.
 All else is that of fdse.py, whose flags also have the release's values here.
 
 What differs (algorithm/fdse.py)      paper                dd266a2            c0bd90b   flag
-L_Con (its loss in Client.train)      Eq. (6)              squares of two     KL-like   --con-loss
-                                                           scalars a layer
+L_Con (its loss in Client.train)      Eq. (6)              squares; a batch   KL-like   --con-loss
+                                                           is two scalars
 ReLU after BN_DSE (DSEConv)           yes, Eq. (3)         yes                no        --no-dse-relu
 identity in linear blocks (DSELinear) yes, Table A7        no                 yes       --no-fc-identity
 AlexNet's padding: layer 1            2, Table A6          5                  2         --stem-padding

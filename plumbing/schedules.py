@@ -15,7 +15,7 @@ OF_FDSE = (source("text of FDSE, Sec. 5.1 and A7.4", rounds=500, batch_size=50, 
            | source("text of FDSE, A7.1", image_size=224, split="0.8/0.1/0.1")
            | source("text of FDSE, A7.2 and Table A5", backbone="alexnet_bn")
            | source("numbers of FDSE, Table 2", target_part="test")
-           | source("code of FLGo ea07f1d, flgo/utils/fflow.py", momentum=0.0))
+           | source("code of FLGo 0.3.29, flgo/utils/fflow.py", momentum=0.0))
 FDSE = {
     "officecaltech": (OF_FDSE | source("text of FDSE, Sec. 5.1", epochs=1)
                       | source("code of FDSE dd266a2, config/office/fedavg.yml", lr=0.1, weight_decay=1e-3)),

@@ -156,8 +156,8 @@ def test_values_of_released_code_stand_where_their_source_says():
         for row in csv.DictReader(file):
             said = row["origin"].split(": ")[-1]
             if said.startswith("code") and OF_PAPERS & set(row["methods"].split()):
-                found = re.match(r"code (?:of \w+ )?([0-9a-f]{7}), ([^,]+)", said)
-                assert found, f"{said} names no commit and file"
+                found = re.match(r"code (?:of \w+ )?([0-9a-f]{7}|[0-9.]+), ([^,]+)", said)
+                assert found, f"{said} names no commit, or release, and file"
                 value = stated(row["value"])
                 key = (*found.groups(), row["setting"], getattr(value, "expected", value))
                 near = [place for place in places if place == key]
