@@ -138,7 +138,9 @@ MNIST = sourced({
                               lr=0.001, momentum=0.9, keep_momentum=True, weight_decay=5e-4,
                               image_size=28, split="0.9/0.05/0.05", E0=2, eval_every=50),
 }, {
-    "text of FedSR, Sec. 4.2": "backbone protocol rounds steps batch_size lr",
+    "text of FedSR, Sec. 4.2": "protocol steps batch_size lr",
+    "text of FedSR, Sec. 4.2, and its cited code, DIRT": "backbone",
+    "ours, of FedSR's 500 epochs": "rounds",
     "code of FedSR ba8d894, src/methods/base.py": "momentum keep_momentum",
     "code of FedSR ba8d894, src/argument.py": "weight_decay",
     "cited code, DIRT 2635178, domain_gen_rotatedmnist": "image_size",
@@ -158,7 +160,7 @@ PAPER = {
 # momentum: the velocity of E0's full steps would go on while step c5 weighs L_err by 0.15, and the loss rise.
 RESNET = dict(backbone="resnet18", weights="none", image_size=32, rounds=24, steps=20, E0=6, batch_size=32,
               lr=0.1, momentum=0.0, weight_decay=0.0, smoothing=0.1, projection_size=128, eval_every=4)
-OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # the text's rate trains nothing in so few rounds
+OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # as in fedsr.py, whose rate is too small for so few rounds
 LAPTOP = dict.fromkeys(("pacs", "vlcs", "officecaltech", "officehome", "domainnet"), RESNET) | {
     "rotatedmnist": OF_MNIST,
     "rotatedmnist-t10k": OF_MNIST,

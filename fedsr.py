@@ -24,13 +24,14 @@ FedAvg row of the tables; fedcir: FedSR as in FedCiR's Table 1. Left out: Fig. 1
 a t-SNE), regression, r(z|y) as a network or a mixture, L2R with entropy.
 
 What moves a number; all differences from paper and code: papers/fedsr/differences.md
-  what                  paper             official code            here                    flag
+  what                  paper             official code (DIRT's)   here                    flag
   r(z|y)                no index i: one   each client's own        averaged with w         --reference local
   momentum              not said          kept over the rounds     kept over the rounds    --no-keep-momentum
-  RotatedMNIST: network 3x3, one linear   5x5, linear after ReLU   3x3, linear after ReLU  --backbone
-  its optimizer         SGD, lr 0.001     Adam, lr 0.001           SGD, lr 0.001           --optimizer, --lr
+  RotatedMNIST: network 3x3, one linear   (5x5, linear after ReLU) 3x3, linear after ReLU  --backbone
+  its optimizer         SGD, lr 0.001     (Adam, lr 0.001)         SGD, lr 0.001           --optimizer, --lr
   parts of a client     90% train,        the same                 90/5/5, the last to     --split
                         10% validation                             test
+In brackets the code that the paper cites: the official code has no RotatedMNIST.
 """
 
 import math
@@ -80,8 +81,11 @@ MNIST = sourced({
                               weight_decay=5e-4, image_size=28, augment="none", split="0.9/0.05/0.05",
                               eval_every=50, alpha_l2r=0.1, alpha_cmi=0.3),
 }, {
-    "text, Sec. 4.2": "backbone protocol rounds steps batch_size lr optimizer",
-    "code ba8d894, src/methods/base.py": "momentum keep_momentum clip",
+    "text, Sec. 4.2": "protocol steps batch_size lr optimizer",
+    "text, Sec. 4.2, and cited code, DIRT 2635178": "backbone",
+    "ours, of the text's 500 epochs": "rounds",
+    "code ba8d894, src/methods/base.py": "momentum keep_momentum",
+    "code ba8d894, src/methods/FedSR.py": "clip",
     "code ba8d894, src/argument.py": "weight_decay",
     "cited code, DIRT 2635178, domain_gen_rotatedmnist": "image_size augment",
     "ours, of the text's 90/10": "split",
@@ -104,7 +108,8 @@ IMAGES = sourced({
                       backbone="resnet50", alpha_l2r=0.01, alpha_cmi=0.0005),
 }, {
     "text, Sec. 4.2":
-        "normalize augment protocol image_size rounds steps batch_size lr momentum weight_decay backbone",
+        "normalize protocol image_size rounds steps batch_size lr momentum weight_decay backbone",
+    "text, Sec. 4.2, with the ranges of code ba8d894, src/datasets.py": "augment",
     "code ba8d894, src/methods/base.py": "weights keep_momentum",
     "ours, of the text's 90/10": "split",
     "ours": "eval_every",
@@ -133,7 +138,7 @@ VARIANTS = {
     "fedavg": dict.fromkeys(PAPER, source("text, Eq. (9)", alpha_l2r=0.0, alpha_cmi=0.0)),
     "fedcir": schedules.FEDSR_IN_FEDCIR,
 }
-OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # the text's rate trains nothing in so few rounds
+OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # at the text's rate FedSR learns little in so few rounds
 LAPTOP = {
     "pacs": dict(weights="none", image_size=64, rounds=10, steps=10, batch_size=32, eval_every=1),
     "officecaltech": dict(image_size=64, rounds=10),
@@ -163,11 +168,9 @@ class Reference(nn.Module):
 class GaussianNet(nn.Module):
     r"""The probabilistic encoder, a linear classifier p^(y|z), and r(z|y) as `r`.
 
-    $$ \begin{aligned}
-       p_i(x, y, z) &= p_i(x, y)\,p(z|x) \\
-       p(z|x) &= \mathcal{N}(z;\ \mu(x), \sigma^2(x))
-       \end{aligned} \tag{4} $$
+    $$ p_i(x, y, z) = p_i(x, y)\,p(z|x) \tag{4} $$
 
+    p(z|x) is the Gaussian N(z; mu(x), sigma^2(x)), the example of Sec. 3.2 and the choice of App. B.
     mu and sigma come from one linear layer `last` behind the backbone (App. B: "both from the final layer").
     Without `probabilistic` z is mu(x), and there is no r (Sec. 3.3.2). z has the backbone's D dimensions: 64
     of smallcnn, 512 of ResNet18, 2048 of ResNet50 (Sec. 4.2).

@@ -27,9 +27,11 @@ FDSE = {
 
 # FedSR's Table 1. 500 epochs of a client's 15 batches are 1,500 rounds of 5 steps. FedSR's own FedAvg row
 # keeps the momentum over the rounds: fedsr.py --variant fedavg.
-OF_MNIST = (source("text of FedSR, Sec. 4.2", backbone="smallcnn3", protocol="lodo", rounds=1500, steps=5,
-                   batch_size=64, lr=0.001)
-            | source("code of FedSR ba8d894, src/methods/base.py", momentum=0.9, clip=0.0)
+OF_MNIST = (source("text of FedSR, Sec. 4.2", protocol="lodo", steps=5, batch_size=64, lr=0.001)
+            | source("text of FedSR, Sec. 4.2, and its cited code, DIRT", backbone="smallcnn3")
+            | source("ours, of FedSR's 500 epochs", rounds=1500)
+            | source("code of FedSR ba8d894, src/methods/base.py", momentum=0.9)
+            | source("code of FedSR ba8d894, src/methods/FedSR.py", clip=0.0)
             | source("code of FedSR ba8d894, src/argument.py", weight_decay=5e-4)
             | source("cited code, DIRT 2635178, domain_gen_rotatedmnist", image_size=28, augment="none")
             | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")
@@ -41,9 +43,9 @@ MNIST = {
 }
 
 # FedSR's Tables 3 and 4, and the datasets that come nearest to them.
-OF_FEDSR = (source("text of FedSR, Sec. 4.2", normalize="imagenet", augment="fedsr", protocol="lodo",
-                   image_size=224, rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9,
-                   weight_decay=5e-4)
+OF_FEDSR = (source("text of FedSR, Sec. 4.2, with the ranges of its code", augment="fedsr")
+            | source("text of FedSR, Sec. 4.2", normalize="imagenet", protocol="lodo", image_size=224,
+                     rounds=1000, steps=5, batch_size=64, lr=0.01, momentum=0.9, weight_decay=5e-4)
             | UNIFORM
             | source("code of FedSR ba8d894, src/methods/base.py", weights="imagenet")
             | source("ours, of FedSR's 90/10", split="0.9/0.05/0.05")

@@ -113,7 +113,7 @@ def where_learned(answer: Answer) -> str:
             (lost if measured.not_learned else learned).append(measured.difference)
     if not answer.own.not_learned or not learned:
         return ""
-    words = ("Among the other settings with all seeds it was not behind in "
+    words = ("Among the other settings with all seeds and runs of their own it was not behind in "
              f"{len(learned)} (gain {reach(learned)})")
     if lost:
         words += f" and behind in {len(lost)} (gain {reach(lost)})"

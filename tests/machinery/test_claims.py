@@ -300,8 +300,8 @@ def test_where_a_method_had_learned_stands_beside_where_it_had_not():
 
     others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
     lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
-    assert where_learned(lost) == ("Among the other settings with all seeds it was not behind in 2 (gain "
-                                   "between -2.0 and +1.0) and behind in 1 (gain +9.0).")
+    assert where_learned(lost) == ("Among the other settings with all seeds and runs of their own it was not "
+                                   "behind in 2 (gain between -2.0 and +1.0) and behind in 1 (gain +9.0).")
     assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
 
 
