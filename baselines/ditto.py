@@ -16,16 +16,15 @@ round. FDSE calls lambda mu. v_k begins as the initial w, the input of Alg. 1. w
 with any lambda; with --lambda 0 v_k is the model of a client that trains alone (local.py).
 Left out: a lambda for each client, chosen by validation; the robust averages against attacks.
 
-Where the paper, codes (the authors'; FLGo, FDSE's framework) and this file differ (in full:
+Where the paper, codes (the authors'; FLGo 0.3.29, FDSE's framework) and this file differ (in full:
 papers/baselines/ditto.md)
   what             paper    authors'   FLGo                 here                         flag
   lambda           tuned    given      1; of FDSE .01 and   .01 Office, DomainNet;       --lambda
                                        1e-4                 1e-4 PACS
   start of v_k     input    initial w  the first received   the initial w                -
   steps on v_k     s        as on w_k  as on w_k            as on w_k, same batches      -
-  average          1/K      1/K        1/K, some clients    n_k/n                        --average uniform
-                                       twice
-  clipping         -        -          none                 10, each model's gradient    --clip
+  average          1/K      1/K        1/K                  n_k/n                        --average uniform
+  clipping         -        -          10, each model's     10, each model's gradient    --clip
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """FedBN: batch normalization stays on its client (Li, Jiang, Zhang, Kamp, Dou, ICLR 2021; arXiv 2102.07623).
 
     python -m baselines.fedbn --dataset officecaltech --scale laptop
-    python -m baselines.fedbn --dataset officecaltech --protocol lodo --target dslr     # FDSE's Table 2
+    python -m baselines.fedbn --dataset officecaltech --protocol lodo --target dslr --adapt-momentum 0.1
+                                                                    # FDSE's Table 2
 
 FedAvg of all layers but batch normalization (BN), whose scale, shift and statistics are each client's own.
 Server keeps w, all entries but BN's. Client k keeps its BN entries. Down: w. Up: w_k, n_k. If a domain is
@@ -21,7 +22,7 @@ Where the paper, codes (the authors' med-air/FedBN; FDSE's algorithm/fedbn.py) a
 papers/baselines/fedbn.md)
   what               paper; authors' code    FDSE's text   FDSE's code        here             flag
   average            1/K                     its Eq. (1)   n_k/n              n_k/n            --average
-  model tested       after the average       not said      before it          after it         --after-
+  model tested       after the average       not said      by its logger      after it         --after-
                                                                                                training
   BN found by        its name (bn)           -             its name           its class        -
   lr                 0.01                    tuned         0.1                0.1              --lr

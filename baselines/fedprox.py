@@ -13,8 +13,8 @@ Symbols as in the paper: w global model, w_k local model, w^t the model as recei
 FedAvg, bit for bit. BN's statistics are no part of the term; they are averaged as in fedavg.py.
 Left out: clients that stop early (the paper's gamma_k-inexact solutions); no table of ours has them.
 
-Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on Office) and this file differ
-(in full: papers/baselines/fedprox.md)
+Where the paper, codes (the authors'; FLGo 0.3.29, FDSE's framework; med-air/FedBN on Office) and this file
+differ (in full: papers/baselines/fedprox.md)
   what           paper      authors'   FLGo       med-air         here                    flag
   the term       squared    squared    squared    not squared;    squared                 -
                                                   not in round 1
@@ -23,10 +23,9 @@ Where the paper, codes (the authors'; FLGo, FDSE's framework; med-air/FedBN on O
                                                                   .01 DomainNet; FedCiR:
                                                                   .1, Office .5,
                                                                   Camelyon17 .9
-  clients        by size    uniform    by size,   all             uniform, none twice     --participation
-                                       some twice
+  clients        by size    uniform    all        all             uniform, none twice     --participation
   average        1/K        n_k/m_t    1/K        1/K             n_k/m_t; of FedCiR 1/K  --average uniform
-  clipping       -          -          none       none            10, of both gradients   --clip
+  clipping       -          -          10         none            10, of both gradients   --clip
 """
 
 from dataclasses import dataclass

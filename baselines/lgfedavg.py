@@ -15,8 +15,8 @@ Alg. 1  theta_g = sum_k n_k/n theta_g,k                       Server.update
 the clients of the last round, so that it is tested with an average of whole networks. Left out: losses on the
 representation beside cross-entropy (self-supervised, adversarial); no table needs them.
 
-Where paper, codes (the authors', pliang279/LG-FedAvg @ 7af0568; FLGo @ ea07f1d, FDSE's framework) and this
-file differ; in full: papers/baselines/lgfedavg.md
+Where paper, codes (the authors', pliang279/LG-FedAvg @ 7af0568; FLGo @ ea07f1d) and this file differ; in
+full: papers/baselines/lgfedavg.md
   what             paper    authors' code           FLGo              here              flag
   shared layers    the top  MLP: top 3 of 5; CNN:   the classifier    the classifier    --shared, --layers
                             the convolutions
@@ -24,6 +24,7 @@ file differ; in full: papers/baselines/lgfedavg.md
   average          n_k/n    uniform                 n_k/n             n_k/n             --average uniform
   tested model     -        after the average       before it         after it          --after-training
   learning rate    -        0.1, MNIST 0.05         tuned             0.1               --lr
+  momentum         -        0.5                     allowed           none              --momentum
 """
 
 from dataclasses import dataclass

@@ -18,16 +18,16 @@ first round has no l_con; to a client that trains later for the first time the i
 the authors' code that is a random network of its own. The unseen client of --protocol lodo has the global
 model. Left out: nothing.
 
-Where paper, codes (the authors', QinbinLi/MOON @ 8fcba3c; FLGo @ ea07f1d, FDSE's framework; PFLlib @ d832e76)
+Where paper, codes (the authors', QinbinLi/MOON @ 8fcba3c; FLGo 0.3.29, FDSE's framework; PFLlib @ d832e76)
 and this file differ; in full: papers/baselines/moon.md
   what              paper        authors      FLGo            PFLlib      here          flag
   z is the output   projection   projection   encoder         encoder     encoder       --projection
-  frozen networks   -            eval         as it happens   train       eval          -
+  frozen networks   -            eval         own: train      train       eval          -
   first round       -            no l_con     no l_con        constant    no l_con      -
   a late client's   -            its random   no l_con        initial w   initial w     -
   z_prev is of                   network
-  tested model      w            w            w_k             w           w             --after-training
-  clipping          none         none         none            none        FDSE's, 10    --clip
+  tested model      w            w            w               w           w             --after-training
+  clipping          none         none         10              none        FDSE's, 10    --clip
   mu                5, 1, 1      1            FDSE's grid     0           0.1 or 1      --mu
   learning rate     0.01         0.1          tuned           0.005       0.05 or 0.1   --lr
 """

@@ -16,13 +16,13 @@ parameters, y_k the client's, S local steps at the rate eta_l. The paper sends y
 The unseen client of --protocol lodo has the server's model. Left out: option I, c_k+ as the gradient at x
 over all images of the client; the paper's experiments have option II.
 
-Where paper, codes (FLGo @ ea07f1d, FDSE's framework; PFLlib @ d832e76; that of FedDyn's authors,
+Where paper, codes (FLGo 0.3.29, FDSE's framework; PFLlib @ d832e76; that of FedDyn's authors,
 alpemreacar/FedDyn @ 48a19fa) and this file differ; in full: papers/baselines/scaffold.md
   what              paper      FLGo       PFLlib      FedDyn's     here                           flag
   eta_l in option   of the     of the     of the      of the       of the round                   -
   II                round      round      first one   first one
-  clipping          none       none       none        corrected    the gradient, before the       --clip
-                                                      gradient     correction
+  clipping          none       corrected  none        corrected    the gradient, before the       --clip
+                               gradient               gradient     correction
   momentum          none       allowed    none        none         refused                        -
   c                 mean c_k   mean c_k   mean c_k    by images    mean c_k                       -
   BN's statistics   -          averaged   not sent    no BN        averaged                       -
