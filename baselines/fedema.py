@@ -28,14 +28,14 @@ Where FedEMA's paper, other codes and this file differ (in full: papers/baseline
   lambda_k         tau / d_k, once; the same; none, and mu_k falls     the paper's         -
                    with the divergence
   tau              0.7; 0.8 or 0.7; 0.7                                0.7                 --autoscale
-  BN's statistics  not said; the global ones                           the global ones     -
+  BN's statistics  not said; the global ones; mixed with mu_k          the global ones     -
   optimizer state  not said; new in each round; kept                   kept                --keep-optimizer
   SGD              0.032, cosine, decay 5e-4; the same; 0.03, 1e-4     0.03, 3e-4: those   --lr, --lr-decay,
                                                                        of FedGaLA's paper  --weight-decay
   target network   moving average, m 0.99; the same; never updated     m 0.99              --ema
   a round missed   mixes; begins anew from w if it chooses so          mixes               --stale
   mu_k above 0.5   not said; the predictor's statistics are the own    the global ones     -
-                   ones; not said
+                   ones; mixed with mu_k
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Args(common.LinearArgs):
     divergence: str = arg("full", "d_k: full (norm of the difference between own and global encoder) or "
                                   "conv-mean (mean norm of the change of the convolutions in the client's "
                                   "last round, EasyFL)", choices=("full", "conv-mean"),
-                          source="text of FedEMA, Eq. (3)")
+                          source="text of FedEMA, Eq. (3), our reading")
     stale: str = arg("mix", "a client that missed the last round: mix as usual, or restart from the global "
                             "network as in its first round (EasyFL)", choices=("mix", "restart"),
                      source="text of FedEMA, Sec. 4")

@@ -27,8 +27,7 @@ papers/baselines/fedopt.md)
   m, v at t = 0     0, tau^2         0, 0                        0, tau^2       -
   their bias        stays            Adam and Yogi divide it out stays          -
   beta2             .99              .999                        .99            --beta2
-  tau               .001             .001 in and .01 to .00001   .001           --tau
-                                     after tuning
+  tau               .001             .001; tuned .1 to .00001    .001           --tau
   eta               tuned            tuned                       ours           --server-lr
   BN's statistics   no BN            not sent                    averaged       -
 """
@@ -62,7 +61,7 @@ class Args(common.Args):
 
 PAPER = {"digits": schedules.DIGITS, **schedules.MNIST, **schedules.FDSE}
 OF_VARIANT = {
-    "fedavgm": source("ours, where a step of plain FedAvg has the length 1", server_lr=1.0),
+    "fedavgm": source("ours, where the first step is FedAvg's", server_lr=1.0),
     "fedadagrad": source("text, Sec. 5", beta1=0.0),
     "fedyogi": {},
     "fedadam": {},

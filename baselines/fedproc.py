@@ -34,7 +34,7 @@ ran, and this file differ; in full: papers/baselines/fedproc.md
   mean over        images             clients              silent       images             -
   its features     of length 1        as they are          silent       of length 1        -
   first round      L_ce               nothing: 0 L_ce      silent       L_ce               -
-  average of w_k   n_k/n              equal                1/|K_t|      1/K; digits n_k/n  --average
+  average of w_k   n_k/n              n_k/n                1/|K_t|      1/K; digits n_k/n  --average
 """
 
 from dataclasses import dataclass

@@ -13,12 +13,13 @@ Sec. A7.3  "each client independently trains its local     Client.train
 (ours)     an unseen domain: the mean over the clients     Ensemble
 A round is E more epochs of each client from where it was, at the learning rate that a round of FedAvg has:
 after T rounds it has seen as many images as there. All start from the same random w. The optimizer is new in
-each round, which matters with momentum alone. Left out: early stopping, which saves time and changes no row.
+each round, which matters with momentum alone. Left out: early stopping, which saves time and
+could change a row only where the validation accuracy would have risen later.
 
 Where FDSE, its code (algorithm/standalone.py), PFLlib and this file differ; in full:
 papers/baselines/local.md
   what             FDSE       its code          PFLlib       here                       flag
-  model tested     not said   own best epoch    the last     own best, by validation,   --select last
+  model tested     not said   own best epoch    current one  own best, by validation,   --select last
                                                              of rounds that are tested  --eval-every
   epochs           not said   --num_epochs,     --rounds     T rounds of E epochs       --rounds, --epochs
                               1 or 5 in its
