@@ -13,8 +13,9 @@ round's clients, E local epochs, B batch size. Left out: nothing.
 
 Where the papers that compare with FedAvg, and this file, differ (in full: papers/fedavg/differences.md)
   what              papers                                       here              flag
-  average           n_k/m_t (FDSE), 1/K (FedSR, FedADG,          n_k/m_t; 1/K on   --average uniform
-                    FedCiR), not said (FedGaLA)                  their data
+  average           n_k/m_t (FDSE), 1/K (FedSR, FedADG,          n_k/m_t; 1/K with --average uniform
+                    FedCiR), not said (FedGaLA)                  FedSR's, FedCiR's
+                                                                 settings
   learning rate     FDSE: tuned, value not given; its code 0.1   0.1               --lr
   its decay, size   FDSE: 0.998, 224; its code 0.9998, 256       0.998, 224        --lr-decay, --image-size
   momentum, decay   FDSE: not given; its code 0 and 1e-3         0 and 1e-3        --momentum, --weight-decay
