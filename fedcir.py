@@ -64,7 +64,8 @@ class Args(common.Args):
     reg_from: int = arg(1, "first round with the regularizers, counted from 0; 1: after the generator's "
                            "first training", low=0, source="text, Sec. 5.4")
     generator_steps: int = arg(5, "steps E_g of the generator in a round", low=1, source="text, Sec. 6.1")
-    generator_optimizer: str = arg("sgd", "optimizer of the generator: sgd (line 9 prints a bare step), or adam",
+    generator_optimizer: str = arg("sgd", "optimizer of the generator: sgd, for the bare step of line 9, or "
+                                          "adam",
                                    choices=("adam", "sgd"), source="ours, of the bare step in line 9")
     generator_lr: float = arg(0.01, "learning rate gamma_g of the generator", above=0,
                               source="ours, as the clients'")
