@@ -17,7 +17,8 @@ Alg. 1          c1; c2-c9                       Client.__init__, Client.model; C
                 s1; s2; s3                      Server.__init__; common.train_client; Server.update
 Sec. 3.2 (2)    L_err with label smoothing      Client.train
 Sec. 3.1, 5.1   F and classifier C; G; D, RP    build; Generator; Discriminator
-Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y) (printed G(z)), lambda_0, lambda_1, E0.
+Symbols as in the paper: F, C, G, D, S_x, S_z, h = F(x), h' = G(z, y) (printed G(z)), lambda_0, lambda_1, E0,
+K.
 Table 5: FedAvg --no-adversarial; w/o RP --projection none; w/o one-hot --no-onehot. Table 6: --reference
 gaussian, uniform, laplace. Fig. 4: --projection-size. Control without an adversary, L_err at 0.15 in E1 as in
 FedADG: --lambda0 0. Left out: nothing. FedSR's tables have FedADG as a baseline; on rotatedmnist the defaults
@@ -160,7 +161,7 @@ PAPER = {
 # momentum: the velocity of E0's full steps would go on while step c5 weighs L_err by 0.15, and the loss rise.
 RESNET = dict(backbone="resnet18", weights="none", image_size=32, rounds=24, steps=20, E0=6, batch_size=32,
               lr=0.1, momentum=0.0, weight_decay=0.0, smoothing=0.1, projection_size=128, eval_every=4)
-OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # as in fedsr.py, whose rate is too small for so few rounds
+OF_MNIST = dict(rounds=150, lr=0.01, clip=5.0)  # as fedsr.py: the text's rate is too small for so few rounds
 LAPTOP = dict.fromkeys(("pacs", "vlcs", "officecaltech", "officehome", "domainnet"), RESNET) | {
     "rotatedmnist": OF_MNIST,
     "rotatedmnist-t10k": OF_MNIST,
